@@ -1,0 +1,101 @@
+"""Translate text line by line with any sequence-to-sequence model.
+
+    echo "A man rides a horse." | python scripts/translate.py --model_name_or_path out/my-model --num_beams 4
+    python scripts/translate.py --model_name_or_path out/my-model --input_file test.en --output_file test.de
+
+From a file to a file, an interrupted run goes on where it stopped when the same command is given again. An existing
+output file is not touched without --overwrite.
+"""
+
+import argparse
+import io
+import logging
+import sys
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+from transformers import HfArgumentParser
+from transformers.hf_argparser import DataClassType
+
+from vanilla_transformer.data import open_text
+from vanilla_transformer.translation import InferenceArguments, translate_file, translate_lines
+
+
+@dataclass
+class TranslationArguments(InferenceArguments):
+    """What to translate, with which model, and how."""
+
+    input_file: str | None = field(
+        default=None, metadata={"help": "UTF-8 text, one sentence per line, .gz too. Default: stdin."}
+    )
+    output_file: str | None = field(default=None, metadata={"help": "Needs --input_file. Default: stdout."})
+    overwrite: bool = field(
+        default=False, metadata={"help": "Replace an existing output file, and do not resume an interrupted run."}
+    )
+    window_size: int | None = field(
+        default=None,
+        metadata={"help": "Lines read and sorted by length together. Default: 4096, but 1 when typing at a terminal."},
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.output_file is not None and self.input_file is None:
+            raise ValueError("--output_file needs --input_file; to keep the translation of stdin, redirect stdout.")
+
+
+def make_parser() -> HfArgumentParser:
+    """The command line's parser."""
+    return HfArgumentParser(
+        DataClassType(TranslationArguments), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def open_input(input_file: str | None) -> AbstractContextManager[Iterable[str]]:
+    """The lines of the file, or of stdin read like a file: UTF-8 whatever the locale, only line feeds end a line."""
+    if input_file is not None:
+        return open_text(input_file)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8-sig", newline="\n")
+    return nullcontext(sys.stdin)
+
+
+def run(arguments: TranslationArguments) -> None:
+    """Load the model and translate."""
+    model, tokenizer, options = arguments.load()
+    at_terminal = arguments.input_file is None and sys.stdin.isatty()
+    options |= {
+        "batch_size": arguments.batch_size,
+        "window_size": (1 if at_terminal else 4096) if arguments.window_size is None else arguments.window_size,
+        "max_source_length": arguments.max_source_length,
+        "source_prefix": arguments.source_prefix,
+        "progress": not (arguments.disable_tqdm or at_terminal),
+    }
+    if arguments.input_file is not None and arguments.output_file is not None:
+        paths = (arguments.input_file, arguments.output_file)
+        translate_file(model, tokenizer, *paths, overwrite=arguments.overwrite, **options)
+        return
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
+    with open_input(arguments.input_file) as lines:
+        for translation in translate_lines(model, tokenizer, lines, **options):
+            print(translation, flush=True)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Parse the arguments (`argv`, else the command line's) and translate."""
+    parser = make_parser()
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    logging.getLogger("vanilla_transformer").setLevel(logging.INFO)
+    try:
+        (arguments,) = parser.parse_args_into_dataclasses(args=argv)
+    except ValueError as error:
+        parser.error(str(error))
+    try:
+        run(arguments)
+    except (FileExistsError, FileNotFoundError) as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()

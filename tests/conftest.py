@@ -1,0 +1,153 @@
+"""What every test gets: no network, no trace in the user's home, fixed seeds, one thread."""
+
+import importlib
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+_REPOSITORY_ROOT = Path(__file__).resolve().parent.parent
+_NETWORK_GUARD = _REPOSITORY_ROOT / "tests" / "network_guard"
+_SCRATCH = Path(tempfile.mkdtemp(prefix="vanilla-transformer-tests-"))
+
+
+def _prepare_environment() -> None:
+    """Sets what libraries read when they are imported; the processes that tests start inherit it."""
+    for name in list(os.environ):
+        if name.startswith(("ACCELERATE_", "HF_", "HUGGINGFACE_", "HUGGING_FACE_", "TRANSFORMERS_", "WANDB_", "XDG_")):
+            del os.environ[name]
+    home = _SCRATCH / "home"
+    home.mkdir()
+    os.environ |= {
+        "HF_HOME": str(_SCRATCH / "huggingface"),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HOME": str(home),
+        "PYTHONPATH": str(_NETWORK_GUARD),
+        "TOKENIZERS_PARALLELISM": "false",
+        "TRANSFORMERS_VERBOSITY": "warning",
+    }
+    # The models are so small that a second thread costs more than it brings. Read by torch when it is imported.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def _block_network() -> None:
+    """Puts the guard into this process, where Python has already looked for a sitecustomize module."""
+    sys.modules.pop("sitecustomize", None)
+    sys.path.insert(0, str(_NETWORK_GUARD))
+    importlib.import_module("sitecustomize")
+    sys.path.remove(str(_NETWORK_GUARD))
+
+
+_prepare_environment()
+_block_network()
+
+import hypothesis  # noqa: E402 (these read the environment)
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+
+class _TorchRandom:
+    """torch's generator as hypothesis wants it, so that an example draws the same tensors whenever it is tried."""
+
+    def seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def getstate(self) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def setstate(self, state: torch.Tensor) -> None:
+        torch.set_rng_state(state)
+
+
+# Hypothesis keeps only a weak reference.
+_TORCH_RANDOM = _TorchRandom()
+hypothesis.register_random(_TORCH_RANDOM)
+
+# How long an example takes says something about the machine, not about the code.
+hypothesis.settings.register_profile(
+    "default", deadline=None, max_examples=50, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.register_profile("ci", hypothesis.settings.get_profile("default"), derandomize=True, database=None)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+class RunPython(Protocol):
+    """The type of the fixture `run_python`."""
+
+    def __call__(
+        self,
+        *arguments: str | Path,
+        cwd: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        input: str | None = None,
+        timeout: float = 300.0,
+        returncode: int = 0,
+    ) -> subprocess.CompletedProcess[str]: ...
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seeds() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def repository_root() -> Path:
+    """The folder that holds pyproject.toml."""
+    return _REPOSITORY_ROOT
+
+
+@pytest.fixture(scope="session")
+def scripts_directory(repository_root: Path) -> Path:
+    """The folder of the command-line scripts."""
+    return repository_root / "scripts"
+
+
+@pytest.fixture
+def run_python(tmp_path: Path) -> RunPython:
+    """Runs this Python in a process of its own, cut off from the network as this one is.
+
+    `run_python("script.py", "--flag")` runs in the test's `tmp_path` unless `cwd` says otherwise, adds `environment` to
+    the variables, feeds `input` to it and returns its output as text. Any exit status but `returncode` fails the test.
+    """
+
+    def run(
+        *arguments: str | Path,
+        cwd: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        input: str | None = None,
+        timeout: float = 300.0,
+        returncode: int = 0,
+    ) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *map(str, arguments)]
+        result = subprocess.run(
+            command,
+            capture_output=True,
+            check=False,
+            cwd=cwd or tmp_path,
+            env={**os.environ, **(environment or {})},
+            input=input or "",
+            text=True,
+            timeout=timeout,
+        )
+        if result.returncode != returncode:
+            pytest.fail(
+                f"{command} ended with status {result.returncode} instead of {returncode}\n"
+                f"--- stdout ---\n{result.stdout}\n--- stderr ---\n{result.stderr}"
+            )
+        return result
+
+    return run
+
+
+def pytest_unconfigure() -> None:
+    """Removes the home and the caches of this run."""
+    shutil.rmtree(_SCRATCH, ignore_errors=True)

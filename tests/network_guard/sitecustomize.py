@@ -1,0 +1,43 @@
+"""Lets a test process talk to its own machine only.
+
+Python imports a module of this name at start-up, so with this folder on PYTHONPATH the processes that tests start are
+guarded too. An audit hook sees whatever Python code connects to or sends, by any library, and stays in to the end.
+"""
+
+import ipaddress
+import socket
+import sys
+
+_RESOLVING_EVENTS = ("socket.getaddrinfo", "socket.gethostbyname")
+_SENDING_EVENTS = ("socket.connect", "socket.sendto", "socket.sendmsg")
+_INTERNET = (socket.AF_INET, socket.AF_INET6)
+
+
+def _is_local(host: object) -> bool:
+    if isinstance(host, bytes):
+        host = host.decode()
+    if host is None or host in ("", "localhost", socket.gethostname()):
+        return True
+    try:
+        address = ipaddress.ip_address(str(host).partition("%")[0])
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified
+
+
+def _guard(event: str, arguments: tuple[object, ...]) -> None:
+    if event in _RESOLVING_EVENTS:
+        host = arguments[0]
+    elif event in _SENDING_EVENTS:
+        connection, address = arguments[:2]
+        # A connected socket sends to no address; other families, such as Unix sockets, never leave the machine.
+        if not isinstance(address, tuple) or getattr(connection, "family", None) not in _INTERNET:
+            return
+        host = address[0]
+    else:
+        return
+    if not _is_local(host):
+        raise RuntimeError(f"tests may not use the network, but something wants to reach {host!r}")
+
+
+sys.addaudithook(_guard)

@@ -1,0 +1,446 @@
+import csv
+import gzip
+import json
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset, DatasetDict, Features, Translation, Value
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vanilla_transformer.data import load_parallel_corpus, open_text, read_lines
+
+Pairs = list[tuple[str, str]]
+
+# Characters that str.splitlines, though no aligned corpus, takes for line ends; quotes, commas and spaces at the ends.
+PAIRS: Pairs = [
+    ("A line\u2028with a separator", "Eine Zeile\u2029mit einem Trenner"),
+    ('He said "yes", twice.', '„Ja“, sagte er, "zweimal".'),
+    ("next\x85line\x0bvertical\x0cfeed\x1cfile\x1egroup", "a\rb"),
+    ("  spaces at the ends  ", "\u3000中文\u3000"),
+    ("'", '"'),
+    ("Grüße 👩‍👩‍👧", "#comment"),
+]
+
+
+def write(path: Path, text: str, *, bom: bool = False, crlf: bool = False) -> Path:
+    data = text.replace("\n", "\r\n" if crlf else "\n").encode("utf-8-sig" if bom else "utf-8")
+    path.write_bytes(gzip.compress(data) if path.suffix.lower() == ".gz" else data)
+    return path
+
+
+def write_lines(path: Path, lines: Sequence[str], **options: bool) -> Path:
+    return write(path, "".join(f"{line}\n" for line in lines), **options)
+
+
+def write_aligned(folder: Path, pairs: Pairs, suffix: str, **options: bool) -> list[Path]:
+    return [
+        write_lines(folder / f"corpus.{side}{suffix}", [pair[index] for pair in pairs], **options)
+        for index, side in enumerate(("en", "de"))
+    ]
+
+
+def write_tsv(path: Path, pairs: Pairs, **options: bool) -> Path:
+    return write_lines(path, ["\t".join(pair) for pair in pairs], **options)
+
+
+def write_csv(path: Path, pairs: Sequence[Sequence[str]], **options: bool) -> Path:
+    table = path.with_name("table")
+    with open(table, "w", encoding="utf-8", newline="") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(pairs)
+    return write(path, table.read_bytes().decode(), **options)
+
+
+def write_json(path: Path, pairs: Pairs, **options: bool) -> Path:
+    records = [{"id": index, "source": source, "target": target} for index, (source, target) in enumerate(pairs)]
+    return write_lines(path, [json.dumps(record) for record in records], **options)
+
+
+def to_pairs(dataset: Dataset) -> Pairs:
+    assert dataset.features == Features({"source": Value("string"), "target": Value("string")})
+    return list(zip(dataset["source"], dataset["target"], strict=True))
+
+
+def load(path: Path, **options: Any) -> Pairs:
+    return to_pairs(load_parallel_corpus(files=[path], **options))
+
+
+TABLES: dict[str, Callable[..., Path]] = {
+    ".tsv": write_tsv,
+    ".csv": write_csv,
+    ".json": write_json,
+    ".jsonl": write_json,
+}
+
+
+@pytest.mark.parametrize("gz", ["", ".gz", ".GZ"])
+@pytest.mark.parametrize("crlf", [False, True])
+@pytest.mark.parametrize("bom", [False, True])
+def test_every_text_format_gives_the_same_pairs(tmp_path: Path, gz: str, crlf: bool, bom: bool) -> None:
+    files = write_aligned(tmp_path, PAIRS, gz, crlf=crlf, bom=bom)
+    assert to_pairs(load_parallel_corpus(files=files)) == PAIRS
+    for suffix, write_table in TABLES.items():
+        assert load(write_table(tmp_path / f"corpus{suffix}{gz}", PAIRS, crlf=crlf, bom=bom)) == PAIRS, suffix
+
+
+def test_parquet_gives_the_same_pairs(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.parquet"
+    Dataset.from_list([{"id": 1, "target": target, "source": source} for source, target in PAIRS]).to_parquet(path)
+    assert load(path) == PAIRS
+
+
+@pytest.mark.parametrize("type_name", ["large_string", "string"])
+def test_large_strings_become_strings(tmp_path: Path, type_name: str) -> None:
+    features = Features({"source": Value(type_name), "target": Value(type_name)})
+    Dataset.from_dict({"source": ["a"], "target": ["b"]}, features=features).to_parquet(tmp_path / "corpus.parquet")
+    assert load(tmp_path / "corpus.parquet") == [("a", "b")]
+
+
+def text(*, exclude: str = "") -> st.SearchStrategy[str]:
+    characters = st.characters(exclude_categories=["Cs"], exclude_characters=exclude)
+    return st.text(characters, min_size=1).filter(lambda text: text.strip())
+
+
+def pairs_of(texts: st.SearchStrategy[str]) -> st.SearchStrategy[Pairs]:
+    return st.lists(st.tuples(texts, texts), min_size=1, max_size=5)
+
+
+# A byte order mark is written, lest a text that begins with U+FEFF be taken for one.
+@given(pairs=pairs_of(text(exclude="\t\n\r")))
+def test_any_unicode_text_survives_tsv_and_aligned_files(
+    tmp_path_factory: pytest.TempPathFactory, pairs: Pairs
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    assert load(write_tsv(folder / "any.tsv", pairs, bom=True)) == pairs
+    assert to_pairs(load_parallel_corpus(files=write_aligned(folder, pairs, "", bom=True))) == pairs
+
+
+@settings(max_examples=30)
+@given(pairs=pairs_of(text()))
+def test_any_unicode_text_survives_csv_json_and_parquet(tmp_path_factory: pytest.TempPathFactory, pairs: Pairs) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    assert load(write_csv(folder / "any.csv", pairs, bom=True)) == pairs
+    assert load(write_json(folder / "any.jsonl", pairs)) == pairs
+    Dataset.from_list([{"source": source, "target": target} for source, target in pairs]).to_parquet(
+        folder / "any.parquet"
+    )
+    assert load(folder / "any.parquet") == pairs
+
+
+def test_read_lines_splits_at_line_feeds_only(tmp_path: Path) -> None:
+    path = write(tmp_path / "text", "a\u2028b\x85\x0b\n\r\nc\rd\r\r\n\nlast")
+    assert read_lines(path) == ["a\u2028b\x85\x0b", "", "c\rd\r", "", "last"]
+    assert read_lines(str(path)) == read_lines(path)
+
+
+def test_open_text_reads_plain_and_compressed_text(tmp_path: Path) -> None:
+    for name in ("text", "text.gz"):
+        with open_text(write(tmp_path / name, "é\u2028\r\nb\n", bom=True)) as file:
+            assert list(file) == ["é\u2028\r\n", "b\n"]
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".csv"])
+@pytest.mark.parametrize(
+    ("header", "options"),
+    [
+        (["target", "id", "source"], {}),
+        (["de", "id", "en"], {"source_lang": "en", "target_lang": "de"}),
+        (["German", "source", "English"], {"source_column": "English", "target_column": "German"}),
+    ],
+)
+def test_header_says_which_columns(tmp_path: Path, suffix: str, header: list[str], options: dict[str, str]) -> None:
+    rows = [header, ["Ja", "1", "yes"], ["Nein", "2", "no"]]
+    path = tmp_path / f"corpus{suffix}"
+    write_lines(path, ["\t".join(row) for row in rows]) if suffix == ".tsv" else write_csv(path, rows)
+    assert load(path, **options) == [("yes", "Ja"), ("no", "Nein")]
+
+
+def test_without_a_known_header_all_lines_are_data(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "corpus.tsv", ["en\tde\tnote", "yes\tja\tCC-BY"])
+    assert load(path) == [("en", "de"), ("yes", "ja")]
+    assert load(path, source_lang="en", target_lang="fr") == [("en", "de"), ("yes", "ja")]
+    assert load(path, source_lang="de", target_lang="en") == [("ja", "yes")]
+
+
+def test_tsv_has_no_quoting(tmp_path: Path) -> None:
+    assert load(write_lines(tmp_path / "corpus.tsv", ['"a\tb"', '"\t""'])) == [('"a', 'b"'), ('"', '""')]
+
+
+def test_csv_fields_may_hold_line_ends(tmp_path: Path) -> None:
+    path = write(tmp_path / "corpus.csv", 'source,target\r\n"a\nb","c\r\nd"\r\nx,y\r\n')
+    assert load(path) == [("a\nb", "c\r\nd"), ("x", "y")]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"source_lang": "en", "target_lang": "de"},
+        {"source_column": "translation.en", "target_column": "translation.de"},
+    ],
+)
+def test_translation_feature(tmp_path: Path, options: dict[str, Any]) -> None:
+    records = [
+        {"id": index, "translation": {"de": target, "en": source}} for index, (source, target) in enumerate(PAIRS)
+    ]
+    lines = write_lines(tmp_path / "corpus.jsonl", [json.dumps(record) for record in records])
+    features = Features({"id": Value("int64"), "translation": Translation(["de", "en"])})
+    dataset = Dataset.from_list(records, features=features)
+    dataset.to_parquet(tmp_path / "corpus.parquet")
+    dataset.save_to_disk(tmp_path / "saved")
+    assert load(lines, **options) == PAIRS
+    assert load(tmp_path / "corpus.parquet", **options) == PAIRS
+    assert to_pairs(load_parallel_corpus(dataset_name=str(tmp_path / "saved"), **options)) == PAIRS
+
+
+def test_source_and_target_win_over_languages(tmp_path: Path) -> None:
+    record = {"source": "s", "target": "t", "en": "e", "de": "d"}
+    path = write_lines(tmp_path / "corpus.json", [json.dumps(record)])
+    assert load(path, source_lang="en", target_lang="de") == [("s", "t")]
+    assert load(path, source_column="de", target_column="en") == [("d", "e")]
+
+
+def test_max_samples_keeps_the_first_pairs(tmp_path: Path) -> None:
+    pairs = [(f"s{index}", f"t{index}") for index in range(10)]
+    saved = tmp_path / "saved"
+    Dataset.from_list([{"source": source, "target": target} for source, target in pairs]).save_to_disk(saved)
+    for limit in (1, 9, 10, 50, None):
+        assert load(write_tsv(tmp_path / "corpus.tsv", pairs), max_samples=limit) == pairs[:limit]
+        assert to_pairs(load_parallel_corpus(dataset_name=str(saved), max_samples=limit)) == pairs[:limit]
+
+
+def test_local_folder_is_loaded_by_split_and_stays_on_disk(tmp_path: Path) -> None:
+    for split, pairs in (("train", PAIRS[:4]), ("validation", PAIRS[4:])):
+        write_json(tmp_path / f"{split}.jsonl", pairs)
+    train = load_parallel_corpus(dataset_name=str(tmp_path))
+    assert to_pairs(train) == PAIRS[:4]
+    assert train.cache_files
+    assert to_pairs(load_parallel_corpus(dataset_name=str(tmp_path), split="validation")) == PAIRS[4:]
+    assert to_pairs(load_parallel_corpus(dataset_name=str(tmp_path), split="train[:2]")) == PAIRS[:2]
+    with pytest.raises(ValueError, match='Unknown split "test"'):
+        load_parallel_corpus(dataset_name=str(tmp_path), split="test")
+
+
+def test_saved_datasets_are_loaded_by_split(tmp_path: Path) -> None:
+    train = Dataset.from_dict({"source": ["a"], "target": ["b"]})
+    DatasetDict({"train": train, "dev": train}).save_to_disk(tmp_path / "splits")
+    train.save_to_disk(tmp_path / "lone")
+    for name, split in (("splits", "train"), ("splits", "dev"), ("lone", "train")):
+        assert to_pairs(load_parallel_corpus(dataset_name=str(tmp_path / name), split=split)) == [("a", "b")]
+    with pytest.raises(ValueError, match=r"splits: no split 'test'; the splits are 'train', 'dev'\."):
+        load_parallel_corpus(dataset_name=str(tmp_path / "splits"), split="test")
+    with pytest.raises(ValueError, match=r"lone: no split 'validation'; the splits are 'train'\."):
+        load_parallel_corpus(dataset_name=str(tmp_path / "lone"), split="validation")
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    for name in ("a.tsv", "a.csv.gz", "a.jsonl", "a.parquet"):
+        with pytest.raises(FileNotFoundError, match=name):
+            load_parallel_corpus(files=[tmp_path / name])
+    write_lines(tmp_path / "a.en", ["a"])
+    with pytest.raises(FileNotFoundError, match=r"a\.de"):
+        load_parallel_corpus(files=[tmp_path / "a.en", tmp_path / "a.de"])
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        load_parallel_corpus(dataset_name=str(tmp_path / "nowhere"))
+
+
+def test_misaligned_files_tell_both_line_counts(tmp_path: Path) -> None:
+    files = [write_lines(tmp_path / "a.en", ["x"] * 3), write_lines(tmp_path / "a.de.gz", ["x"] * 2)]
+    with pytest.raises(ValueError, match=r"a\.en has 3 lines, but .*a\.de\.gz has 2\."):
+        load_parallel_corpus(files=files, max_samples=1)
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.json", "a.jsonl.gz"])
+def test_empty_files_are_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name}: the file is empty"):
+        load(write(tmp_path / name, ""))
+    with pytest.raises(ValueError, match=rf"{name}: the file is empty"):
+        read_lines(tmp_path / name)
+
+
+def test_tables_without_records_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a\.csv: no pair"):
+        load(write(tmp_path / "a.csv", "source,target\n"))
+    Dataset.from_dict({"source": [], "target": []}).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet: no pair"):
+        load(tmp_path / "a.parquet")
+
+
+def test_other_encodings_are_refused_with_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "latin.tsv"
+    path.write_bytes("a\tb\nGr\xfc\xdfe\tx\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"latin\.tsv, line 2: byte 0xfc at position 2 of the line is not UTF-8"):
+        load(path)
+
+
+def test_damaged_gzip_is_refused(tmp_path: Path) -> None:
+    lines = [f"{number * 7919:x} {number**3:o}" for number in range(2000)]
+    path = write_lines(tmp_path / "text.gz", lines)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"text\.gz, after line \d+: truncated or damaged gzip file") as error:
+        read_lines(path)
+    assert "after line 0:" not in str(error.value)
+    path.write_bytes(whole[:500] + bytes([whole[500] ^ 0xFF]) + whole[501:])
+    with pytest.raises(ValueError, match=r"text\.gz, (after )?line \d+"):
+        read_lines(path)
+    path.write_text("plain text")
+    with pytest.raises(ValueError, match=r"text\.gz, after line 0: truncated or damaged gzip file"):
+        read_lines(path)
+
+
+def test_damaged_parquet_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a\.parquet: not a parquet file"):
+        load(write(tmp_path / "a.parquet", "source\ttarget\n"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("a.tsv", "id\ttext\n1\t2\n"), ("a.csv", "id,text\n1,2\n"), ("a.json", '{"id": 1, "text": "b"}\n')],
+)
+def test_missing_columns_list_those_there_are(tmp_path: Path, name: str, text: str) -> None:
+    message = rf"{name}, line 1: no column 'en' and no column 'de'; the columns are 'id', 'text'\."
+    with pytest.raises(ValueError, match=message):
+        load(write(tmp_path / name, text), source_column="en", target_column="de")
+
+
+def test_missing_columns_of_a_dataset(tmp_path: Path) -> None:
+    Dataset.from_dict({"text": ["a"], "de": ["b"]}).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet: no column 'en'; the columns are 'text', 'de'\."):
+        load(tmp_path / "a.parquet", source_column="en", target_column="de")
+    message = r"a\.parquet: no columns 'source' and 'target', .* source_lang='en' .*the columns are 'text', 'de'\."
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path / "a.parquet", source_lang="en", target_lang="de")
+
+
+def test_translations_need_a_direction(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.json", [json.dumps({"translation": {"de": "ja", "en": "yes"}})])
+    with pytest.raises(ValueError, match=r"line 1: .*give source_lang and target_lang, two of 'de', 'en'"):
+        load(path)
+    with pytest.raises(ValueError, match=r"the columns are 'translation\.de', 'translation\.en'"):
+        load(path, source_lang="en", target_lang="fr")
+
+
+def test_wrong_number_of_columns_names_the_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a\.tsv, line 2: 3 columns instead of 2"):
+        load(write(tmp_path / "a.tsv", "a\tb\na\tb\tc\n"))
+    with pytest.raises(ValueError, match=r"a\.csv, line 4: 1 column instead of 2"):
+        load(write(tmp_path / "a.csv", 'a,"b\n"\nc,d\ne;f\n'))
+    with pytest.raises(ValueError, match=r"a\.tsv, line 1: one column only.* separated by a tab"):
+        load(write(tmp_path / "a.tsv", "a b\n"))
+
+
+def test_unbalanced_csv_quotes_name_the_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a\.csv: the record that begins at line 2 is not valid CSV"):
+        load(write(tmp_path / "a.csv", 'a,b\n"c,d\ne,f\n'))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("[", "not JSON lines"),
+        ('["a", "b"]', "a list; JSON lines"),
+        ('{"source": "a"}', "no 'target'; the keys are 'source'"),
+        (r'{"source": "a", "target": "\ud800"}', "'target' holds half of a surrogate pair"),
+        ('{"source": "a", "target": 5}', r"the target is 5 \(int\), not a string"),
+        ('{"source": ["a"], "target": "b"}', r"the source is \['a'\] \(list\), not a string"),
+    ],
+)
+def test_bad_json_records_name_the_line(tmp_path: Path, line: str, message: str) -> None:
+    path = write_lines(tmp_path / "a.jsonl", ['{"source": "a", "target": "b"}', line])
+    with pytest.raises(ValueError, match=rf"a\.jsonl, line 2: {message}"):
+        load(path)
+
+
+def test_numbers_in_a_dataset_are_no_text(tmp_path: Path) -> None:
+    Dataset.from_dict({"source": ["a"], "target": [7]}).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet, record 1: the target is 7 \(int\), not a string"):
+        load(tmp_path / "a.parquet")
+
+
+HOLES: Pairs = [("a", "b"), ("", "x"), ("y", " \u3000"), ("", ""), ("c", "d"), *[("", "z")] * 4, ("e", "f")]
+
+
+def write_holes(folder: Path, kind: str) -> dict[str, Any]:
+    """The arguments that load HOLES from files of this kind, numbered from 1 in each."""
+    if kind == "text":
+        return {"files": write_aligned(folder, HOLES, "")}
+    if kind in TABLES:
+        return {"files": [TABLES[kind](folder / f"corpus{kind}", HOLES)]}
+    records = [{"source": source or None, "target": target} for source, target in HOLES]
+    if kind == ".parquet":
+        Dataset.from_list(records).to_parquet(folder / "corpus.parquet")
+        return {"files": [folder / "corpus.parquet"]}
+    Dataset.from_list(records).save_to_disk(folder / "corpus")
+    return {"dataset_name": str(folder / "corpus")}
+
+
+@pytest.mark.parametrize("kind", ["text", *TABLES, ".parquet", "saved"])
+def test_empty_sides_are_an_error_or_dropped(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    arguments = write_holes(tmp_path, kind)
+    unit = "record" if kind in (".parquet", "saved") else "line"
+    message = rf"corpus.*: 7 {unit}\(s\) empty on one side or both: {unit} 2, 3, 4, 6, 7, \.\.\."
+    with pytest.raises(ValueError, match=message + r'.*empty_lines="drop"'):
+        load_parallel_corpus(**arguments)
+    with caplog.at_level(logging.WARNING, logger="vanilla_transformer.data"):
+        dataset = load_parallel_corpus(**arguments, empty_lines="drop")
+    assert to_pairs(dataset) == [("a", "b"), ("c", "d"), ("e", "f")]
+    (record,) = caplog.records
+    assert "7 " in record.getMessage()
+    assert "They were dropped" in record.getMessage()
+
+
+@pytest.mark.parametrize("kind", ["text", "saved"])
+def test_empty_sides_among_the_first_samples(tmp_path: Path, kind: str) -> None:
+    arguments = write_holes(tmp_path, kind)
+    assert to_pairs(load_parallel_corpus(**arguments, max_samples=1)) == [("a", "b")]
+    with pytest.raises(ValueError, match=r" 3 (line|record)\(s\) empty"):
+        load_parallel_corpus(**arguments, max_samples=2)
+    assert to_pairs(load_parallel_corpus(**arguments, max_samples=2, empty_lines="drop")) == [("a", "b"), ("c", "d")]
+
+
+def test_dropping_everything_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a\.tsv: 2 line\(s\) empty on one side or both: line 1, 2\. None is left"):
+        load(write(tmp_path / "a.tsv", "a\t\n\n"), empty_lines="drop")
+
+
+def test_blank_lines_of_a_table_are_empty_pairs(tmp_path: Path) -> None:
+    for name, text in (("a.tsv", "a\tb\n \n"), ("a.csv", "a,b\n\n"), ("a.json", '{"source": "a", "target": "b"}\n\n')):
+        path = write(tmp_path / name, text)
+        with pytest.raises(ValueError, match=rf"{name}: 1 line\(s\) empty on one side or both: line 2\."):
+            load(path)
+        assert load(path, empty_lines="drop") == [("a", "b")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "give exactly one of them"),
+        ({"files": ["a.tsv"], "dataset_name": "b"}, "give exactly one of them"),
+        ({"files": "a.tsv"}, "give a list of one or two paths"),
+        ({"files": []}, "files has 0 entries"),
+        ({"files": ["a", "b", "c"]}, "files has 3 entries"),
+        ({"files": ["a.txt"]}, r"a\.txt: a corpus in one file must be one of \.tsv\[\.gz\], .*\.parquet"),
+        ({"files": ["a.parquet.gz"]}, r"a\.parquet\.gz: a corpus in one file must be one of"),
+        ({"files": ["a.en", "b.jsonl.gz"]}, r"b\.jsonl\.gz: two files are read as aligned lines"),
+        ({"files": ["a.tsv"], "max_samples": 0}, "max_samples=0: must be at least 1"),
+        ({"files": ["a.tsv"], "empty_lines": "keep"}, "empty_lines='keep': must be"),
+        ({"files": ["a.tsv"], "source_column": "x"}, "source_column='x' and target_column=None: give both"),
+        (
+            {"files": ["a.tsv"], "source_column": "x", "target_column": "x"},
+            "source_column and target_column are both 'x'",
+        ),
+        ({"files": ["a.tsv"], "source_lang": "en", "target_lang": "en"}, "source_lang and target_lang are both 'en'"),
+    ],
+)
+def test_contradicting_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_parallel_corpus(**arguments)
+
+
+def test_a_file_is_no_dataset_name(tmp_path: Path) -> None:
+    path = write_tsv(tmp_path / "a.tsv", [("a", "b")])
+    with pytest.raises(ValueError, match=r"a\.tsv' is a file: pass it as files="):
+        load_parallel_corpus(dataset_name=str(path))

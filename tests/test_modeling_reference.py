@@ -1,0 +1,685 @@
+"""The model against independent oracles: the paper's equations written naively, torch, Marian and FSMT."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from naive_transformer import NaiveTransformer, position_encoding, scaled_dot_product_attention
+from torch import nn
+from transformers import AutoModelForSeq2SeqLM, FSMTConfig, FSMTForConditionalGeneration, MarianConfig, MarianMTModel
+from transformers.models.fsmt.modeling_fsmt import SinusoidalPositionalEmbedding
+from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
+
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.modeling_vanilla_transformer import CrossAttention, SelfAttention
+from vanilla_transformer.positions_vanilla_transformer import SINUSOIDS
+
+EMBEDDINGS: dict[str, dict[str, Any]] = {
+    "shared-tied": {"share_encoder_decoder_embeddings": True, "tie_word_embeddings": True},
+    "shared-untied": {"share_encoder_decoder_embeddings": True, "tie_word_embeddings": False},
+    "separate-tied": {
+        "share_encoder_decoder_embeddings": False,
+        "tie_word_embeddings": True,
+        "decoder_vocab_size": 13,
+    },
+    "separate-untied": {
+        "share_encoder_decoder_embeddings": False,
+        "tie_word_embeddings": False,
+        "decoder_vocab_size": 9,
+    },
+}
+# What each case of the matrix is put together from; every pair of values occurs in some case.
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "normalize_before": (False, True),
+    "position_embedding_type": ("sinusoidal", "sinusoidal_concatenated", "sinusoidal_tensor2tensor", "learned"),
+    "position_offset": (0, 1, 2),
+    "max_position_embeddings": (40, 3),
+    "d_model": (8, 12),
+    "widths": ((None, None), (3, 5), (6, 2)),
+    "heads": ((2, 2), (2, 4), (4, 1)),
+    "layers": ((2, 2), (1, 3)),
+    "embeddings": tuple(EMBEDDINGS),
+    "attention_bias": (False, True),
+    "ffn_bias": (True, False),
+    "lm_head_bias": (False, True),
+    "normalize_embedding": (False, True),
+    "scale_embedding": (True, False),
+    "activation_function": ("relu", "gelu", "silu"),
+    "layer_norm_eps": (1e-5, 1e-2),
+    "attention": ("eager", "sdpa"),
+    "padding": ("none", "right", "left"),
+    "dtype": (torch.float32, torch.float64),
+}
+# The case that takes the first value of every option: the paper's model.
+FIRST = {name: values[0] for name, values in OPTIONS.items()}
+
+
+def all_pairs(options: Mapping[str, tuple[Any, ...]], seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield few rows that together hold every pair of values of every two options (greedy, the same on every run)."""
+    chooser = random.Random(seed)
+    names = list(options)
+    uncovered = {
+        ((a, i), (b, j))
+        for a, b in itertools.combinations(names, 2)
+        for i in range(len(options[a]))
+        for j in range(len(options[b]))
+    }
+
+    def pairs(row: dict[str, int]) -> set[tuple[tuple[str, int], tuple[str, int]]]:
+        return set(itertools.combinations(row.items(), 2)) & uncovered
+
+    while uncovered:
+        (a, i), (b, j) = min(uncovered)
+        candidates = [
+            {name: {a: i, b: j}.get(name, chooser.randrange(len(options[name]))) for name in names} for _ in range(40)
+        ]
+        best = max(candidates, key=lambda row: len(pairs(row)))
+        uncovered -= pairs(best)
+        yield {name: options[name][index] for name, index in best.items()}
+
+
+def make_config(row: Mapping[str, Any]) -> VanillaTransformerConfig:
+    """Build the tiny configuration that a row of options describes."""
+    learned = row["position_embedding_type"] == "learned"
+    longest = 7 + row["position_offset"]
+    return VanillaTransformerConfig(
+        vocab_size=11,
+        d_model=row["d_model"],
+        d_k=row["widths"][0],
+        d_v=row["widths"][1],
+        encoder_attention_heads=row["heads"][0],
+        decoder_attention_heads=row["heads"][1],
+        encoder_layers=row["layers"][0],
+        decoder_layers=row["layers"][1],
+        encoder_ffn_dim=10,
+        decoder_ffn_dim=7,
+        # A learned table just holds the longest sentence; the sinusoids have to go on past a table of three rows.
+        max_position_embeddings=longest if learned else row["max_position_embeddings"],
+        **EMBEDDINGS[row["embeddings"]],
+        **{
+            name: row[name]
+            for name in (
+                "normalize_before",
+                "position_embedding_type",
+                "position_offset",
+                "attention_bias",
+                "ffn_bias",
+                "lm_head_bias",
+                "normalize_embedding",
+                "scale_embedding",
+                "activation_function",
+                "layer_norm_eps",
+            )
+        },
+    )
+
+
+def make_model(
+    config: VanillaTransformerConfig, attention: str = "eager", dtype: torch.dtype = torch.float32, seed: int = 0
+) -> VanillaTransformerForConditionalGeneration:
+    """Build a model whose every parameter is random: initial zeros and ones would hide a bias or a norm left out."""
+    model = AutoModelForSeq2SeqLM.from_config(config, dtype=dtype, attn_implementation=attention)
+    assert isinstance(model, VanillaTransformerForConditionalGeneration)
+    randomize(model, seed)
+    return model.eval()
+
+
+@torch.no_grad()
+def randomize(model: nn.Module, seed: int = 0, but: str | None = None) -> None:
+    """Fill every parameter with noise, the weights of norms with noise around one; those named `but` stay."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if but is not None and but in name:
+            continue
+        is_norm = "norm" in name and name.endswith(".weight")
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.copy_(0.4 * noise + float(is_norm))
+
+
+@dataclass
+class Batch:
+    """Sentences without padding, and the same sentences as the model takes them."""
+
+    sources: list[list[int]]
+    targets: list[list[int]]
+    inputs: dict[str, torch.Tensor]
+
+
+def pad(
+    sentences: list[list[int]], side: str, vocab_size: int, chooser: random.Random
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pad with any tokens at all, (batch, length) ids and mask: what is padding is for the mask alone to say."""
+    length = max(map(len, sentences))
+    ids, mask = [], []
+    for sentence in sentences:
+        rest = length - len(sentence)
+        junk = [chooser.randrange(vocab_size) for _ in range(rest)]
+        ids.append(junk + sentence if side == "left" else sentence + junk)
+        mask.append([0] * rest + [1] * len(sentence) if side == "left" else [1] * len(sentence) + [0] * rest)
+    return torch.tensor(ids), torch.tensor(mask)
+
+
+def make_batch(config: VanillaTransformerConfig, padding: str, seed: int = 0, batch_size: int = 3) -> Batch:
+    """Draw sentences of one to seven tokens; of equal lengths and without masks if `padding` is "none"."""
+    chooser = random.Random(seed)
+    target_vocab_size = config.decoder_vocab_size or config.vocab_size
+    lengths = [(7, 6), (1, 4), (4, 1), (3, 5)][:batch_size] if padding != "none" else [(5, 6)] * batch_size
+    first = 2 if padding == "none" else 0  # without a mask the pad token would be taken for a mistake
+    sources = [[chooser.randrange(first, config.vocab_size) for _ in range(length)] for length, _ in lengths]
+    targets = [[chooser.randrange(first, target_vocab_size) for _ in range(length)] for _, length in lengths]
+    if padding == "none":
+        inputs = {"input_ids": torch.tensor(sources), "decoder_input_ids": torch.tensor(targets)}
+    else:
+        input_ids, attention_mask = pad(sources, padding, config.vocab_size, chooser)
+        decoder_input_ids, decoder_attention_mask = pad(targets, padding, target_vocab_size, chooser)
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "decoder_input_ids": decoder_input_ids,
+            "decoder_attention_mask": decoder_attention_mask,
+        }
+    return Batch(sources, targets, inputs)
+
+
+def real_rows(output: torch.Tensor, mask: torch.Tensor | None) -> list[torch.Tensor]:
+    """Split (batch, length, width) into sentences without their padding."""
+    if mask is None:
+        return list(output)
+    return [row[keep.bool()] for row, keep in zip(output, mask, strict=True)]
+
+
+def assert_equal_to_scale(actual: torch.Tensor, expected: Any, atol: float = 1e-5) -> None:
+    """Compare in float64, `atol` being relative to the largest expected value."""
+    expected = torch.as_tensor(expected, dtype=torch.float64)
+    scale = max(1.0, float(expected.abs().max()))
+    torch.testing.assert_close(actual.detach().to(torch.float64), expected, rtol=0.0, atol=atol * scale)
+
+
+def assert_equals_naive(
+    model: VanillaTransformerForConditionalGeneration, batch: Batch, atol: float | None = None
+) -> None:
+    """Compare encoder outputs and logits at every real position with the naive evaluation of each sentence alone."""
+    if atol is None:
+        atol = 1e-5 if model.dtype == torch.float32 else 1e-10
+    naive = NaiveTransformer(config=model.config, state=model.state_dict())
+    with torch.no_grad():
+        output = model(**batch.inputs)
+    encoded = real_rows(output.encoder_last_hidden_state, batch.inputs.get("attention_mask"))
+    logits = real_rows(output.logits, batch.inputs.get("decoder_attention_mask"))
+    for index, (source, target) in enumerate(zip(batch.sources, batch.targets, strict=True)):
+        memory = naive.encode(source)
+        assert_equal_to_scale(encoded[index], memory, atol)
+        assert_equal_to_scale(logits[index], naive.project(naive.decode(target, memory)), atol)
+
+
+# --- the naive reference -----------------------------------------------------------------------------------------
+
+MATRIX = list(all_pairs(OPTIONS))
+NAMES = [f"{i}-{row['position_embedding_type']}-{row['embeddings']}-{row['padding']}" for i, row in enumerate(MATRIX)]
+
+
+def test_matrix_covers_every_pair_of_options() -> None:
+    """The matrix below holds every value of every option together with every value of every other."""
+    for a, b in itertools.combinations(OPTIONS, 2):
+        seen = {(str(row[a]), str(row[b])) for row in MATRIX}
+        assert seen == {(str(x), str(y)) for x in OPTIONS[a] for y in OPTIONS[b]}
+
+
+@pytest.mark.parametrize("row", MATRIX, ids=NAMES)
+def test_logits_equal_the_paper_s_equations(row: dict[str, Any]) -> None:
+    """Encoder outputs and logits equal the naive evaluation over a set of cases that holds all pairs of options."""
+    config = make_config(row)
+    model = make_model(config=config, attention=row["attention"], dtype=row["dtype"])
+    assert_equals_naive(model=model, batch=make_batch(config=config, padding=row["padding"]))
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    row=st.fixed_dictionaries({name: st.sampled_from(values) for name, values in OPTIONS.items()}),
+    seed=st.integers(min_value=0, max_value=2**32 - 1),
+    batch_size=st.integers(min_value=1, max_value=4),
+)
+def test_logits_equal_the_paper_s_equations_anywhere(row: dict[str, Any], seed: int, batch_size: int) -> None:
+    """The same for any combination of options, weights and sentences."""
+    config = make_config(row)
+    model = make_model(config=config, attention=row["attention"], dtype=row["dtype"], seed=seed)
+    assert_equals_naive(model, make_batch(config=config, padding=row["padding"], seed=seed, batch_size=batch_size))
+
+
+def test_attention_weights_equal_the_paper_s_equations() -> None:
+    """Cross-attention weights of every layer and head equal the naive softmax, for left-padded sentences too."""
+    config = make_config(FIRST)
+    model = make_model(config=config)
+    batch = make_batch(config=config, padding="left")
+    naive = NaiveTransformer(config=config, state=model.state_dict())
+    with torch.no_grad():
+        attentions = model(**batch.inputs, output_attentions=True).cross_attentions
+    for index, (source, target) in enumerate(zip(batch.sources, batch.targets, strict=True)):
+        naive.logits(source, target)
+        seen = batch.inputs["attention_mask"][index].bool()
+        asked = batch.inputs["decoder_attention_mask"][index].bool()
+        for (layer, head), weights in naive.cross_attention.items():
+            of_head = attentions[layer][index, head][asked]
+            assert_equal_to_scale(of_head[:, seen], weights)
+            assert not of_head[:, ~seen].any()
+
+
+def test_labels_alone_shift_into_decoder_inputs() -> None:
+    """Logits for labels equal the naive ones for start token + labels without the last; ignored labels are padding."""
+    config = make_config(FIRST)
+    model = make_model(config=config)
+    labels = [[4, 5, 6, 2], [7, 8, 2, -100]]
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([[4, 5, 2], [6, 7, 2]]), labels=torch.tensor(labels)).logits
+    naive = NaiveTransformer(config=config, state=model.state_dict())
+    start = 0  # the default start token
+    assert_equal_to_scale(logits[0], naive.logits([4, 5, 2], [start, 4, 5, 6]))
+    assert_equal_to_scale(logits[1, :3], naive.logits([6, 7, 2], [start, 7, 8]))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("normalize_before", [False, True])
+def test_state_dict_holds_what_the_configuration_says(normalize_before: bool, bias: bool) -> None:
+    """Parameter names are BART's, and what an option turns off is absent rather than zero."""
+    row = FIRST | {
+        "normalize_before": normalize_before,
+        "normalize_embedding": bias,
+        "attention_bias": bias,
+        "ffn_bias": bias,
+        "lm_head_bias": bias,
+        "layers": (1, 1),
+    }
+    kinds = ["weight", "bias"] if bias else ["weight"]
+    expected = {"model.shared.weight", "lm_head.weight"} | ({"lm_head.bias"} if bias else set())
+    for stack, sublayers in (("encoder", ["self_attn"]), ("decoder", ["self_attn", "encoder_attn"])):
+        layer = f"model.{stack}.layers.0"
+        norms = [f"{layer}.{sublayer}_layer_norm" for sublayer in sublayers] + [f"{layer}.final_layer_norm"]
+        norms += [f"model.{stack}.layer_norm"] if normalize_before else []
+        norms += [f"model.{stack}.layernorm_embedding"] if bias else []
+        linears = [f"{layer}.{name}.{part}_proj" for name in sublayers for part in ("q", "k", "v", "out")]
+        linears += [f"{layer}.fc1", f"{layer}.fc2"]
+        expected |= {f"{name}.{kind}" for name in norms for kind in ("weight", "bias")}
+        expected |= {f"{name}.{kind}" for name in linears for kind in kinds}
+        expected.add(f"model.{stack}.embed_tokens.weight")
+    assert set(make_model(make_config(row)).state_dict()) == expected
+
+
+# --- torch.nn.Transformer ----------------------------------------------------------------------------------------
+
+
+def torch_layer_state(state: Mapping[str, torch.Tensor], name: str, is_decoder: bool) -> dict[str, torch.Tensor]:
+    """Rename one layer's parameters to torch's and pack its q, k and v projections into one."""
+    layer: dict[str, torch.Tensor] = {}
+    attentions = (
+        {"self_attn": "self_attn", "encoder_attn": "multihead_attn"} if is_decoder else {"self_attn": "self_attn"}
+    )
+    for ours, theirs in attentions.items():
+        for kind in ("weight", "bias"):
+            parts = [state[f"{name}.{ours}.{part}_proj.{kind}"] for part in ("q", "k", "v")]
+            layer[f"{theirs}.in_proj_{kind}"] = torch.cat(parts)
+            layer[f"{theirs}.out_proj.{kind}"] = state[f"{name}.{ours}.out_proj.{kind}"]
+    norms = [*(f"{ours}_layer_norm" for ours in attentions), "final_layer_norm"]
+    renamed = {"fc1": "linear1", "fc2": "linear2"} | {norm: f"norm{i}" for i, norm in enumerate(norms, start=1)}
+    for ours, theirs in renamed.items():
+        for kind in ("weight", "bias"):
+            layer[f"{theirs}.{kind}"] = state[f"{name}.{ours}.{kind}"]
+    return layer
+
+
+def make_torch_transformer(config: VanillaTransformerConfig, state: Mapping[str, torch.Tensor]) -> nn.Transformer:
+    """Build torch.nn.Transformer with our weights; post-LN has no norm after a stack, which torch adds by default."""
+    common: dict[str, Any] = {
+        "dropout": 0.0,
+        "activation": config.activation_function,
+        "layer_norm_eps": config.layer_norm_eps,
+        "batch_first": True,
+        "norm_first": config.normalize_before,
+    }
+
+    def last_norm() -> nn.LayerNorm | None:
+        return nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if config.normalize_before else None
+
+    encoder_layer = nn.TransformerEncoderLayer(
+        d_model=config.d_model, nhead=config.encoder_attention_heads, dim_feedforward=config.encoder_ffn_dim, **common
+    )
+    decoder_layer = nn.TransformerDecoderLayer(
+        d_model=config.d_model, nhead=config.decoder_attention_heads, dim_feedforward=config.decoder_ffn_dim, **common
+    )
+    encoder = nn.TransformerEncoder(
+        encoder_layer, num_layers=config.encoder_layers, norm=last_norm(), enable_nested_tensor=False
+    )
+    decoder = nn.TransformerDecoder(decoder_layer, num_layers=config.decoder_layers, norm=last_norm())
+    transformer = nn.Transformer(
+        d_model=config.d_model, batch_first=True, custom_encoder=encoder, custom_decoder=decoder
+    )
+    theirs: dict[str, torch.Tensor] = {}
+    for stack in ("encoder", "decoder"):
+        for layer in range(getattr(config, f"{stack}_layers")):
+            renamed = torch_layer_state(state, name=f"model.{stack}.layers.{layer}", is_decoder=stack == "decoder")
+            theirs |= {f"{stack}.layers.{layer}.{key}": value for key, value in renamed.items()}
+        if config.normalize_before:
+            theirs |= {f"{stack}.norm.{kind}": state[f"model.{stack}.layer_norm.{kind}"] for kind in ("weight", "bias")}
+    transformer.load_state_dict(theirs)
+    return transformer.to(state["model.shared.weight"].dtype).eval()
+
+
+def embed_for_torch(
+    config: VanillaTransformerConfig, table: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """Embed tokens outside of torch.nn.Transformer, which has neither embeddings nor positions."""
+    rows = [position_encoding(config.position_embedding_type, p, config.d_model) for p in range(ids.shape[1])]
+    positions = torch.tensor(np.stack(rows), dtype=table.dtype)
+    return table[ids] * math.sqrt(config.d_model) + positions[(mask.cumsum(-1) - 1).clamp(min=0)]
+
+
+@pytest.mark.parametrize("source_padding", ["right", "left"])
+@pytest.mark.parametrize("activation_function", ["relu", "gelu"])
+@pytest.mark.parametrize("normalize_before", [False, True])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_logits_equal_torch_nn_transformer(
+    normalize_before: bool, activation_function: str, source_padding: str, attention: str
+) -> None:
+    """The same weights in torch.nn.Transformer give the same logits, and so does the naive reference."""
+    config = VanillaTransformerConfig(
+        vocab_size=23,
+        d_model=16,
+        encoder_layers=2,
+        decoder_layers=3,
+        encoder_attention_heads=2,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=24,
+        decoder_ffn_dim=20,
+        attention_bias=True,
+        normalize_before=normalize_before,
+        activation_function=activation_function,
+    )
+    model = make_model(config=config, attention=attention)
+    batch = make_batch(config=config, padding=source_padding)
+    chooser = random.Random(1)
+    # torch has no defined answer for a query that may look at nothing, so its targets are padded on the right.
+    target_ids, target_mask = pad(batch.targets, "right", config.vocab_size, chooser)
+    batch.inputs |= {"decoder_input_ids": target_ids, "decoder_attention_mask": target_mask}
+    state = model.state_dict()
+    table = state["model.shared.weight"]
+    source_ids, source_mask = batch.inputs["input_ids"], batch.inputs["attention_mask"]
+    length = target_ids.shape[1]
+    transformer = make_torch_transformer(config=config, state=state)
+    with torch.no_grad():
+        hidden_states = transformer(
+            src=embed_for_torch(config, table, source_ids, source_mask),
+            tgt=embed_for_torch(config, table, target_ids, target_mask),
+            tgt_mask=torch.ones(length, length).triu(diagonal=1).bool(),
+            src_key_padding_mask=~source_mask.bool(),
+            tgt_key_padding_mask=~target_mask.bool(),
+            memory_key_padding_mask=~source_mask.bool(),
+        )
+        expected = hidden_states @ table.T
+        logits = model(**batch.inputs).logits
+    for ours, theirs in zip(real_rows(logits, target_mask), real_rows(expected, target_mask), strict=True):
+        assert_equal_to_scale(ours, theirs)
+    assert_equals_naive(model=model, batch=batch)
+
+
+# --- the worked example ------------------------------------------------------------------------------------------
+
+X = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
+W_Q = [[0.5, 0.7], [0.8, 0.9]]
+W_K = [[0.3, 0.4], [0.6, 0.5]]
+W_V = [[0.2, 0.3], [0.4, 0.5]]
+CONTEXT = [[3.3966, 4.4954], [3.4000, 4.5000], [3.4000, 4.5000]]
+
+
+def test_worked_example_naively() -> None:
+    """The reference gives the published context vectors (row vectors times matrices, one head, d_k = d_v = 2)."""
+    queries, keys, values = (np.array(X) @ np.array(w) for w in (W_Q, W_K, W_V))
+    contexts = [scaled_dot_product_attention(query, list(keys), list(values))[0] for query in queries]
+    np.testing.assert_allclose(contexts, CONTEXT, rtol=0.0, atol=5e-5)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("attention_class", [SelfAttention, CrossAttention])
+def test_worked_example_in_the_model(attention_class: type[SelfAttention | CrossAttention], attention: str) -> None:
+    """Either attention module with these weights, and an output projection that does nothing, gives that context."""
+    config = VanillaTransformerConfig(d_model=2, encoder_attention_heads=1, decoder_attention_heads=1)
+    config._attn_implementation = attention
+    module = attention_class(config=config, num_heads=1, layer_idx=0, is_causal=False).eval()
+    weights = {
+        "q_proj.weight": W_Q,
+        "k_proj.weight": W_K,
+        "v_proj.weight": W_V,
+        "out_proj.weight": [[1.0, 0.0], [0.0, 1.0]],
+    }
+    # torch multiplies by the transpose of what it stores.
+    module.load_state_dict({name: torch.tensor(weight).T for name, weight in weights.items()})
+    inputs = [torch.tensor([X])] * (2 if attention_class is CrossAttention else 1)
+    context = module(*inputs)[0]
+    torch.testing.assert_close(context, torch.tensor([CONTEXT]), rtol=0.0, atol=5e-5)
+
+
+# --- positions ---------------------------------------------------------------------------------------------------
+
+
+def make_positions(kind: str, d_model: int, **fields: Any) -> nn.Module:
+    """Return the module of a model that turns the indices of tokens into positions."""
+    config = VanillaTransformerConfig.from_preset(
+        "tiny", d_model=d_model, position_embedding_type=kind, encoder_layers=1, decoder_layers=1, **fields
+    )
+    positions = VanillaTransformerForConditionalGeneration(config).get_encoder().embed_positions
+    assert isinstance(positions, nn.Module)
+    return positions
+
+
+@pytest.mark.parametrize("rows", [100, 6000])
+@pytest.mark.parametrize("d_model", [4, 64, 512])
+@pytest.mark.parametrize("kind", SINUSOIDS)
+def test_sinusoids_equal_the_math_module(kind: str, d_model: int, rows: int) -> None:
+    """Float32 values are right to 1e-6 at 5,000 and before, whether the table reaches that far or not."""
+    indices = [0, 1, 2, 17, 99, 100, 255, 256, 1023, 1024, 4095, 4999, 5000]
+    positions = make_positions(kind=kind, d_model=d_model, max_position_embeddings=rows)
+    actual = positions(torch.tensor([indices]), 5001)[0]
+    assert actual.dtype == torch.float32
+    expected = np.stack([position_encoding(kind, index, d_model) for index in indices])
+    torch.testing.assert_close(actual.double(), torch.tensor(expected), rtol=0.0, atol=1e-6)
+
+
+def split_pairs(kind: str, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Split (..., d_model) into the sines and the cosines, (..., d_model / 2) each."""
+    if kind == "sinusoidal":
+        return table[..., 0::2], table[..., 1::2]
+    sines, cosines = table.chunk(2, dim=-1)
+    return sines, cosines
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    kind=st.sampled_from(sorted(SINUSOIDS)),
+    half=st.integers(min_value=2, max_value=64),
+    position=st.integers(min_value=0, max_value=5000),
+    k=st.integers(min_value=0, max_value=500),
+)
+def test_shift_is_linear(kind: str, half: int, position: int, k: int) -> None:
+    """PE(pos + k) is one matrix times PE(pos) for all pos: a rotation of each pair by the angles that row k holds."""
+    table = SINUSOIDS[kind](torch.tensor([position, position + k, k], dtype=torch.float64), 2 * half)
+    here, there, shift = zip(*split_pairs(kind, table), strict=True)
+    rotations = torch.stack(
+        [torch.stack([shift[1], shift[0]], dim=-1), torch.stack([-shift[0], shift[1]], dim=-1)], dim=-2
+    )
+    moved = torch.einsum("fij,fj->fi", rotations, torch.stack(here, dim=-1))
+    torch.testing.assert_close(moved, torch.stack(there, dim=-1), rtol=0.0, atol=1e-11)
+
+
+@pytest.mark.parametrize("rows", [50, 300])
+def test_concatenated_sinusoids_are_marian_s(rows: int) -> None:
+    """Our concatenated table is Marian's, row by row, also where ours has to be extended."""
+    marian = MarianSinusoidalPositionalEmbedding(num_positions=300, embedding_dim=16).create_weight()
+    positions = make_positions(kind="sinusoidal_concatenated", d_model=16, max_position_embeddings=rows)
+    torch.testing.assert_close(positions(torch.arange(300)[None], 300)[0], marian, rtol=0.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [50, 400])
+def test_tensor2tensor_sinusoids_are_fairseq_s(rows: int) -> None:
+    """Our third table with an offset of padding index + 1 is FSMT's, which takes its angles in float32 and grows."""
+    padding_idx = 1
+    fsmt = SinusoidalPositionalEmbedding(num_positions=52, embedding_dim=16, padding_idx=padding_idx)
+    theirs = fsmt(torch.full((1, 300), 5))[0]
+    positions = make_positions(
+        kind="sinusoidal_tensor2tensor", d_model=16, max_position_embeddings=rows, position_offset=padding_idx + 1
+    )
+    ours = positions(torch.arange(300)[None], 300)[0]
+    rounding = 1e-6 + 3e-7 * torch.arange(2, 302)
+    assert ((ours - theirs).abs() <= rounding[:, None]).all()
+
+
+# --- other implementations in the library ------------------------------------------------------------------------
+
+
+def load_renamed(
+    model: VanillaTransformerForConditionalGeneration, state: Mapping[str, torch.Tensor], renamed: Mapping[str, str]
+) -> None:
+    """Load another model's parameters under our names; nothing may be left over on either side."""
+    ours = {renamed.get(name, name): value for name, value in state.items()}
+    ours = {name: value for name, value in ours.items() if "embed_positions" not in name}
+    missing, unexpected = model.load_state_dict(ours, strict=False)
+    assert not unexpected
+    assert set(missing) <= {"model.shared.weight"}
+
+
+def assert_equals_other(
+    model: VanillaTransformerForConditionalGeneration, other: nn.Module, batch: Batch, **kwargs: Any
+) -> None:
+    """Compare logits at every real position of the decoder."""
+    with torch.no_grad():
+        ours = model(**batch.inputs).logits
+        theirs = other(**batch.inputs, **kwargs).logits
+    mask = batch.inputs["decoder_attention_mask"]
+    for actual, expected in zip(real_rows(ours, mask), real_rows(theirs, mask), strict=True):
+        assert_equal_to_scale(actual, expected)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("activation_function", ["gelu", "silu"])
+def test_logits_equal_marian(shared: bool, activation_function: str) -> None:
+    """A random MarianMTModel and ours with its weights give the same logits (right padding: Marian counts padding)."""
+    common: dict[str, Any] = {
+        "vocab_size": 29,
+        "decoder_vocab_size": 29 if shared else 17,
+        "d_model": 16,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 24,
+        "decoder_ffn_dim": 20,
+        "activation_function": activation_function,
+        "scale_embedding": True,
+        "share_encoder_decoder_embeddings": shared,
+        "pad_token_id": 16,
+        "eos_token_id": 0,
+        "decoder_start_token_id": 16,
+        "max_position_embeddings": 32,
+    }
+    marian = MarianMTModel(MarianConfig(**common, forced_eos_token_id=0)).eval()
+    randomize(marian, seed=3, but="embed_positions")
+    marian.final_logits_bias.normal_()
+    config = VanillaTransformerConfig(
+        **common,
+        bos_token_id=0,
+        attention_bias=True,
+        lm_head_bias=True,
+        position_embedding_type="sinusoidal_concatenated",
+    )
+    model = VanillaTransformerForConditionalGeneration(config).eval()
+    state = marian.state_dict() | {"final_logits_bias": marian.final_logits_bias.flatten()}
+    load_renamed(model=model, state=state, renamed={"final_logits_bias": "lm_head.bias"})
+    batch = make_batch(config=config, padding="right")
+    assert_equals_other(model=model, other=marian, batch=batch)
+    assert_equals_naive(model=model, batch=batch)
+
+
+@pytest.mark.parametrize("padding", ["right", "left"])
+def test_logits_equal_fsmt(padding: str) -> None:
+    """A random FSMT (fairseq's port) and ours with its weights give the same logits, padded on either side."""
+    common: dict[str, Any] = {
+        "d_model": 16,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 24,
+        "decoder_ffn_dim": 20,
+        "activation_function": "relu",
+        "scale_embedding": True,
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 2,
+        "max_position_embeddings": 32,
+    }
+    fsmt = FSMTForConditionalGeneration(FSMTConfig(**common, src_vocab_size=29, tgt_vocab_size=17)).eval()
+    randomize(fsmt, seed=4, but="embed_positions")
+    config = VanillaTransformerConfig(
+        **common,
+        vocab_size=29,
+        decoder_vocab_size=17,
+        share_encoder_decoder_embeddings=False,
+        attention_bias=True,
+        position_embedding_type="sinusoidal_tensor2tensor",
+        position_offset=2,
+    )
+    model = VanillaTransformerForConditionalGeneration(config).eval()
+    renamed = {"model.decoder.output_projection.weight": "lm_head.weight"}
+    load_renamed(model=model, state=fsmt.state_dict(), renamed=renamed)
+    batch = make_batch(config=config, padding=padding)
+    # FSMT takes positions from the ids themselves, so padding has to be the pad token and nothing else may be.
+    for prefix in ("", "decoder_"):
+        ids = batch.inputs[f"{prefix}input_ids"].masked_fill(batch.inputs[f"{prefix}input_ids"] == 1, 3)
+        batch.inputs[f"{prefix}input_ids"] = ids.masked_fill(batch.inputs[f"{prefix}attention_mask"] == 0, 1)
+    assert_equals_other(model=model, other=fsmt, batch=batch, use_cache=False)
+
+
+# --- loss --------------------------------------------------------------------------------------------------------
+
+LABELS = [[4, 5, 6, 2], [7, 8, 2, -100], [9, 2, -100, -100]]
+
+
+def written_out_loss(logits: torch.Tensor, smoothing: float, divisor: float | None = None) -> float:
+    """Cross-entropy against 1 - eps on the label and eps spread over the whole vocabulary, of all labels but -100."""
+    total, count = 0.0, 0
+    for sentence, labels in zip(logits.to(torch.float64), LABELS, strict=True):
+        for scores, label in zip(sentence.tolist(), labels, strict=True):
+            if label == -100:
+                continue
+            log_normalizer = math.log(sum(math.exp(score) for score in scores))
+            for token, score in enumerate(scores):
+                target = smoothing / len(scores) + (1.0 - smoothing if token == label else 0.0)
+                total -= target * (score - log_normalizer)
+            count += 1
+    return total / (divisor or count)
+
+
+@pytest.mark.parametrize("divisor", [None, 5])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])
+def test_loss_is_smoothed_in_training_only(smoothing: float, divisor: int | None) -> None:
+    """The training loss is the smoothed cross-entropy, the evaluation loss the plain one, whatever it is divided by."""
+    config = make_config(FIRST)
+    config.label_smoothing, config.dropout = smoothing, 0.0
+    model = make_model(config=config)
+    inputs = {"input_ids": torch.tensor([[4, 5, 2], [6, 7, 2], [8, 9, 2]]), "labels": torch.tensor(LABELS)}
+    counted = {} if divisor is None else {"num_items_in_batch": torch.tensor(divisor)}
+    with torch.no_grad():
+        evaluated = model.eval()(**inputs, **counted)
+        trained = model.train()(**inputs, **counted)
+    torch.testing.assert_close(trained.logits, evaluated.logits, rtol=0.0, atol=0.0)
+    assert evaluated.loss.item() == pytest.approx(written_out_loss(evaluated.logits, 0.0, divisor), rel=1e-5)
+    assert trained.loss.item() == pytest.approx(written_out_loss(trained.logits, smoothing, divisor), rel=1e-5)

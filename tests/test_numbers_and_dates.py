@@ -1,0 +1,237 @@
+import datetime
+import importlib
+import re
+import sys
+
+import pytest
+from datasets import Dataset, DatasetDict
+from num2words import num2words
+
+from vanilla_transformer.numbers_and_dates import LANGUAGES, numbers_and_dates
+
+SPLITS = ("train", "validation", "test")
+
+GERMAN_MONTHS = [
+    "Januar",
+    "Februar",
+    "März",
+    "April",
+    "Mai",
+    "Juni",
+    "Juli",
+    "August",
+    "September",
+    "Oktober",
+    "November",
+    "Dezember",
+]
+GERMAN_WEEKDAYS = ["Montag", "Dienstag", "Mittwoch", "Donnerstag", "Freitag", "Samstag", "Sonntag"]
+GERMAN_ONES = [
+    "null",
+    "eins",
+    "zwei",
+    "drei",
+    "vier",
+    "fünf",
+    "sechs",
+    "sieben",
+    "acht",
+    "neun",
+    "zehn",
+    "elf",
+    "zwölf",
+]
+GERMAN_TENS = ["zwanzig", "dreißig", "vierzig", "fünfzig", "sechzig", "siebzig", "achtzig", "neunzig"]
+
+
+def german(number: int) -> str:
+    """A German number below a million, from the language's rules."""
+    if number >= 1000:
+        rest = number % 1000
+        return f"{german_factor(number // 1000)}tausend{german(rest) if rest else ''}"
+    if number >= 100:
+        rest = number % 100
+        return f"{german_factor(number // 100)}hundert{german(rest) if rest else ''}"
+    if number <= 12:
+        return GERMAN_ONES[number]
+    if number < 20:
+        return {16: "sech", 17: "sieb"}.get(number, GERMAN_ONES[number % 10]) + "zehn"
+    tens = GERMAN_TENS[number // 10 - 2]
+    return f"{german_factor(number % 10)}und{tens}" if number % 10 else tens
+
+
+def german_factor(number: int) -> str:
+    """The number as it stands before another word: ein, not eins."""
+    return re.sub("eins$", "ein", german(number))
+
+
+def german_date(date: datetime.date, *, weekday: bool) -> str:
+    written = f"{date.day}. {GERMAN_MONTHS[date.month - 1]} {date.year}"
+    return f"{GERMAN_WEEKDAYS[date.weekday()]}, {written}" if weekday else written
+
+
+def parse(text: str, pattern: str) -> datetime.datetime | None:
+    try:
+        return datetime.datetime.strptime(text, pattern)
+    except ValueError:
+        return None
+
+
+def expected(source: str, cardinals: dict[str, int]) -> str | None:
+    """The German of the kinds that can be read back without the corpus's own libraries; None for the others."""
+    for time, german_time in (("", ""), (", %I:%M %p", ", %H:%M")):
+        for weekday in (True, False):
+            moment = parse(source, ("%A, " if weekday else "") + "%B %d, %Y" + time)
+            if moment:
+                return german_date(moment.date(), weekday=weekday) + moment.strftime(german_time)
+    moment = parse(source, "%I:%M %p")
+    if moment:
+        return moment.strftime("%H:%M")
+    if source in cardinals:
+        return german(cardinals[source])
+    if match := re.fullmatch(r"(.*) euro, (.*) cents?", source):
+        euros, cents = (german_factor(cardinals[part]) for part in match.groups())
+        return f"{euros} Euro und {cents} Cent"
+    if match := re.fullmatch(r"(.*) point (.*)", source):
+        return f"{german(cardinals[match[1]])} Komma {' '.join(german(cardinals[digit]) for digit in match[2].split())}"
+    return None
+
+
+@pytest.fixture(scope="module")
+def corpus() -> DatasetDict:
+    return numbers_and_dates(num_examples=2000, validation_size=100, test_size=400)
+
+
+def test_sizes_and_columns(corpus: DatasetDict) -> None:
+    assert {name: len(split) for name, split in corpus.items()} == {"train": 2000, "validation": 100, "test": 400}
+    for split in corpus.values():
+        assert split.column_names == ["source", "target"]
+
+
+def test_default_sizes() -> None:
+    assert len(numbers_and_dates(split="test")) == 1000
+    assert len(numbers_and_dates(split="validation")) == 500
+
+
+def test_no_source_text_comes_twice(corpus: DatasetDict) -> None:
+    sources = [source for split in SPLITS for source in corpus[split]["source"]]
+    assert len(set(sources)) == len(sources)
+
+
+def test_every_target_is_the_german_of_its_source(corpus: DatasetDict) -> None:
+    cardinals = {num2words(number, lang="en"): number for number in range(10_000)}
+    checked = 0
+    for split in corpus.values():
+        for source, target in zip(split["source"], split["target"], strict=True):
+            translation = expected(source, cardinals)
+            if translation is not None:
+                assert target == translation, source
+                checked += 1
+    # Ordinals, bare years, years in words, months, differences, lists and the largest numbers cannot be read back.
+    assert checked > 0.5 * 2500
+
+
+def test_one_target_for_each_source_in_both_directions() -> None:
+    for source_lang, target_lang in (("en", "de"), ("de", "en")):
+        # The same draws in both: what is written alike in one language is written alike in the other.
+        corpus = numbers_and_dates(test_size=2500, source_lang=source_lang, target_lang=target_lang, split="test")
+        assert len(set(corpus["target"])) == len(corpus)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "german_pattern"),
+    [
+        (r"one hundred and \S+", r"einhundert\w+"),
+        (r"[a-z, -]+(first|second|third|th)", r"\w+te"),
+        (r"nineteen \S+", r"neunzehnhundert\S*"),
+        (r".* euro, .* cents?", ".* Euro und .* Cent"),
+        (r"(Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day, \w+ \d+, \d{4}", r"\w+tag, .*|Mittwoch, .*"),
+        (r"\w+ \d+, (nineteen|twenty) \S+", r"\d+\. \w+ (neunzehn|zwei)\w+"),
+        (r"in \d+ days?", r"in \d+ Tag(en)?"),
+        (r"\d+ weeks? ago", r"vor \d+ Wochen?"),
+        (r"\w+day,? (or|and) \w+day", r"\w+ (oder|und) \w+"),
+        (r"\w+ \d+, \w+ \d+, and \w+ \d+", r"\d+\. \w+, \d+\. \w+ und \d+\. \w+"),
+    ],
+)
+def test_every_kind_of_example_is_there(corpus: DatasetDict, pattern: str, german_pattern: str) -> None:
+    found = [example for example in corpus["train"] if re.fullmatch(pattern, example["source"])]
+    assert found
+    for example in found:
+        assert re.fullmatch(german_pattern, example["target"]), example
+
+
+def test_spaces_are_those_that_people_type(corpus: DatasetDict) -> None:
+    for column in ("source", "target"):
+        for text in corpus["train"][column]:
+            assert text == " ".join(text.split(" ")).strip()
+            assert not re.search(r"[^\S ]|  ", text), repr(text)
+
+
+def test_the_arguments_alone_decide(corpus: DatasetDict) -> None:
+    again = numbers_and_dates(num_examples=2000, validation_size=100, test_size=400, seed=0)
+    assert {name: split.to_dict() for name, split in again.items()} == {
+        name: split.to_dict() for name, split in corpus.items()
+    }
+
+
+def test_held_out_splits_do_not_depend_on_the_training_size(corpus: DatasetDict) -> None:
+    smaller = numbers_and_dates(num_examples=50, validation_size=100, test_size=400)
+    assert smaller["test"].to_dict() == corpus["test"].to_dict()
+    assert smaller["validation"].to_dict() == corpus["validation"].to_dict()
+    assert smaller["train"].to_dict() == corpus["train"].take(50).to_dict()
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_one_split_alone_is_the_same(corpus: DatasetDict, split: str) -> None:
+    alone = numbers_and_dates(num_examples=2000, validation_size=100, test_size=400, split=split)  # type: ignore[call-overload]
+    assert isinstance(alone, Dataset)
+    assert alone.to_dict() == corpus[split].to_dict()
+
+
+def test_seeds_draw_other_examples() -> None:
+    def sources(seed: int) -> set[str]:
+        return set(numbers_and_dates(test_size=300, split="test", seed=seed)["source"])
+
+    drawn = [sources(seed) for seed in (0, 1, -1, 2**40)]
+    for index, one in enumerate(drawn):
+        for other in drawn[:index]:
+            assert len(one & other) < 30
+
+
+@pytest.mark.parametrize("language", [language for language in LANGUAGES if language != "en"])
+def test_every_language_tells_values_apart(language: str) -> None:
+    corpus = numbers_and_dates(test_size=500, source_lang="en", target_lang=language, split="test")
+    # A bare year such as nineteen hundred may be written as the number 1900 is.
+    assert len(set(corpus["target"])) >= 499
+    assert all(corpus["target"])
+
+
+@pytest.mark.parametrize("name", ["source_lang", "target_lang"])
+@pytest.mark.parametrize("language", ["xx", "", "de_XX", "kz", "English"])
+def test_unknown_languages_list_the_known_ones(name: str, language: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name}='{language}': must be one of be, de, en, .*, uk\."):
+        numbers_and_dates(**{name: language})  # type: ignore[call-overload]
+
+
+def test_one_language_is_no_translation() -> None:
+    with pytest.raises(ValueError, match="source_lang and target_lang are both 'de'"):
+        numbers_and_dates(source_lang="de")
+
+
+@pytest.mark.parametrize("name", ["num_examples", "validation_size", "test_size"])
+def test_sizes_must_be_positive(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}=0: must be at least 1"):
+        numbers_and_dates(**{name: 0})  # type: ignore[call-overload]
+
+
+def test_unknown_split_is_refused() -> None:
+    with pytest.raises(ValueError, match="split='dev': must be one of train, validation, test, or None"):
+        numbers_and_dates(split="dev")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("library", ["num2words", "babel.dates"])
+def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch, library: str) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.delitem(sys.modules, "vanilla_transformer.numbers_and_dates")
+    with pytest.raises(ImportError, match=rf'no {library}.*: pip install "vanilla-transformer\[train\]"'):
+        importlib.import_module("vanilla_transformer.numbers_and_dates")

@@ -1,0 +1,297 @@
+"""Training of the vocabulary, against byte-pair encoding written out by hand, and the script that runs it."""
+
+import gzip
+import importlib.util
+import json
+import logging
+import random
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from conftest import RunPython
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.tokenizer_training import MINIMUM_VOCAB_SIZE, train_tokenizer
+
+ENGLISH = ["a man rides a horse", "two men ride two horses", "the man is riding", "a horse is a horse"]
+GERMAN = ["ein Mann reitet ein Pferd", "zwei Männer reiten zwei Pferde", "der Mann reitet", "ein Pferd ist ein Pferd"]
+TEXTS = ENGLISH + GERMAN
+
+
+def train(texts: list[str], vocab_size: int = 290, min_frequency: int = 2) -> VanillaTransformerTokenizer:
+    return train_tokenizer(texts, vocab_size=vocab_size, min_frequency=min_frequency, show_progress=False)
+
+
+def merge(symbols: list[str], pair: tuple[str, str]) -> list[str]:
+    merged: list[str] = []
+    for symbol in symbols:
+        if merged and (merged[-1], symbol) == pair:
+            merged[-1] += symbol
+        else:
+            merged.append(symbol)
+    return merged
+
+
+def byte_pair_merges(words: Counter[str], count: int, min_frequency: int) -> list[tuple[str, str]]:
+    """Merges the most frequent pair, the one of the older symbols first among equals, up to `count` new symbols."""
+    age = {symbol: index for index, symbol in enumerate(sorted(set("".join(words))))}
+    spelled = {word: list(word) for word in words}
+    merges: list[tuple[str, str]] = []
+    while len({first + second for first, second in merges}) < count:
+        pairs: Counter[tuple[str, str]] = Counter()
+        for word, symbols in spelled.items():
+            for pair in pairwise(symbols):
+                pairs[pair] += words[word]
+        best = min(pairs, key=lambda pair: (-pairs[pair], age[pair[0]], age[pair[1]]), default=None)
+        if best is None or pairs[best] < min_frequency:
+            break
+        merges.append(best)
+        age.setdefault("".join(best), len(age))
+        spelled = {word: merge(symbols, best) for word, symbols in spelled.items()}
+    return merges
+
+
+def words_of(texts: list[str]) -> Counter[str]:
+    return Counter("Ġ" + word for text in texts for word in text.split(" "))
+
+
+def merges_of(tokenizer: VanillaTransformerTokenizer) -> list[tuple[str, str]]:
+    return [(first, second) for first, second in json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]]
+
+
+# Without a letter twice in a row: how often "aa" is in "aaa" is a matter of taste.
+ascii_words = st.lists(st.sampled_from("abcd"), min_size=1, max_size=6).map(
+    lambda letters: "".join(letter for index, letter in enumerate(letters) if letters[index - 1 : index] != [letter])
+)
+
+
+@given(st.lists(st.lists(ascii_words, min_size=1).map(" ".join), min_size=1), st.integers(1, 3))
+def test_merges_are_those_of_the_textbook(texts: list[str], min_frequency: int) -> None:
+    expected = byte_pair_merges(words_of(texts), count=20, min_frequency=min_frequency)
+    tokenizer = train(texts, vocab_size=MINIMUM_VOCAB_SIZE + 20, min_frequency=min_frequency)
+    assert merges_of(tokenizer) == expected
+
+
+def test_texts_are_cut_by_the_merges() -> None:
+    tokenizer = train(TEXTS)
+    for text in [*TEXTS, "these men ride"]:
+        expected: list[str] = []
+        for word in text.replace("ä", "Ã¤").split(" "):
+            symbols = list("Ġ" + word)
+            for pair in merges_of(tokenizer):
+                symbols = merge(symbols, pair)
+            expected += symbols
+        assert tokenizer.tokenize(text) == expected
+
+
+def test_ids_have_no_gaps_and_begin_with_the_special_tokens() -> None:
+    tokenizer = train(TEXTS)
+    assert len(tokenizer) == tokenizer.vocab_size == 290
+    tokens = tokenizer.convert_ids_to_tokens(list(range(290)))
+    assert tokens[:4] == ["<s>", "<pad>", "</s>", "<unk>"]
+    assert sorted(tokenizer.get_vocab().values()) == list(range(290))
+    assert tokens[MINIMUM_VOCAB_SIZE:] == ["".join(pair) for pair in merges_of(tokenizer)]
+    assert tokenizer.model_max_length == 1024
+
+
+def test_source_and_target_share_the_vocabulary() -> None:
+    tokenizer = train(TEXTS, vocab_size=400)
+    assert {"Ġhorse", "ĠPferd"} <= tokenizer.get_vocab().keys()
+
+
+def test_the_same_texts_give_the_same_files(tmp_path: Path, run_python: RunPython, repository_root: Path) -> None:
+    """Whatever their order, the number of threads, and the seed of Python's hashes."""
+    texts = TEXTS * 700  # several batches
+    train(texts).save_pretrained(tmp_path / "here")
+    random.shuffle(texts)
+    program = """
+import json, sys
+from vanilla_transformer.tokenizer_training import train_tokenizer
+train_tokenizer(json.load(sys.stdin), vocab_size=290).save_pretrained(sys.argv[1])
+"""
+    result = run_python(
+        "-c",
+        program,
+        tmp_path / "there",
+        cwd=repository_root,
+        input=json.dumps(texts),
+        environment={"PYTHONHASHSEED": "5", "RAYON_NUM_THREADS": "3", "TOKENIZERS_PARALLELISM": "true"},
+    )
+    # Nothing but the files: where there is no terminal, there are no progress bars.
+    assert (result.stdout, result.stderr) == ("", "")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes()
+
+
+def test_texts_may_be_a_generator() -> None:
+    def generate() -> Iterator[str]:
+        yield from TEXTS
+
+    trained = train_tokenizer(generate(), vocab_size=290, length=len(TEXTS), show_progress=False)
+    assert merges_of(trained) == merges_of(train(TEXTS))
+
+
+def test_special_tokens_in_the_texts_are_text() -> None:
+    tokenizer = train(["</s> <pad>"] * 5, vocab_size=270)
+    assert sorted(tokenizer.all_special_ids) == [0, 1, 2, 3]
+    assert tokenizer("</s>", split_special_tokens=True)["input_ids"].count(2) == 1
+
+
+def test_a_small_corpus_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = train(["ab ab"], vocab_size=1000)
+    assert len(tokenizer) == MINIMUM_VOCAB_SIZE + 2
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage().startswith("The vocabulary has 262 tokens instead of vocab_size=1000")
+
+
+def test_a_filled_vocabulary_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+    train(["ab ab"], vocab_size=MINIMUM_VOCAB_SIZE + 2)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("texts", [[], ["", " ", "\n\t"]])
+def test_no_text_is_refused(texts: list[str]) -> None:
+    with pytest.raises(ValueError, match="no text at all"):
+        train(texts)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"vocab_size": 259}, r"vocab_size=259 .* at least 260 \(4 special tokens and 256 bytes\)"),
+        ({"min_frequency": 0}, "min_frequency=0 .* at least 1"),
+        ({"model_max_length": 0}, "model_max_length=0 .* at least 1"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(options: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        train_tokenizer(TEXTS, **options)  # type: ignore[arg-type]
+
+
+def test_what_is_no_text_is_refused() -> None:
+    with pytest.raises(ValueError, match="single string, 'a man rides"):
+        train_tokenizer(TEXTS[0])
+    with pytest.raises(ValueError, match=r"texts\[2\] is None, of type NoneType"):
+        train_tokenizer(["a", "b", None])  # type: ignore[list-item]
+
+
+def test_the_smallest_vocabulary_spells_everything() -> None:
+    tokenizer = train(TEXTS, vocab_size=MINIMUM_VOCAB_SIZE)
+    assert len(tokenizer) == MINIMUM_VOCAB_SIZE
+    assert tokenizer.batch_decode(tokenizer(TEXTS)["input_ids"], skip_special_tokens=True) == TEXTS
+
+
+# --- scripts/train_tokenizer.py ---
+
+
+@pytest.fixture(scope="module")
+def script(scripts_directory: Path) -> Iterator[ModuleType]:
+    specification = importlib.util.spec_from_file_location("train_tokenizer", scripts_directory / "train_tokenizer.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    yield module
+    # main() turned it up for its process.
+    logging.getLogger("vanilla_transformer").setLevel(logging.NOTSET)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Two text files, one of them compressed, and the same pairs as a table."""
+    (tmp_path / "train.en").write_text("".join(f"{line}\n" for line in ENGLISH), encoding="utf-8")
+    with gzip.open(tmp_path / "train.de.gz", "wt", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in GERMAN)
+    pairs = ({"translation": {"en": en, "de": de}} for en, de in zip(ENGLISH, GERMAN, strict=True))
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs), encoding="utf-8")
+    return tmp_path
+
+
+def failure(script: ModuleType, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What the script says last when it ends with the status of a usage error."""
+    with pytest.raises(SystemExit) as ended:
+        script.main(arguments)
+    assert ended.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1].partition(": ")[2]
+
+
+def test_script_trains_on_files(script: ModuleType, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [str(corpus / "train.en"), str(corpus / "train.de.gz")]
+    script.main(["--files", *files, "--vocab_size", "290", "--model_max_length", "50", "--output_dir", f"{corpus}/out"])
+    loaded = AutoTokenizer.from_pretrained(corpus / "out")
+    assert type(loaded) is VanillaTransformerTokenizer
+    assert merges_of(loaded) == merges_of(train(TEXTS))
+    assert loaded.model_max_length == 50
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == f"290 tokens, saved to {corpus}/out"
+    english = printed.index(f"{files[0]}: 4 sentences")
+    tokens = sum(len(loaded.tokenize(text)) for text in ENGLISH)
+    words = sum(len(text.split()) for text in ENGLISH)
+    assert (
+        printed[english + 1] == f"  {tokens / 4:.1f} tokens per sentence, {tokens / words:.2f} per word, without </s>"
+    )
+    for line in printed[english + 2 : english + 4]:
+        text = line.strip().replace(" ", "").replace("▁", " ").strip()
+        assert text in ENGLISH
+        assert len(line.split()) == len(loaded.tokenize(text))
+
+
+def test_script_trains_on_a_table(script: ModuleType, corpus: Path) -> None:
+    arguments = ["--files", f"{corpus}/train.jsonl", "--vocab_size", "290", "--output_dir", f"{corpus}/out"]
+    script.main([*arguments, "--source_lang", "en", "--target_lang", "de", "--disable_tqdm"])
+    assert merges_of(VanillaTransformerTokenizer.from_pretrained(corpus / "out")) == merges_of(train(TEXTS))
+
+
+def test_script_trains_on_a_dataset(script: ModuleType, corpus: Path) -> None:
+    (corpus / "dataset").mkdir()
+    (corpus / "train.jsonl").rename(corpus / "dataset" / "train.jsonl")
+    arguments = ["--dataset_name", f"{corpus}/dataset", "--vocab_size", "290", "--output_dir", f"{corpus}/out"]
+    script.main([*arguments, "--source_column", "translation.de", "--target_column", "translation.en"])
+    assert merges_of(VanillaTransformerTokenizer.from_pretrained(corpus / "out")) == merges_of(train(TEXTS))
+
+
+def test_script_keeps_what_the_output_folder_holds(
+    script: ModuleType, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--files", f"{corpus}/train.en", "--output_dir", f"{corpus}/out", "--vocab_size"]
+    (corpus / "out").mkdir()
+    (corpus / "out" / "notes.txt").write_text("mine")
+    script.main([*arguments, "275"])
+    before = (corpus / "out" / "tokenizer.json").read_bytes()
+    message = failure(script, [*arguments, "270"], capsys)
+    assert message == f"error: {corpus}/out holds a tokenizer (tokenizer.json); --overwrite_output_dir replaces it."
+    assert (corpus / "out" / "tokenizer.json").read_bytes() == before
+    script.main([*arguments, "270", "--overwrite_output_dir"])
+    assert len(VanillaTransformerTokenizer.from_pretrained(corpus / "out")) == 270
+    assert (corpus / "out" / "notes.txt").read_text() == "mine"
+
+
+def test_script_explains_errors(script: ModuleType, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = str(corpus / "train.en")
+    out = ["--output_dir", str(corpus / "out")]
+    assert "either --files or --dataset_name" in failure(script, out, capsys)
+    assert "either --files or --dataset_name" in failure(script, [*out, "--files", text, "--dataset_name", "x"], capsys)
+    assert "nowhere.txt" in failure(script, [*out, "--files", f"{corpus}/nowhere.txt"], capsys)
+    assert "vocab_size=100 is too small" in failure(script, [*out, "--files", text, "--vocab_size", "100"], capsys)
+    assert f"{text} is a file" in failure(script, ["--files", text, "--output_dir", text], capsys)
+    (corpus / "blank.txt").write_text("\n\n")
+    assert "no text at all" in failure(script, [*out, "--files", f"{corpus}/blank.txt"], capsys)
+    assert not (corpus / "out").exists()
+
+
+def test_script_help(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        script.main(["--help"])
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    assert "python scripts/train_tokenizer.py --files train.en train.de.gz" in printed
+    for action in script.make_parser()._actions:
+        assert action.help

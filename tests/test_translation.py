@@ -1,0 +1,435 @@
+"""Batch translation, checked against one call of `generate` per sentence; and scripts/translate.py."""
+
+import gzip
+import json
+import logging
+import os
+import random
+import select
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_seq2seq import BROKEN_WORD, MAX_TOKENS, WORDS, make_model, make_tokenizer
+from transformers import NllbTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+
+from vanilla_transformer import translation
+from vanilla_transformer.translation import (
+    load_model_and_tokenizer,
+    set_languages,
+    translate,
+    translate_file,
+    translate_lines,
+    translate_n_best,
+)
+
+REPOSITORY = Path(__file__).parents[1]
+MODEL: Any = make_model()
+TOKENIZER = make_tokenizer()
+
+sentence_lists = st.lists(st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join), max_size=12)
+
+
+def random_sentences(count: int, *, seed: int = 0, longest: int = 12) -> list[str]:
+    generator = random.Random(seed)
+    return [" ".join(generator.choices(WORDS, k=generator.randint(1, longest))) for _ in range(count)]
+
+
+def translate_alone(sentence: str, **generate_kwargs: Any) -> str:
+    """The oracle: a plain call of `generate`, without batch, padding or order."""
+    if not sentence.strip():
+        return ""
+    token_ids = torch.tensor([[*map(TOKENIZER.convert_tokens_to_ids, sentence.split()), TOKENIZER.eos_token_id]])
+    with torch.no_grad():
+        (output,) = MODEL.generate(input_ids=token_ids, attention_mask=torch.ones_like(token_ids), **generate_kwargs)
+    words = TOKENIZER.convert_ids_to_tokens(output.tolist())
+    return " ".join(word for word in words if word not in ("<s>", "<pad>", "</s>", "<unk>"))
+
+
+@pytest.mark.parametrize("generate_kwargs", [{}, {"num_beams": 3}, {"max_new_tokens": 3}], ids=str)
+def test_translate_equals_one_call_of_generate_per_sentence(generate_kwargs: dict[str, Any]) -> None:
+    sentences = random_sentences(40)
+    expected = [translate_alone(sentence, **generate_kwargs) for sentence in sentences]
+    assert len(set(expected)) > 10, "the oracle must tell sentences apart"
+    assert translate(MODEL, TOKENIZER, sentences, batch_size=7, progress=False, **generate_kwargs) == expected
+
+
+@settings(max_examples=20, deadline=None)
+@given(sentences=sentence_lists, batch_size=st.integers(1, 5), window_size=st.integers(1, 6))
+def test_every_input_has_one_output_in_order(sentences: list[str], batch_size: int, window_size: int) -> None:
+    expected = [translate_alone(sentence, max_new_tokens=4) for sentence in sentences]
+    options: dict[str, Any] = {"batch_size": batch_size, "progress": False, "max_new_tokens": 4}
+    assert translate(MODEL, TOKENIZER, sentences, **options) == expected
+    lines = (sentence + "\n" for sentence in sentences)
+    assert list(translate_lines(MODEL, TOKENIZER, lines, window_size=window_size, **options)) == expected
+
+
+def test_batches_come_longest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = []
+    generate = MODEL.generate
+
+    def recorded(**inputs: Any) -> torch.Tensor:
+        shapes.append(inputs["input_ids"].shape)
+        return generate(**inputs)
+
+    monkeypatch.setattr(MODEL, "generate", recorded)
+    translate(MODEL, TOKENIZER, [" ".join(WORDS[:length]) for length in (1, 5, 9, 2, 6)], batch_size=2, progress=False)
+    assert shapes == [(2, 10), (2, 6), (1, 2)]
+
+
+def test_text_without_words_gives_no_translation() -> None:
+    outputs = translate(MODEL, TOKENIZER, ["", "w1 w2", " \t", "\u3000"], progress=False)
+    assert outputs == ["", translate_alone("w1 w2"), "", ""]
+    assert translate(MODEL, TOKENIZER, [], progress=False) == []
+
+
+def test_n_best_are_the_beams_of_generate_best_first() -> None:
+    sentences = ["w1 w2 w3", "", "w7"]
+    n_best = translate_n_best(
+        MODEL, TOKENIZER, sentences, num_return_sequences=3, num_beams=3, batch_size=1, progress=False
+    )
+    for sentence, translations in zip(sentences, n_best, strict=True):
+        expected = ["", "", ""]
+        if sentence:
+            output = MODEL.generate(**TOKENIZER(sentence, return_tensors="pt"), num_beams=3, num_return_sequences=3)
+            expected = TOKENIZER.batch_decode(output, skip_special_tokens=True)
+        assert translations == expected
+    assert [best for best, *_ in n_best] == translate(MODEL, TOKENIZER, sentences, num_beams=3, progress=False)
+
+
+def test_overlong_sources_are_truncated_with_a_warning_that_names_the_line(caplog: pytest.LogCaptureFixture) -> None:
+    long, longest = " ".join(WORDS[:30]), " ".join(WORDS[:40])
+    expected = [translate_alone(" ".join(WORDS[: MAX_TOKENS - 1]))] * 2
+    outputs = translate(MODEL, TOKENIZER, ["w1", long, longest], progress=False)
+    assert outputs[1:] == expected
+    assert [record.getMessage() for record in caplog.records] == [
+        f"source line 2: truncated to {MAX_TOKENS} of its 31 tokens",
+        f"source line 3: truncated to {MAX_TOKENS} of its 41 tokens",
+    ]
+    caplog.clear()
+    lines = ["w1\n", "\n", "w1 w2 w3 w4\n"]
+    assert list(translate_lines(MODEL, TOKENIZER, lines, window_size=2, max_source_length=3, progress=False)) == [
+        translate_alone("w1"),
+        "",
+        translate_alone("w1 w2"),
+    ]
+    assert caplog.messages == ["source line 3: truncated to 3 of its 5 tokens"]
+
+
+def test_no_limit_means_no_truncation(caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.model_max_length = int(1e30)
+    sentence = " ".join(WORDS[:30])
+    assert translate(MODEL, tokenizer, [sentence], progress=False) == [translate_alone(sentence)]
+    assert not caplog.records
+
+
+def test_source_prefix_precedes_each_source_but_not_an_empty_one() -> None:
+    outputs = translate(MODEL, TOKENIZER, ["w1", ""], source_prefix="w5 w6 ", progress=False)
+    assert outputs == [translate_alone("w5 w6 w1"), ""]
+
+
+def test_training_flags_are_restored_and_training_goes_on() -> None:
+    model: Any = make_model()
+    model.train()
+    model.model.encoder.eval()
+    flags = [module.training for module in model.modules()]
+    assert translate(model, TOKENIZER, ["w1 w2"], progress=False) == [translate_alone("w1 w2")]
+    assert [module.training for module in model.modules()] == flags
+    stream = translate_lines(model, TOKENIZER, ["w1", "w2"], window_size=1, progress=False)
+    next(stream)
+    assert [module.training for module in model.modules()] == flags, "nor does an unfinished stream change them"
+    assert not torch.is_inference_mode_enabled()
+    model(input_ids=torch.tensor([[4, 2]]), labels=torch.tensor([[5, 2]])).loss.backward()
+    assert model.model.shared.weight.grad.abs().sum() > 0
+    with pytest.raises(ValueError, match="num_return_sequences"):
+        translate(model, TOKENIZER, ["w1"], progress=False, num_return_sequences=2)
+
+
+def test_streams_are_read_no_further_than_the_window() -> None:
+    read = 0
+
+    def endless() -> Any:
+        nonlocal read
+        while True:
+            read += 1
+            yield "w1 w2\r\n"
+
+    stream = translate_lines(MODEL, TOKENIZER, endless(), window_size=3, progress=False)
+    assert [next(stream) for _ in range(4)] == [translate_alone("w1 w2")] * 4
+    assert read == 6
+
+
+def test_a_line_break_in_a_translation_does_not_break_the_line() -> None:
+    force: dict[str, Any] = {"forced_bos_token_id": TOKENIZER.convert_tokens_to_ids(BROKEN_WORD), "progress": False}
+    (raw,) = translate(MODEL, TOKENIZER, ["w1"], **force)
+    assert "\n" in raw
+    assert list(translate_lines(MODEL, TOKENIZER, ["w1\n"], **force)) == [raw.replace("\n", " ")]
+
+
+def test_the_bar_is_on_stderr_and_counts_all_sentences(capfd: pytest.CaptureFixture[str]) -> None:
+    translate(MODEL, TOKENIZER, ["w1", "", "w2 w3"], progress="test set")
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "test set: 100%" in err
+    assert "3/3" in err
+    translate(MODEL, TOKENIZER, ["w1"], progress=False)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"max_source_length": 1}, "maximum length is 1 tokens; it must be at least 2"),
+        ({"window_size": 0}, "window_size is 0"),
+    ],
+    ids=str,
+)
+def test_illegal_sizes_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        list(translate_lines(MODEL, TOKENIZER, ["w1"], progress=False, **options))
+
+
+def test_a_single_string_is_refused() -> None:
+    with pytest.raises(TypeError, match="one string"):
+        translate(MODEL, TOKENIZER, "w1 w2", progress=False)
+
+
+def test_languages_of_a_multilingual_tokenizer() -> None:
+    tokenizer = NllbTokenizer(vocab={"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "▁w": 4}, merges=[])
+    arguments = set_languages(tokenizer, source_lang="deu_Latn", target_lang="fra_Latn")
+    assert arguments == {"forced_bos_token_id": tokenizer.convert_tokens_to_ids("fra_Latn")}
+    assert tokenizer.convert_ids_to_tokens(tokenizer("w").input_ids)[0] == "deu_Latn"
+    assert tokenizer.convert_ids_to_tokens(tokenizer(text_target="w").input_ids)[0] == "fra_Latn"
+    with pytest.raises(ValueError, match="target_lang is 'klingon'"):
+        set_languages(tokenizer, source_lang="deu_Latn", target_lang="klingon")
+    with pytest.raises(ValueError, match="one fixed pair"):
+        set_languages(TOKENIZER, source_lang="en", target_lang="de")
+
+
+# Files
+
+
+class InterruptedRunError(Exception):
+    """What stands for a kill in the middle of a run."""
+
+
+def translate_file_until(monkeypatch: pytest.MonkeyPatch, lines: int, *arguments: Any, **options: Any) -> None:
+    """Runs `translate_file` until `translate_lines` has yielded so many lines, then ends it with an error."""
+
+    def until(*arguments: Any, **options: Any) -> Any:
+        for number, line in enumerate(translate_lines(*arguments, **options)):
+            if number == lines:
+                raise InterruptedRunError
+            yield line
+
+    with monkeypatch.context() as patch:
+        patch.setattr(translation, "translate_lines", until)
+        with pytest.raises(InterruptedRunError):
+            translate_file(*arguments, **options)
+
+
+@pytest.fixture
+def source_file(tmp_path: Path) -> Path:
+    path = tmp_path / "source.txt"
+    path.write_text("\n".join(["w1 w2", "", *random_sentences(20)]) + "\n", encoding="utf-8")
+    return path
+
+
+def expected_translation(source_file: Path) -> str:
+    return "".join(translate_alone(line) + "\n" for line in source_file.read_text(encoding="utf-8").splitlines())
+
+
+@pytest.mark.parametrize("half_line", ["", "half a li"], ids=["whole_lines", "half_written_line"])
+def test_an_interrupted_file_is_resumed(
+    source_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, half_line: str
+) -> None:
+    output = source_file.with_name("output.txt")
+    partial = source_file.with_name("output.txt.partial")
+    options: dict[str, Any] = {"window_size": 5, "batch_size": 2, "progress": False}
+    translate_file_until(monkeypatch, 7, MODEL, TOKENIZER, source_file, output, **options)
+    assert not output.exists(), "an unfinished translation must not look finished"
+    with open(partial, "a", encoding="utf-8") as file:
+        file.write(half_line)
+    kept = partial.read_text(encoding="utf-8").splitlines()[:7]
+    # What is kept must not be made again: mark it.
+    partial.write_text("\n".join(["kept", *kept[1:]]) + "\n" + half_line, encoding="utf-8")
+    with caplog.at_level(logging.INFO, logger="vanilla_transformer"):
+        assert translate_file(MODEL, TOKENIZER, source_file, output, **options) == 22
+    assert "going on at line 8" in caplog.text
+    expected = expected_translation(source_file).splitlines()
+    assert output.read_text(encoding="utf-8").splitlines() == ["kept", *expected[1:]]
+    assert sorted(path.name for path in source_file.parent.iterdir()) == ["output.txt", "source.txt"]
+
+
+def test_a_partial_file_of_other_settings_is_not_resumed(source_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = source_file.with_name("output.txt")
+    translate_file_until(monkeypatch, 3, MODEL, TOKENIZER, source_file, output, progress=False, window_size=2)
+    partial = source_file.with_name("output.txt.partial").read_bytes()
+
+    def refused(changed: str, model: PreTrainedModel = MODEL, **options: Any) -> None:
+        with pytest.raises(FileExistsError, match=rf"other settings \({changed}\)"):
+            translate_file(model, TOKENIZER, source_file, output, progress=False, **options)
+        assert source_file.with_name("output.txt.partial").read_bytes() == partial, "nothing may be lost"
+
+    refused("options", num_beams=2)
+    refused("model", model=make_model(seed=1))
+    text = source_file.read_text(encoding="utf-8")
+    source_file.write_text("w9" + text[2:], encoding="utf-8")
+    refused("input")
+    translate_file(MODEL, TOKENIZER, source_file, output, overwrite=True, progress=False)
+    assert output.read_text(encoding="utf-8") == expected_translation(source_file)
+
+
+def test_existing_files_are_not_overwritten_unasked(source_file: Path) -> None:
+    output = source_file.with_name("output.txt")
+    output.write_text("precious\n", encoding="utf-8")
+    with pytest.raises(FileExistsError, match=r"output\.txt exists"):
+        translate_file(MODEL, TOKENIZER, source_file, output, progress=False)
+    assert output.read_text(encoding="utf-8") == "precious\n"
+    with pytest.raises(ValueError, match="the input file"):
+        translate_file(MODEL, TOKENIZER, source_file, source_file, overwrite=True, progress=False)
+    with pytest.raises(ValueError, match="plain text"):
+        translate_file(MODEL, TOKENIZER, source_file, source_file.with_name("output.gz"), progress=False)
+    translate_file(MODEL, TOKENIZER, source_file, output, overwrite=True, progress=False)
+    assert output.read_text(encoding="utf-8") == expected_translation(source_file)
+
+
+# The script
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    MODEL.save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """scripts/translate.py's main, imported as Python runs it: with the scripts' folder first on the path."""
+    monkeypatch.syspath_prepend(str(REPOSITORY / "scripts"))
+    import translate as script
+
+    return script.main
+
+
+def test_loading_chooses_dtype_and_device(model_folder: str) -> None:
+    model, tokenizer = load_model_and_tokenizer(model_folder, device="cpu", dtype="bfloat16")
+    assert (model.dtype, model.device.type, model.training) == (torch.bfloat16, "cpu", False)
+    assert isinstance(tokenizer, PreTrainedTokenizerFast)
+    with pytest.raises(ValueError, match="dtype is 'float13'"):
+        load_model_and_tokenizer(model_folder, dtype="float13")
+
+
+def test_script_from_stdin_to_stdout(model_folder: str) -> None:
+    # A locale that is not UTF-8, a byte order mark, a Windows line end, an empty line, a last line without its end.
+    text = "\ufeffw1 w2\r\n\nw3 \u2028 w4\nw5"
+    run = subprocess.run(
+        [sys.executable, "scripts/translate.py", "--model_name_or_path", model_folder, "--device", "cpu"],
+        input=text.encode(),
+        capture_output=True,
+        cwd=REPOSITORY,
+        env={"PATH": "", "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1", "LC_ALL": "C", "PYTHONUTF8": "0"},
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr.decode()
+    expected = [translate_alone(line) for line in ("w1 w2", "", "w3 w4", "w5")]
+    assert run.stdout.decode() == "".join(line + "\n" for line in expected)
+    assert b"4line" in run.stderr
+
+
+def test_script_from_file_to_file(
+    main: Any, model_folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, output = tmp_path / "source.txt.gz", tmp_path / "output.txt"
+    sentences = random_sentences(5)
+    with gzip.open(source, "wt", encoding="utf-8") as file:
+        file.write("\n".join(sentences) + "\n")
+    arguments = ["--model_name_or_path", model_folder, "--device", "cpu", "--input_file", str(source), "--num_beams=2"]
+    expected = [translate_alone(sentence, num_beams=2) for sentence in sentences]
+    main([*arguments, "--output_file", str(output), "--batch_size", "2"])
+    assert output.read_text(encoding="utf-8").splitlines() == expected
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as refusal:
+        main([*arguments, "--output_file", str(output)])
+    assert refusal.value.code == 2
+    assert "output.txt exists" in capsys.readouterr().err
+    main([*arguments, "--disable_tqdm", "--max_new_tokens", "2"])
+    shorter = [translate_alone(sentence, num_beams=2, max_new_tokens=2) for sentence in sentences]
+    assert capsys.readouterr().out.splitlines() == shorter
+
+
+def test_script_answers_each_line_at_a_terminal(main: Any, model_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    keyboard, terminal = os.openpty()
+    answers, screen = os.pipe()
+    received = []
+
+    def type_lines() -> None:
+        for line in (b"w1 w2\n", b"w3\n"):
+            os.write(keyboard, line)
+            ready, _, _ = select.select([answers], [], [], 30)
+            received.append(os.read(answers, 1000).decode() if ready else "no answer")
+        os.write(keyboard, b"\x04")
+
+    with open(terminal) as stdin, open(screen, "w") as stdout, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", stdin)
+        patch.setattr(sys, "stdout", stdout)
+        typist = threading.Thread(target=type_lines)
+        typist.start()
+        main(["--model_name_or_path", model_folder, "--device", "cpu"])
+        typist.join()
+    os.close(keyboard)
+    os.close(answers)
+    assert received == [translate_alone("w1 w2") + "\n", translate_alone("w3") + "\n"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--output_file", "out.txt"], "--output_file needs --input_file"),
+        (["--source_lang", "en"], "source_lang is 'en' and target_lang is None; give both or neither"),
+        (["--num_beam", "2", "--beams", "3"], "not used by the HfArgumentParser"),
+    ],
+    ids=str,
+)
+def test_script_refuses_wrong_arguments(
+    main: Any, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refusal:
+        main(["--model_name_or_path", "nowhere", *arguments])
+    assert refusal.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_script_help_names_every_option(main: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    for option in ("--model_name_or_path", "--input_file", "--output_file", "--num_beams", "--overwrite"):
+        assert option in text
+
+
+def test_the_scripts_folder_hides_no_module() -> None:
+    names = {path.stem for path in (REPOSITORY / "scripts").glob("*.py")}
+    finder = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import importlib.util as u; print([n for n in {sorted(names)!r} if u.find_spec(n) is not None])",
+        ],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        check=True,
+    )
+    assert json.loads(finder.stdout.replace("'", '"')) == []

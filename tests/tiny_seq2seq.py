@@ -1,0 +1,49 @@
+"""A tiny BART with random weights and a word-level tokenizer: to batch translation, a model like any other."""
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import BartConfig, BartForConditionalGeneration, PreTrainedTokenizerFast
+
+WORDS = [f"w{number}" for number in range(40)]
+BROKEN_WORD = "two\nlines"
+MAX_TOKENS = 24
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Splits at white space, appends </s>, takes up to `MAX_TOKENS` tokens."""
+    vocabulary = ["<s>", "<pad>", "</s>", "<unk>", *WORDS, BROKEN_WORD]
+    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(vocabulary)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token="<s>",
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        model_max_length=MAX_TOKENS,
+    )
+
+
+def make_model(seed: int = 0) -> BartForConditionalGeneration:
+    """Weights so large that different sources get different translations; dropout so large that training mode shows."""
+    torch.manual_seed(seed)
+    config = BartConfig(
+        vocab_size=len(make_tokenizer()),
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        max_position_embeddings=32,
+        dropout=0.5,
+        init_std=0.7,
+        forced_eos_token_id=None,
+    )
+    model = BartForConditionalGeneration(config)
+    model.final_logits_bias[:, -1] = -1e4  # the broken word comes only when it is forced
+    model.generation_config.max_length = None
+    model.generation_config.max_new_tokens = 8
+    return model.eval()

@@ -1,0 +1,325 @@
+"""Configuration of the original Transformer: the only place of defaults, presets and validation.
+
+The defaults are the "base" model of Table 3 in "Attention Is All You Need" (Vaswani et al., 2017). Field names are
+those of BART and Marian, so that tools which read those configurations read this one; `d_k` and `d_v` are the paper's.
+"""
+
+import copy
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from huggingface_hub.dataclasses import strict
+from transformers.activations import ACT2FN
+from transformers.configuration_utils import PreTrainedConfig
+
+if TYPE_CHECKING:
+    # Never executed: transformers copies the files named in import lines beside a saved config, and a process without
+    # this package finds there the pipeline that CUSTOM_PIPELINES names.
+    from .pipeline_vanilla_transformer import TranslationPipeline as TranslationPipeline
+
+POSITION_EMBEDDING_TYPES = ("sinusoidal", "sinusoidal_concatenated", "sinusoidal_tensor2tensor", "learned")
+
+CUSTOM_PIPELINES = {
+    "translation": {
+        "impl": "pipeline_vanilla_transformer.TranslationPipeline",
+        "pt": ["AutoModelForSeq2SeqLM"],
+        "type": "text",
+    }
+}
+
+# Table 3 has no row without label smoothing but D-ls0, hence its place in every preset made for training.
+_BASE = {"label_smoothing": 0.1}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "vocab_size": 320,
+        "d_model": 32,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 64,
+        "decoder_ffn_dim": 64,
+        "max_position_embeddings": 128,
+    },
+    "small": {
+        **_BASE,
+        "vocab_size": 8000,
+        "d_model": 256,
+        "encoder_layers": 3,
+        "decoder_layers": 3,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 1024,
+        "decoder_ffn_dim": 1024,
+    },
+    "iwslt": {
+        **_BASE,
+        "vocab_size": 10000,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 1024,
+        "decoder_ffn_dim": 1024,
+        "dropout": 0.3,
+    },
+    "base": {**_BASE},
+    "big": {
+        **_BASE,
+        "d_model": 1024,
+        "encoder_attention_heads": 16,
+        "decoder_attention_heads": 16,
+        "encoder_ffn_dim": 4096,
+        "decoder_ffn_dim": 4096,
+        "dropout": 0.3,
+    },
+    # Table 3, rows A: number of heads at a constant amount of computation (d_k = d_v = d_model / heads).
+    **{
+        f"A-h{heads}": {**_BASE, "encoder_attention_heads": heads, "decoder_attention_heads": heads}
+        for heads in (1, 4, 16, 32)
+    },
+    # Rows B: smaller attention keys.
+    **{f"B-dk{d_k}": {**_BASE, "d_k": d_k} for d_k in (16, 32)},
+    # Rows C: depth, width, inner width.
+    **{f"C-N{layers}": {**_BASE, "encoder_layers": layers, "decoder_layers": layers} for layers in (2, 4, 8)},
+    **{
+        f"C-d{d_model}": {**_BASE, "d_model": d_model, "d_k": d_model // 8, "d_v": d_model // 8}
+        for d_model in (256, 1024)
+    },
+    **{f"C-ff{width}": {**_BASE, "encoder_ffn_dim": width, "decoder_ffn_dim": width} for width in (1024, 4096)},
+    # Rows D: regularisation.
+    "D-drop0": {**_BASE, "dropout": 0.0},
+    "D-drop0.2": {**_BASE, "dropout": 0.2},
+    "D-ls0": {"label_smoothing": 0.0},
+    "D-ls0.2": {"label_smoothing": 0.2},
+    # Row E: learned positions instead of sinusoids.
+    "E-learned": {**_BASE, "position_embedding_type": "learned"},
+}
+
+
+@strict
+class VanillaTransformerConfig(PreTrainedConfig):
+    r"""Configuration of a [`VanillaTransformerModel`] or [`VanillaTransformerForConditionalGeneration`].
+
+    Args:
+        vocab_size (`int`, defaults to 37000):
+            Number of tokens of the vocabulary (of the source vocabulary, where there are two).
+        decoder_vocab_size (`int`, *optional*):
+            Number of tokens of the target vocabulary. `None`: one vocabulary serves both sides.
+        d_model (`int`, defaults to 512):
+            Width of embeddings and of every sub-layer's output.
+        encoder_layers, decoder_layers (`int`, defaults to 6):
+            Number of layers (the paper's N).
+        encoder_attention_heads, decoder_attention_heads (`int`, defaults to 8):
+            Number of attention heads (the paper's h).
+        encoder_ffn_dim, decoder_ffn_dim (`int`, defaults to 2048):
+            Inner width of the feed-forward networks (the paper's d_ff).
+        d_k, d_v (`int`, *optional*):
+            Size of one head's keys and values. `None`: d_model / heads.
+        dropout (`float`, defaults to 0.1):
+            Probability of dropping an element of a sub-layer's output or of the sum of embeddings and positions (5.4).
+        attention_dropout, activation_dropout (`float`, defaults to 0.0):
+            The same for attention weights and for the inner activations of the feed-forward networks.
+        activation_function (`str`, defaults to `"relu"`):
+            Activation of the feed-forward networks, any name in `ACT2FN`.
+        attention_bias, ffn_bias, lm_head_bias (`bool`, defaults to `False`, `True`, `False`):
+            Whether those linear maps have a bias (3.2 writes none, 3.3 writes b1 and b2).
+        normalize_before (`bool`, defaults to `False`):
+            `False`: LayerNorm(x + Sublayer(x)) as in 3.1 (post-LN). `True`: x + Sublayer(LayerNorm(x)) and one more
+            norm at the end of each stack (pre-LN).
+        normalize_embedding (`bool`, defaults to `False`):
+            Whether to normalise the sum of embeddings and positions.
+        layer_norm_eps (`float`, defaults to 1e-5):
+            Added to the variance in every LayerNorm.
+        scale_embedding (`bool`, defaults to `True`):
+            Whether to multiply embeddings by sqrt(d_model) (3.4).
+        position_embedding_type (`str`, defaults to `"sinusoidal"`):
+            `"sinusoidal"`: 3.5, sine and cosine interleaved. `"sinusoidal_concatenated"`: the same values, all sines
+            first (Marian). `"sinusoidal_tensor2tensor"`: sines first, frequencies spaced by log(10000)/(d_model/2 - 1)
+            (tensor2tensor, fairseq, FSMT). `"learned"`: a trained table (Table 3, row E).
+        position_offset (`int`, defaults to 0):
+            Position of the first token (fairseq: padding index + 1).
+        max_position_embeddings (`int`, defaults to 1024):
+            Number of rows of the position table. Sinusoids go on beyond it; a learned table ends there.
+        share_encoder_decoder_embeddings (`bool`, defaults to `True`):
+            Whether encoder and decoder have one embedding table.
+        tie_word_embeddings (`bool`, defaults to `True`):
+            Whether the output layer is the decoder's embedding table (3.4).
+        label_smoothing (`float`, defaults to 0.0):
+            Label smoothing of the model's own loss, in training mode only (5.4); in evaluation mode the loss is the
+            plain negative log-likelihood per token.
+        bos_token_id, pad_token_id, eos_token_id, decoder_start_token_id (`int`, default to 0, 1, 2, 0):
+            Ids of the special tokens.
+
+    Raises:
+        ValueError: (as the library's `StrictDataclassClassValidationError`) if a value is not legal; the message names
+            the field, the value and what is legal.
+
+    Example:
+    ```python
+    >>> from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+
+    >>> config = VanillaTransformerConfig.from_preset("base", vocab_size=32000)
+    >>> model = VanillaTransformerForConditionalGeneration(config)
+    ```
+    """
+
+    model_type = "vanilla_transformer"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {
+        "hidden_size": "d_model",
+        "num_attention_heads": "encoder_attention_heads",
+        "num_hidden_layers": "encoder_layers",
+    }
+
+    vocab_size: int = 37000
+    decoder_vocab_size: int | None = None
+    d_model: int = 512
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    encoder_attention_heads: int = 8
+    decoder_attention_heads: int = 8
+    encoder_ffn_dim: int = 2048
+    decoder_ffn_dim: int = 2048
+    d_k: int | None = None
+    d_v: int | None = None
+    dropout: float | int = 0.1
+    attention_dropout: float | int = 0.0
+    activation_dropout: float | int = 0.0
+    activation_function: str = "relu"
+    attention_bias: bool = False
+    ffn_bias: bool = True
+    lm_head_bias: bool = False
+    normalize_before: bool = False
+    normalize_embedding: bool = False
+    layer_norm_eps: float = 1e-5
+    scale_embedding: bool = True
+    position_embedding_type: str = "sinusoidal"
+    position_offset: int = 0
+    max_position_embeddings: int = 1024
+    share_encoder_decoder_embeddings: bool = True
+    tie_word_embeddings: bool = True
+    label_smoothing: float | int = 0.0
+    use_cache: bool = True
+    is_encoder_decoder: bool = True
+    bos_token_id: int | None = 0
+    pad_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    decoder_start_token_id: int | None = 0
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        # Where the package is installed its pipelines are registered, and an entry in the config, which the library
+        # consults first, would only make it ask for `trust_remote_code`. `to_dict` writes the entry for the others.
+        if not __name__.startswith("transformers_modules."):
+            kwargs.pop("custom_pipelines", None)
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> "VanillaTransformerConfig":
+        """Builds the configuration of a named model of the paper.
+
+        Args:
+            name (`str`): A key of `PRESETS`.
+            **overrides: Fields of the configuration that differ from the preset.
+
+        Returns:
+            `VanillaTransformerConfig`: The configuration.
+
+        Raises:
+            ValueError: If there is no such preset, or an override is not a field of the configuration.
+        """
+        if name not in PRESETS:
+            raise ValueError(f"There is no preset {name!r}. The presets are: {', '.join(PRESETS)}.")
+        legal = {field.name for field in fields(cls)} | set(cls.attribute_map)
+        if unknown := sorted(set(overrides) - legal):
+            raise ValueError(
+                f"Not fields of {cls.__name__}: {', '.join(unknown)}. Its fields are: {', '.join(sorted(legal))}."
+            )
+        return cls(**{**PRESETS[name], **overrides})
+
+    @property
+    def target_vocab_size(self) -> int:
+        """Number of tokens of the target vocabulary (`decoder_vocab_size`, or `vocab_size` where there is one)."""
+        return self.vocab_size if self.decoder_vocab_size is None else self.decoder_vocab_size
+
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
+        """Returns the configuration, or a copy in which one side's fields have the plain names of a single stack."""
+        config = self
+        if decoder and not encoder:
+            # The library turns `decoder_vocab_size` into `vocab_size` here, for which None is not legal.
+            config = copy.copy(self)
+            config.decoder_vocab_size = self.target_vocab_size
+        return super(VanillaTransformerConfig, config).get_text_config(decoder=decoder, encoder=encoder)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Serialises the configuration, with the entry by which `pipeline("translation")` finds our pipeline file."""
+        return {**super().to_dict(), "custom_pipelines": CUSTOM_PIPELINES}
+
+    def validate_sizes(self) -> None:
+        """Every size is a positive integer; heads divide the width where no head size is given."""
+        positive = ["vocab_size", "d_model", "max_position_embeddings"]
+        positive += [
+            f"{side}_{size}" for side in ("encoder", "decoder") for size in ("layers", "attention_heads", "ffn_dim")
+        ]
+        optional = [name for name in ("decoder_vocab_size", "d_k", "d_v") if getattr(self, name) is not None]
+        for name in positive + optional:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        for side in ("encoder", "decoder"):
+            heads = getattr(self, f"{side}_attention_heads")
+            if (self.d_k is None or self.d_v is None) and self.d_model % heads:
+                raise ValueError(
+                    f"{side}_attention_heads={heads} must divide d_model={self.d_model}; or give both d_k and d_v."
+                )
+
+    def validate_probabilities(self) -> None:
+        """Dropout and label smoothing are probabilities below one."""
+        for name in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be in [0, 1), not {getattr(self, name)}.")
+
+    def validate_functions(self) -> None:
+        """The names of functions are known, and the norm's epsilon is positive."""
+        if self.activation_function not in ACT2FN:
+            raise ValueError(
+                f"activation_function must be one of {', '.join(sorted(ACT2FN))}, not {self.activation_function!r}."
+            )
+        if self.layer_norm_eps <= 0:
+            raise ValueError(f"layer_norm_eps must be positive, not {self.layer_norm_eps}.")
+
+    def validate_positions(self) -> None:
+        """The position embedding exists for this width and offset."""
+        if self.position_embedding_type not in POSITION_EMBEDDING_TYPES:
+            raise ValueError(
+                f"position_embedding_type must be one of {', '.join(POSITION_EMBEDDING_TYPES)}, "
+                f"not {self.position_embedding_type!r}."
+            )
+        if self.position_offset < 0:
+            raise ValueError(f"position_offset must be at least 0, not {self.position_offset}.")
+        if self.position_embedding_type == "learned":
+            if self.position_offset >= self.max_position_embeddings:
+                raise ValueError(
+                    f"position_offset must be below max_position_embeddings={self.max_position_embeddings} for learned "
+                    f"positions, not {self.position_offset}."
+                )
+        elif self.d_model % 2 or (self.position_embedding_type == "sinusoidal_tensor2tensor" and self.d_model < 4):
+            raise ValueError(
+                f"d_model must be even for {self.position_embedding_type} positions (at least 4 for "
+                f"sinusoidal_tensor2tensor), not {self.d_model}."
+            )
+
+    def validate_vocabularies(self) -> None:
+        """Sharing needs one vocabulary, and special tokens lie inside theirs."""
+        if self.share_encoder_decoder_embeddings and self.target_vocab_size != self.vocab_size:
+            raise ValueError(
+                "share_encoder_decoder_embeddings=True needs equal vocabularies, but vocab_size="
+                f"{self.vocab_size} and decoder_vocab_size={self.decoder_vocab_size}; set it to False."
+            )
+        smallest = min(self.vocab_size, self.target_vocab_size)
+        for name in ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"):
+            value = getattr(self, name)
+            for token_id in value if isinstance(value, list) else [value]:
+                if token_id is not None and not 0 <= token_id < smallest:
+                    raise ValueError(f"{name} must be in [0, {smallest}), the smallest vocabulary, not {token_id}.")
+
+
+__all__ = ["PRESETS", "VanillaTransformerConfig"]

@@ -1,0 +1,219 @@
+"""Scores of translations (BLEU, chrF, exact match) and of a model on reference translations (loss, perplexity).
+
+BLEU, chrF and exact match run from 0 to 100. They compare detokenised text, as sacreBLEU wants it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict
+
+import numpy as np
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase
+
+from .translation import encode_texts, inference, length_limit, progress_bar
+
+_IGNORED_LABEL = -100
+
+
+class TranslationScores(TypedDict):
+    """What [`score_translations`] returns; every score from 0 to 100."""
+
+    bleu: float
+    bleu_signature: str
+    bleu_lowercase: float
+    bleu_lowercase_signature: str
+    chrf: float
+    chrf_signature: str
+    exact_match: float
+
+
+class LossScores(TypedDict):
+    """What [`score_loss`] returns."""
+
+    loss: float
+    perplexity: float
+    tokens: int
+
+
+def _import_sacrebleu() -> Any:
+    try:
+        import sacrebleu
+    except ImportError as error:
+        raise ImportError(
+            'BLEU and chrF need sacrebleu: pip install "vanilla-transformer[train]" (or pip install sacrebleu).'
+        ) from error
+    return sacrebleu
+
+
+def score_translations(
+    hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False, tokenize: str = "13a"
+) -> TranslationScores:
+    """Compares translations with one reference each.
+
+    Args:
+        hypotheses: Translations, detokenised.
+        references: Reference translations, in the same order.
+        lowercase: Ignore case in `bleu` and `chrf` (`bleu_lowercase` always does, `exact_match` never).
+        tokenize: SacreBLEU's tokeniser, for both BLEU scores (`"13a"`, `"intl"`, `"zh"`, `"char"`, ...).
+
+    Returns:
+        `bleu` and `chrf` (chrF2) of the corpus with their sacreBLEU signatures; `bleu_lowercase`, BLEU over lowercased
+        tokens, the number that much of the literature on small corpora reports; `exact_match`, the percentage of
+        translations equal to their reference but for white space at the ends.
+
+    Raises:
+        ImportError: If sacrebleu is not installed.
+        TypeError: If one of them is a single string.
+        ValueError: If there is nothing to compare, the two differ in number, or sacreBLEU has no such tokeniser.
+    """
+    if isinstance(hypotheses, str) or isinstance(references, str):
+        raise TypeError("hypotheses and references are lists of strings, one of them is a single string.")
+    if len(hypotheses) != len(references) or not hypotheses:
+        raise ValueError(
+            f"{len(hypotheses)} hypotheses and {len(references)} references; there must be as many of "
+            "one as of the other, and at least one."
+        )
+    metrics = _import_sacrebleu().metrics
+    if tokenize not in metrics.BLEU.TOKENIZERS:
+        raise ValueError(f"tokenize is {tokenize!r}; it must be one of {', '.join(metrics.BLEU.TOKENIZERS)}.")
+    streams = [list(references)]
+    bleu = metrics.BLEU(lowercase=lowercase, tokenize=tokenize)
+    bleu_lowercase = metrics.BLEU(lowercase=True, tokenize=tokenize)
+    chrf = metrics.CHRF(lowercase=lowercase)
+    scores = [metric.corpus_score(list(hypotheses), streams).score for metric in (bleu, bleu_lowercase, chrf)]
+    pairs = zip(hypotheses, references, strict=True)
+    exact = sum(hypothesis.strip() == reference.strip() for hypothesis, reference in pairs)
+    return {
+        "bleu": scores[0],
+        "bleu_signature": str(bleu.get_signature()),
+        "bleu_lowercase": scores[1],
+        "bleu_lowercase_signature": str(bleu_lowercase.get_signature()),
+        "chrf": scores[2],
+        "chrf_signature": str(chrf.get_signature()),
+        "exact_match": 100 * exact / len(references),
+    }
+
+
+def score_loss(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    *,
+    batch_size: int = 32,
+    max_source_length: int | None = None,
+    max_target_length: int | None = None,
+    progress: bool | str = True,
+) -> LossScores:
+    """Mean negative log-likelihood of the reference translations, per target token.
+
+    The sum over all tokens is divided once, so batches do not matter, and it is plain: no label smoothing.
+
+    Args:
+        model: Any sequence-to-sequence model; the inputs are moved to its device.
+        tokenizer: Its tokenizer.
+        sources: Source sentences.
+        targets: Their translations.
+        batch_size: Sentence pairs per forward pass.
+        max_source_length: Tokens, special ones included; longer sources are truncated with a warning that names the
+            line, counted from 1. `None`: the tokenizer's `model_max_length`.
+        max_target_length: The same for targets.
+        progress: Whether to show a bar on stderr; a string is its description.
+
+    Returns:
+        `loss` in nats per token, `perplexity` = exp(loss), and `tokens`, the number of target tokens, `</s>` included.
+        They depend on the tokenizer: compare only models that share one.
+
+    Raises:
+        ValueError: If there is no pair, sources and targets differ in number, or a size is too small.
+    """
+    if len(sources) != len(targets) or not targets:
+        raise ValueError(
+            f"{len(sources)} sources and {len(targets)} targets; there must be as many of one as of the "
+            "other, and at least one."
+        )
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; it must be at least 1 sentence pair.")
+    lines = range(1, len(sources) + 1)
+    source_ids = encode_texts(tokenizer, sources, limit=length_limit(tokenizer, max_source_length), line_numbers=lines)
+    target_ids = encode_texts(
+        tokenizer, targets, limit=length_limit(tokenizer, max_target_length), line_numbers=lines, side="target"
+    )
+    lengths = [(len(source), len(target)) for source, target in zip(source_ids, target_ids, strict=True)]
+    longest_first = sorted(range(len(targets)), key=lambda index: lengths[index], reverse=True)
+    total = 0.0
+    with inference(model), progress_bar(progress, total=len(targets)) as bar:
+        for start in range(0, len(targets), batch_size):
+            batch = longest_first[start : start + batch_size]
+            inputs = tokenizer.pad(
+                {"input_ids": [source_ids[index] for index in batch]}, return_attention_mask=True, return_tensors="pt"
+            )
+            labels = pad_sequence(
+                [torch.tensor(target_ids[index], dtype=torch.long) for index in batch],
+                batch_first=True,
+                padding_value=_IGNORED_LABEL,
+            )
+            total += _sum_of_losses(model, inputs.to(model.device), labels.to(model.device))
+            bar.update(len(batch))
+    tokens = sum(target_length for _, target_length in lengths)
+    loss = total / tokens
+    # Where math.exp would overflow, torch's is infinite.
+    perplexity = torch.tensor(loss, dtype=torch.float64).exp().item()
+    return {"loss": loss, "perplexity": perplexity, "tokens": tokens}
+
+
+def _sum_of_losses(model: PreTrainedModel, inputs: Any, labels: torch.Tensor) -> float:
+    """Negative log-likelihood of `labels` (batch, target_length), summed over its tokens; -100 marks padding."""
+    # The model's own loss may be smoothed or a mean over its batch: only its logits are used. Models without this
+    # method shift the labels in their forward pass.
+    shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if shift is not None:
+        inputs["decoder_input_ids"] = shift(labels=labels)
+    else:
+        inputs["labels"] = labels
+    inputs["decoder_attention_mask"] = (labels != _IGNORED_LABEL).long()
+    forward: Any = model
+    logits = forward(**inputs, use_cache=False).logits
+    losses = torch.nn.functional.cross_entropy(
+        logits.float().flatten(0, 1), labels.flatten(), ignore_index=_IGNORED_LABEL, reduction="none"
+    )
+    return float(losses.cpu().double().sum())
+
+
+def make_compute_metrics(tokenizer: PreTrainedTokenizerBase) -> Callable[[EvalPrediction], dict[str, float]]:
+    """Makes a `compute_metrics` for `Seq2SeqTrainer` with `predict_with_generate=True`.
+
+    Args:
+        tokenizer: Decodes predictions and labels. References are thus the decoded labels: where tokenization loses
+            something, or labels are truncated, [`score_translations`] on the original references is what to report.
+
+    Returns:
+        A function from predictions and labels, both (examples, length) token ids padded with the pad token or -100, to
+        `bleu`, `chrf` and `exact_match` from 0 to 100, and `gen_len`, the mean length of the predictions without
+        padding, in tokens (start and end tokens included, as in transformers' own examples).
+
+    Raises:
+        ImportError: If sacrebleu is not installed: now rather than at the first evaluation.
+    """
+    _import_sacrebleu()
+    pad_token_id = tokenizer.pad_token_id
+
+    def decode(token_ids: np.ndarray) -> list[str]:
+        return tokenizer.batch_decode(token_ids, skip_special_tokens=True)
+
+    def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
+        generated = prediction.predictions
+        if isinstance(generated, tuple):
+            generated = generated[0]
+        generated = np.where(generated == _IGNORED_LABEL, pad_token_id, generated)
+        labels = np.where(prediction.label_ids == _IGNORED_LABEL, pad_token_id, prediction.label_ids)
+        scores = score_translations(decode(generated), decode(labels))
+        return {
+            "bleu": scores["bleu"],
+            "chrf": scores["chrf"],
+            "exact_match": scores["exact_match"],
+            "gen_len": float(np.mean(np.count_nonzero(generated != pad_token_id, axis=1))),
+        }
+
+    return compute_metrics

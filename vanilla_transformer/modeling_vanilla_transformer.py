@@ -1,0 +1,738 @@
+"""The Transformer of "Attention Is All You Need" (Vaswani et al., 2017), in the order of the paper's section 3.
+
+    3.1  encoder and decoder layers, residual connections    TransformerLayer, ...EncoderLayer, ...DecoderLayer
+    3.2  scaled dot-product and multi-head attention         scaled_dot_product_attention, MultiHeadAttention
+    3.3  position-wise feed-forward networks                 TransformerLayer.feed_forward
+    3.4  embeddings and softmax                              TransformerStack.embed, ...ForConditionalGeneration
+    3.5  positional encoding                                 positions_vanilla_transformer.py
+    5.4  dropout, label smoothing                            where they act; loss_vanilla_transformer.py
+
+Shapes are written as
+    B  batch, S  source length, T  target length, L  either length, K  number of keys (cached ones included),
+    D  d_model, H  heads, d_k and d_v  size of one head's keys and values, V  vocabulary.
+Masks are true (or 1) where attention is allowed and false (or 0) at padding.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Unpack, cast
+
+import torch
+from torch import nn
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache, StaticLayer
+from transformers.generation.utils import GenerationMixin
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.utils import logging
+from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
+from .loss_vanilla_transformer import label_smoothed_cross_entropy
+from .positions_vanilla_transformer import LearnedPositions, SinusoidalPositions, count_tokens_before
+from .resizing_vanilla_transformer import ResizableVocabulariesMixin
+
+logger = logging.get_logger(__name__)
+
+
+# 3.1  Encoder and decoder stacks
+
+
+class TransformerLayer(GradientCheckpointingLayer):
+    """What encoder and decoder layers share: residual connections (3.1) and the feed-forward network (3.3)."""
+
+    def __init__(self, config: VanillaTransformerConfig, ffn_dim: int) -> None:
+        super().__init__()
+        self.normalize_before = config.normalize_before
+        self.activation_fn = ACT2FN[config.activation_function]
+        self.dropout = nn.Dropout(config.dropout)
+        self.activation_dropout = nn.Dropout(config.activation_dropout)
+        self.fc1 = nn.Linear(config.d_model, ffn_dim, bias=config.ffn_bias)
+        self.fc2 = nn.Linear(ffn_dim, config.d_model, bias=config.ffn_bias)
+        self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+
+    def residual(
+        self, hidden_states: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor], norm: nn.LayerNorm
+    ) -> torch.Tensor:
+        """LayerNorm(x + Sublayer(x)), the paper's order, or x + Sublayer(LayerNorm(x)); (B, L, D) to (B, L, D)."""
+        if self.normalize_before:
+            return hidden_states + self.dropout(sublayer(norm(hidden_states)))
+        return norm(hidden_states + self.dropout(sublayer(hidden_states)))
+
+    def feed_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Equation 2: FFN(x) = max(0, x W1 + b1) W2 + b2; (B, L, D) to (B, L, D)."""
+        return self.fc2(self.activation_dropout(self.activation_fn(self.fc1(hidden_states))))
+
+
+class VanillaTransformerEncoderLayer(TransformerLayer):
+    """Self-attention, then feed-forward (Figure 1, left)."""
+
+    def __init__(self, config: VanillaTransformerConfig, layer_idx: int) -> None:
+        super().__init__(config, config.encoder_ffn_dim)
+        self.self_attn = SelfAttention(config, config.encoder_attention_heads, layer_idx, is_causal=False)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs: Unpack[TransformersKwargs]
+    ) -> torch.Tensor:
+        """Maps (B, S, D) to (B, S, D)."""
+
+        def self_attention(states: torch.Tensor) -> torch.Tensor:
+            return self.self_attn(states, attention_mask=attention_mask, **kwargs)[0]
+
+        hidden_states = self.residual(hidden_states, self_attention, self.self_attn_layer_norm)
+        return self.residual(hidden_states, self.feed_forward, self.final_layer_norm)
+
+
+class VanillaTransformerDecoderLayer(TransformerLayer):
+    """Masked self-attention, attention over the encoder's output, feed-forward (Figure 1, right)."""
+
+    def __init__(self, config: VanillaTransformerConfig, layer_idx: int) -> None:
+        super().__init__(config, config.decoder_ffn_dim)
+        self.self_attn = SelfAttention(config, config.decoder_attention_heads, layer_idx, is_causal=True)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.encoder_attn = CrossAttention(config, config.decoder_attention_heads, layer_idx, is_causal=False)
+        self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        encoder_hidden_states: torch.Tensor | None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> torch.Tensor:
+        """Maps (B, T, D) to (B, T, D), given the encoder's output (B, S, D)."""
+
+        def self_attention(states: torch.Tensor) -> torch.Tensor:
+            return self.self_attn(states, attention_mask=attention_mask, past_key_values=past_key_values, **kwargs)[0]
+
+        def cross_attention(states: torch.Tensor) -> torch.Tensor:
+            return self.encoder_attn(
+                states,
+                encoder_hidden_states,
+                attention_mask=encoder_attention_mask,
+                past_key_values=past_key_values,
+                **kwargs,
+            )[0]
+
+        hidden_states = self.residual(hidden_states, self_attention, self.self_attn_layer_norm)
+        hidden_states = self.residual(hidden_states, cross_attention, self.encoder_attn_layer_norm)
+        return self.residual(hidden_states, self.feed_forward, self.final_layer_norm)
+
+
+# 3.2  Attention
+
+
+def scaled_dot_product_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Equation 1: Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V; the library's "eager" attention.
+
+    Args:
+        module: The attention module, of which only `training` is read.
+        query: (B, H, L, d_k).
+        key: (B, H, K, d_k).
+        value: (B, H, K, d_v).
+        attention_mask: (B or 1, 1, L, K), added to the scores: 0 where allowed, a very large negative number elsewhere.
+        scaling: The factor 1 / sqrt(d_k).
+        dropout: Probability of dropping an attention weight.
+        **kwargs: What other implementations take.
+
+    Returns:
+        The context (B, L, H, d_v) and the attention weights (B, H, L, K).
+    """
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = nn.functional.softmax(scores, dim=-1)
+    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
+
+
+class MultiHeadAttention(nn.Module):
+    """3.2.2: MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
+
+    The matrices of all heads lie side by side in one linear map: `q_proj` and `k_proj` are (H * d_k, D), `v_proj` is
+    (H * d_v, D) and `out_proj` is (D, H * d_v).
+    """
+
+    def __init__(self, config: VanillaTransformerConfig, num_heads: int, layer_idx: int, is_causal: bool) -> None:
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.is_causal = is_causal
+        self.num_heads = num_heads
+        d_k = config.d_model // num_heads if config.d_k is None else config.d_k
+        d_v = config.d_model // num_heads if config.d_v is None else config.d_v
+        self.scaling = d_k**-0.5
+        self.attention_dropout = config.attention_dropout
+        self.q_proj = nn.Linear(config.d_model, num_heads * d_k, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.d_model, num_heads * d_k, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.d_model, num_heads * d_v, bias=config.attention_bias)
+        self.out_proj = nn.Linear(num_heads * d_v, config.d_model, bias=config.attention_bias)
+
+    def split_heads(self, states: torch.Tensor) -> torch.Tensor:
+        """Maps (B, L, H * d) to (B, H, L, d)."""
+        return states.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    def attend(
+        self,
+        hidden_states: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attends from (B, L, D) to keys (B, H, K, d_k) and values (B, H, K, d_v).
+
+        Returns:
+            The sub-layer's output (B, L, D) and, where the implementation computes them, the weights (B, H, L, K).
+        """
+        attention = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, scaled_dot_product_attention
+        )
+        context, weights = attention(
+            self,
+            self.split_heads(self.q_proj(hidden_states)),
+            key,
+            value,
+            attention_mask,
+            dropout=self.attention_dropout if self.training else 0.0,
+            scaling=self.scaling,
+            **kwargs,
+        )
+        return self.out_proj(context.flatten(2)), weights
+
+
+class SelfAttention(MultiHeadAttention):
+    """Queries, keys and values come from the same sequence (3.2.3, second and third item)."""
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Maps (B, L, D) to (B, L, D) and the weights (B, H, L, K); appends to the cache, if there is one."""
+        key = self.split_heads(self.k_proj(hidden_states))
+        value = self.split_heads(self.v_proj(hidden_states))
+        if past_key_values is not None:
+            key, value = past_key_values.self_attention_cache.update(key, value, self.layer_idx)
+        return self.attend(hidden_states, key, value, attention_mask, **kwargs)
+
+
+class CrossAttention(MultiHeadAttention):
+    """Queries come from the decoder, keys and values from the encoder's output (3.2.3, first item)."""
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Maps (B, T, D) to (B, T, D) and the weights (B, H, T, S); projects the source once per cache."""
+        if past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
+            cached: Any = past_key_values.cross_attention_cache.layers[self.layer_idx]
+            return self.attend(hidden_states, cached.keys, cached.values, attention_mask, **kwargs)
+        key = self.split_heads(self.k_proj(encoder_hidden_states))
+        value = self.split_heads(self.v_proj(encoder_hidden_states))
+        if past_key_values is not None:
+            key, value = past_key_values.cross_attention_cache.update(key, value, self.layer_idx)
+            past_key_values.is_updated[self.layer_idx] = True
+        return self.attend(hidden_states, key, value, attention_mask, **kwargs)
+
+
+# The stacks of Figure 1
+
+
+class VanillaTransformerPreTrainedModel(ResizableVocabulariesMixin, PreTrainedModel):
+    """What the library needs to know of every class below."""
+
+    config: VanillaTransformerConfig
+    config_class = VanillaTransformerConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["VanillaTransformerEncoderLayer", "VanillaTransformerDecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _can_compile_fullgraph = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Sets every initial value.
+
+        | module                        | initial value                                                       |
+        |-------------------------------|---------------------------------------------------------------------|
+        | projections, feed-forward     | Xavier uniform; biases zero                                         |
+        | embeddings, learned positions | normal, standard deviation d_model^-0.5; the padding row zero       |
+        | untied output layer           | as the embeddings it stands for                                     |
+        | sinusoids                     | their formula                                                       |
+        | layer norms                   | gain one, bias zero                                                 |
+        """
+        std = self.config.d_model**-0.5
+        if isinstance(module, SinusoidalPositions):
+            rows = torch.arange(module.weight.shape[0], device=module.weight.device)
+            init.copy_(module.weight, module.encode(rows).to(module.weight.dtype))
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, mean=0.0, std=std)
+            # The flag of loaded weights is on the parameter, and a row of it has none.
+            if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
+                init.zeros_(module.weight[module.padding_idx])
+        elif isinstance(module, nn.Linear):
+            if module is self.get_output_embeddings():
+                init.normal_(module.weight, mean=0.0, std=std)
+            else:
+                init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        else:
+            super()._init_weights(module)
+
+
+class TransformerStack(VanillaTransformerPreTrainedModel):
+    """What encoder and decoder share: embeddings with positions (3.4, 3.5), layers, and in pre-LN one last norm."""
+
+    def __init__(self, config: VanillaTransformerConfig, vocab_size: int, layers: Sequence[TransformerLayer]) -> None:
+        super().__init__(config)
+        learned = config.position_embedding_type == "learned"
+        self.embed_tokens = nn.Embedding(vocab_size, config.d_model, padding_idx=config.pad_token_id)
+        self.embed_positions = LearnedPositions(config) if learned else SinusoidalPositions(config)
+        self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        self.layernorm_embedding = self._norm_if(config.normalize_embedding)
+        self.layers = nn.ModuleList(layers)
+        self.layer_norm = self._norm_if(config.normalize_before)
+        self.dropout = nn.Dropout(config.dropout)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def _norm_if(self, wanted: bool) -> nn.Module:
+        return nn.LayerNorm(self.config.d_model, eps=self.config.layer_norm_eps) if wanted else nn.Identity()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """Returns the embedding table, (V, D)."""
+        return self.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replaces the embedding table."""
+        self.embed_tokens = cast(nn.Embedding, value)
+
+    def look_up(
+        self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, prefix: str = ""
+    ) -> torch.Tensor:
+        """Returns the unscaled embeddings (B, L, D) of ids (B, L), or those given.
+
+        Raises:
+            ValueError: If both or neither are given.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError(f"Give exactly one of {prefix}input_ids and {prefix}inputs_embeds.")
+        return self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+
+    def embed(self, inputs_embeds: torch.Tensor, token_indices: torch.Tensor, upper_bound: int) -> torch.Tensor:
+        """Scales embeddings by sqrt(d_model) (3.4), adds positions (3.5), applies dropout (5.4); (B, L, D)."""
+        positions = self.embed_positions(token_indices, upper_bound).to(inputs_embeds)
+        return self.dropout(self.layernorm_embedding(inputs_embeds * self.embed_scale + positions))
+
+
+class VanillaTransformerEncoder(TransformerStack):
+    """A stack of N identical layers that maps the source to a sequence of continuous representations."""
+
+    _can_record_outputs = {"hidden_states": VanillaTransformerEncoderLayer, "attentions": SelfAttention}
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        layers = [VanillaTransformerEncoderLayer(config, layer_idx) for layer_idx in range(config.encoder_layers)]
+        super().__init__(config, config.vocab_size, layers)
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutput:
+        """Encodes the source.
+
+        Args:
+            input_ids: Source tokens (B, S).
+            attention_mask: (B, S), 1 at tokens and 0 at padding; `None`: nothing is padding.
+            inputs_embeds: Embeddings (B, S, D), not yet scaled, instead of `input_ids`.
+            **kwargs: `output_attentions`, `output_hidden_states`, and what the attention implementation takes.
+
+        Returns:
+            `BaseModelOutput` with `last_hidden_state` (B, S, D).
+        """
+        if input_ids is not None:
+            self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
+        embeddings = self.look_up(input_ids, inputs_embeds)
+        length = embeddings.shape[1]
+        padding_mask = attention_mask if attention_mask is not None and attention_mask.ndim == 2 else None
+        token_indices = count_tokens_before(padding_mask, length, 0, embeddings.device)
+        hidden_states = self.embed(embeddings, token_indices, length)
+        layer_mask = create_bidirectional_mask(
+            config=self.config, inputs_embeds=embeddings, attention_mask=attention_mask
+        )
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, layer_mask, **kwargs)
+        return BaseModelOutput(last_hidden_state=self.layer_norm(hidden_states))
+
+
+class VanillaTransformerDecoder(TransformerStack):
+    """A stack of N identical layers that maps the target so far, and the encoder's output, to the next symbols."""
+
+    _can_record_outputs = {
+        "hidden_states": VanillaTransformerDecoderLayer,
+        "attentions": OutputRecorder(SelfAttention, index=1),
+        "cross_attentions": OutputRecorder(CrossAttention, index=1),
+    }
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        layers = [VanillaTransformerDecoderLayer(config, layer_idx) for layer_idx in range(config.decoder_layers)]
+        super().__init__(config, config.target_vocab_size, layers)
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        encoder_hidden_states: torch.FloatTensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """Decodes the target so far.
+
+        Args:
+            input_ids: Target tokens (B, T), shifted right by one.
+            attention_mask: (B, past + T), 1 at tokens and 0 at padding; `None`: nothing is padding. Padding at the end
+                needs no mask, since no token looks ahead.
+            encoder_hidden_states: The encoder's output (B, S, D).
+            encoder_attention_mask: The source's mask (B, S).
+            past_key_values: An `EncoderDecoderCache` of the positions already decoded.
+            inputs_embeds: Embeddings (B, T, D), not yet scaled, instead of `input_ids`.
+            use_cache: Whether to return a cache.
+            **kwargs: `output_attentions`, `output_hidden_states`, and what the attention implementation takes.
+
+        Returns:
+            `BaseModelOutputWithPastAndCrossAttentions` with `last_hidden_state` (B, T, D).
+
+        Raises:
+            ValueError: If there is nothing to attend to on the source side, or the cache is of another kind.
+        """
+        embeddings = self.look_up(input_ids, inputs_embeds, prefix="decoder_")
+        if encoder_hidden_states is None:
+            raise ValueError("The decoder attends to the source: encoder_hidden_states must be given.")
+        if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
+            raise ValueError(f"past_key_values must be an EncoderDecoderCache, not {type(past_key_values).__name__}.")
+        if use_cache and past_key_values is None:
+            past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        self_cache = None if past_key_values is None else past_key_values.self_attention_cache
+
+        length = embeddings.shape[1]
+        past_length = 0 if self_cache is None else self_cache.get_seq_length()
+        upper_bound = past_length + length
+        if self_cache is not None and self_cache.is_compileable:
+            # A static cache keeps its length in a tensor, on which a compiled graph cannot branch.
+            upper_bound = cast(StaticLayer, self_cache.layers[0]).max_cache_len
+        token_indices = count_tokens_before(attention_mask, length, past_length, embeddings.device)
+        hidden_states = self.embed(embeddings, token_indices, upper_bound)
+
+        layer_mask = create_causal_mask(
+            config=self.config, inputs_embeds=embeddings, attention_mask=attention_mask, past_key_values=self_cache
+        )
+        encoder_layer_mask = create_bidirectional_mask(
+            config=self.config,
+            inputs_embeds=embeddings,
+            attention_mask=encoder_attention_mask,
+            encoder_hidden_states=encoder_hidden_states,
+        )
+        for layer in self.layers:
+            # What needs a gradient goes by position: reentrant checkpointing sees no keyword arguments.
+            hidden_states = layer(
+                hidden_states,
+                layer_mask,
+                encoder_hidden_states,
+                encoder_attention_mask=encoder_layer_mask,
+                past_key_values=past_key_values,
+                **kwargs,
+            )
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=self.layer_norm(hidden_states), past_key_values=past_key_values
+        )
+
+
+# The whole model, and 3.4's output layer
+
+
+def shift_tokens_right(labels: torch.Tensor, pad_token_id: int, decoder_start_token_id: int) -> torch.Tensor:
+    """Puts the start symbol before the target and drops its last symbol (3.1: outputs offset by one position).
+
+    Args:
+        labels: Target tokens (B, T); -100 (ignored by the loss) becomes padding.
+        pad_token_id: Id of the padding token.
+        decoder_start_token_id: Id of the start symbol.
+
+    Returns:
+        Decoder inputs (B, T).
+    """
+    start = torch.full_like(labels[:, :1], decoder_start_token_id)
+    shifted = torch.cat([start, labels[:, :-1]], dim=1)
+    return shifted.masked_fill(shifted == -100, pad_token_id)
+
+
+class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
+    """Encoder and decoder without the output layer; (B, S) and (B, T) tokens to (B, T, D) states."""
+
+    _tied_weights_keys = {
+        "encoder.embed_tokens.weight": "shared.weight",
+        "decoder.embed_tokens.weight": "shared.weight",
+    }
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__(config)
+        if config.share_encoder_decoder_embeddings:
+            self.shared = nn.Embedding(config.vocab_size, config.d_model, padding_idx=config.pad_token_id)
+        self.encoder = VanillaTransformerEncoder(config)
+        self.decoder = VanillaTransformerDecoder(config)
+        self.post_init()
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Returns {target: source} of tied weights; unlike the library's, sharing does not hang on the other flag."""
+        return dict(self._tied_weights_keys) if self.config.share_encoder_decoder_embeddings else {}
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """Returns the source embedding table, (V, D)."""
+        return self.shared if self.config.share_encoder_decoder_embeddings else self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replaces the source embedding table, and the target's where they are one."""
+        self.encoder.set_input_embeddings(value)
+        if self.config.share_encoder_decoder_embeddings:
+            self.shared = cast(nn.Embedding, value)
+            self.decoder.set_input_embeddings(value)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple[torch.FloatTensor, ...] | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        decoder_inputs_embeds: torch.FloatTensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqModelOutput:
+        """Encodes the source, unless `encoder_outputs` is given, and decodes the target so far.
+
+        Args:
+            input_ids: Source tokens (B, S).
+            attention_mask: (B, S), 1 at tokens and 0 at padding; `None`: nothing is padding.
+            decoder_input_ids: Target tokens (B, T), shifted right by one.
+            decoder_attention_mask: (B, past + T), needed only where the target is padded on the left.
+            encoder_outputs: What the encoder returned for this source.
+            past_key_values: An `EncoderDecoderCache` of the positions already decoded.
+            inputs_embeds: Embeddings (B, S, D), not yet scaled, instead of `input_ids`.
+            decoder_inputs_embeds: Embeddings (B, T, D), not yet scaled, instead of `decoder_input_ids`.
+            use_cache: Whether to return a cache.
+            **kwargs: `output_attentions`, `output_hidden_states`, `return_dict`, and what the attention
+                implementation takes.
+
+        Returns:
+            `Seq2SeqModelOutput` with `last_hidden_state` (B, T, D).
+
+        Raises:
+            ValueError: If a side's tokens are given twice or not at all.
+        """
+        if encoder_outputs is None:
+            encoded: BaseModelOutput = self.encoder(
+                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
+            )
+        elif isinstance(encoder_outputs, BaseModelOutput):
+            encoded = encoder_outputs
+        else:
+            names = ("last_hidden_state", "hidden_states", "attentions")
+            encoded = BaseModelOutput(**cast(dict[str, Any], dict(zip(names, encoder_outputs, strict=False))))
+        decoder_outputs = self.decoder(
+            input_ids=decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            encoder_hidden_states=encoded.last_hidden_state,
+            encoder_attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        return Seq2SeqModelOutput(
+            last_hidden_state=decoder_outputs.last_hidden_state,
+            past_key_values=decoder_outputs.past_key_values,
+            decoder_hidden_states=decoder_outputs.hidden_states,
+            decoder_attentions=decoder_outputs.attentions,
+            cross_attentions=decoder_outputs.cross_attentions,
+            encoder_last_hidden_state=encoded.last_hidden_state,
+            encoder_hidden_states=encoded.hidden_states,
+            encoder_attentions=encoded.attentions,
+        )
+
+
+class VanillaTransformerForConditionalGeneration(
+    VanillaTransformerGenerationMixin, VanillaTransformerPreTrainedModel, GenerationMixin
+):
+    """The whole Transformer: encoder, decoder, and the linear map whose softmax predicts the next token (3.4)."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.shared.weight"}
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__(config)
+        self.model = VanillaTransformerModel(config)
+        self.lm_head = nn.Linear(config.d_model, config.target_vocab_size, bias=config.lm_head_bias)
+        self.post_init()
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Returns {target: source} of tied weights from the two independent flags of the configuration."""
+        shared = self.model.get_expanded_tied_weights_keys() if all_submodels else {}
+        tied = {f"model.{target}": f"model.{source}" for target, source in shared.items()}
+        if self.config.tie_word_embeddings:
+            one_table = self.config.share_encoder_decoder_embeddings
+            tied["lm_head.weight"] = "model.shared.weight" if one_table else "model.decoder.embed_tokens.weight"
+        return tied
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """Returns the source embedding table, (V, D)."""
+        return self.model.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replaces the source embedding table, and the target's where they are one."""
+        self.model.set_input_embeddings(value)
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """Returns the output layer, (V, D)."""
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        """Replaces the output layer."""
+        self.lm_head = new_embeddings
+
+    def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
+        """Returns the decoder's input (B, T) for labels (B, T); used by `DataCollatorForSeq2Seq`.
+
+        Raises:
+            ValueError: If the configuration lacks the start or the padding token.
+        """
+        pad_token_id, start_token_id = self.config.pad_token_id, self.config.decoder_start_token_id
+        if pad_token_id is None or start_token_id is None:
+            raise ValueError(
+                "Labels become decoder inputs by means of pad_token_id and decoder_start_token_id, but these are "
+                f"{pad_token_id} and {start_token_id} in the configuration."
+            )
+        return shift_tokens_right(labels, pad_token_id, start_token_id)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple[torch.FloatTensor, ...] | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        decoder_inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqLMOutput:
+        """Predicts the next token at each position of the target; other arguments as in [`VanillaTransformerModel`].
+
+        Args:
+            input_ids: Source tokens (B, S).
+            attention_mask: (B, S), 1 at tokens and 0 at padding; `None`: nothing is padding.
+            decoder_input_ids: Target tokens (B, T), shifted right by one; made from `labels` if not given.
+            decoder_attention_mask: (B, past + T), needed only where the target is padded on the left.
+            encoder_outputs: What the encoder returned for this source.
+            past_key_values: An `EncoderDecoderCache` of the positions already decoded.
+            inputs_embeds: Embeddings (B, S, D) instead of `input_ids`.
+            decoder_inputs_embeds: Embeddings (B, T, D) instead of `decoder_input_ids`.
+            labels: Target tokens (B, T), not shifted; -100 where the loss shall not count.
+            use_cache: Whether to return a cache.
+            **kwargs: As in [`VanillaTransformerModel`], and `num_items_in_batch`, the number of tokens to divide the
+                loss by (see `label_smoothed_cross_entropy`).
+
+        Returns:
+            `Seq2SeqLMOutput` with `logits` (B, T, V), and `loss` in nats per token if there are labels: smoothed in
+            training mode, the plain negative log-likelihood (whose exponential is the perplexity) in evaluation mode.
+
+        Raises:
+            ValueError: If a side's tokens are given twice or not at all.
+        """
+        num_items_in_batch = kwargs.pop("num_items_in_batch", None)
+        if labels is not None:
+            use_cache = False
+            if decoder_input_ids is None and decoder_inputs_embeds is None:
+                decoder_input_ids = cast(torch.LongTensor, self.prepare_decoder_input_ids_from_labels(labels))
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        logits = self.lm_head(outputs.last_hidden_state)
+        loss = None
+        if labels is not None:
+            smoothing = self.config.label_smoothing if self.training else 0.0
+            loss = label_smoothed_cross_entropy(logits, labels, smoothing, num_items_in_batch)
+        return Seq2SeqLMOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            decoder_hidden_states=outputs.decoder_hidden_states,
+            decoder_attentions=outputs.decoder_attentions,
+            cross_attentions=outputs.cross_attentions,
+            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
+            encoder_hidden_states=outputs.encoder_hidden_states,
+            encoder_attentions=outputs.encoder_attentions,
+        )
+
+
+__all__ = [
+    "VanillaTransformerDecoder",
+    "VanillaTransformerEncoder",
+    "VanillaTransformerForConditionalGeneration",
+    "VanillaTransformerModel",
+    "VanillaTransformerPreTrainedModel",
+]

@@ -1,0 +1,481 @@
+"""The text-to-text pipelines of transformers 4 for transformers 5, which removed them.
+
+`TranslationPipeline`, `SummarizationPipeline` and `Text2TextGenerationPipeline` serve every encoder-decoder text model
+of the library (Marian, M2M100, NLLB, mBART, T5, BART, ...), with transformers 4's inputs, outputs and arguments.
+
+The file needs nothing but torch and transformers, so that a checkpoint can carry it: with `trust_remote_code=True`,
+`pipeline()` then works where this package is not installed.
+"""
+
+import copy
+import enum
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+from transformers import (
+    BatchEncoding,
+    GenerationConfig,
+    Pipeline,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.utils import logging
+from transformers.utils.generic import ModelOutput
+
+logger = logging.get_logger(__name__)
+
+# A tokenizer that knows no limit says 1e30; the library calls anything beyond 1e20 unlimited.
+_UNLIMITED = int(1e20)
+# The number of tokens that generate() makes when nothing sets a limit.
+_LIBRARY_MAX_LENGTH = 20
+# generate() takes its output limit by either name, and warns when it is given both.
+_OUTPUT_LIMITS = frozenset({"max_length", "max_new_tokens"})
+
+
+class ReturnType(enum.Enum):
+    """What a pipeline returns for each generated sequence."""
+
+    TENSORS = 0
+    TEXT = 1
+
+
+def parse_language_pair(task: str) -> tuple[str, str] | None:
+    """Reads the languages out of a task name: `("en", "de")` from `"translation_en_to_de"`.
+
+    Args:
+        task: A task name.
+
+    Returns:
+        The source and the target language, or None where the name does not have that form.
+    """
+    match = re.fullmatch(r"translation_([^_]+)_to_([^_]+)", task)
+    return (match[1], match[2]) if match else None
+
+
+def _task_specific_params(model: PreTrainedModel) -> dict[str, dict[str, Any]]:
+    return getattr(model.config, "task_specific_params", None) or {}
+
+
+class _TextStream(IterableDataset[str]):
+    """Texts that come one by one; as a dataset, they are never gathered into a list (older base classes do that)."""
+
+    def __init__(self, texts: Iterator[str]) -> None:
+        self.texts = texts
+
+    def __iter__(self) -> Iterator[str]:
+        return self.texts
+
+
+class _StopSequences(StoppingCriteria):
+    """Ends a sequence whose text holds one of the stop sequences.
+
+    The library's `stop_strings` cannot be used: it fails for tokenizers without Latin letters or with whole words.
+    """
+
+    def __init__(self, tokenizer: Any, stop_sequences: list[str]) -> None:
+        self.tokenizer = tokenizer
+        self.stop_sequences = stop_sequences
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
+        """Looks at all sequences, (batch, target_length), and says which are done, (batch,)."""
+        texts = self.tokenizer.batch_decode(input_ids, skip_special_tokens=True)
+        done = [any(stop in text for stop in self.stop_sequences) for text in texts]
+        return torch.tensor(done, device=input_ids.device)  # type: ignore[return-value]  # a BoolTensor is a Tensor
+
+
+class Text2TextGenerationPipeline(Pipeline):
+    """Generates text from text with any encoder-decoder model (task `"text2text-generation"`).
+
+    Generation settings come, the first that is set winning, from the call, the constructor, the model's
+    `config.task_specific_params[task]`, the model's generation config, and then `max_new_tokens=256, num_beams=4`.
+    A `generation_config` given to the call takes the place of all of these but the model's own; one given to the
+    constructor does so too, but for the settings of the call.
+
+    Args:
+        model: An encoder-decoder model that can generate.
+        tokenizer: Its tokenizer.
+        task: The task's name, which selects the model's `task_specific_params`.
+        **kwargs: Arguments of `transformers.Pipeline` (`device`, `batch_size`, `num_workers`, `assistant_model`, ...),
+            and any argument of a call, as its default.
+
+    Raises:
+        ValueError: If the model cannot generate, or there is no tokenizer.
+
+    Example:
+        >>> generator = pipeline("text2text-generation", model="google/flan-t5-small")
+        >>> generator("Is a horse an animal?", max_new_tokens=5)
+        [{'generated_text': 'yes'}]
+    """
+
+    # Any, since the base class's own types for these (None, and Python tokenizers only) are narrower than its code.
+    _load_tokenizer: Any = True
+    _load_processor: Any = False
+    _load_image_processor: Any = False
+    _load_video_processor: Any = False
+    _load_feature_extractor: Any = False
+    tokenizer: Any
+
+    _pipeline_calls_generate = True
+    _default_generation_config = GenerationConfig(max_new_tokens=256, num_beams=4)
+    return_name = "generated"
+
+    def __init__(self, model: PreTrainedModel, tokenizer: Any = None, *, task: str = "", **kwargs: Any) -> None:
+        name = type(self).__name__
+        if not model.can_generate():
+            raise ValueError(
+                f"{name} needs a model that can generate, such as AutoModelForSeq2SeqLM's; got {type(model)}"
+            )
+        # Kept from the base class, whose own treatment of these differs from version to version.
+        generation_names = {"generation_config", *vars(model.generation_config)} & kwargs.keys()
+        self._constructor_settings = {key: kwargs.pop(key) for key in generation_names}
+        # Without a task, since some base classes would take the prefix out of the model's config for good.
+        super().__init__(model=model, tokenizer=tokenizer, task="", **kwargs)
+        self.task = task
+        if self.tokenizer is None:
+            raise ValueError(f"{name} needs a tokenizer, got None")
+        if not model.config.is_encoder_decoder:
+            logger.error(
+                f"{name} is for encoder-decoder models, {type(model).__name__} is none: results may make no sense"
+            )
+        task_settings = dict(_task_specific_params(model).get(task) or {})
+        self.prefix = task_settings.pop("prefix", self.prefix)
+        self._task_settings = {
+            key: copy.deepcopy(value) for key, value in task_settings.items() if hasattr(model.generation_config, key)
+        }
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Generates for one text or for many.
+
+        Args:
+            inputs: A text, a list (or other sequence, such as a column of a dataset) of texts, a torch dataset or
+                `transformers.pipelines.pt_utils.KeyDataset` of texts, or a generator (or other iterator) of texts.
+            *args: Ignored, with a warning, as in every pipeline.
+            **kwargs: `return_tensors` (True: token ids instead of text), `return_text` (no effect, as in transformers
+                4: text is returned unless `return_tensors` is set), `clean_up_tokenization_spaces` (default False),
+                `truncation` (as a tokenizer takes it; default False), `stop_sequence` (a string or several, at which
+                generation stops; they stay in the text), `batch_size`, `num_workers`, and every argument of
+                `generate()`.
+
+        Returns:
+            For a text, a list with a dict for each returned sequence. For a list, the dicts in a flat list if each
+            text gave one sequence, otherwise a list of lists. For datasets and generators, an iterator with a list of
+            dicts for each text. The dicts hold `{return_name}_text` (str), or `{return_name}_token_ids`, a tensor of
+            shape (target_length,).
+
+        Raises:
+            TypeError: If an input is not a text.
+            ValueError: If a text has no tokens, or `batch_size` is above 1 and the tokenizer has no padding token.
+        """
+        if isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes)):
+            inputs = list(inputs)
+            if not inputs:  # the base class would look at the first one
+                return []
+        elif isinstance(inputs, Iterator):
+            inputs = _TextStream(inputs)
+        results = super().__call__(inputs, *args, **kwargs)
+        if isinstance(inputs, list) and all(len(result) == 1 for result in results):
+            return [result[0] for result in results]
+        return results
+
+    def check_inputs(self, input_length: int, min_length: int, max_length: int) -> bool:
+        """Warns of lengths that promise a bad result.
+
+        Args:
+            input_length: Tokens of the input (of the longest one in a batch).
+            min_length: The least number of tokens to generate.
+            max_length: The largest number of tokens to generate.
+
+        Returns:
+            Whether all is well.
+        """
+        limits = [limit for limit in (self._tokenizer_limit(), self._position_limit()) if limit is not None]
+        if not limits or input_length <= min(limits):
+            return True
+        logger.warning(
+            f"Your input has {input_length} tokens, more than the {min(limits)} that the model is made for: the result"
+            " may be poor, or the model fail. Split the text, or shorten it with truncation=True."
+        )
+        return False
+
+    def preprocess(self, text: Any, truncation: Any = False, **languages: Any) -> BatchEncoding:  # type: ignore[override]
+        """Tokenizes one text, after the prefix that the model wants for the task.
+
+        Args:
+            text: The text.
+            truncation: As a tokenizer takes it.
+            **languages: `src_lang` and `tgt_lang`, for translation.
+
+        Returns:
+            Tensors of shape (1, source_length), for `generate()`.
+
+        Raises:
+            TypeError: If `text` is not a string.
+            ValueError: If it has no tokens.
+        """
+        if not isinstance(text, str):
+            raise TypeError(
+                f"{type(self).__name__} takes a str, a list of str, or a dataset or generator of str, but got"
+                f" {type(text).__name__}: {text!r:.100}. For one column of a dataset pass"
+                " transformers.pipelines.pt_utils.KeyDataset(dataset, column)."
+            )
+        arguments = {"truncation": truncation, "return_tensors": "pt"}
+        if truncation and truncation != "do_not_truncate" and self._tokenizer_limit() is None:
+            # Otherwise a tokenizer saved without its limit would truncate nothing.
+            arguments["max_length"] = self._position_limit()
+        inputs = self._tokenize(text, **arguments, **languages)
+        if inputs["input_ids"].shape[-1] == 0:
+            raise ValueError(f"The input {text!r} has no tokens, not even an end-of-sequence token: nothing to encode")
+        inputs.pop("token_type_ids", None)  # some tokenizers make them, generate() refuses them
+        return inputs
+
+    def postprocess(  # type: ignore[override]  # the base class's pre- and postprocess() are typed as taking anything
+        self,
+        model_outputs: Any,
+        return_type: ReturnType = ReturnType.TEXT,
+        clean_up_tokenization_spaces: bool = False,
+    ) -> list[dict[str, Any]]:
+        """Turns the sequences generated for one text into dicts.
+
+        Args:
+            model_outputs: `output_ids` of shape (1, num_return_sequences, target_length).
+            return_type: Text or token ids.
+            clean_up_tokenization_spaces: As `decode()` takes it.
+
+        Returns:
+            A dict for each sequence.
+        """
+        sequences = model_outputs["output_ids"][0]
+        if return_type is ReturnType.TENSORS:
+            return [{f"{self.return_name}_token_ids": sequence} for sequence in sequences]
+        return [
+            {
+                f"{self.return_name}_text": self.tokenizer.decode(
+                    sequence, skip_special_tokens=True, clean_up_tokenization_spaces=clean_up_tokenization_spaces
+                )
+            }
+            for sequence in sequences
+        ]
+
+    def _sanitize_parameters(
+        self,
+        return_tensors: bool | None = None,
+        return_text: bool | None = None,
+        return_type: ReturnType | None = None,
+        clean_up_tokenization_spaces: bool | None = None,
+        truncation: Any = None,
+        stop_sequence: str | list[str] | None = None,
+        **generate_kwargs: Any,
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        preprocess_params = {} if truncation is None else {"truncation": truncation}
+        if stop_sequence is not None:
+            generate_kwargs["stop_sequence"] = [stop_sequence] if isinstance(stop_sequence, str) else stop_sequence
+        if self.assistant_model is not None:
+            generate_kwargs["assistant_model"] = self.assistant_model
+        if self.assistant_tokenizer is not None:
+            generate_kwargs.update(tokenizer=self.tokenizer, assistant_tokenizer=self.assistant_tokenizer)
+        postprocess_params: dict[str, Any] = {}
+        if return_type is None and return_tensors is not None:
+            return_type = ReturnType.TENSORS if return_tensors else ReturnType.TEXT
+        if return_type is not None:
+            postprocess_params["return_type"] = return_type
+        if clean_up_tokenization_spaces is not None:
+            postprocess_params["clean_up_tokenization_spaces"] = clean_up_tokenization_spaces
+        return preprocess_params, generate_kwargs, postprocess_params
+
+    def _tokenize(self, text: str, **arguments: Any) -> BatchEncoding:
+        return self.tokenizer((self.prefix or "") + text, **arguments)
+
+    def _forward(self, input_tensors: Any, **forward_parameters: Any) -> Any:
+        inputs = dict(input_tensors)
+        language_settings: dict[str, Any] = {}
+        if "forced_bos_token_id" in inputs:
+            token_id = inputs.pop("forced_bos_token_id")
+            # Batching makes a list of it, with the same id for each text, while generate() takes one for all.
+            language_settings["forced_bos_token_id"] = token_id[0] if isinstance(token_id, list) else token_id
+        batch_size, source_length = inputs["input_ids"].shape
+        stop_sequences = forward_parameters.pop("stop_sequence", None)
+        settings = self._generation_settings(forward_parameters, language_settings)
+        if stop_sequences is not None:
+            criteria = [*(settings.get("stopping_criteria") or []), _StopSequences(self.tokenizer, stop_sequences)]
+            settings["stopping_criteria"] = StoppingCriteriaList(criteria)
+        self.check_inputs(source_length, *self._output_lengths(settings))
+        model: Any = self.model
+        output = model.generate(**inputs, **settings)
+        sequences = output["sequences"] if isinstance(output, ModelOutput) else output
+        return {"output_ids": sequences.reshape(batch_size, -1, sequences.shape[-1])}
+
+    def _generation_settings(self, call: dict[str, Any], language: dict[str, Any]) -> dict[str, Any]:
+        """The arguments for `generate()`, from all sources (see the class) but the model's generation config."""
+        if call.get("generation_config") is None:
+            call = {**self._constructor_settings, **call}
+        added = dict(language)
+        if self.model.generation_config.pad_token_id is None and self.tokenizer.pad_token_id is not None:
+            added["pad_token_id"] = self.tokenizer.pad_token_id
+        config = call.get("generation_config")
+        if config is None:
+            return {**self._default_settings(call), **added, **call}
+        # Inside a copy, since generate() does not like settings beside a config.
+        config = copy.deepcopy(config)
+        if config.pad_token_id is not None:
+            added.pop("pad_token_id", None)
+        config.update(**added)
+        return {**call, "generation_config": config}
+
+    def _default_settings(self, call: dict[str, Any]) -> dict[str, Any]:
+        """The task's settings and below them the pipeline's, without what the model or the call set otherwise."""
+        model_settings = self.model.generation_config.to_diff_dict()
+        defaults = self._default_generation_config.to_diff_dict()
+        defaults = {
+            key: value for key, value in defaults.items() if key not in {*model_settings, "transformers_version"}
+        }
+        if "assistant_model" in call or "streamer" in call:
+            defaults.pop("num_beams", None)  # neither works with beam search
+        task = self._task_settings
+        if _OUTPUT_LIMITS & (call.keys() | task.keys() | model_settings.keys()):
+            defaults = {key: value for key, value in defaults.items() if key not in _OUTPUT_LIMITS}
+        if _OUTPUT_LIMITS & call.keys():
+            task = {key: value for key, value in task.items() if key not in _OUTPUT_LIMITS}
+        return {**defaults, **task}
+
+    def _output_lengths(self, settings: dict[str, Any]) -> tuple[int, int]:
+        """The least and the largest number of tokens that `generate()` will make under these settings."""
+        config = settings.get("generation_config")
+        known = {
+            **self.model.generation_config.to_diff_dict(),
+            **({} if config is None else config.to_diff_dict()),
+            **settings,
+        }
+        least = known.get("min_new_tokens") or known.get("min_length") or 0
+        return least, known.get("max_new_tokens") or known.get("max_length") or _LIBRARY_MAX_LENGTH
+
+    def _tokenizer_limit(self) -> int | None:
+        limit = self.tokenizer.model_max_length
+        return limit if limit < _UNLIMITED else None
+
+    def _position_limit(self) -> int | None:
+        config = self.model.config
+        encoder_config = getattr(config, "encoder", config)  # composite models keep one config for each stack
+        for name in ("max_encoder_position_embeddings", "max_position_embeddings"):
+            limit = getattr(encoder_config, name, None)
+            if isinstance(limit, int) and limit > 0:
+                return limit
+        return None
+
+
+class SummarizationPipeline(Text2TextGenerationPipeline):
+    """Summarizes texts (task `"summarization"`); see `Text2TextGenerationPipeline` for arguments and settings.
+
+    Example:
+        >>> summarizer = pipeline("summarization", model="facebook/bart-large-cnn")
+        >>> summarizer(article, min_length=5, max_length=60)
+        [{'summary_text': '...'}]
+    """
+
+    return_name = "summary"
+
+    def check_inputs(self, input_length: int, min_length: int, max_length: int) -> bool:
+        """Warns also of a summary that cannot be, or may be longer than the text. Arguments as in the base class."""
+        fine = super().check_inputs(input_length, min_length, max_length)
+        if max_length < min_length:
+            logger.warning(f"Your min_length={min_length} is above your max_length={max_length}.")
+            fine = False
+        if input_length < max_length:
+            logger.warning(
+                f"Your max_length is set to {max_length}, but your input_length is only {input_length}. For a summary"
+                f" shorter than its text, decrease it, for example summarizer('...', max_length={input_length // 2})."
+            )
+            fine = False
+        return fine
+
+
+class TranslationPipeline(Text2TextGenerationPipeline):
+    """Translates texts (tasks `"translation"` and `"translation_xx_to_yy"`).
+
+    Multilingual models (M2M100, NLLB, mBART, ...) need `src_lang` and `tgt_lang`, in their tokenizer's own codes, in
+    the constructor, the call or the task's name. Models for one pair of languages ignore them. T5 finds its prefix by
+    the task's name; `"translation"` alone stands for `"translation_{src_lang}_to_{tgt_lang}"` or, without languages,
+    for the first translation task of its config.
+
+    Args:
+        model: See `Text2TextGenerationPipeline`.
+        tokenizer: See `Text2TextGenerationPipeline`.
+        task: The task's name.
+        **kwargs: `src_lang` and `tgt_lang`, and what `Text2TextGenerationPipeline` takes.
+
+    Example:
+        >>> translator = pipeline("translation", model="facebook/nllb-200-distilled-600M", src_lang="eng_Latn")
+        >>> translator("A man rides a horse.", tgt_lang="deu_Latn")
+        [{'translation_text': 'Ein Mann reitet auf einem Pferd.'}]
+    """
+
+    return_name = "translation"
+
+    def __init__(self, model: PreTrainedModel, tokenizer: Any = None, *, task: str = "", **kwargs: Any) -> None:
+        if task == "translation":
+            task = self._task_of_config(model, kwargs.get("src_lang"), kwargs.get("tgt_lang"))
+        pair = parse_language_pair(task)
+        if pair == (kwargs.get("src_lang"), kwargs.get("tgt_lang")):
+            del kwargs["src_lang"], kwargs["tgt_lang"]  # the task says the same, and its prefix makes use of it
+        super().__init__(model=model, tokenizer=tokenizer, task=task, **kwargs)
+        if pair is not None:
+            self._preprocess_params = {"src_lang": pair[0], "tgt_lang": pair[1], **self._preprocess_params}
+
+    def check_inputs(self, input_length: int, min_length: int, max_length: int) -> bool:
+        """Warns also of an output limit that may cut the translation off. Arguments as in the base class."""
+        fine = super().check_inputs(input_length, min_length, max_length)
+        if input_length > 0.9 * max_length:
+            logger.warning(
+                f"Your input_length: {input_length} is bigger than 0.9 * max_length: {max_length}. If translations end"
+                f" too early, increase it, for example translator('...', max_length={2 * input_length})."
+            )
+            return False
+        return fine
+
+    def _sanitize_parameters(  # type: ignore[override]  # always called by keyword
+        self, src_lang: str | None = None, tgt_lang: str | None = None, **kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        preprocess_params, forward_params, postprocess_params = super()._sanitize_parameters(**kwargs)
+        languages = {"src_lang": src_lang, "tgt_lang": tgt_lang}
+        given = {key: value for key, value in languages.items() if value is not None}
+        if given and not hasattr(self.tokenizer, "_build_translation_inputs"):
+            logger.warning(f"{type(self.tokenizer).__name__} knows no languages, so {given} has no effect")
+        return {**preprocess_params, **given}, forward_params, postprocess_params
+
+    def _tokenize(
+        self, text: str, src_lang: str | None = None, tgt_lang: str | None = None, **arguments: Any
+    ) -> BatchEncoding:
+        build = getattr(self.tokenizer, "_build_translation_inputs", None)
+        if build is None:
+            return super()._tokenize(text, **arguments)
+        name = type(self.tokenizer).__name__
+        try:
+            inputs: BatchEncoding = build(text, src_lang=src_lang, tgt_lang=tgt_lang, **arguments)
+        except KeyError as error:
+            raise ValueError(f"{name} does not know the language {error}: {src_lang=}, {tgt_lang=}") from error
+        # Most tokenizers make an unknown language the unknown token, and the model would make nonsense of that.
+        source_id, target_id = getattr(self.tokenizer, "cur_lang_code", None), inputs["forced_bos_token_id"]
+        for argument, language, token_id in (("src_lang", src_lang, source_id), ("tgt_lang", tgt_lang, target_id)):
+            if token_id is not None and token_id == self.tokenizer.unk_token_id:
+                raise ValueError(f"{argument}={language!r} is not a language code in the vocabulary of {name}")
+        return inputs
+
+    @staticmethod
+    def _task_of_config(model: PreTrainedModel, src_lang: str | None, tgt_lang: str | None) -> str:
+        """Finds the translation task that a model such as T5 wants instead of `"translation"`."""
+        tasks = [task for task in _task_specific_params(model) if task.startswith("translation")]
+        if f"translation_{src_lang}_to_{tgt_lang}" in tasks:
+            return f"translation_{src_lang}_to_{tgt_lang}"
+        if not tasks or src_lang is not None or tgt_lang is not None:
+            return "translation"
+        if tasks[0] != "translation":
+            warnings.warn(
+                f"'translation' names no languages, so '{tasks[0]}' is used, the first of the model's tasks: {tasks}",
+                UserWarning,
+                stacklevel=3,
+            )
+        return tasks[0]

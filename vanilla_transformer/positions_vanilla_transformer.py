@@ -1,0 +1,115 @@
+"""Section 3.5: what tells the Transformer the order of its tokens.
+
+Shapes: B batch, L length, K number of keys, D d_model.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+
+
+def interleaved_sinusoids(positions: torch.Tensor, d_model: int) -> torch.Tensor:
+    """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d)); the paper's formula."""
+    exponents = torch.arange(0, d_model, 2, dtype=positions.dtype, device=positions.device) / d_model
+    angles = positions[..., None] * 10000**-exponents
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
+
+
+def concatenated_sinusoids(positions: torch.Tensor, d_model: int) -> torch.Tensor:
+    """The paper's values with all sines before all cosines (Marian)."""
+    table = interleaved_sinusoids(positions, d_model)
+    return torch.cat([table[..., 0::2], table[..., 1::2]], dim=-1)
+
+
+def tensor2tensor_sinusoids(positions: torch.Tensor, d_model: int) -> torch.Tensor:
+    """Sines before cosines, frequencies from 1 to exactly 1/10000 (tensor2tensor, fairseq, FSMT)."""
+    half = d_model // 2
+    exponents = torch.arange(half, dtype=positions.dtype, device=positions.device) / (half - 1)
+    angles = positions[..., None] * 10000**-exponents
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
+SINUSOIDS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "sinusoidal": interleaved_sinusoids,
+    "sinusoidal_concatenated": concatenated_sinusoids,
+    "sinusoidal_tensor2tensor": tensor2tensor_sinusoids,
+}
+
+
+class SinusoidalPositions(nn.Module):
+    """Sinusoids of any position: read from a table, computed where the table ends."""
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__()
+        self.sinusoids = SINUSOIDS[config.position_embedding_type]
+        self.d_model = config.d_model
+        self.offset = config.position_offset
+        weight = torch.empty(config.max_position_embeddings, config.d_model)
+        self.register_buffer("weight", weight, persistent=False)
+        self.weight: torch.Tensor
+
+    def encode(self, positions: torch.Tensor) -> torch.Tensor:
+        """Maps positions (...) to sinusoids (..., D) in float64: in float32 the angles err by 4e-4 at 5,000."""
+        # MPS has no float64.
+        precise = torch.float32 if positions.device.type == "mps" else torch.float64
+        return self.sinusoids(positions.to(precise), self.d_model)
+
+    def forward(self, token_indices: torch.Tensor, upper_bound: int) -> torch.Tensor:
+        """Maps indices of tokens (B or 1, L), all below `upper_bound`, to (B or 1, L, D)."""
+        positions = token_indices + self.offset
+        # The bound is a Python integer, so that no compiled graph has to look at the positions themselves.
+        if upper_bound + self.offset <= self.weight.shape[0]:
+            return nn.functional.embedding(positions, self.weight)
+        return self.encode(positions).to(self.weight.dtype)
+
+
+class LearnedPositions(nn.Embedding):
+    """A trained vector per position (Table 3, row E)."""
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__(config.max_position_embeddings, config.d_model)
+        self.offset = config.position_offset
+
+    def forward(self, token_indices: torch.Tensor, upper_bound: int) -> torch.Tensor:  # type: ignore[override]
+        """Maps indices of tokens (B or 1, L), all below `upper_bound`, to (B or 1, L, D).
+
+        Raises:
+            ValueError: If the sequence is longer than the table.
+        """
+        if upper_bound + self.offset > self.num_embeddings:
+            raise ValueError(
+                f"A sequence of {upper_bound} tokens is too long for learned positions: max_position_embeddings="
+                f"{self.num_embeddings} and position_offset={self.offset} allow {self.num_embeddings - self.offset}."
+            )
+        return super().forward(token_indices + self.offset)
+
+
+def count_tokens_before(
+    attention_mask: torch.Tensor | None, length: int, past_length: int | torch.Tensor, device: torch.device
+) -> torch.Tensor:
+    """Numbers the tokens of a sequence from 0, leaving out padding, so that padding on either side changes nothing.
+
+    Args:
+        attention_mask: `None`: nothing is padding. (B, past + L): true at tokens. (B, 1, L, K): the causal mask, whose
+            rows allow as many keys as there are tokens up to and including their own.
+        length: L, number of positions asked for: the last ones.
+        past_length: Number of positions before those.
+        device: Where the result shall live.
+
+    Returns:
+        Indices (B or 1, L). At padding they are legal but mean nothing.
+    """
+    if attention_mask is None:
+        return (torch.arange(length, device=device) + past_length)[None]
+    if attention_mask.ndim == 2:
+        counts = attention_mask.to(device=device, dtype=torch.long).cumsum(dim=-1)[:, -length:]
+    else:
+        allowed = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
+        counts = allowed[:, 0].to(device).sum(dim=-1)
+    return (counts - 1).clamp(min=0)
+
+
+__all__ = ["LearnedPositions", "SinusoidalPositions"]

@@ -1,0 +1,106 @@
+"""Makes this package known to transformers."""
+
+import functools
+from typing import Any
+
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipelines
+from transformers.pipelines.base import PipelineRegistry
+
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
+from .pipeline_vanilla_transformer import (
+    SummarizationPipeline,
+    Text2TextGenerationPipeline,
+    TranslationPipeline,
+    parse_language_pair,
+)
+from .tokenization_vanilla_transformer import VanillaTransformerTokenizer
+
+# The models that transformers 4 took when none was named: (name, revision).
+_T5 = ("google-t5/t5-base", "a9723ea")
+_DISTILBART = ("sshleifer/distilbart-cnn-12-6", "a4f8f3e")
+
+
+def register_auto_classes() -> None:
+    """Makes the Auto classes know this package's, and lets saved folders name the code that travels with them."""
+    AutoConfig.register(VanillaTransformerConfig.model_type, VanillaTransformerConfig)
+    AutoModel.register(VanillaTransformerConfig, VanillaTransformerModel)
+    AutoModelForSeq2SeqLM.register(VanillaTransformerConfig, VanillaTransformerForConditionalGeneration)
+    AutoTokenizer.register(VanillaTransformerConfig, fast_tokenizer_class=VanillaTransformerTokenizer)
+    VanillaTransformerConfig.register_for_auto_class()
+    VanillaTransformerModel.register_for_auto_class("AutoModel")
+    VanillaTransformerForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
+    VanillaTransformerTokenizer.register_for_auto_class()
+
+
+class _LanguagePairDefaults(dict[tuple[str, str], dict[str, tuple[str, str]]]):
+    """Default models by language pair. There is none without a pair, which the library's own message does not tell."""
+
+    def __contains__(self, key: object) -> bool:
+        if key == "model":  # the library asks for this when the task names no languages
+            raise ValueError(
+                "pipeline('translation') has no default model: name one with model=..., or name the languages, as in"
+                f" pipeline('translation_en_to_de'). There are default models for {sorted(self)}."
+            )
+        return super().__contains__(key)
+
+
+def register_pipeline_tasks() -> None:
+    """Brings back the `pipeline()` tasks translation, translation_xx_to_yy, summarization and text2text-generation.
+
+    They serve every encoder-decoder model of the library. A task that works, be it the library's own or registered by
+    somebody else, is left alone, and calling this again changes nothing. Without a model, `summarization`,
+    `text2text-generation` and `translation_en_to_{de,fr,ro}` load what transformers 4 loaded.
+    """
+    registry = pipelines.PIPELINE_REGISTRY
+    classes: dict[str, tuple[type[Text2TextGenerationPipeline], dict[Any, Any]]] = {
+        "text2text-generation": (Text2TextGenerationPipeline, {"model": _T5}),
+        "summarization": (SummarizationPipeline, {"model": _DISTILBART}),
+        "translation": (
+            TranslationPipeline,
+            _LanguagePairDefaults({("en", target): {"model": _T5} for target in ("de", "fr", "ro")}),
+        ),
+    }
+    for task, (pipeline_class, default) in classes.items():
+        # Newer versions refuse the names in this table before they ask the registry (older ones have no such table).
+        getattr(pipelines, "REMOVED_TASKS", {}).pop(task, None)
+        if task not in registry.supported_tasks and task not in registry.task_aliases:
+            # Not through register_pipeline(): it cannot hold defaults by language pair, and it marks the class as one
+            # whose code travels with a model, so that a saved Marian pipeline would ask for trust_remote_code.
+            registry.supported_tasks[task] = {
+                "impl": pipeline_class,
+                "pt": (AutoModelForSeq2SeqLM,),
+                "default": default,
+                "type": "text",
+            }
+    _register_language_pairs(registry)
+
+
+def _register_language_pairs(registry: PipelineRegistry) -> None:
+    """Makes `translation_xx_to_yy` lead to the `translation` task, unless it does so already.
+
+    The registry looks names up one by one and knows no patterns, so its look-up is wrapped; what that finds goes first.
+    """
+    try:
+        registry.check_task("translation_xx_to_yy")
+    except KeyError:
+        pass
+    else:
+        return
+    check_task = registry.check_task
+
+    @functools.wraps(check_task)
+    def check_task_or_language_pair(task: str) -> tuple[str, dict[str, Any], Any]:
+        try:
+            return check_task(task)
+        except KeyError:
+            if not task.startswith("translation_"):
+                raise
+        pair = parse_language_pair(task)
+        if pair is None:
+            raise KeyError(f"Unknown task {task}: translation tasks have the form 'translation_XX_to_YY'")
+        name, entry, _ = check_task("translation")
+        return name, entry, pair
+
+    # On the one registry that pipeline() asks, not on its class.
+    registry.check_task = check_task_or_language_pair  # type: ignore[method-assign]
