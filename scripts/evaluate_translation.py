@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers import HfArgumentParser
+from transformers import HfArgumentParser, PreTrainedModel
 from transformers.hf_argparser import DataClassType
 
 from vanilla_transformer.data import load_parallel_corpus
@@ -118,48 +118,57 @@ def evaluate(arguments: EvaluationArguments, pairs: Dataset, output_dir: Path | 
     """
     model, tokenizer, generate_kwargs = arguments.load()
     sources, references = list(pairs["source"]), list(pairs["target"])
-    limits: dict[str, Any] = {"batch_size": arguments.batch_size, "max_source_length": arguments.max_source_length}
+    shared: dict[str, Any] = {"batch_size": arguments.batch_size, "max_source_length": arguments.max_source_length}
     start = time.perf_counter()
     hypotheses = translate(
         model,
         tokenizer,
         sources,
         source_prefix=arguments.source_prefix,
-        progress=False if arguments.disable_tqdm else "translating",
-        **limits,
+        progress=not arguments.disable_tqdm and "translating",
+        **shared,
         **generate_kwargs,
     )
     seconds = time.perf_counter() - start
     if output_dir is not None:
         lines = "".join(one_line(hypothesis) + "\n" for hypothesis in hypotheses)
         (output_dir / "hypotheses.txt").write_text(lines, encoding="utf-8", newline="\n")
+    scores = score_translations(hypotheses, references, lowercase=arguments.lowercase, tokenize=arguments.bleu_tokenize)
     loss = score_loss(
         model,
         tokenizer,
         [arguments.source_prefix + source for source in sources],
         references,
         max_target_length=arguments.max_target_length,
-        progress=False if arguments.disable_tqdm else "scoring references",
-        **limits,
+        progress=not arguments.disable_tqdm and "scoring references",
+        **shared,
     )
-    scores = score_translations(hypotheses, references, lowercase=arguments.lowercase, tokenize=arguments.bleu_tokenize)
+    # As the tokenizer splits the translations, </s> included: what a search found, without its discarded beams.
     output_tokens = sum(map(len, tokenizer(text_target=hypotheses, verbose=False)["input_ids"]))
-    search = model.generation_config.to_dict() | generate_kwargs
+    speed = measure_speed(seconds, sentences=len(sources), output_tokens=output_tokens)
+    return {**scores, **loss, **speed, **describe(model, generate_kwargs)}
+
+
+def measure_speed(seconds: float, *, sentences: int, output_tokens: int) -> dict[str, float]:
+    """How much was translated, and how fast."""
     return {
-        **scores,
-        "loss": loss["loss"],
-        "perplexity": loss["perplexity"],
-        "target_tokens": loss["tokens"],
-        "sentences": len(sources),
+        "sentences": sentences,
         "output_tokens": output_tokens,
         "seconds": seconds,
-        "sentences_per_second": len(sources) / seconds,
+        "sentences_per_second": sentences / seconds,
         "output_tokens_per_second": output_tokens / seconds,
-        "num_beams": search.get("num_beams") or 1,
-        "length_penalty": search.get("length_penalty"),
+    }
+
+
+def describe(model: PreTrainedModel, generate_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The model's size and place, and the generation config in force: its own, with what the command line changes."""
+    search = model.generation_config.to_diff_dict() | generate_kwargs
+    return {
         "parameters": model.num_parameters(),
         "device": str(model.device),
         "dtype": str(model.dtype).removeprefix("torch."),
+        "num_beams": search.get("num_beams") or 1,
+        "generation_config": search,
     }
 
 
@@ -181,7 +190,7 @@ def make_table(metrics: dict[str, Any]) -> str:
         ("BLEU, lowercased tokens", f"{metrics['bleu_lowercase']:.2f}", metrics["bleu_lowercase_signature"]),
         ("chrF", f"{metrics['chrf']:.2f}", metrics["chrf_signature"]),
         ("exact match", f"{metrics['exact_match']:.2f}", "% of sentences"),
-        ("loss", f"{metrics['loss']:.4f}", f"nats per target token, {metrics['target_tokens']:,} tokens with </s>"),
+        ("loss", f"{metrics['loss']:.4f}", f"nats per target token, {metrics['tokens']:,} tokens with </s>"),
         ("perplexity", f"{metrics['perplexity']:.3f}", "per target token"),
         ("sentences", f"{metrics['sentences']:,}", search),
         ("seconds", f"{metrics['seconds']:.1f}", f"on {metrics['device']} in {metrics['dtype']}"),

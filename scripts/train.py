@@ -8,12 +8,12 @@ r"""Trains a Transformer on sentence pairs, or fine-tunes one, with transformers
 A run that was stopped goes on from its last whole checkpoint when the same command is given again.
 """
 
+import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
-from transformers import HfArgumentParser, set_seed
-from transformers.utils import logging
+from datasets import DatasetDict
+from transformers import HfArgumentParser, PreTrainedConfig, PreTrainedTokenizerBase, set_seed
 
 import vanilla_transformer  # noqa: F401  (registers the model with the Auto classes)
 from vanilla_transformer.checkpoints import find_last_whole_checkpoint
@@ -24,13 +24,16 @@ from vanilla_transformer.training import (
     build_config,
     build_model,
     build_trainer,
+    check_output_dir,
     claim_output_dir,
     load_corpora,
     load_or_train_tokenizer,
     settle_training_arguments,
 )
 
-logger = logging.get_logger("vanilla_transformer.train")
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows the defaults, and the examples as they stand."""
 
 
 def make_parser() -> HfArgumentParser:
@@ -38,13 +41,17 @@ def make_parser() -> HfArgumentParser:
     argument_classes: Any = (ModelArguments, DataArguments, TranslationTrainingArguments)
     return HfArgumentParser(
         argument_classes,
-        description=(__doc__ or "").split("\n", 1)[0],
+        description=__doc__,
+        formatter_class=HelpFormatter,
+        # The library's own lists more than a hundred arguments ahead of every error.
+        usage="%(prog)s [-h] [--argument value ...] | arguments.json | arguments.yaml",
     )
 
 
-def parse(argv: list[str]) -> tuple[ModelArguments, DataArguments, TranslationTrainingArguments]:
+def parse(
+    parser: HfArgumentParser, argv: list[str]
+) -> tuple[ModelArguments, DataArguments, TranslationTrainingArguments]:
     """Parses a command line, or the JSON or YAML file that is its only argument."""
-    parser = make_parser()
     parsed: Any
     if len(argv) == 1 and argv[0].endswith(".json"):
         parsed = parser.parse_json_file(argv[0])
@@ -56,19 +63,39 @@ def parse(argv: list[str]) -> tuple[ModelArguments, DataArguments, TranslationTr
     return model_arguments, data_arguments, training_arguments
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Trains, saves the model, and prints its validation scores."""
-    model_arguments, data_arguments, arguments = parse(sys.argv[1:] if argv is None else argv)
-    set_seed(arguments.seed)
-    output_dir = Path(str(arguments.output_dir))
-    with arguments.main_process_first(local=False, desc="preparing the output folder"):
-        claim_output_dir(output_dir, model_arguments, data_arguments, arguments)
+def prepare(
+    model_arguments: ModelArguments, data_arguments: DataArguments, arguments: TranslationTrainingArguments
+) -> tuple[DatasetDict, PreTrainedTokenizerBase, PreTrainedConfig]:
+    """Loads the sentence pairs, loads or trains the tokenizer, builds the configuration, and claims the folder."""
+    output_dir = str(arguments.output_dir)
+    with arguments.main_process_first(local=False, desc="preparing data and output folder"):
+        check_output_dir(output_dir, model_arguments, data_arguments)
         corpora = load_corpora(data_arguments)
         tokenizer = load_or_train_tokenizer(model_arguments, corpora["train"], output_dir)
-        checkpoint = arguments.resume_from_checkpoint or find_last_whole_checkpoint(
-            output_dir, world_size=arguments.world_size
-        )
-    config = build_config(model_arguments, tokenizer)
+        config = build_config(model_arguments, tokenizer)
+        claim_output_dir(output_dir, model_arguments, data_arguments, arguments, tokenizer)
+    return corpora, tokenizer, config
+
+
+def find_checkpoint(arguments: TranslationTrainingArguments) -> str | None:
+    """The checkpoint that is named, or the last whole one of this run."""
+    if arguments.resume_from_checkpoint:
+        return arguments.resume_from_checkpoint
+    with arguments.main_process_first(local=False, desc="looking for a checkpoint"):
+        checkpoint = find_last_whole_checkpoint(str(arguments.output_dir), world_size=arguments.world_size)
+    return None if checkpoint is None else str(checkpoint)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Trains, saves the model, and prints its validation scores."""
+    parser = make_parser()
+    try:
+        model_arguments, data_arguments, arguments = parse(parser, sys.argv[1:] if argv is None else argv)
+        set_seed(arguments.seed)
+        corpora, tokenizer, config = prepare(model_arguments, data_arguments, arguments)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    checkpoint = find_checkpoint(arguments)
     settle_training_arguments(arguments, config, validates="validation" in corpora)
     model = build_model(model_arguments, config)
     trainer = build_trainer(model, tokenizer, corpora, data_arguments, arguments)
@@ -78,7 +105,7 @@ def main(argv: list[str] | None = None) -> None:
         if checkpoint:
             print(f"Resuming from {checkpoint}")
 
-    result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    result = trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model()
     trainer.save_state()
     trainer.log_metrics("train", result.metrics)
@@ -88,7 +115,7 @@ def main(argv: list[str] | None = None) -> None:
         trainer.log_metrics("eval", metrics)
         trainer.save_metrics("eval", metrics)
     if trainer.is_world_process_zero():
-        print(f"The model is in {output_dir}")
+        print(f"The model is in {arguments.output_dir}")
     if arguments.push_to_hub:
         trainer.push_to_hub()
 

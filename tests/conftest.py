@@ -1,5 +1,6 @@
 """What every test gets: no network, no trace in the user's home, fixed seeds, one thread."""
 
+import atexit
 import importlib
 import os
 import random
@@ -14,6 +15,7 @@ from typing import Protocol
 _REPOSITORY_ROOT = Path(__file__).resolve().parent.parent
 _NETWORK_GUARD = _REPOSITORY_ROOT / "tests" / "network_guard"
 _SCRATCH = Path(tempfile.mkdtemp(prefix="vanilla-transformer-tests-"))
+atexit.register(shutil.rmtree, _SCRATCH, ignore_errors=True)
 
 
 def _prepare_environment() -> None:
@@ -146,8 +148,3 @@ def run_python(tmp_path: Path) -> RunPython:
         return result
 
     return run
-
-
-def pytest_unconfigure() -> None:
-    """Removes the home and the caches of this run."""
-    shutil.rmtree(_SCRATCH, ignore_errors=True)

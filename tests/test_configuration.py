@@ -183,7 +183,7 @@ def test_parameter_count_of_preset(name: str) -> None:
 def test_parameter_count_of_table_3(name: str, millions: int) -> None:
     """A vocabulary of 41,100 gives the rounded millions of every row but "big", which 37,000 nearly gives.
 
-    The paper does not state its vocabulary to the token, and "big" is no row of one vocabulary with the others.
+    The paper does not state its vocabulary to the token, and no single one gives the figures of all rows.
     """
     if name == "big":
         assert count_parameters(VanillaTransformerConfig.from_preset(name)) == pytest.approx(millions * 1e6, abs=1.5e6)

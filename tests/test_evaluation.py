@@ -290,8 +290,9 @@ def test_script_reports_what_the_library_computes(
     loss = score_loss(MODEL, TOKENIZER, sources, targets, progress=False)
     assert {name: metrics[name] for name in expected} == expected
     assert metrics["loss"] == pytest.approx(loss["loss"])
-    assert (metrics["sentences"], metrics["num_beams"], metrics["target_tokens"]) == (8, 2, loss["tokens"])
+    assert (metrics["sentences"], metrics["num_beams"], metrics["tokens"]) == (8, 2, loss["tokens"])
     assert metrics["output_tokens"] == sum(len(hypothesis.split()) + 1 for hypothesis in hypotheses)
+    assert metrics["generation_config"]["max_new_tokens"] == 8, "the model's own config, where no argument changes it"
     assert metrics["sentences_per_second"] == pytest.approx(8 / metrics["seconds"])
     assert metrics["versions"]["sacrebleu"] == sacrebleu.__version__
     assert f"--test_file {test_files[0]} {test_files[1]} --num_beams 2" in metrics["command"]

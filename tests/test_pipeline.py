@@ -699,16 +699,18 @@ class TestTaskSpecificParams:
         assert model.config.task_specific_params == before
         assert expected != [generate_by_hand(model, tokenizer, text, max_length=12, num_beams=3)[0] for text in TEXTS]
 
-    def test_arguments_of_the_user_come_first(self) -> None:
+    @pytest.mark.parametrize("limit_of_task", ["max_length", "max_new_tokens"])
+    @pytest.mark.parametrize("limit", ["max_length", "max_new_tokens"])
+    def test_arguments_of_the_user_come_first(self, limit: str, limit_of_task: str) -> None:
         model, tokenizer = make_t5(), make_tokenizer()
-        text = PREFIXES["summarization"] + TEXTS[0]
-        for limit in ({"max_length": 5}, {"max_new_tokens": 5}):
-            expected = generate_by_hand(model, tokenizer, text, num_beams=2, early_stopping=True, **limit)
-            in_call = SummarizationPipeline(model, tokenizer, task="summarization")(TEXTS[0], num_beams=2, **limit)
-            in_constructor = SummarizationPipeline(model, tokenizer, task="summarization", num_beams=2, **limit)(
-                TEXTS[0]
-            )
-            assert texts_of(in_call, "summary") == texts_of(in_constructor, "summary") == expected
+        model.config.task_specific_params["summarization"] = {limit_of_task: 12, "num_beams": 3}
+        (expected,) = generate_by_hand(model, tokenizer, TEXTS[0], num_beams=2, **{limit: 5})
+        arguments: dict[str, Any] = {"num_beams": 2, limit: 5}
+        in_call = SummarizationPipeline(model, tokenizer, task="summarization")(TEXTS[0], **arguments)
+        in_constructor = SummarizationPipeline(model, tokenizer, task="summarization", **arguments)(TEXTS[0])
+        assert texts_of(in_call, "summary") == texts_of(in_constructor, "summary") == [expected]
+        (longer,) = generate_by_hand(model, tokenizer, TEXTS[0], num_beams=2, max_length=12)
+        assert longer != expected
 
     def test_a_task_without_params_has_no_prefix(self) -> None:
         model, tokenizer = make_t5(), make_tokenizer()
@@ -764,6 +766,27 @@ class TestLanguages:
             found[source, target] = texts_of(pipe(texts, batch_size=batch_size, **languages))
             assert found[source, target] == expected
         assert len(set(map(tuple, found.values()))) == 3
+
+    def test_a_batch_shares_one_language_token(self, nllb: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        model, tokenizer = nllb
+        found: list[Any] = []
+        generate = model.generate
+
+        def recorded(**kwargs: Any) -> Any:
+            found.append(kwargs["forced_bos_token_id"])
+            return generate(**kwargs)
+
+        monkeypatch.setattr(model, "generate", recorded)
+        pipe = TranslationPipeline(model, tokenizer, src_lang="eng_Latn", tgt_lang="fra_Latn", max_new_tokens=3)
+        pipe([self.TEXT, "face", "bead"], batch_size=2)
+        assert found == [tokenizer.convert_tokens_to_ids("fra_Latn")] * 2
+
+    def test_language_arguments_come_before_the_task_name(self, nllb: tuple[Any, Any]) -> None:
+        model, tokenizer = nllb
+        languages = {"src_lang": "eng_Latn", "tgt_lang": "fra_Latn"}
+        expected = TranslationPipeline(model, tokenizer, max_new_tokens=4)(self.TEXT, **languages)
+        named = TranslationPipeline(model, tokenizer, task="translation_en_to_de", max_new_tokens=4, **languages)
+        assert named(self.TEXT) == expected
 
     def test_a_users_generation_config_keeps_the_language(self, nllb: tuple[Any, Any]) -> None:
         model, tokenizer = nllb

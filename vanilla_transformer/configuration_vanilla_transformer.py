@@ -5,6 +5,7 @@ those of BART and Marian, so that tools which read those configurations read thi
 """
 
 import copy
+import math
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -151,8 +152,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
             Ids of the special tokens.
 
     Raises:
-        ValueError: (as the library's `StrictDataclassClassValidationError`) if a value is not legal; the message names
-            the field, the value and what is legal.
+        StrictDataclassError: The library's own error for configurations, if a value is not legal; the message names the
+            field, the value and what is legal.
 
     Example:
     ```python
@@ -191,7 +192,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     lm_head_bias: bool = False
     normalize_before: bool = False
     normalize_embedding: bool = False
-    layer_norm_eps: float = 1e-5
+    layer_norm_eps: float | int = 1e-5
     scale_embedding: bool = True
     position_embedding_type: str = "sinusoidal"
     position_offset: int = 0
@@ -283,8 +284,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
             raise ValueError(
                 f"activation_function must be one of {', '.join(sorted(ACT2FN))}, not {self.activation_function!r}."
             )
-        if self.layer_norm_eps <= 0:
-            raise ValueError(f"layer_norm_eps must be positive, not {self.layer_norm_eps}.")
+        if not 0 < self.layer_norm_eps < math.inf:
+            raise ValueError(f"layer_norm_eps must be positive and finite, not {self.layer_norm_eps}.")
 
     def validate_positions(self) -> None:
         """The position embedding exists for this width and offset."""

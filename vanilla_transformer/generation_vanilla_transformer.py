@@ -6,7 +6,6 @@ import torch
 from transformers.generation.configuration_utils import GenerationConfig
 from transformers.generation.utils import GenerationMixin
 
-
 # Section 6.1: "We set the maximum output length during inference to input length + 50".
 MAX_EXTRA_TOKENS = 50
 

@@ -80,10 +80,15 @@ class LearnedPositions(nn.Embedding):
             ValueError: If the sequence is longer than the table.
         """
         if upper_bound + self.offset > self.num_embeddings:
-            raise ValueError(
-                f"A sequence of {upper_bound} tokens is too long for learned positions: max_position_embeddings="
-                f"{self.num_embeddings} and position_offset={self.offset} allow {self.num_embeddings - self.offset}."
-            )
+            # Padding does not count. Looking at the indices costs a synchronisation, paid only on the way to an error,
+            # and is not possible in a compiled graph.
+            length = upper_bound if torch.compiler.is_compiling() else int(token_indices.max()) + 1
+            if length + self.offset > self.num_embeddings:
+                raise ValueError(
+                    f"A sequence of {length} tokens is too long for learned positions: "
+                    f"max_position_embeddings={self.num_embeddings} and position_offset={self.offset} allow "
+                    f"{self.num_embeddings - self.offset}."
+                )
         return super().forward(token_indices + self.offset)
 
 

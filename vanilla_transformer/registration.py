@@ -64,7 +64,7 @@ def register_pipeline_tasks() -> None:
     for task, (pipeline_class, default) in classes.items():
         # Newer versions refuse the names in this table before they ask the registry (older ones have no such table).
         getattr(pipelines, "REMOVED_TASKS", {}).pop(task, None)
-        if task not in registry.supported_tasks and task not in registry.task_aliases:
+        if task not in registry.supported_tasks:  # an alias goes first anyway
             # Not through register_pipeline(): it cannot hold defaults by language pair, and it marks the class as one
             # whose code travels with a model, so that a saved Marian pipeline would ask for trust_remote_code.
             registry.supported_tasks[task] = {

@@ -196,17 +196,7 @@ def load_corpora(arguments: DataArguments) -> DatasetDict:
         ValueError: If the data are not what they should be; the message names file and line.
     """
     if arguments.builtin_corpus:
-        generated = numbers_and_dates(
-            source_lang=arguments.source_lang or "en", target_lang=arguments.target_lang or "de"
-        )
-        limits = {"train": arguments.max_train_samples, "validation": arguments.max_eval_samples}
-        return DatasetDict(
-            {
-                split: dataset.take(limits[split] or len(dataset))
-                for split, dataset in generated.items()
-                if split in limits
-            }
-        )
+        return _generate_corpora(arguments)
 
     def load(files: list[str] | None, split: str, max_samples: int | None) -> Dataset:
         return load_parallel_corpus(
@@ -230,6 +220,22 @@ def load_corpora(arguments: DataArguments) -> DatasetDict:
     return corpora
 
 
+def _generate_corpora(arguments: DataArguments) -> DatasetDict:
+    for name in ("max_train_samples", "max_eval_samples"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name}={value}: must be at least 1, or None for all.")
+    # As many as are trained on: generating them takes time, and fewer are the beginning of more.
+    size = {} if arguments.max_train_samples is None else {"num_examples": arguments.max_train_samples}
+    generated = numbers_and_dates(
+        source_lang=arguments.source_lang or "en", target_lang=arguments.target_lang or "de", **size
+    )
+    validation = generated["validation"]
+    if arguments.max_eval_samples is not None:
+        validation = validation.take(min(arguments.max_eval_samples, len(validation)))
+    return DatasetDict(train=generated["train"], validation=validation)
+
+
 def load_or_train_tokenizer(
     arguments: ModelArguments, train_dataset: Dataset, output_dir: str | os.PathLike[str]
 ) -> PreTrainedTokenizerBase:
@@ -238,20 +244,18 @@ def load_or_train_tokenizer(
     Args:
         arguments: Names of tokenizer and model.
         train_dataset: Pairs to train one on.
-        output_dir: Where a tokenizer that is trained is saved, so that a resumed run has the same.
+        output_dir: Where an earlier part of this run saved the tokenizer it trained.
 
     Returns:
         The tokenizer.
     """
     name = arguments.tokenizer_name or arguments.model_name_or_path
-    if name is None and (Path(output_dir) / "tokenizer_config.json").is_file():
+    if name is None and (Path(output_dir) / "tokenizer.json").is_file():
         name = str(output_dir)
     if name is not None:
         return AutoTokenizer.from_pretrained(name)
     texts = (text for column in ("source", "target") for text in train_dataset[column])
-    tokenizer = train_tokenizer(texts, vocab_size=arguments.vocab_size, length=2 * len(train_dataset))
-    tokenizer.save_pretrained(output_dir)
-    return tokenizer
+    return train_tokenizer(texts, vocab_size=arguments.vocab_size, length=2 * len(train_dataset))
 
 
 def parse_overrides(text: str | None) -> dict[str, Any]:
@@ -266,18 +270,28 @@ def parse_overrides(text: str | None) -> dict[str, Any]:
     Raises:
         ValueError: If a part has no `=`.
     """
-    overrides = {}
-    for part in (text or "").split(","):
-        if not part.strip():
-            continue
-        name, separator, value = part.partition("=")
-        if not separator:
-            raise ValueError(f"config_overrides: {part!r} is not of the form name=value.")
-        try:
-            overrides[name.strip()] = json.loads(value)
-        except json.JSONDecodeError:
-            overrides[name.strip()] = value.strip()
+    overrides: dict[str, Any] = {}
+    rest = text or ""
+    while rest := rest.strip(" ,"):
+        name, separator, rest = rest.partition("=")
+        if not separator or "," in name:
+            raise ValueError(f"config_overrides: {name.partition(',')[0]!r} is not of the form name=value.")
+        overrides[name.strip()], rest = _split_off_value(rest.lstrip())
     return overrides
+
+
+def _split_off_value(text: str) -> tuple[Any, str]:
+    """Takes the first value, which may be JSON with commas of its own, off `value,name=value`."""
+    try:
+        value, end = json.JSONDecoder().raw_decode(text)
+    except json.JSONDecodeError:
+        pass
+    else:
+        rest = text[end:].lstrip()
+        if not rest or rest.startswith(","):
+            return value, rest
+    word, _, rest = text.partition(",")
+    return word.strip(), rest
 
 
 def build_config(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
@@ -374,32 +388,27 @@ def tokenize_pairs(
     return tokenized.remove_columns("too_long")
 
 
-def claim_output_dir(
-    output_dir: str | os.PathLike[str],
-    model_arguments: ModelArguments,
-    data_arguments: DataArguments,
-    training_arguments: TrainingArguments,
+def check_output_dir(
+    output_dir: str | os.PathLike[str], model_arguments: ModelArguments, data_arguments: DataArguments
 ) -> None:
-    """Makes sure that the output folder is new, or holds an earlier part of the same run, and marks it as this run's.
+    """Makes sure that the output folder is new, or holds an earlier part of the same run. Writes nothing.
 
     Args:
         output_dir: The folder.
         model_arguments: What is trained.
         data_arguments: On what.
-        training_arguments: How; recorded, but free to change from one part of the run to the next (more epochs, say).
 
     Raises:
         ValueError: If the folder holds something else, or a run with another model or other data.
     """
     folder = Path(output_dir)
-    wanted = {"model": asdict(model_arguments), "data": asdict(data_arguments)}
     marker = folder / ARGUMENTS_FILE
     if marker.is_file():
         found = json.loads(marker.read_text(encoding="utf-8"))
         differences = [
             f"{name}: {found.get(part, {}).get(name)!r} there, {value!r} now"
-            for part, settings in wanted.items()
-            for name, value in settings.items()
+            for part, settings in (("model", model_arguments), ("data", data_arguments))
+            for name, value in asdict(settings).items()
             if found.get(part, {}).get(name) != value
         ]
         if differences:
@@ -408,14 +417,50 @@ def claim_output_dir(
                 "Give the same ones to resume it, or another output_dir."
             )
     elif folder.exists():
-        strangers = sorted(entry.name for entry in folder.iterdir())
+        strangers = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else ["a file of that name"]
         if strangers:
             raise ValueError(
                 f"{folder} is not empty and has no {ARGUMENTS_FILE} of an earlier run; it holds "
                 f"{', '.join(strangers[:5])}. Give another output_dir."
             )
+
+
+def claim_output_dir(
+    output_dir: str | os.PathLike[str],
+    model_arguments: ModelArguments,
+    data_arguments: DataArguments,
+    training_arguments: TrainingArguments,
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """Checks the output folder as `check_output_dir` does, and marks it as this run's.
+
+    Called once data, tokenizer and configuration are known to be good: a folder that was marked before would refuse
+    the command in which a mistake is mended.
+
+    Args:
+        output_dir: The folder.
+        model_arguments: What is trained.
+        data_arguments: On what.
+        training_arguments: How; recorded, but free to change from one part of the run to the next (more epochs, say).
+        tokenizer: Saved, so that the run has the same one when it is resumed.
+
+    Raises:
+        ValueError: If the folder holds something else, or a run with another model or other data.
+    """
+    check_output_dir(output_dir, model_arguments, data_arguments)
+    if not training_arguments.should_save:
+        return
+    folder = Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    _write_json(marker, {**wanted, "training": training_arguments.to_sanitized_dict()})
+    _write_json(
+        folder / ARGUMENTS_FILE,
+        {
+            "model": asdict(model_arguments),
+            "data": asdict(data_arguments),
+            "training": training_arguments.to_sanitized_dict(),
+        },
+    )
+    tokenizer.save_pretrained(folder)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
@@ -500,9 +545,11 @@ __all__ = [
     "build_config",
     "build_model",
     "build_trainer",
+    "check_output_dir",
     "claim_output_dir",
     "load_corpora",
     "load_or_train_tokenizer",
+    "parse_overrides",
     "settle_training_arguments",
     "tokenize_pairs",
 ]

@@ -1,0 +1,1010 @@
+"""What must hold for every model: masks, caches, gradients, saving, resizing, initial values, dtypes, compilation."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+import itertools
+import logging
+import math
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tiny_seq2seq import make_tokenizer
+from tiny_vanilla import SHARING, TWO_VOCABULARIES, make_cache, make_config, make_model, make_sentences, pad
+from torch import nn
+from transformers import (
+    AttentionInterface,
+    AutoModelForSeq2SeqLM,
+    DataCollatorForSeq2Seq,
+    DynamicCache,
+    EncoderDecoderCache,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+)
+from transformers.masking_utils import AttentionMaskInterface, create_causal_mask, eager_mask
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.modeling_vanilla_transformer import scaled_dot_product_attention
+
+Model = VanillaTransformerForConditionalGeneration
+
+# The sinusoids' table is shorter than the sentences below; a learned one just holds them.
+POSITIONS: dict[str, dict[str, Any]] = {
+    "sinusoidal": {"position_offset": 0, "max_position_embeddings": 4},
+    "sinusoidal_concatenated": {"position_offset": 1, "max_position_embeddings": 24},
+    "sinusoidal_tensor2tensor": {"position_offset": 2, "max_position_embeddings": 6},
+    "learned": {"position_offset": 2, "max_position_embeddings": 14},
+}
+WIDTHS: tuple[dict[str, Any], ...] = ({"d_k": None, "d_v": None}, {"d_k": 6, "d_v": 3})
+MAX_LENGTH = 12
+
+
+def make_matrix() -> dict[str, dict[str, Any]]:
+    """Every norm with every kind of position and every width; the other two options so that every pair occurs."""
+    rows = {}
+    for norm, position, width in itertools.product(range(2), range(len(POSITIONS)), range(2)):
+        kind = list(POSITIONS)[position]
+        sharing = list(SHARING)[(2 * norm + width + position) % len(SHARING)]
+        attention = ("eager", "sdpa")[norm ^ width]
+        name = f"{('post', 'pre')[norm]}-{kind}-{('equal', 'free')[width]}-{sharing}-{attention}"
+        rows[name] = {
+            "attention": attention,
+            "normalize_before": bool(norm),
+            "position_embedding_type": kind,
+            **POSITIONS[kind],
+            **WIDTHS[width],
+            **SHARING[sharing],
+        }
+    return rows
+
+
+MATRIX = make_matrix()
+
+
+@functools.cache
+def matrix_model(name: str) -> Model:
+    return make_model(**MATRIX[name])
+
+
+@pytest.fixture(params=MATRIX)
+def model(request: pytest.FixtureRequest) -> Model:
+    """A model of the matrix, which tests share and must not change."""
+    return matrix_model(request.param)
+
+
+def logits_of(model: Model, **inputs: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return cast(torch.Tensor, model(**inputs).logits)
+
+
+def one_by_one(model: Model, sources: list[list[int]], targets: list[list[int]]) -> list[torch.Tensor]:
+    """Logits (T, V) of each pair alone, without padding, masks or cache."""
+    return [
+        logits_of(model, input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([target]), use_cache=False)[0]
+        for source, target in zip(sources, targets, strict=True)
+    ]
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
+    """Compares relative to the largest value, since rounding errors grow with it."""
+    scale = max(1.0, float(expected.abs().max()))
+    torch.testing.assert_close(actual, expected, atol=tolerance * scale, rtol=0.0)
+
+
+def test_matrix_holds_every_pair_of_options() -> None:
+    names = [(*name.split("-", 3)[:3], *name.split("-", 3)[3].rsplit("-", 1)) for name in MATRIX]
+    for columns in itertools.combinations(zip(*names, strict=True), 2):
+        assert set(zip(*columns, strict=True)) == set(itertools.product(*columns))
+
+
+# Masks
+
+
+@pytest.mark.parametrize("target_side", ["left", "right"])
+@pytest.mark.parametrize("source_side", ["left", "right"])
+def test_padding_changes_nothing(model: Model, source_side: str, target_side: str) -> None:
+    """A batch gives what its sentences give one by one, the shortest of a single token, whatever the padding's ids."""
+    sources, targets = make_sentences([1, 4, 7]), make_sentences([3, 5, 1], seed=1)
+    source_ids, source_mask = pad(sources, source_side, junk=5)
+    target_ids, target_mask = pad(targets, target_side, junk=6)
+    inputs = {"input_ids": source_ids, "attention_mask": source_mask, "decoder_input_ids": target_ids}
+    batched = logits_of(model, **inputs, decoder_attention_mask=target_mask)
+    # No token looks ahead, so padding at the end needs no mask.
+    unmasked = logits_of(model, **inputs) if target_side == "right" else batched
+    for row, expected in enumerate(one_by_one(model, sources, targets)):
+        real = target_mask[row].bool()
+        assert_close(batched[row, real], expected)
+        assert_close(unmasked[row, real], expected)
+
+
+def test_masked_token_is_as_if_absent(model: Model) -> None:
+    """A hole in the middle of source and target changes later positions just as leaving the tokens out does."""
+    [source], [target] = make_sentences([6]), make_sentences([5], seed=1)
+    source_mask, target_mask = torch.tensor([[1, 1, 0, 0, 1, 1]]), torch.tensor([[1, 1, 0, 1, 1]])
+    masked = logits_of(
+        model,
+        input_ids=torch.tensor([source]),
+        attention_mask=source_mask,
+        decoder_input_ids=torch.tensor([target]),
+        decoder_attention_mask=target_mask,
+    )
+    [expected] = one_by_one(model, [source[:2] + source[4:]], [target[:2] + target[3:]])
+    assert_close(masked[0, target_mask[0].bool()], expected)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_encoder_mask_and_cross_attention_mask_are_both_used(attention: str) -> None:
+    """Each is looked at alone: the encoder's by its own output, the decoder's by states that it must not see."""
+    model = make_model(attention)
+    [source] = make_sentences([5])
+    mask = torch.tensor([[1, 1, 1, 0, 0]])
+    target = torch.tensor([[0, 4, 5]])
+    encoder = model.get_encoder()
+    with torch.no_grad():
+        states = encoder(input_ids=torch.tensor([source]), attention_mask=mask).last_hidden_state
+        alone = encoder(input_ids=torch.tensor([source[:3]])).last_hidden_state
+        unmasked = encoder(input_ids=torch.tensor([source])).last_hidden_state
+    assert_close(states[:, :3], alone)
+    assert (unmasked[:, :3] - alone).abs().max() > 0.01
+    junk = torch.cat([states[:, :3], torch.full_like(states[:, 3:], 7.0)], dim=1)
+    seen = [
+        logits_of(model, encoder_outputs=(hidden,), attention_mask=mask, decoder_input_ids=target)
+        for hidden in (states, junk)
+    ]
+    torch.testing.assert_close(seen[0], seen[1], atol=0.0, rtol=0.0)
+    unseen = logits_of(model, encoder_outputs=(junk,), decoder_input_ids=target)
+    assert (unseen - seen[0]).abs().max() > 0.01
+
+
+def test_fully_padded_row_stays_finite(model: Model) -> None:
+    """An empty row, on either side or both, gives finite logits and gradients and leaves the other row alone."""
+    sources, targets = make_sentences([5, 5]), make_sentences([4, 4], seed=1)
+    source_mask, target_mask = torch.ones(2, 5, dtype=torch.long), torch.ones(2, 4, dtype=torch.long)
+    source_mask[1] = target_mask[1] = 0
+    expected = one_by_one(model, sources[:1], targets[:1])[0]
+    for masks in (
+        {"attention_mask": source_mask},
+        {"decoder_attention_mask": target_mask},
+        {"attention_mask": source_mask, "decoder_attention_mask": target_mask},
+    ):
+        target_ids = torch.tensor(targets)
+        outputs = model(input_ids=torch.tensor(sources), decoder_input_ids=target_ids, labels=target_ids, **masks)
+        assert outputs.logits.isfinite().all()
+        assert_close(outputs.logits[0].detach(), expected)
+        gradients = torch.autograd.grad(outputs.loss, list(model.parameters()), allow_unused=True)
+        assert all(gradient.isfinite().all() for gradient in gradients if gradient is not None)
+
+
+def test_later_target_tokens_change_nothing_before_them(model: Model) -> None:
+    """Causality: the logits up to a position are bit for bit those of another continuation, and later ones are not."""
+    source = torch.tensor(make_sentences([4]))
+    target = torch.tensor(make_sentences([7], seed=1))
+    full = logits_of(model, input_ids=source, decoder_input_ids=target)
+    for position in range(1, 7):
+        changed = target.clone()
+        changed[:, position:] = (changed[:, position:] - 3 + 1 + position) % 10 + 3
+        other = logits_of(model, input_ids=source, decoder_input_ids=changed)
+        assert_close(other[:, :position], full[:, :position], tolerance=1e-6)
+        assert (other[:, position:] - full[:, position:]).abs().amax(dim=-1).min() > 1e-3
+
+
+# Lengths
+
+
+@pytest.mark.parametrize("kind", [kind for kind in POSITIONS if kind != "learned"])
+def test_sinusoids_go_on_beyond_their_table(kind: str) -> None:
+    """5,000 tokens give the same, whether the table holds them all or ends at 24."""
+    source = torch.randint(3, 17, (1, 5000))
+    target = torch.randint(3, 17, (1, 40))
+    short, long = (
+        make_model(position_embedding_type=kind, max_position_embeddings=rows, decoder_layers=1) for rows in (24, 5000)
+    )
+    logits = logits_of(short, input_ids=source, decoder_input_ids=target)
+    assert logits.isfinite().all()
+    assert_close(logits, logits_of(long, input_ids=source, decoder_input_ids=target), tolerance=1e-6)
+
+
+def test_learned_positions_end_with_their_table() -> None:
+    """As many tokens as the table allows pass on both sides; one more is an error that says so."""
+    model = make_model(position_embedding_type="learned", max_position_embeddings=10, position_offset=2)
+    source, target = torch.tensor(make_sentences([9])), torch.tensor(make_sentences([9], seed=1))
+    logits_of(model, input_ids=source[:, :8], decoder_input_ids=target[:, :8])
+    message = "A sequence of 9 tokens is too long.*max_position_embeddings=10 and position_offset=2 allow 8"
+    with pytest.raises(ValueError, match=message):
+        model(input_ids=source, decoder_input_ids=target[:, :8])
+    with pytest.raises(ValueError, match=message):
+        model(input_ids=source[:, :8], decoder_input_ids=target)
+    cache = model(input_ids=source[:, :8], decoder_input_ids=target[:, :8]).past_key_values
+    with pytest.raises(ValueError, match=message):
+        model(input_ids=source[:, :8], decoder_input_ids=target[:, 8:], past_key_values=cache)
+
+
+def test_static_cache_must_not_be_longer_than_learned_positions() -> None:
+    model = make_model(position_embedding_type="learned", max_position_embeddings=10)
+    source, target = torch.tensor(make_sentences([4])), torch.tensor([[0]])
+    fitting = make_cache(model, "static", source_length=4, max_cache_len=10)
+    logits_of(model, input_ids=source, decoder_input_ids=target, past_key_values=fitting)
+    with pytest.raises(ValueError, match="A sequence of 11 tokens is too long"):
+        cache = make_cache(model, "static", source_length=4, max_cache_len=11)
+        model(input_ids=source, decoder_input_ids=target, past_key_values=cache)
+
+
+# Caches
+
+
+def decode_in_steps(
+    model: Model, cache: EncoderDecoderCache, steps: list[int], target: torch.Tensor, **inputs: Any
+) -> torch.Tensor:
+    """Logits (B, T, V) of a target fed in pieces; a mask of the target is cut to the tokens known so far."""
+    target_mask = inputs.pop("decoder_attention_mask", None)
+    logits, done = [], 0
+    encoded = model.get_encoder()(input_ids=inputs["input_ids"], attention_mask=inputs.get("attention_mask"))
+    for step in steps:
+        known = None if target_mask is None else target_mask[:, : done + step]
+        outputs = model(
+            encoder_outputs=encoded,
+            attention_mask=inputs.get("attention_mask"),
+            decoder_input_ids=target[:, done : done + step],
+            decoder_attention_mask=known,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        assert outputs.past_key_values is cache
+        logits.append(outputs.logits)
+        done += step
+        assert int(cache.get_seq_length()) == done
+    return torch.cat(logits, dim=1)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("steps", [[1] * 10, [3, 1, 1, 4, 1]], ids=["one-by-one", "in-pieces"])
+def test_cached_equals_uncached(model: Model, steps: list[int], kind: str) -> None:
+    """Ten tokens: beyond the sinusoids' tables, with offsets, unequal depths and key sizes as the matrix has them."""
+    source_ids, source_mask = pad(make_sentences([2, 6]))
+    target = torch.tensor(make_sentences([10, 10], seed=1))
+    inputs = {"input_ids": source_ids, "attention_mask": source_mask}
+    expected = logits_of(model, **inputs, decoder_input_ids=target, use_cache=False)
+    cache = make_cache(model, kind, source_length=6, max_cache_len=MAX_LENGTH)
+    with torch.no_grad():
+        assert_close(decode_in_steps(model, cache, steps, target, **inputs), expected)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_left_padded_prompt_with_cache(model: Model, kind: str) -> None:
+    """Prompts of one and three tokens, padded on the left, go on as they do alone."""
+    sources, targets = make_sentences([2, 6]), make_sentences([6, 8], seed=1)
+    source_ids, source_mask = pad(sources, "left")
+    target_ids, target_mask = pad(targets, "left", junk=7)
+    cache = make_cache(model, kind, source_length=6, max_cache_len=MAX_LENGTH)
+    inputs = {"input_ids": source_ids, "attention_mask": source_mask, "decoder_attention_mask": target_mask}
+    with torch.no_grad():
+        logits = decode_in_steps(model, cache, [3, 1, 1, 2, 1], target_ids, **inputs)
+    for row, expected in enumerate(one_by_one(model, sources, targets)):
+        assert_close(logits[row, target_mask[row].bool()], expected)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_four_dimensional_mask_of_a_static_cache(attention: str) -> None:
+    """The mask that `generate` prepares for a static cache, (B, 1, L, K), gives the same positions and logits."""
+    model = make_model(attention)
+    sources, targets = make_sentences([4, 4]), make_sentences([3, 5], seed=1)
+    target_ids, target_mask = pad(targets, "left", junk=7)
+    cache = make_cache(model, "static", source_length=4, max_cache_len=MAX_LENGTH)
+    encoded = model.get_encoder()(input_ids=torch.tensor(sources))
+    logits = []
+    with torch.no_grad():
+        for columns in (slice(0, 3), slice(3, 4), slice(4, 5)):
+            ids = target_ids[:, columns]
+            mask = create_causal_mask(
+                config=model.config,
+                inputs_embeds=torch.empty(*ids.shape, model.config.d_model),
+                attention_mask=target_mask[:, : columns.stop],
+                past_key_values=cache.self_attention_cache,
+            )
+            assert mask.shape == (2, 1, ids.shape[1], MAX_LENGTH)
+            inputs = {"encoder_outputs": encoded, "decoder_input_ids": ids, "past_key_values": cache}
+            logits.append(model(**inputs, decoder_attention_mask=mask).logits)
+    for row, expected in enumerate(one_by_one(model, sources, targets)):
+        assert_close(torch.cat(logits, dim=1)[row, target_mask[row].bool()], expected)
+
+
+def test_source_is_projected_once_per_cache() -> None:
+    """Later steps read keys and values of the source from the cache, not from the states that they are given."""
+    model = make_model()
+    calls: list[int] = []
+    for layer in model.get_decoder().layers:
+        layer.encoder_attn.k_proj.register_forward_hook(lambda *_: calls.append(1))
+    outputs = model(input_ids=torch.tensor([[4, 5, 2]]), decoder_input_ids=torch.tensor([[0]]))
+    for token in (4, 5):
+        model(
+            encoder_outputs=(outputs.encoder_last_hidden_state,),
+            decoder_input_ids=torch.tensor([[token]]),
+            past_key_values=outputs.past_key_values,
+        )
+    assert len(calls) == model.config.decoder_layers
+
+
+# Attention implementations
+
+
+def test_eager_equals_sdpa(model: Model) -> None:
+    source_ids, source_mask = pad(make_sentences([1, 4, 7]))
+    target_ids, target_mask = pad(make_sentences([3, 5, 1], seed=1), "left")
+    inputs = {"input_ids": source_ids, "attention_mask": source_mask, "decoder_input_ids": target_ids}
+    other = copy.deepcopy(model)
+    other.set_attn_implementation("sdpa" if model.config._attn_implementation == "eager" else "eager")
+    assert other.config._attn_implementation != model.config._attn_implementation
+    expected = logits_of(model, **inputs, decoder_attention_mask=target_mask)
+    actual = logits_of(other, **inputs, decoder_attention_mask=target_mask)
+    assert_close(actual[target_mask.bool()], expected[target_mask.bool()], tolerance=1e-6)
+
+
+def test_attention_is_dispatched_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registered function computes every attention of the model, and gets what the caller adds."""
+    calls: list[tuple[str, bool, Any]] = []
+
+    def counting(module: nn.Module, *tensors: torch.Tensor, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        calls.append((type(module).__name__, bool(module.is_causal), kwargs.get("colour")))
+        return scaled_dot_product_attention(module, *tensors, **kwargs)
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, "counting", counting)
+    monkeypatch.setitem(AttentionMaskInterface._global_mapping, "counting", eager_mask)
+    model = make_model("eager")
+    inputs = {"input_ids": torch.tensor([[4, 5, 2]]), "decoder_input_ids": torch.tensor([[0, 7]])}
+    expected = logits_of(model, **inputs)
+    model.set_attn_implementation("counting")
+    torch.testing.assert_close(logits_of(model, **inputs, colour="red"), expected)
+    decoder_layer = [("SelfAttention", True, "red"), ("CrossAttention", False, "red")]
+    assert calls == [("SelfAttention", False, "red")] + 2 * decoder_layer
+
+
+# Gradients
+
+
+def gradients_of(model: Model) -> dict[str, torch.Tensor]:
+    return {name: cast(torch.Tensor, parameter.grad).clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("normalize_before", [False, True])
+def test_gradients_under_checkpointing(normalize_before: bool, reentrant: bool) -> None:
+    """Recomputing the layers, which really happens, changes neither loss nor gradients, dropout included."""
+    model = make_model(normalize_before=normalize_before, dropout=0.2, attention_dropout=0.1).train()
+    ids, mask = pad(make_sentences([3, 6]))
+    labels = torch.tensor(make_sentences([4, 4], seed=1))
+    calls: list[int] = []
+    for layer in [*model.get_encoder().layers, *model.get_decoder().layers]:
+        layer.fc1.register_forward_hook(lambda *_: calls.append(1))
+
+    def step() -> torch.Tensor:
+        model.zero_grad()
+        calls.clear()
+        torch.manual_seed(3)
+        loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+        loss.backward()
+        return cast(torch.Tensor, loss.detach())
+
+    loss, gradients, plain_calls = step(), gradients_of(model), len(calls)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    assert model.is_gradient_checkpointing
+    torch.testing.assert_close(step(), loss, atol=0.0, rtol=0.0)
+    assert len(calls) == 2 * plain_calls
+    torch.testing.assert_close(gradients_of(model), gradients, atol=1e-6, rtol=1e-5)
+
+
+def uneven_examples() -> list[dict[str, Any]]:
+    sources = make_sentences([3, 7, 2, 5, 4, 1, 6, 2])
+    targets = make_sentences([1, 8, 2, 6, 3, 9, 4, 1], seed=1)
+    return [
+        {"input_ids": [*source, 2], "attention_mask": [1] * (len(source) + 1), "labels": [*target, 2]}
+        for source, target in zip(sources, targets, strict=True)
+    ]
+
+
+def test_gradient_accumulation_counts_tokens() -> None:
+    """Four batches of two sentences give the gradient of one batch of eight, though they differ in tokens."""
+    model = make_model(label_smoothing=0.1).train()
+    examples = uneven_examples()
+    collator = DataCollatorForSeq2Seq(make_tokenizer(), model=model)
+    model(**collator(examples)).loss.backward()
+    expected = gradients_of(model)
+    model.zero_grad()
+    num_items = torch.tensor(sum(len(example["labels"]) for example in examples))
+    for start in range(0, 8, 2):
+        model(**collator(examples[start : start + 2]), num_items_in_batch=num_items).loss.backward()
+    torch.testing.assert_close(gradients_of(model), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_gradient_accumulation_in_the_trainer(tmp_path: Path) -> None:
+    """The library's own loop ends with the same weights for 4 x 2 as for 1 x 8 sentences."""
+    weights = []
+    for batch_size, accumulation in ((8, 1), (2, 4)):
+        model = make_model(vocab_size=len(make_tokenizer()), label_smoothing=0.1)
+        before = copy.deepcopy(model.state_dict())
+        arguments = Seq2SeqTrainingArguments(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=batch_size,
+            gradient_accumulation_steps=accumulation,
+            max_steps=2,
+            learning_rate=0.05,
+            lr_scheduler_type="constant",
+            max_grad_norm=0.0,
+            optim="sgd",
+            save_strategy="no",
+            report_to="none",
+            use_cpu=True,
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        )
+        Seq2SeqTrainer(
+            model=model,
+            args=arguments,
+            train_dataset=cast(Any, uneven_examples()),
+            data_collator=DataCollatorForSeq2Seq(make_tokenizer(), model=model),
+            processing_class=make_tokenizer(),
+        ).train()
+        weights.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+        assert any((tensor - before[name]).abs().max() > 1e-3 for name, tensor in weights[-1].items())
+    torch.testing.assert_close(weights[1], weights[0], atol=1e-5, rtol=1e-4)
+
+
+# Saving and loading
+
+ALL_SHARING = {**SHARING, **TWO_VOCABULARIES}
+
+
+def tied_groups(model: Model) -> list[set[str]]:
+    """The names of tables that are one parameter."""
+    tables = {
+        "source": model.get_encoder().embed_tokens.weight,
+        "target": model.get_decoder().embed_tokens.weight,
+        "output": model.lm_head.weight,
+    }
+    groups: dict[int, set[str]] = {}
+    for name, weight in tables.items():
+        groups.setdefault(id(weight), set()).add(name)
+    return list(groups.values())
+
+
+def expected_groups(changes: dict[str, Any]) -> list[set[str]]:
+    shared, tied = changes["share_encoder_decoder_embeddings"], changes["tie_word_embeddings"]
+    if shared:
+        return [{"source", "target", "output"}] if tied else [{"source", "target"}, {"output"}]
+    return [{"source"}, {"target", "output"}] if tied else [{"source"}, {"target"}, {"output"}]
+
+
+INPUTS = {"input_ids": torch.tensor([[4, 5, 6, 2]]), "decoder_input_ids": torch.tensor([[0, 7, 8]])}
+
+
+@pytest.mark.parametrize("sharing", ALL_SHARING)
+def test_saving_and_loading(sharing: str, tmp_path: Path) -> None:
+    """Save, load and save again: the same bytes, only safetensors, each table once, ties and logits as before."""
+    changes = ALL_SHARING[sharing]
+    model = make_model(lm_head_bias=True, position_embedding_type="learned", **changes)
+    assert tied_groups(model) == expected_groups(changes)
+    model.save_pretrained(tmp_path / "first")
+    loaded, info = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "first", output_loading_info=True)
+    assert isinstance(loaded, Model)
+    assert not any(info[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    loaded.save_pretrained(tmp_path / "second")
+    names = sorted(path.name for path in (tmp_path / "first").iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "second").iterdir())
+    assert [name for name in names if Path(name).suffix not in (".json", ".py")] == ["model.safetensors"]
+    for name in names:
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
+    stored = load_file(tmp_path / "first" / "model.safetensors")
+    parameters = dict(model.named_parameters())
+    assert sum(tensor.numel() for tensor in stored.values()) == sum(p.numel() for p in parameters.values())
+    assert len(stored) == len(parameters)
+    assert tied_groups(loaded) == expected_groups(changes)
+    torch.testing.assert_close(logits_of(loaded, **INPUTS), logits_of(model, **INPUTS), atol=0.0, rtol=0.0)
+
+
+def test_sharded_saving(tmp_path: Path) -> None:
+    """A model in several files is the same model."""
+    model = make_model()
+    model.save_pretrained(tmp_path, max_shard_size="5KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(logits_of(loaded, **INPUTS), logits_of(model, **INPUTS), atol=0.0, rtol=0.0)
+
+
+@pytest.mark.parametrize("device_map", ["auto", "cpu"])
+@pytest.mark.parametrize("sharing", ["shared-tied", "separate-tied"])
+def test_loading_with_a_device_map(sharing: str, device_map: str, tmp_path: Path) -> None:
+    model = make_model(**SHARING[sharing])
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, device_map=device_map)
+    assert loaded.hf_device_map
+    inputs = {name: tensor.to(loaded.device) for name, tensor in INPUTS.items()}
+    assert_close(logits_of(loaded, **inputs).cpu(), logits_of(model, **INPUTS))
+    assert tied_groups(loaded) == expected_groups(SHARING[sharing])
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "learned"])
+def test_copies(kind: str) -> None:
+    """deepcopy, pickle and a saved state dict give independent models with the same logits and ties."""
+    model = make_model(position_embedding_type=kind)
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    buffer.seek(0)
+    restored = make_model(position_embedding_type=kind, seed=5)
+    restored.load_state_dict(torch.load(buffer, weights_only=True))
+    expected = logits_of(model, **INPUTS)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), restored):
+        torch.testing.assert_close(logits_of(other, **INPUTS), expected, atol=0.0, rtol=0.0)
+        assert tied_groups(other) == [{"source", "target", "output"}]
+        with torch.no_grad():
+            other.lm_head.weight.zero_()
+    torch.testing.assert_close(logits_of(model, **INPUTS), expected, atol=0.0, rtol=0.0)
+
+
+# Resizing
+
+RESIZABLE = {**ALL_SHARING, "shared-and-stated": {**SHARING["shared-tied"], "decoder_vocab_size": 17}}
+NUMBERS = st.tuples(
+    st.sampled_from(["source", "target"]),
+    st.integers(min_value=4, max_value=30),
+    st.sampled_from([None, 4, 8]),
+    st.booleans(),
+)
+
+
+def tables_of(model: Model) -> dict[str, torch.Tensor]:
+    tables = {
+        "source": model.get_encoder().embed_tokens.weight,
+        "target": model.get_decoder().embed_tokens.weight,
+        "output": model.lm_head.weight,
+        "bias": model.lm_head.bias,
+    }
+    return {name: table.detach().clone() for name, table in tables.items() if table is not None}
+
+
+@settings(max_examples=30)
+@given(
+    sharing=st.sampled_from(sorted(RESIZABLE)),
+    lm_head_bias=st.booleans(),
+    resizes=st.lists(NUMBERS, min_size=1, max_size=3),
+)
+def test_resizing(
+    tmp_path_factory: pytest.TempPathFactory,
+    sharing: str,
+    lm_head_bias: bool,
+    resizes: list[tuple[str, int, int | None, bool]],
+) -> None:
+    """Up and down, in any order: sizes, old rows, ties and configuration stay in step; the result works and saves."""
+    changes = RESIZABLE[sharing]
+    two_vocabularies = sharing in TWO_VOCABULARIES
+    model = make_model(lm_head_bias=lm_head_bias, **changes)
+    for side, size, multiple, mean_resizing in resizes:
+        before = tables_of(model)
+        arguments = {"new_num_tokens": size, "pad_to_multiple_of": multiple, "mean_resizing": mean_resizing}
+        rounded = size if multiple is None else math.ceil(size / multiple) * multiple
+        if side == "source":
+            returned = model.resize_token_embeddings(**arguments)
+            resized = {"source"} if two_vocabularies else set(before)
+            assert returned is model.get_input_embeddings()
+        elif two_vocabularies:
+            returned = model.resize_decoder_token_embeddings(**arguments)
+            resized = set(before) - {"source"}
+            assert returned is model.get_decoder().get_input_embeddings()
+        else:
+            with pytest.raises(ValueError, match="one vocabulary.*use resize_token_embeddings"):
+                model.resize_decoder_token_embeddings(**arguments)
+            resized = set()
+        for name, table in tables_of(model).items():
+            kept = min(len(before[name]), len(table))
+            assert len(table) == (rounded if name in resized else len(before[name])), name
+            torch.testing.assert_close(table[:kept], before[name][:kept], atol=0.0, rtol=0.0)
+        assert tied_groups(model) == expected_groups(changes)
+    check_sizes_agree(model)
+    check_usable(model, tmp_path_factory.mktemp("resized"))
+
+
+def check_sizes_agree(model: Model) -> None:
+    config = model.config
+    assert model.get_encoder().embed_tokens.num_embeddings == len(model.get_input_embeddings().weight)
+    assert model.get_encoder().embed_tokens.num_embeddings == config.vocab_size
+    assert model.get_decoder().embed_tokens.num_embeddings == config.target_vocab_size
+    assert model.lm_head.out_features == len(model.lm_head.weight) == config.target_vocab_size
+    for embeddings in (model.get_encoder().embed_tokens, model.get_decoder().embed_tokens):
+        assert embeddings.padding_idx == config.pad_token_id
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def check_usable(model: Model, folder: Path) -> None:
+    """The last ids of both vocabularies can be used and trained, and the model survives a round trip."""
+    inputs = {
+        "input_ids": torch.tensor([[4 % model.config.vocab_size, model.config.vocab_size - 1]]),
+        "decoder_input_ids": torch.tensor([[0, model.config.target_vocab_size - 1]]),
+    }
+    logits = logits_of(model, **inputs)
+    assert logits.shape == (1, 2, model.config.target_vocab_size)
+    model(input_ids=inputs["input_ids"], labels=inputs["decoder_input_ids"]).loss.backward()
+    model.save_pretrained(folder)
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    torch.testing.assert_close(logits_of(loaded, **inputs), logits, atol=0.0, rtol=0.0)
+
+
+def test_rounding_up_without_a_new_size() -> None:
+    """`pad_to_multiple_of` alone rounds up the present size."""
+    model = make_model()
+    model.resize_token_embeddings(pad_to_multiple_of=8)
+    assert model.config.vocab_size == model.lm_head.out_features == 24
+    check_sizes_agree(model)
+
+
+# Initial values
+
+
+def check_initial_values(model: Model) -> None:
+    """Xavier's bounds, d_model^-0.5, a padding row of zeros, norms of one and zero, and the sinusoids' formula."""
+    config = model.config
+    std = config.d_model**-0.5
+    for name, module in model.named_modules():
+        if isinstance(module, nn.LayerNorm):
+            assert (module.weight == 1).all(), name
+            assert (module.bias == 0).all(), name
+        elif isinstance(module, nn.Embedding) or module is model.lm_head:
+            rows = cast(torch.Tensor, module.weight)
+            if module.__dict__.get("padding_idx") is not None or (
+                module is model.lm_head and config.tie_word_embeddings
+            ):
+                assert (rows[config.pad_token_id] == 0).all(), name
+                rows = torch.cat([rows[: config.pad_token_id], rows[config.pad_token_id + 1 :]])
+            assert float(rows.std()) == pytest.approx(std, rel=0.06), name
+            assert float(rows.mean()) == pytest.approx(0.0, abs=0.06 * std), name
+        elif isinstance(module, nn.Linear):
+            bound = math.sqrt(6 / (module.in_features + module.out_features))
+            assert 0.95 * bound < float(module.weight.abs().max()) <= bound, name
+            assert float(module.weight.std()) == pytest.approx(bound / math.sqrt(3), rel=0.06), name
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            assert (module.bias == 0).all(), name
+    if config.position_embedding_type == "sinusoidal":
+        for stack in (model.get_encoder(), model.get_decoder()):
+            table = stack.embed_positions.weight
+            for position, column in itertools.product((0, 1, 7, len(table) - 1), (0, 1, 6, config.d_model - 1)):
+                function = math.cos if column % 2 else math.sin
+                angle = position / 10000 ** (column // 2 * 2 / config.d_model)
+                assert float(table[position, column]) == pytest.approx(function(angle), abs=1e-6)
+
+
+WIDE: dict[str, Any] = {
+    "vocab_size": 200,
+    "d_model": 64,
+    "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 96,
+    "max_position_embeddings": 100,
+    "attention_bias": True,
+    "lm_head_bias": True,
+    "normalize_embedding": True,
+    "normalize_before": True,
+}
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "learned"])
+@pytest.mark.parametrize("sharing", ["shared-tied", "separate-untied"])
+def test_initial_values(sharing: str, kind: str) -> None:
+    """The same distribution whether built here, by AutoModel, or on the meta device as `from_pretrained` does."""
+    config = make_config(position_embedding_type=kind, **WIDE, **SHARING[sharing])
+    check_initial_values(Model(copy.deepcopy(config)))
+    check_initial_values(AutoModelForSeq2SeqLM.from_config(copy.deepcopy(config)))
+    # With an empty state dict everything is missing, and nothing but `_init_weights` gives the meta tensors a value.
+    check_initial_values(Model.from_pretrained(None, config=copy.deepcopy(config), state_dict={}))
+
+
+def test_missing_weights_get_initial_values(tmp_path: Path) -> None:
+    """What a checkpoint lacks is initialised, what it has is kept: its padding row and its other tables too."""
+    config = make_config(**WIDE, **SHARING["separate-untied"])
+    model = Model(config)
+    with torch.no_grad():
+        model.model.decoder.embed_tokens.weight.fill_(5.0)
+        model.model.decoder.layers[0].fc1.weight.fill_(6.0)
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    weights = load_file(path)
+    dropped = [
+        "model.encoder.embed_tokens.weight",
+        "model.encoder.layers.0.fc1.weight",
+        "lm_head.weight",
+        "lm_head.bias",
+    ]
+    for name in dropped:
+        del weights[name]
+    save_file(weights, path, metadata={"format": "pt"})
+    loaded, info = Model.from_pretrained(tmp_path, output_loading_info=True)
+    assert set(info["missing_keys"]) == set(dropped)
+    assert (loaded.model.decoder.embed_tokens.weight == 5.0).all()
+    assert (loaded.model.decoder.layers[0].fc1.weight == 6.0).all()
+    with torch.no_grad():
+        loaded.model.decoder.embed_tokens.weight.copy_(loaded.model.encoder.embed_tokens.weight)
+        nn.init.xavier_uniform_(loaded.model.decoder.layers[0].fc1.weight)
+    check_initial_values(loaded)
+
+
+# Number formats
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["sinusoidal", "learned"])
+def test_half_precision_is_saved_and_loaded(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """A half-precision file is loaded as it is, or as asked for; a full one can be loaded in half precision."""
+    model = make_model(scale=0.2, position_embedding_type=kind, max_position_embeddings=600)
+    expected = logits_of(model, **INPUTS)
+    model.save_pretrained(tmp_path / "full")
+    half = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "full", dtype=dtype)
+    half.save_pretrained(tmp_path / "half")
+    with safe_open(tmp_path / "half" / "model.safetensors", framework="pt") as file:
+        assert {file.get_tensor(name).dtype for name in file.keys()} == {dtype}  # noqa: SIM118 (not a mapping)
+    for folder, asked, got in (("full", dtype, dtype), ("half", "auto", dtype), ("half", torch.float32, torch.float32)):
+        loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / folder, dtype=asked)
+        assert {parameter.dtype for parameter in loaded.parameters()} == {got}
+        assert {buffer.dtype for buffer in loaded.buffers()} <= {got}
+        logits = logits_of(loaded, **INPUTS)
+        assert logits.dtype == got
+        assert_close(logits.float(), expected, tolerance=0.05)
+    # Sinusoids are rounded once, from float64: in half precision the angles of late positions would be lost.
+    if kind == "sinusoidal":
+        torch.testing.assert_close(
+            half.get_encoder().embed_positions.weight, model.get_encoder().embed_positions.weight.to(dtype)
+        )
+
+
+@pytest.mark.parametrize("normalize_before", [False, True])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_training_in_bfloat16(attention: str, normalize_before: bool) -> None:
+    """A model whose weights are bfloat16 learns a batch, one of whose rows is all padding."""
+    model = AutoModelForSeq2SeqLM.from_config(
+        make_config(normalize_before=normalize_before, label_smoothing=0.1),
+        dtype=torch.bfloat16,
+        attn_implementation=attention,
+    ).train()
+    ids, mask = pad(make_sentences([3, 6, 5]))
+    mask[2] = 0
+    labels = torch.tensor(make_sentences([4, 4, 4], seed=1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(15):
+        loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+        assert loss.dtype == torch.float32
+        loss.backward()
+        assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.8 * losses[0]
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_bfloat16_autocast(attention: str) -> None:
+    """Under autocast the loss is that of full precision to bfloat16's digits, and gradients are full precision."""
+    model = make_model(attention, scale=0.2)
+    ids, mask = pad(make_sentences([3, 6]))
+    inputs = {"input_ids": ids, "attention_mask": mask, "labels": torch.tensor(make_sentences([4, 4], seed=1))}
+    expected = model(**inputs).loss.detach()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outputs = model(**inputs)
+    assert outputs.logits.dtype == torch.bfloat16
+    outputs.loss.backward()
+    torch.testing.assert_close(outputs.loss.detach(), expected, atol=0.05, rtol=0.02)
+    assert all(
+        gradient.dtype == torch.float32 and gradient.isfinite().all() for gradient in gradients_of(model).values()
+    )
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        generated = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=4, num_beams=2)
+    assert generated.shape[0] == 2
+
+
+# Compilation
+
+
+@pytest.fixture
+def graphs() -> Iterator[list[torch.fx.GraphModule]]:
+    """Collects the graphs that torch compiles in this test."""
+    torch._dynamo.reset()
+    yield []
+    torch._dynamo.reset()
+
+
+def test_model_is_one_graph(graphs: list[torch.fx.GraphModule]) -> None:
+    """`torch.compile(fullgraph=True)` takes the whole forward pass, loss included, and gives the same."""
+    model = make_model(decoder_layers=1)
+
+    def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    ids, mask = pad(make_sentences([3, 6]))
+    inputs = {"input_ids": ids, "attention_mask": mask, "labels": torch.tensor(make_sentences([4, 4], seed=1))}
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    with torch.no_grad():
+        outputs, expected = compiled(**inputs), model(**inputs)
+    torch.testing.assert_close(outputs.logits, expected.logits)
+    torch.testing.assert_close(outputs.loss, expected.loss)
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "learned"])
+def test_decoding_step_is_compiled_once(kind: str, graphs: list[torch.fx.GraphModule]) -> None:
+    """With a static cache one graph serves every position."""
+    model = make_model(decoder_layers=1, position_embedding_type=kind)
+
+    def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    source, target = torch.tensor(make_sentences([5])), torch.tensor(make_sentences([8], seed=1))
+    expected = logits_of(model, input_ids=source, decoder_input_ids=target, use_cache=False)
+    cache = make_cache(model, "static", source_length=5, max_cache_len=MAX_LENGTH)
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    with torch.no_grad():
+        outputs = model(input_ids=source, decoder_input_ids=target[:, :2], past_key_values=cache)
+        encoded = BaseModelOutput(last_hidden_state=outputs.encoder_last_hidden_state)
+        for position in range(2, 8):
+            step = compiled(
+                encoder_outputs=encoded,
+                decoder_input_ids=target[:, position : position + 1],
+                past_key_values=cache,
+                use_cache=True,
+            )
+            assert_close(step.logits[:, 0], expected[:, position])
+    assert len(graphs) == 1
+
+
+# Inputs and outputs
+
+
+def test_attentions_and_hidden_states() -> None:
+    model = make_model("eager")
+    ids, mask = pad(make_sentences([3, 6]))
+    target = torch.tensor(make_sentences([4, 4], seed=1))
+    outputs = model(
+        input_ids=ids,
+        attention_mask=mask,
+        decoder_input_ids=target,
+        output_attentions=True,
+        output_hidden_states=True,
+    )
+    assert [tuple(states.shape) for states in outputs.encoder_hidden_states] == [(2, 6, 16)] * 2
+    assert [tuple(states.shape) for states in outputs.decoder_hidden_states] == [(2, 4, 16)] * 3
+    assert [tuple(weights.shape) for weights in outputs.encoder_attentions] == [(2, 4, 6, 6)]
+    assert [tuple(weights.shape) for weights in outputs.decoder_attentions] == [(2, 2, 4, 4)] * 2
+    assert [tuple(weights.shape) for weights in outputs.cross_attentions] == [(2, 2, 4, 6)] * 2
+    for weights in (*outputs.encoder_attentions, *outputs.decoder_attentions, *outputs.cross_attentions):
+        torch.testing.assert_close(weights.sum(dim=-1), torch.ones_like(weights[..., 0]))
+    assert all((weights.triu(1) == 0).all() for weights in outputs.decoder_attentions)
+    assert all((weights[0, :, :, 3:] == 0).all() for weights in outputs.cross_attentions)
+    torch.testing.assert_close(outputs.encoder_hidden_states[-1], outputs.encoder_last_hidden_state)
+    torch.testing.assert_close(model.lm_head(outputs.decoder_hidden_states[-1]), outputs.logits)
+    plain = model(input_ids=ids, decoder_input_ids=target)
+    assert plain.encoder_attentions is plain.cross_attentions is plain.decoder_hidden_states is None
+
+
+def test_tuples_instead_of_outputs() -> None:
+    """`return_dict=False` gives the same values as a tuple, and such an encoder's output is taken again."""
+    model = make_model()
+    labels = torch.tensor([[7, 8, 2]])
+    ids = INPUTS["input_ids"]
+    expected = model(input_ids=ids, labels=labels)
+    loss, logits, *_ = model(input_ids=ids, labels=labels, return_dict=False)
+    torch.testing.assert_close(loss, expected.loss)
+    torch.testing.assert_close(logits, expected.logits)
+    encoded = model.get_encoder()(input_ids=ids, return_dict=False)
+    assert isinstance(encoded, tuple)
+    torch.testing.assert_close(model(encoder_outputs=encoded, labels=labels).logits, expected.logits)
+    [first, *_] = model.model(input_ids=ids, decoder_input_ids=torch.tensor([[0, 7, 8]]), return_dict=False)
+    torch.testing.assert_close(model.lm_head(first), expected.logits)
+
+
+@pytest.mark.parametrize("sharing", ALL_SHARING)
+def test_embeddings_instead_of_ids(sharing: str) -> None:
+    """The rows of the tables, unscaled, give on both sides what the ids give."""
+    model = make_model(**ALL_SHARING[sharing])
+    embeddings = {
+        "inputs_embeds": model.get_input_embeddings()(INPUTS["input_ids"]),
+        "decoder_inputs_embeds": model.get_decoder().get_input_embeddings()(INPUTS["decoder_input_ids"]),
+    }
+    torch.testing.assert_close(logits_of(model, **embeddings), logits_of(model, **INPUTS), atol=0.0, rtol=0.0)
+    labels = torch.tensor([[7, 8, 2]])
+    loss = model(**embeddings, labels=labels).loss
+    torch.testing.assert_close(loss, model(**INPUTS, labels=labels).loss)
+
+
+def test_cache_is_returned_unless_there_are_labels() -> None:
+    model = make_model()
+    assert isinstance(model(**INPUTS).past_key_values, EncoderDecoderCache)
+    assert model(**INPUTS, use_cache=False).past_key_values is None
+    labels = torch.tensor([[7, 8, 2]])
+    assert model(input_ids=INPUTS["input_ids"], labels=labels, use_cache=True).past_key_values is None
+    model.config.use_cache = False
+    assert model(**INPUTS).past_key_values is None
+
+
+def test_padding_without_mask_is_warned_about() -> None:
+    """Once, and neither when there is a mask nor when the padding is the target's."""
+    model = make_model()
+    messages: list[str] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record.getMessage())
+
+    library, collector = logging.getLogger("transformers"), Collector()
+    cast(Any, logging.Logger).warning_once.cache_clear()
+    library.addHandler(collector)
+    try:
+        padded = torch.tensor([[4, 5, 1]])
+        model(input_ids=padded, attention_mask=torch.tensor([[1, 1, 0]]), decoder_input_ids=torch.tensor([[0, 1]]))
+        model(input_ids=torch.tensor([[4, 5, 2]]), decoder_input_ids=torch.tensor([[0, 1]]))
+        assert messages == []
+        model(input_ids=padded, decoder_input_ids=torch.tensor([[0]]))
+        model(input_ids=padded, decoder_input_ids=torch.tensor([[0]]))
+    finally:
+        library.removeHandler(collector)
+    [message] = messages
+    assert "attention_mask" in message
+
+
+def test_wrong_inputs_are_refused() -> None:
+    model = make_model()
+    ids, target = INPUTS["input_ids"], INPUTS["decoder_input_ids"]
+    embeddings = torch.zeros(1, 4, 16)
+    decoder = model.get_decoder()
+    with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
+        model(input_ids=ids, inputs_embeds=embeddings, decoder_input_ids=target)
+    with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
+        model(decoder_input_ids=target)
+    with pytest.raises(ValueError, match="exactly one of decoder_input_ids and decoder_inputs_embeds"):
+        model(input_ids=ids, decoder_input_ids=target, decoder_inputs_embeds=embeddings)
+    with pytest.raises(ValueError, match="exactly one of decoder_input_ids and decoder_inputs_embeds"):
+        model(input_ids=ids)
+    with pytest.raises(ValueError, match="encoder_hidden_states must be given"):
+        decoder(input_ids=target)
+    with pytest.raises(ValueError, match="past_key_values must be an EncoderDecoderCache, not DynamicCache"):
+        model(input_ids=ids, decoder_input_ids=target, past_key_values=DynamicCache(config=model.config))
+
+
+def test_labels_become_decoder_inputs() -> None:
+    model = make_model(pad_token_id=2, eos_token_id=1, decoder_start_token_id=3, bos_token_id=None)
+    labels = torch.tensor([[7, 8, 1], [9, 1, -100], [1, -100, -100]])
+    expected = torch.tensor([[3, 7, 8], [3, 9, 1], [3, 1, 2]])
+    assert model.prepare_decoder_input_ids_from_labels(labels).equal(expected)
+    assert labels[1, 2] == -100
+    for name in ("decoder_start_token_id", "pad_token_id"):
+        incomplete = make_model(**{name: None})
+        with pytest.raises(ValueError, match="pad_token_id and decoder_start_token_id, but these are"):
+            incomplete.prepare_decoder_input_ids_from_labels(labels)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_data_collator(side: str) -> None:
+    """The library's collator makes the decoder's inputs by the model, and the loss is the mean over real tokens."""
+    tokenizer = make_tokenizer()
+    tokenizer.padding_side = side
+    model = make_model(vocab_size=len(tokenizer))
+    sentences = [("w1 w2 w3 w4", "w5"), ("w6", "w7 w8 w9"), ("", "w10 w11")]
+    examples = [
+        dict(tokenizer(source, text_target=target, return_token_type_ids=False)) for source, target in sentences
+    ]
+    batch = DataCollatorForSeq2Seq(tokenizer, model=model)([dict(example) for example in examples])
+    assert (batch["labels"] == -100).sum() == 3
+    if side == "right":
+        assert batch["decoder_input_ids"].equal(model.prepare_decoder_input_ids_from_labels(batch["labels"]))
+    outputs: Seq2SeqLMOutput = model(**batch)
+    if side == "right":
+        total = 0.0
+        for example in examples:
+            alone = {name: torch.tensor([values]) for name, values in example.items()}
+            total += float(model(**alone).loss.detach()) * len(example["labels"])
+        assert float(cast(torch.Tensor, outputs.loss).detach()) == pytest.approx(total / (2 + 4 + 3), rel=1e-5)
