@@ -1,9 +1,12 @@
 """How the Transformer generates, where the paper says something of its own (section 6.1)."""
 
+import copy
 from typing import Any
 
 import torch
 from transformers.generation.configuration_utils import GenerationConfig
+from transformers.generation.logits_process import LogitsProcessorList
+from transformers.generation.stopping_criteria import StoppingCriteriaList
 from transformers.generation.utils import GenerationMixin
 
 # Section 6.1: "We set the maximum output length during inference to input length + 50".
@@ -11,7 +14,7 @@ MAX_EXTRA_TOKENS = 50
 
 
 class VanillaTransformerGenerationMixin(GenerationMixin):
-    """The library's `generate` with the paper's length limit in place of the library's 20 tokens."""
+    """The library's `generate` with the paper's length limit instead of 20 tokens, and for two vocabularies too."""
 
     config: Any  # the model's VanillaTransformerConfig; typed so, it would contradict GenerationMixin's own base
 
@@ -47,6 +50,61 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             model_input_name=model_input_name,
             input_ids_length=input_ids_length,
             inputs_tensor=inputs_tensor,
+        )
+
+    def _as_target_side(self) -> Any:
+        """Returns a view of the model for library code that reads the size of the scores from `config.vocab_size`.
+
+        That is the source's size where there are two vocabularies. The view shares every module with the model; only
+        its configuration is a copy, in which the target's size stands.
+        """
+        if self.config.target_vocab_size == self.config.vocab_size:
+            return self
+        view: Any = copy.copy(self)
+        view.config = copy.copy(self.config)
+        view.config.vocab_size = self.config.target_vocab_size
+        return view
+
+    def _beam_search(
+        self,
+        input_ids: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        synced_gpus: bool = False,
+        **model_kwargs: Any,
+    ) -> Any:
+        """The library's beam search, over the target's vocabulary (transformers 5.12 takes the source's size)."""
+        return GenerationMixin._beam_search(
+            self._as_target_side(),
+            input_ids,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            generation_config=generation_config,
+            synced_gpus=synced_gpus,
+            **model_kwargs,
+        )
+
+    def compute_transition_scores(
+        self,
+        sequences: torch.Tensor,
+        scores: tuple[torch.Tensor, ...],
+        beam_indices: torch.Tensor | None = None,
+        normalize_logits: bool = False,
+    ) -> torch.Tensor:
+        """The library's method, over the target's vocabulary.
+
+        Args:
+            sequences: Generated tokens (batch * returned sequences, target length).
+            scores: One tensor (batch * beams, target vocabulary) per step, as `generate` returns them.
+            beam_indices: (batch * returned sequences, steps), as beam search returns them.
+            normalize_logits: Whether to apply log-softmax to the scores.
+
+        Returns:
+            The score of each generated token, (batch * returned sequences, steps).
+        """
+        return GenerationMixin.compute_transition_scores(
+            self._as_target_side(), sequences, scores, beam_indices=beam_indices, normalize_logits=normalize_logits
         )
 
     def _limit_new_tokens(self, source_length: int, target_length: int) -> int:

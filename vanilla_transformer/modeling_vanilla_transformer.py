@@ -280,6 +280,11 @@ class VanillaTransformerPreTrainedModel(ResizableVocabulariesMixin, PreTrainedMo
     _supports_sdpa = True
     _can_compile_fullgraph = True
 
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        # The library guesses this from the text of this file; older versions look for their own name of equation 1.
+        return True
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Sets every initial value.

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.data_loader import get_sampler
 from datasets import Dataset, DatasetDict
+from huggingface_hub.errors import StrictDataclassError
+from torch.utils.data import DataLoader
 from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
@@ -26,6 +29,7 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import logging
 
@@ -182,6 +186,28 @@ class KeepGenerationConfig(TrainerCallback):
             unwrapped.generation_config = copy.deepcopy(self.generation_config)
 
 
+class KeepDataOrder(TrainerCallback):
+    """Draws the order of the training examples from the seed and the epoch alone.
+
+    The library's sampler that groups them by length draws from torch's global random state, which a run that is resumed
+    in the middle of an epoch does not have at its beginning: it would see some examples twice, and others not at all.
+    """
+
+    def on_epoch_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        train_dataloader: DataLoader[Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Seeds the sampler."""
+        sampler = get_sampler(train_dataloader)
+        if isinstance(sampler, LengthGroupedSampler):
+            seed = args.seed if args.data_seed is None else args.data_seed
+            sampler.generator = torch.Generator().manual_seed(seed + int(state.epoch or 0))
+
+
 def load_corpora(arguments: DataArguments) -> DatasetDict:
     """Loads the training pairs and, where there are any, the validation pairs.
 
@@ -305,7 +331,7 @@ def build_config(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
         The configuration.
 
     Raises:
-        ValueError: If an override is not a field of the configuration.
+        ValueError: If an override is not a field of the configuration, or not a legal value of it.
     """
     overrides = parse_overrides(arguments.config_overrides)
     if arguments.preset is not None:
@@ -326,7 +352,10 @@ def build_config(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
         settings["decoder_start_token_id"] = tokenizer.bos_token_id
     for name, value in overrides.items():
         settings[base.attribute_map.get(name, name)] = value
-    return type(base)(**settings)
+    try:
+        return type(base)(**settings)
+    except StrictDataclassError as error:
+        raise ValueError(f"config_overrides: {error}") from error
 
 
 def build_model(arguments: ModelArguments, config: PreTrainedConfig) -> PreTrainedModel:
@@ -416,13 +445,13 @@ def check_output_dir(
                 f"{folder} holds a run with other arguments ({'; '.join(differences)}). "
                 "Give the same ones to resume it, or another output_dir."
             )
-    elif folder.exists():
-        strangers = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else ["a file of that name"]
-        if strangers:
-            raise ValueError(
-                f"{folder} is not empty and has no {ARGUMENTS_FILE} of an earlier run; it holds "
-                f"{', '.join(strangers[:5])}. Give another output_dir."
-            )
+    elif folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file. Give another output_dir.")
+    elif folder.exists() and (strangers := sorted(entry.name for entry in folder.iterdir())):
+        raise ValueError(
+            f"{folder} is not empty and has no {ARGUMENTS_FILE} of an earlier run; it holds "
+            f"{', '.join(strangers[:5])}. Give another output_dir."
+        )
 
 
 def claim_output_dir(
@@ -510,7 +539,7 @@ def build_trainer(
         processing_class=tokenizer,
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
         compute_metrics=compute_metrics,
-        callbacks=[KeepGenerationConfig(copy.deepcopy(model.generation_config))],
+        callbacks=[KeepGenerationConfig(copy.deepcopy(model.generation_config)), KeepDataOrder()],
     )
 
 
@@ -539,6 +568,7 @@ def settle_training_arguments(
 
 __all__ = [
     "DataArguments",
+    "KeepDataOrder",
     "KeepGenerationConfig",
     "ModelArguments",
     "TranslationTrainingArguments",

@@ -1,0 +1,516 @@
+"""generate(): searches against brute force, padding and caches that change nothing, and the paper's length limit."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from typing import Any, cast
+
+import pytest
+import torch
+from tiny_vanilla import SHARING, TWO_VOCABULARIES, make_cache, make_model, make_sentences, pad, randomize
+from transformers import EncoderDecoderCache, GenerationConfig
+from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.utils import (
+    GENERATION_MODES_MAPPING,
+    GenerateBeamEncoderDecoderOutput,
+    GenerateEncoderDecoderOutput,
+    GenerationMixin,
+)
+
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.generation_vanilla_transformer import VanillaTransformerGenerationMixin
+
+Model = VanillaTransformerForConditionalGeneration
+
+BOS, PAD, EOS = 0, 1, 2
+MODELS: dict[str, dict[str, Any]] = {
+    "paper": {"max_position_embeddings": 5},
+    "learned-separate": {"position_embedding_type": "learned", "position_offset": 2, **SHARING["separate-untied"]},
+    "pre-norm-free-widths": {"normalize_before": True, "d_k": 6, "d_v": 3, "attention": "eager", "position_offset": 1},
+    "two-vocabularies": {
+        "position_embedding_type": "sinusoidal_concatenated",
+        **TWO_VOCABULARIES["two-vocabularies-tied"],
+    },
+}
+SOURCES = [[*sentence, EOS] for sentence in make_sentences([4, 1, 6])]
+TARGETS = [[5, 9, 3, 12, 5, EOS], [7, EOS], [4, 8, 6, 10, 4, 11, 3, 9, 12, 5]]
+
+
+@functools.cache
+def shared_model(name: str) -> Model:
+    """A model that has learned `TARGETS`: with random weights alone it would repeat one token for every source."""
+    model = make_model(seed=4, scale=0.2, **MODELS[name])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    source_ids, source_mask = pad(SOURCES)
+    labels, label_mask = pad(TARGETS)
+    for _ in range(80):
+        model(
+            input_ids=source_ids, attention_mask=source_mask, labels=labels.masked_fill(label_mask == 0, -100)
+        ).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest) -> Model:
+    """Tests share these models and must not change them."""
+    return shared_model(request.param)
+
+
+def call_generate(model: Model, **arguments: Any) -> Any:
+    # The library declares `self` as what a model and its mixin are together, which no class is.
+    return cast(Any, model).generate(**arguments)
+
+
+def generate(model: Model, **arguments: Any) -> Any:
+    """What is generated, greedily and up to eight tokens unless `arguments` say otherwise."""
+    return call_generate(model, **{"do_sample": False, "max_new_tokens": 8, **arguments})
+
+
+def until_end(sequence: torch.Tensor) -> list[int]:
+    """The tokens after the start symbol up to and including the first </s>."""
+    tokens: list[int] = sequence.tolist()[1:]
+    return tokens[: tokens.index(EOS) + 1] if EOS in tokens else tokens
+
+
+@torch.no_grad()
+def log_probabilities(model: Model, source: list[int], prefix: list[int]) -> torch.Tensor:
+    """Of each next token (V), computed without mask or cache."""
+    outputs = model(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([[BOS, *prefix]]), use_cache=False)
+    return cast(torch.Tensor, outputs.logits[0, -1].double().log_softmax(dim=-1))
+
+
+def greedy(model: Model, source: list[int], length: int) -> list[int]:
+    """The most probable token, again and again, until </s>."""
+    tokens: list[int] = []
+    while len(tokens) < length and EOS not in tokens:
+        tokens.append(int(log_probabilities(model, source, tokens).argmax()))
+    return tokens
+
+
+def test_models_say_what_they_learned(model: Model) -> None:
+    """What the tests below compare is neither constant nor the same for every source, and ends at different lengths."""
+    assert [greedy(model, source, length=8) for source in SOURCES] == [target[:8] for target in TARGETS]
+
+
+# Searches
+
+
+def all_hypotheses(model: Model, source: list[int], length: int) -> list[tuple[float, list[int]]]:
+    """Every sequence that ends with </s> or at the limit, with its log-probability."""
+    finished: list[tuple[float, list[int]]] = []
+    prefixes: list[tuple[float, list[int]]] = [(0.0, [])]
+    for position in range(length):
+        batch = torch.tensor([[BOS, *prefix] for _, prefix in prefixes])
+        with torch.no_grad():
+            logits = model(
+                input_ids=torch.tensor([source]).expand(len(prefixes), -1), decoder_input_ids=batch, use_cache=False
+            ).logits[:, -1]
+        extended = [
+            (score + value, [*prefix, token])
+            for (score, prefix), row in zip(prefixes, logits.double().log_softmax(dim=-1).tolist(), strict=True)
+            for token, value in enumerate(row)
+        ]
+        is_last = position == length - 1
+        finished += [item for item in extended if is_last or item[1][-1] == EOS]
+        prefixes = [item for item in extended if item[1][-1] != EOS]
+    return finished
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.0, 2.0, -1.0])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_beam_search_equals_brute_force(seed: int, length_penalty: float) -> None:
+    """With a beam for every prefix nothing is lost: the ten best of all sequences, with their scores."""
+    vocab_size, length = 6, 4
+    model = make_model(seed=seed, scale=0.3, vocab_size=vocab_size)
+    source = [3, 5, 4, EOS]
+    hypotheses = all_hypotheses(model, source, length)
+    # Probabilities of everything that can be generated sum to one, or the search space would not be whole.
+    assert torch.tensor([score for score, _ in hypotheses]).exp().sum() == pytest.approx(1.0, abs=1e-6)
+    ranked = sorted(((score / len(tokens) ** length_penalty, tokens) for score, tokens in hypotheses), reverse=True)
+    output = call_generate(
+        model,
+        input_ids=torch.tensor([source]),
+        num_beams=vocab_size * (vocab_size - 1) ** (length - 1),
+        num_return_sequences=10,
+        max_new_tokens=length,
+        length_penalty=length_penalty,
+        early_stopping="never",
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    assert isinstance(output, GenerateBeamEncoderDecoderOutput)
+    assert [until_end(sequence) for sequence in output.sequences] == [tokens for _, tokens in ranked[:10]]
+    scores = cast(torch.Tensor, output.sequences_scores).tolist()
+    assert scores == pytest.approx([score for score, _ in ranked[:10]], abs=1e-5)
+
+
+def test_greedy_search_is_an_argmax_loop(model: Model) -> None:
+    for source in SOURCES:
+        assert until_end(generate(model, input_ids=torch.tensor([source]))[0]) == greedy(model, source, length=8)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_batched_equals_one_by_one(model: Model, side: str, num_beams: int) -> None:
+    ids, mask = pad(SOURCES, side)
+    batched = generate(model, input_ids=ids, attention_mask=mask, num_beams=num_beams)
+    for row, source in zip(batched, SOURCES, strict=True):
+        alone = generate(model, input_ids=torch.tensor([source]), num_beams=num_beams)
+        assert until_end(row) == until_end(alone[0])
+
+
+@pytest.mark.parametrize("arguments", [{}, {"num_beams": 3}, {"do_sample": True}], ids=["greedy", "beam", "sample"])
+def test_caches_change_nothing(model: Model, arguments: dict[str, Any]) -> None:
+    """Without a cache, with a dynamic one and with a static one the tokens are the same."""
+    ids, mask = pad(SOURCES)
+    results = []
+    for cache in ({"use_cache": False}, {"use_cache": True}, {"cache_implementation": "static"}):
+        torch.manual_seed(3)
+        results.append(generate(model, input_ids=ids, attention_mask=mask, **arguments, **cache))
+    assert results[1].equal(results[0])
+    assert results[2].equal(results[0])
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("cache", [{"use_cache": False}, {"use_cache": True}, {"cache_implementation": "static"}])
+def test_left_padded_decoder_prompt(model: Model, cache: dict[str, Any], num_beams: int) -> None:
+    """Prompts of different lengths, padded on the left, go on as they do alone."""
+    prompts = [[BOS, 5], [BOS, 7, 8, 9], [BOS]]
+    source_ids, source_mask = pad(SOURCES)
+    prompt_ids, prompt_mask = pad(prompts, "left")
+    batched = generate(
+        model,
+        input_ids=source_ids,
+        attention_mask=source_mask,
+        decoder_input_ids=prompt_ids,
+        decoder_attention_mask=prompt_mask,
+        num_beams=num_beams,
+        **cache,
+    )
+    for row, source, prompt in zip(batched, SOURCES, prompts, strict=True):
+        alone = generate(
+            model, input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([prompt]), num_beams=num_beams
+        )
+        new = row[prompt_ids.shape[1] - 1 :]
+        assert until_end(new) == until_end(alone[0, len(prompt) - 1 :])
+
+
+def test_sampling_follows_the_seed() -> None:
+    model = make_model(seed=4, scale=0.2)
+    ids, mask = pad(SOURCES)
+    samples = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        samples.append(generate(model, input_ids=ids, attention_mask=mask, do_sample=True, num_return_sequences=3))
+    assert len(samples[0]) == 9
+    assert samples[0].equal(samples[1])
+    assert not samples[0].equal(samples[2])
+
+
+def test_samples_are_as_frequent_as_they_are_probable() -> None:
+    model = make_model(seed=4, scale=0.2)
+    count = 4000
+    samples = generate(
+        model,
+        input_ids=torch.tensor(SOURCES[:1]),
+        do_sample=True,
+        top_k=0,
+        num_return_sequences=count,
+        max_new_tokens=1,
+    )
+    frequencies = samples[:, 1].bincount(minlength=17) / count
+    probabilities = log_probabilities(model, SOURCES[0], []).exp()
+    deviation = (probabilities * (1 - probabilities) / count).sqrt()
+    assert ((frequencies - probabilities).abs() < 5 * deviation + 1e-3).all()
+
+
+@pytest.mark.parametrize("same_weights", [True, False])
+def test_assisted_decoding_equals_greedy(model: Model, same_weights: bool) -> None:
+    """A helper that is always right, and one that mostly is not."""
+    assistant = copy.deepcopy(model)
+    if not same_weights:
+        randomize(assistant, seed=9)
+    for source in SOURCES:
+        ids = torch.tensor([source])
+        assisted = generate(model, input_ids=ids, assistant_model=assistant, max_new_tokens=12)
+        assert assisted.equal(generate(model, input_ids=ids, max_new_tokens=12))
+
+
+def test_prompt_lookup_equals_greedy(model: Model) -> None:
+    for source in SOURCES:
+        ids = torch.tensor([source])
+        expected = generate(model, input_ids=ids, max_new_tokens=12)
+        assert generate(model, input_ids=ids, max_new_tokens=12, prompt_lookup_num_tokens=3).equal(expected)
+
+
+def test_several_sequences_per_source() -> None:
+    """Beams come best first, all different, and the first is what is returned alone."""
+    model = shared_model("paper")
+    ids, mask = pad(SOURCES)
+    inputs = {"input_ids": ids, "attention_mask": mask, "num_beams": 4}
+    best = generate(model, **inputs)
+    several = generate(model, **inputs, num_return_sequences=3)
+    assert len(several) == 9
+    for row in range(3):
+        own = [tuple(until_end(sequence)) for sequence in several[3 * row : 3 * row + 3]]
+        assert list(own[0]) == until_end(best[row])
+        assert len(set(own)) == 3
+
+
+def test_scores_are_the_model_s(model: Model) -> None:
+    """`return_dict_in_generate` gives, step by step, the logits of an uncached forward pass."""
+    ids, mask = pad(SOURCES)
+    output = call_generate(
+        model,
+        input_ids=ids,
+        attention_mask=mask,
+        do_sample=False,
+        max_new_tokens=5,
+        suppress_tokens=[EOS],
+        return_dict_in_generate=True,
+        output_logits=True,
+        output_scores=True,
+    )
+    assert isinstance(output, GenerateEncoderDecoderOutput)
+    assert output.sequences.shape == (3, 6)
+    assert isinstance(output.past_key_values, EncoderDecoderCache)
+    with torch.no_grad():
+        expected = model(
+            input_ids=ids, attention_mask=mask, decoder_input_ids=output.sequences[:, :-1], use_cache=False
+        ).logits
+    logits = torch.stack(cast(Any, output.logits), dim=1)
+    scale = float(expected.abs().max())
+    torch.testing.assert_close(logits, expected, atol=1e-5 * scale, rtol=0.0)
+    scores = torch.stack(cast(Any, output.scores), dim=1)
+    assert (scores[..., EOS] == -torch.inf).all()
+    assert scores.argmax(dim=-1).equal(output.sequences[:, 1:])
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_transition_scores_are_log_probabilities(model: Model, num_beams: int) -> None:
+    """The library's reading of the scores gives each token the probability that the model gives it."""
+    source = SOURCES[2]
+    output = generate(
+        model,
+        input_ids=torch.tensor([source]),
+        num_beams=num_beams,
+        num_return_sequences=num_beams,
+        max_new_tokens=5,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    # Greedy scores are logits, those of a beam search are logarithms already.
+    scores = cast(Any, model).compute_transition_scores(
+        output.sequences, output.scores, getattr(output, "beam_indices", None), normalize_logits=num_beams == 1
+    )
+    for sequence, row in zip(output.sequences, scores.tolist(), strict=True):
+        tokens = until_end(sequence)
+        expected = [float(log_probabilities(model, source, tokens[:i])[token]) for i, token in enumerate(tokens)]
+        assert row[: len(tokens)] == pytest.approx(expected, abs=1e-4)
+
+
+def test_generation_continues_from_a_cache(model: Model) -> None:
+    """Four tokens and then four more, from the cache of the first, are the eight of one call.
+
+    The library feeds only what is new if a mask of the target says that all of it is given.
+    """
+    ids, mask = pad(SOURCES)
+    inputs = {"input_ids": ids, "attention_mask": mask, "suppress_tokens": [EOS]}
+    expected = generate(model, **inputs)
+    first = generate(model, **inputs, max_new_tokens=4, return_dict_in_generate=True)
+    assert isinstance(first, GenerateEncoderDecoderOutput)
+    cache = cast(EncoderDecoderCache, first.past_key_values)
+    assert cache.get_seq_length() == 4
+    known = {"decoder_input_ids": first.sequences, "decoder_attention_mask": torch.ones_like(first.sequences)}
+    rest = generate(model, **inputs, **known, max_new_tokens=4, past_key_values=cache)
+    assert rest.equal(expected)
+    assert cache.get_seq_length() == 8
+
+
+def test_own_static_cache() -> None:
+    model = shared_model("paper")
+    cache = make_cache(model, "static", source_length=len(SOURCES[0]), max_cache_len=12)
+    ids = torch.tensor(SOURCES[:1])
+    assert generate(model, input_ids=ids, past_key_values=cache).equal(generate(model, input_ids=ids))
+    assert cache.self_attention_cache.get_seq_length() > 0
+
+
+# Unusual inputs
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_fully_padded_row_and_empty_source(model: Model, num_beams: int) -> None:
+    """A row of padding generates something, and disturbs neither its neighbour nor a source of </s> alone."""
+    ids, mask = pad([SOURCES[0], [EOS], [PAD]])
+    mask[2] = 0
+    batched = generate(model, input_ids=ids, attention_mask=mask, num_beams=num_beams)
+    assert ((batched >= 0) & (batched < model.config.target_vocab_size)).all()
+    for row, source in enumerate((SOURCES[0], [EOS])):
+        alone = generate(model, input_ids=torch.tensor([source]), num_beams=num_beams)
+        assert until_end(batched[row]) == until_end(alone[0])
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_encoder_outputs_and_embeddings_instead_of_ids(model: Model, num_beams: int) -> None:
+    ids, mask = pad(SOURCES)
+    expected = generate(model, input_ids=ids, attention_mask=mask, num_beams=num_beams)
+    with torch.no_grad():
+        encoded = model.get_encoder()(input_ids=ids, attention_mask=mask)
+        embeddings = model.get_input_embeddings()(ids)
+    given = generate(model, encoder_outputs=encoded, attention_mask=mask, num_beams=num_beams)
+    assert given.equal(expected)
+    given = generate(model, inputs_embeds=embeddings, attention_mask=mask, num_beams=num_beams)
+    assert given.equal(expected)
+
+
+# Lengths
+
+
+def new_tokens(model: Model, source_length: int, **arguments: Any) -> int:
+    """How many tokens come if </s> never does."""
+    ids = torch.tensor(make_sentences([source_length]))
+    prompt = arguments.get("decoder_input_ids", torch.tensor([[BOS]]))
+    output = call_generate(model, input_ids=ids, suppress_tokens=[EOS], **arguments)
+    return output.shape[1] - prompt.shape[1]
+
+
+@pytest.mark.parametrize("search", [{}, {"num_beams": 2}, {"do_sample": True}, {"cache_implementation": "static"}])
+def test_default_limit_is_the_paper_s(search: dict[str, Any]) -> None:
+    """Section 6.1: input length + 50, though the table of sinusoids ends long before."""
+    model = shared_model("paper")
+    assert new_tokens(model, source_length=3, **search) == 53
+    assert new_tokens(model, source_length=11, **search) == 61
+
+
+def test_default_limit_counts_padding_embeddings_and_encoder_outputs() -> None:
+    """The length is that of the batch, however the source is given; a prompt does not count."""
+    model = shared_model("paper")
+    ids, mask = pad(make_sentences([2, 7]))
+    with torch.no_grad():
+        encoded = model.get_encoder()(input_ids=ids, attention_mask=mask)
+        embeddings = model.get_input_embeddings()(ids)
+    for source in ({"input_ids": ids}, {"inputs_embeds": embeddings}, {"encoder_outputs": encoded}):
+        output = call_generate(model, **source, attention_mask=mask, suppress_tokens=[EOS])
+        assert output.shape == (2, 1 + 57)
+    assert new_tokens(model, source_length=3, decoder_input_ids=torch.tensor([[BOS, 4, 5]])) == 53
+
+
+def test_explicit_limits_win() -> None:
+    """Those of the call, of a configuration given to it, and of the model's own configuration."""
+    model = make_model(seed=4)
+    assert new_tokens(model, source_length=3, max_new_tokens=5) == 5
+    assert new_tokens(model, source_length=3, max_length=5) == 4
+    assert new_tokens(model, source_length=3, max_length=20) == 19
+    special = {"decoder_start_token_id": BOS, "pad_token_id": PAD, "eos_token_id": EOS}
+    for limit, count in (({"max_new_tokens": 6}, 6), ({"max_length": 6}, 5), ({"max_length": 20}, 19)):
+        assert new_tokens(model, source_length=3, generation_config=GenerationConfig(**special, **limit)) == count
+    assert new_tokens(model, source_length=3, generation_config=GenerationConfig(**special)) == 53
+    own = model.generation_config
+    own.max_length = 9
+    assert new_tokens(model, source_length=3) == 8
+    assert new_tokens(model, source_length=3, max_new_tokens=5) == 5
+    own.max_length, own.max_new_tokens = None, 7
+    assert new_tokens(model, source_length=3) == 7
+    own.max_new_tokens = None
+    assert new_tokens(model, source_length=3) == 53
+
+
+def test_explicit_limit_may_exceed_the_paper_s() -> None:
+    assert new_tokens(shared_model("paper"), source_length=3, max_new_tokens=70) == 70
+
+
+def test_minimum_lengths() -> None:
+    """A model that wants to end at once is kept from it for as long as asked."""
+    model = make_model(seed=4, lm_head_bias=True)
+    with torch.no_grad():
+        model.lm_head.bias[EOS] = 100.0
+    ids = torch.tensor(SOURCES[:1])
+    assert until_end(generate(model, input_ids=ids)[0]) == [EOS]
+    for minimum in ({"min_new_tokens": 3}, {"min_length": 4}):
+        tokens = until_end(generate(model, input_ids=ids, **minimum)[0])
+        assert len(tokens) == 4
+        assert tokens[-1] == EOS
+    # Without a limit of its own the call keeps the paper's, and the minimum still holds.
+    tokens = until_end(call_generate(model, input_ids=ids, min_new_tokens=3)[0])
+    assert len(tokens) == 4
+
+
+@pytest.mark.parametrize("search", [{}, {"num_beams": 2}, {"use_cache": False}, {"cache_implementation": "static"}])
+@pytest.mark.parametrize("prompt", [[BOS], [BOS, 4, 5]], ids=["start", "prompt"])
+def test_default_limit_ends_with_learned_positions(prompt: list[int], search: dict[str, Any]) -> None:
+    """Every position of the table is used and none beyond it: one token more is an error."""
+    model = make_model(seed=4, position_embedding_type="learned", max_position_embeddings=14, position_offset=2)
+    asked: list[int] = []
+    model.get_decoder().embed_positions.register_forward_pre_hook(
+        lambda _, arguments: asked.append(int(arguments[0].max()))
+    )
+    prompt_ids = torch.tensor([prompt])
+    count = new_tokens(model, source_length=3, decoder_input_ids=prompt_ids, **search)
+    # 12 positions hold the prompt and all that is generated but the last token, which is not fed back.
+    assert count == 12 - len(prompt) + 1
+    assert max(asked) == 11
+    with pytest.raises(ValueError, match="A sequence of 13 tokens is too long for learned positions"):
+        new_tokens(model, source_length=3, decoder_input_ids=prompt_ids, max_new_tokens=count + 1, **search)
+
+
+def test_long_learned_positions_do_not_limit() -> None:
+    model = make_model(seed=4, position_embedding_type="learned", max_position_embeddings=200)
+    assert new_tokens(model, source_length=3) == 53
+
+
+def test_prompt_that_fills_learned_positions_gets_one_token() -> None:
+    model = make_model(seed=4, position_embedding_type="learned", max_position_embeddings=4)
+    assert new_tokens(model, source_length=3, decoder_input_ids=torch.tensor([[BOS, 4, 5, 6]])) == 1
+
+
+# The library's hooks
+
+HOOKS = {
+    "_prepare_generated_length": [
+        "self",
+        "generation_config",
+        "has_default_max_length",
+        "has_default_min_length",
+        "model_input_name",
+        "input_ids_length",
+        "inputs_tensor",
+    ],
+    "_beam_search": [
+        "self",
+        "input_ids",
+        "logits_processor",
+        "stopping_criteria",
+        "generation_config",
+        "synced_gpus",
+        "model_kwargs",
+    ],
+    "compute_transition_scores": ["self", "sequences", "scores", "beam_indices", "normalize_logits"],
+}
+
+
+def test_overridden_hooks_are_the_library_s() -> None:
+    """What the mixin overrides exists in the library with the same arguments, and the library calls it by name."""
+    overridden = {
+        name
+        for name, value in vars(VanillaTransformerGenerationMixin).items()
+        if inspect.isfunction(value) and hasattr(GenerationMixin, name)
+    }
+    assert overridden == set(HOOKS), "list in HOOKS what VanillaTransformerGenerationMixin overrides"
+    for name, expected in HOOKS.items():
+        advice = (
+            f"transformers moved GenerationMixin.{name}. Look for what took its place, override that in "
+            "vanilla_transformer/generation_vanilla_transformer.py for the new and the old version, and put the new "
+            "arguments here; until then, lower the upper end of `transformers` in pyproject.toml."
+        )
+        hook = getattr(GenerationMixin, name, None)
+        assert hook is not None, advice
+        assert list(inspect.signature(hook).parameters) == expected, advice
+        assert list(inspect.signature(getattr(Model, name)).parameters) == expected
+    source = inspect.getsource(GenerationMixin.generate)
+    assert "self._prepare_generated_length(" in source, "the paper's length limit no longer reaches generate()"
+    assert GENERATION_MODES_MAPPING[GenerationMode.BEAM_SEARCH] == "_beam_search"
+    assert "GENERATION_MODES_MAPPING[" in source, "generate() no longer looks up how to search by name"

@@ -1,0 +1,349 @@
+"""A saved folder carries its own code: processes without the package load it and generate the same tokens.
+
+Starting a process costs seconds, so each one answers for several tests.
+"""
+
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset, DatasetDict
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    Seq2SeqTrainingArguments,
+    pipeline,
+)
+from transformers.dynamic_module_utils import get_relative_import_files
+
+import vanilla_transformer
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerModel,
+    VanillaTransformerTokenizer,
+)
+from vanilla_transformer.tokenizer_training import train_tokenizer
+from vanilla_transformer.training import DataArguments, build_trainer
+
+PACKAGE = Path(vanilla_transformer.__file__).parent
+REMOTE_FILES = {path.name: path for path in sorted(PACKAGE.glob("*_vanilla_transformer.py"))}
+LEGAL_PACKAGES = {"torch", "transformers", "tokenizers", "huggingface_hub", *sys.stdlib_module_names}
+TEXTS = ["a man rides a horse", "two dogs", "", "a man rides a horse and two dogs rest 🐎"]
+
+# Runs before everything else in a process "without the package", which is installed in editable mode here.
+WITHOUT_THE_PACKAGE = """
+import importlib.abc, json, sys
+
+class Blocker(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "vanilla_transformer":
+            raise ModuleNotFoundError(f"No module named {name!r}")
+
+sys.meta_path.insert(0, Blocker())
+try:
+    import vanilla_transformer
+except ModuleNotFoundError:
+    pass
+else:
+    raise SystemExit("the package can be imported")
+
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+
+def generate(folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    found = {str(beams): model.generate(**batch, num_beams=beams).tolist() for beams in (1, 4)}
+    return tokenizer, model, found
+
+def translate(folder, **kwargs):
+    pipe = pipeline("translation", model=folder, trust_remote_code=True, device="cpu")
+    return pipe, pipe(texts, **kwargs)
+"""
+
+FIRST_PROCESS = (
+    WITHOUT_THE_PACKAGE
+    + """
+folder, again, *texts = sys.argv[1:]
+report = {"refusals": []}
+for load in (
+    AutoConfig.from_pretrained,
+    AutoTokenizer.from_pretrained,
+    AutoModel.from_pretrained,
+    AutoModelForSeq2SeqLM.from_pretrained,
+    lambda model: pipeline("translation", model=model),
+):
+    try:
+        load(folder)
+    except ValueError as error:
+        report["refusals"].append(str(error))
+
+config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+tokenizer, model, report["generated"] = generate(folder)
+pipe, report["translations"] = translate(folder, num_beams=4)
+loaded = (config, tokenizer, model, pipe)
+report["classes"] = {type(item).__name__: type(item).__module__ for item in loaded}
+inputs = tokenizer("a man", return_tensors="pt")
+try:
+    base = AutoModel.from_pretrained(folder, trust_remote_code=True)
+    report["base"] = [type(base).__name__, base(**inputs, decoder_input_ids=torch.tensor([[0, 5]]))[0].sum().item()]
+except ValueError as error:
+    report["base"] = [str(error)[:200], 0.0]
+model.save_pretrained(again)
+tokenizer.save_pretrained(again)
+report["files"] = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
+print(f"\\n{json.dumps(report)}")  # a question may precede it
+"""
+)
+
+SECOND_PROCESS = (
+    WITHOUT_THE_PACKAGE
+    + """
+folder, *texts = sys.argv[1:]
+report = {"generated": generate(folder)[2], "translations": translate(folder, num_beams=4)[1]}
+print(f"\\n{json.dumps(report)}")  # a question may precede it
+"""
+)
+
+
+def run(program: str, *arguments: str | Path, modules: Path) -> dict[str, Any]:
+    """Runs the program in a process of its own, cut off from the network, and returns the JSON it prints last.
+
+    `modules` is where it keeps the code it copies from model folders.
+    """
+    result = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "HF_MODULES_CACHE": str(modules)},
+        input="",
+        text=True,
+        timeout=600,
+    )
+    if result.returncode != 0:
+        pytest.fail(f"ended with status {result.returncode}\n{result.stdout}\n{result.stderr}")
+    report: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return report
+
+
+def make_model(vocab_size: int) -> VanillaTransformerForConditionalGeneration:
+    """Weights with which sources and beams matter, in a configuration far from the defaults."""
+    config = VanillaTransformerConfig.from_preset(
+        "tiny",
+        vocab_size=vocab_size,
+        d_k=5,
+        lm_head_bias=True,
+        normalize_before=True,
+        position_offset=2,
+        tie_word_embeddings=False,
+    )
+    model = VanillaTransformerForConditionalGeneration(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter + 0.1 * torch.randn_like(parameter))
+    model.generation_config.max_new_tokens = 12
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    tokenizer = train_tokenizer(TEXTS * 3, vocab_size=275, show_progress=False)
+    make_model(len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def here(saved: Path) -> SimpleNamespace:
+    """What this process, with the package, makes of the folder."""
+    tokenizer = AutoTokenizer.from_pretrained(saved)
+    model = AutoModelForSeq2SeqLM.from_pretrained(saved)
+    batch = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    generated = {str(beams): model.generate(**batch, num_beams=beams).tolist() for beams in (1, 4)}
+    assert len({tuple(row) for rows in generated.values() for row in rows}) > 4, "sources and beams must matter"
+    base = AutoModel.from_pretrained(saved)
+    inputs = tokenizer("a man", return_tensors="pt")
+    checksum = base(**inputs, decoder_input_ids=torch.tensor([[0, 5]]))[0].sum().item()
+    translations = pipeline("translation", model=str(saved), device="cpu")(TEXTS, num_beams=4)
+    return SimpleNamespace(generated=generated, translations=translations, checksum=checksum)
+
+
+@pytest.fixture(scope="module")
+def moved(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder somewhere else, as if it had been downloaded."""
+    return Path(shutil.copytree(saved, tmp_path_factory.mktemp("moved") / "my-model"))
+
+
+@pytest.fixture(scope="module")
+def first(moved: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """What a process without the package reports of the folder; it saves everything again, to `again`."""
+    again = tmp_path_factory.mktemp("again") / "model"
+    report = run(FIRST_PROCESS, moved, again, *TEXTS, modules=tmp_path_factory.mktemp("modules"))
+    return SimpleNamespace(again=again, **report)
+
+
+def test_a_process_without_the_package_generates_the_same_tokens(first: SimpleNamespace, here: SimpleNamespace) -> None:
+    assert first.generated == here.generated
+    assert first.translations == here.translations
+    assert [set(item) for item in first.translations] == [{"translation_text"}] * len(TEXTS)
+
+
+def test_there_the_model_without_its_output_layer_loads_too(first: SimpleNamespace, here: SimpleNamespace) -> None:
+    name, checksum = first.base
+    assert name == "VanillaTransformerModel"
+    assert checksum == pytest.approx(here.checksum, rel=1e-5)
+
+
+def test_there_the_code_is_the_folders(first: SimpleNamespace) -> None:
+    expected = {
+        "VanillaTransformerConfig": "configuration_vanilla_transformer",
+        "VanillaTransformerForConditionalGeneration": "modeling_vanilla_transformer",
+        "VanillaTransformerTokenizer": "tokenization_vanilla_transformer",
+        "TranslationPipeline": "pipeline_vanilla_transformer",
+    }
+    for name, module in expected.items():
+        assert first.classes[name].startswith("transformers_modules.")
+        assert first.classes[name].endswith(f".{module}")
+    assert not [file for file in first.files if file and Path(file).is_relative_to(PACKAGE)]
+    assert any("transformers_modules" in file for file in first.files)
+
+
+def test_without_trust_remote_code_it_is_refused(first: SimpleNamespace) -> None:
+    assert len(first.refusals) == 5
+    for message in first.refusals:
+        assert "trust_remote_code=True" in message
+
+
+def test_a_folder_saved_there_works_elsewhere(
+    first: SimpleNamespace, here: SimpleNamespace, moved: Path, tmp_path: Path
+) -> None:
+    """In a third place, with nothing in the modules' cache that the second might have left out."""
+    assert {path.name for path in first.again.iterdir()} == {path.name for path in moved.iterdir()}
+    for name in ("config.json", "tokenizer_config.json"):
+        before, after = (json.loads((folder / name).read_text()) for folder in (moved, first.again))
+        assert after["auto_map"] == before["auto_map"]
+    assert json.loads((first.again / "config.json").read_text())["custom_pipelines"]["translation"]
+    for name, path in REMOTE_FILES.items():
+        assert (first.again / name).read_bytes() == path.read_bytes()
+    folder = shutil.copytree(first.again, tmp_path / "third")
+    report = run(SECOND_PROCESS, folder, *TEXTS, modules=tmp_path / "modules")
+    assert report == {"generated": here.generated, "translations": here.translations}
+
+
+class TestWithThePackage:
+    def test_no_remote_code_runs_and_no_flag_is_needed(self, moved: Path) -> None:
+        before = {name for name in sys.modules if name.startswith("transformers_modules")}
+        config = AutoConfig.from_pretrained(moved)
+        pipe = pipeline("translation", model=str(moved), device="cpu")
+        loaded: list[tuple[Any, type]] = [
+            (config, VanillaTransformerConfig),
+            (AutoModel.from_pretrained(moved), VanillaTransformerModel),
+            (AutoModelForSeq2SeqLM.from_pretrained(moved), VanillaTransformerForConditionalGeneration),
+            (AutoTokenizer.from_pretrained(moved), VanillaTransformerTokenizer),
+            (pipe, vanilla_transformer.TranslationPipeline),
+            (pipe.model, VanillaTransformerForConditionalGeneration),
+        ]
+        for item, expected in loaded:
+            assert type(item) is expected
+        assert {name for name in sys.modules if name.startswith("transformers_modules")} == before
+
+    def test_custom_pipelines_are_dropped_on_load_and_written_on_save(self, moved: Path, tmp_path: Path) -> None:
+        assert "custom_pipelines" in json.loads((moved / "config.json").read_text())
+        config = AutoConfig.from_pretrained(moved)
+        assert not hasattr(config, "custom_pipelines")
+        config.save_pretrained(tmp_path)
+        written = json.loads((tmp_path / "config.json").read_text())["custom_pipelines"]["translation"]
+        module, _, name = written["impl"].partition(".")
+        assert hasattr(getattr(vanilla_transformer, module), name)
+        assert written["pt"] == ["AutoModelForSeq2SeqLM"]
+
+    def test_with_the_flag_the_package_still_goes_first(self, moved: Path) -> None:
+        model = AutoModelForSeq2SeqLM.from_pretrained(moved, trust_remote_code=True)
+        assert type(model) is VanillaTransformerForConditionalGeneration
+
+
+class TestFolder:
+    def test_model_and_tokenizer_saved_to_one_folder_bring_all_of_it(self, saved: Path) -> None:
+        assert {path.name for path in saved.glob("*.py")} == set(REMOTE_FILES)
+
+    def test_a_configuration_alone_brings_the_pipeline_it_names(self, saved: Path, tmp_path: Path) -> None:
+        AutoConfig.from_pretrained(saved).save_pretrained(tmp_path)
+        expected = {"configuration_vanilla_transformer.py", "pipeline_vanilla_transformer.py"}
+        assert expected <= {path.name for path in tmp_path.glob("*.py")} <= set(REMOTE_FILES)
+
+    def test_a_tokenizer_alone_brings_its_file_alone(self, saved: Path, tmp_path: Path) -> None:
+        AutoTokenizer.from_pretrained(saved).save_pretrained(tmp_path)
+        assert [path.name for path in tmp_path.glob("*.py")] == ["tokenization_vanilla_transformer.py"]
+
+    def test_a_checkpoint_of_the_trainer_brings_all_of_it(self, saved: Path, tmp_path: Path) -> None:
+        model: Any = AutoModelForSeq2SeqLM.from_pretrained(saved)
+        corpora = DatasetDict(train=Dataset.from_dict({"source": ["two dogs"] * 2, "target": ["a horse"] * 2}))
+        arguments = Seq2SeqTrainingArguments(
+            output_dir=str(tmp_path), max_steps=1, save_steps=1, use_cpu=True, disable_tqdm=True
+        )
+        data_arguments = DataArguments(train_file=["in memory"])
+        build_trainer(model, AutoTokenizer.from_pretrained(saved), corpora, data_arguments, arguments).train()
+        checkpoint = tmp_path / "checkpoint-1"
+        assert {path.name for path in checkpoint.glob("*.py")} == set(REMOTE_FILES)
+        for name, path in REMOTE_FILES.items():
+            assert (checkpoint / name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("name", REMOTE_FILES)
+class TestTheRuleForRemoteFiles:
+    """transformers finds what to copy by a regular expression over the raw text, and copies flat files only."""
+
+    def test_imports_are_legal(self, name: str) -> None:
+        tree = ast.parse(REMOTE_FILES[name].read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                roots = {alias.name.partition(".")[0] for alias in node.names}
+                assert roots <= LEGAL_PACKAGES, f"line {node.lineno}"
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                assert str(node.module).partition(".")[0] in LEGAL_PACKAGES, f"line {node.lineno}"
+            if isinstance(node, ast.ImportFrom) and node.level > 0:
+                assert node.level == 1, f"line {node.lineno}: leaves the folder"
+                assert f"{node.module}.py" in REMOTE_FILES, f"line {node.lineno}: no file that travels"
+                assert all(alias.name != "*" for alias in node.names)
+
+    def test_no_text_looks_like_a_relative_import(self, name: str) -> None:
+        text = REMOTE_FILES[name].read_text(encoding="utf-8")
+        tree = ast.parse(text)
+        real = {node.lineno for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level > 0}
+        found = {
+            number for number, line in enumerate(text.split("\n"), start=1) if re.match(r"\s*(from|import)\s+\.", line)
+        }
+        assert found == real
+
+    def test_the_library_finds_the_same_imports(self, name: str) -> None:
+        def siblings(path: Path) -> set[str]:
+            nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            return {f"{node.module}.py" for node in nodes if isinstance(node, ast.ImportFrom) and node.level > 0}
+
+        reachable: set[str] = set()
+        waiting = siblings(REMOTE_FILES[name])
+        while waiting:
+            reachable |= waiting
+            waiting = {more for found in waiting for more in siblings(REMOTE_FILES[found])} - reachable
+        copied = {Path(file).name for file in get_relative_import_files(str(REMOTE_FILES[name]))}
+        assert copied | {name} == reachable | {name}
+
+
+def test_the_named_files_are_among_them() -> None:
+    roles = ("configuration", "modeling", "generation", "tokenization", "pipeline")
+    assert {f"{role}_vanilla_transformer.py" for role in roles} <= set(REMOTE_FILES)

@@ -1,0 +1,358 @@
+"""The command-line scripts: their help, one model from training to translation, and what they say to wrong input."""
+
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, pipeline
+
+from vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerTokenizer
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py"))
+ENGLISH = ("one", "two", "three", "four", "five", "six")
+GERMAN = ("eins", "zwei", "drei", "vier", "fünf", "sechs")
+
+Main = Callable[..., None]
+
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Main]:
+    """The main function of a script, imported as Python runs it: with the scripts' folder first on the path."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+
+    def get(name: str) -> Main:
+        function: Any = importlib.import_module(name).main
+        return lambda *arguments: function([str(argument) for argument in arguments])
+
+    return get
+
+
+def refuse(run: Main, *arguments: Any, capsys: pytest.CaptureFixture[str]) -> str:
+    """Expects the script to end with an error, and returns what it says."""
+    with pytest.raises(SystemExit) as end:
+        run(*arguments)
+    assert end.value.code == 2
+    return capsys.readouterr().err
+
+
+def write_pairs(folder: Path, name: str, count: int, start: int = 0) -> list[str]:
+    """Two aligned files of counted pairs of numbers, spelled out."""
+    indices = [divmod(number, 6) for number in range(start, start + count)]
+    files = []
+    for suffix, words in (("en", ENGLISH), ("de", GERMAN)):
+        path = folder / f"{name}.{suffix}"
+        path.write_text("".join(f"{words[tens % 6]} {words[ones]}\n" for tens, ones in indices), encoding="utf-8")
+        files.append(str(path))
+    return files
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Arguments of scripts/train.py for one epoch of three steps."""
+    folder = tmp_path_factory.mktemp("data")
+    return {
+        "preset": "tiny",
+        "config_overrides": "encoder_layers=1,decoder_layers=1,d_k=4",
+        "vocab_size": 280,
+        "train_file": write_pairs(folder, "train", 30),
+        "validation_file": write_pairs(folder, "validation", 6, start=30),
+        "per_device_train_batch_size": 10,
+        "learning_rate": 0.003,
+        "warmup_steps": 2,
+        "num_train_epochs": 1,
+        "logging_steps": 1,
+        "label_smoothing_factor": 0.1,
+        "use_cpu": True,
+        "disable_tqdm": True,
+    }
+
+
+def command_line(settings: dict[str, Any], **changes: Any) -> list[str]:
+    words = []
+    for name, value in {**settings, **changes}.items():
+        words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    return words
+
+
+@pytest.fixture(scope="module")
+def trained(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model trained for three steps in a process of its own, from a file of arguments."""
+    folder = tmp_path_factory.mktemp("trained")
+    output_dir = folder / "model"
+    (folder / "arguments.yaml").write_text(yaml.safe_dump({**settings, "output_dir": str(output_dir)}))
+    result = subprocess.run(
+        [sys.executable, SCRIPTS / "train.py", "arguments.yaml"],
+        capture_output=True,
+        check=False,
+        cwd=folder,
+        env=dict(os.environ),
+        input="",
+        text=True,
+        timeout=600,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "pairs: 30 train, 6 validation" in result.stdout
+    assert f"The model is in {output_dir}" in result.stdout
+    return output_dir
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_shows_the_commands_to_copy_and_every_option(
+    name: str, main: Callable[[str], Main], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(name)("--help")
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert f"\n    python scripts/{name}.py --" in text
+    script = importlib.import_module(name)
+    for action in script.make_parser()._actions:
+        assert action.help, f"{action.option_strings} is not explained"
+        assert action.option_strings[0] in text
+
+
+@pytest.mark.parametrize("name", ["demo", "test"])
+def test_bash_scripts_explain_themselves(name: str, tmp_path: Path) -> None:
+    result = subprocess.run(
+        [SCRIPTS / name, "--help"], capture_output=True, check=True, cwd=tmp_path, text=True, timeout=60
+    )
+    assert f"scripts/{name}" in result.stdout
+    assert "#" not in result.stdout
+    assert result.stderr == ""
+
+
+class TestTraining:
+    def test_all_that_belongs_to_the_model_is_saved(self, trained: Path, settings: dict[str, Any]) -> None:
+        expected = {
+            "arguments.json",
+            "config.json",
+            "generation_config.json",
+            "model.safetensors",
+            "modeling_vanilla_transformer.py",
+            "pipeline_vanilla_transformer.py",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "train_results.json",
+            "eval_results.json",
+        }
+        assert expected <= {path.name for path in trained.iterdir()}
+        scores = json.loads((trained / "eval_results.json").read_text())
+        assert 0 <= scores["eval_bleu"] <= 100
+        assert 0 <= scores["eval_chrf"] <= 100
+        assert scores["eval_loss"] > 0
+        recorded = json.loads((trained / "arguments.json").read_text())
+        assert recorded["model"]["config_overrides"] == settings["config_overrides"]
+        assert recorded["data"]["train_file"] == settings["train_file"]
+        search = GenerationConfig.from_pretrained(trained)
+        assert (search.num_beams, search.max_length, search.max_new_tokens) == (4, None, None)
+
+    def test_the_model_is_what_the_arguments_asked_for(self, trained: Path) -> None:
+        model: Any = AutoModelForSeq2SeqLM.from_pretrained(trained)
+        tokenizer = AutoTokenizer.from_pretrained(trained)
+        assert type(model) is VanillaTransformerForConditionalGeneration
+        assert type(tokenizer) is VanillaTransformerTokenizer
+        assert (model.config.encoder_layers, model.config.d_k, model.config.d_model) == (1, 4, 32)
+        assert model.config.label_smoothing == 0.1
+        assert model.config.vocab_size == len(tokenizer)
+        (translation,) = pipeline("translation", model=str(trained), device="cpu")("one two", max_new_tokens=5)
+        assert isinstance(translation["translation_text"], str)
+
+    def test_the_same_command_with_more_epochs_goes_on(
+        self,
+        trained: Path,
+        settings: dict[str, Any],
+        main: Callable[[str], Main],
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        model = Path(shutil.copytree(trained, tmp_path / "model"))
+        main("train")(*command_line(settings, output_dir=model, num_train_epochs=2))
+        assert f"Resuming from {model / 'checkpoint-3'}" in capsys.readouterr().out
+        before, after = (json.loads((folder / "trainer_state.json").read_text()) for folder in (trained, model))
+        assert (before["global_step"], after["global_step"]) == (3, 6)
+        losses = [[entry["loss"] for entry in state["log_history"] if "loss" in entry] for state in (before, after)]
+        assert len(losses[0]) == 3
+        assert losses[1][:3] == losses[0], "the first three steps are those of the first part"
+        assert len(losses[1]) == 6
+        old, new = (load_file(folder / "checkpoint-3" / "model.safetensors") for folder in (trained, model))
+        assert all(old[name].equal(new[name]) for name in old)
+
+    def test_a_run_of_other_arguments_is_refused(
+        self,
+        trained: Path,
+        settings: dict[str, Any],
+        main: Callable[[str], Main],
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        before = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
+        changed = command_line(settings, output_dir=trained, vocab_size=300)
+        assert "vocab_size: 280 there, 300 now" in refuse(main("train"), *changed, capsys=capsys)
+        assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
+
+    def test_its_model_is_scored_and_translates(
+        self,
+        trained: Path,
+        settings: dict[str, Any],
+        main: Callable[[str], Main],
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        named = ["--model_name_or_path", trained, "--device", "cpu", "--max_new_tokens", "8", "--disable_tqdm"]
+        test_file = settings["validation_file"]
+        main("evaluate_translation")(*named, "--test_file", *test_file, "--output_dir", tmp_path / "scores")
+        assert re.search(r"^sentences +6  4 beams$", capsys.readouterr().out, flags=re.MULTILINE)
+        hypotheses = (tmp_path / "scores" / "hypotheses.txt").read_text(encoding="utf-8")
+        main("translate")(*named, "--input_file", test_file[0], "--output_file", tmp_path / "output.de")
+        assert (tmp_path / "output.de").read_text(encoding="utf-8") == hypotheses
+        assert hypotheses.count("\n") == 6
+
+    def test_its_model_can_be_trained_further_on_other_pairs(
+        self, trained: Path, settings: dict[str, Any], main: Callable[[str], Main], tmp_path: Path
+    ) -> None:
+        table = tmp_path / "more.tsv"
+        table.write_text("source\ttarget\nsix\tsechs\nfive\tfünf\n", encoding="utf-8")
+        unwanted = ("preset", "config_overrides", "vocab_size", "train_file", "validation_file")
+        kept = {name: value for name, value in settings.items() if name not in unwanted}
+        kept |= {"model_name_or_path": str(trained), "train_file": [str(table)], "output_dir": str(tmp_path / "new")}
+        kept |= {"num_train_epochs": 3}  # the warm-up begins with a rate of 0
+        (tmp_path / "arguments.json").write_text(json.dumps(kept))
+        main("train")(tmp_path / "arguments.json")
+        old, new = (load_file(folder / "model.safetensors") for folder in (trained, tmp_path / "new"))
+        assert old.keys() == new.keys()
+        distance = max((old[name] - new[name]).abs().max().item() for name in old)
+        assert 0 < distance < 0.05, "it starts from the weights it was given"
+        tokenizers = [(folder / "tokenizer.json").read_bytes() for folder in (trained, tmp_path / "new")]
+        assert tokenizers[0] == tokenizers[1]
+
+
+def break_nothing(source: Path, target: Path) -> None:
+    """The files are fine."""
+
+
+def misalign(source: Path, target: Path) -> None:
+    target.write_text(target.read_text().split("\n", 1)[1])
+
+
+def empty_file(source: Path, target: Path) -> None:
+    source.write_text("")
+
+
+def empty_line(source: Path, target: Path) -> None:
+    lines = target.read_text().split("\n")
+    target.write_text("\n".join([*lines[:4], " ", *lines[5:]]))
+
+
+def not_utf8(source: Path, target: Path) -> None:
+    target.write_bytes(b"eins\nf\xfcnf\n")
+
+
+def remove(source: Path, target: Path) -> None:
+    target.unlink()
+
+
+class TestErrorsOfTraining:
+    """Each ends with one message, and leaves no folder behind that would refuse the command when it is put right."""
+
+    @pytest.mark.parametrize(
+        ("damage", "changes", "message"),
+        [
+            (misalign, {}, r"train\.en has 30 lines, but .*train\.de has 29"),
+            (empty_file, {}, r"train\.en: the file is empty"),
+            (empty_line, {}, r"train\.de: 1 line\(s\) empty on one side or both: line 5"),
+            (not_utf8, {}, r"train\.de, line 2: byte 0xfc"),
+            (remove, {}, r"No such file.*train\.de"),
+            (break_nothing, {"preset": "huge"}, r"no preset 'huge'.* tiny, "),
+            (break_nothing, {"config_overrides": "dropuot=1"}, r"config_overrides: dropuot not among the fields"),
+            (break_nothing, {"config_overrides": "dropout=1.5"}, r"dropout must be in \[0, 1\), not 1\.5"),
+            (break_nothing, {"config_overrides": "d_model=wide"}, r"d_model.*(?s:.*)'?wide"),
+            (break_nothing, {"vocab_size": 9}, r"vocab_size=9 is too small"),
+            (break_nothing, {"config_name": "x"}, r"Give exactly one of preset, config_name"),
+            (break_nothing, {"train_fiel": "x"}, r"--train_fiel"),
+        ],
+        ids=lambda value: getattr(value, "__name__", str(value)),
+    )
+    def test_text_files_and_arguments(
+        self,
+        damage: Callable[[Path, Path], None],
+        changes: dict[str, Any],
+        message: str,
+        settings: dict[str, Any],
+        main: Callable[[str], Main],
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        files = write_pairs(tmp_path, "train", 30)
+        damage(*map(Path, files))
+        words = command_line({**settings, "train_file": files}, output_dir=tmp_path / "out", **changes)
+        said = refuse(main("train"), *words, capsys=capsys)
+        assert re.search(message, said), said
+        assert said.index("usage: ") < 3
+        assert len(said.split("error:")[0].splitlines()) <= 3, "the message is not buried under a hundred arguments"
+        assert not (tmp_path / "out").exists()
+
+    @pytest.mark.parametrize(
+        ("name", "content", "changes", "message"),
+        [
+            ("pairs.tsv", "one\teins\ntwo\n", {}, r"pairs\.tsv, line 2: 1 column instead of 2"),
+            (
+                "pairs.csv",
+                "en,de\none,eins\n",
+                {"source_column": "en", "target_column": "nl"},
+                r"pairs\.csv, line 1: no column 'nl'; the columns are 'en', 'de'",
+            ),
+            (
+                "pairs.jsonl",
+                '{"source": "one", "target": "eins"}\n{"source": "two"}\n',
+                {},
+                r"pairs\.jsonl, line 2: .*'target'",
+            ),
+        ],
+    )
+    def test_tables(
+        self,
+        name: str,
+        content: str,
+        changes: dict[str, Any],
+        message: str,
+        settings: dict[str, Any],
+        main: Callable[[str], Main],
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        (tmp_path / name).write_text(content, encoding="utf-8")
+        words = command_line({**settings, "train_file": [str(tmp_path / name)]}, output_dir=tmp_path / "out", **changes)
+        said = refuse(main("train"), *words, capsys=capsys)
+        assert re.search(message, said), said
+        assert not (tmp_path / "out").exists()
+
+    def test_an_output_folder_that_holds_something_else(
+        self, settings: dict[str, Any], main: Callable[[str], Main], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "notes.txt").write_text("precious")
+        said = refuse(main("train"), *command_line(settings, output_dir=tmp_path), capsys=capsys)
+        assert "notes.txt" in said
+        assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("notes.txt", "precious")]
+
+    @pytest.mark.parametrize(("name", "write"), [("a.json", json.dumps), ("a.yaml", yaml.safe_dump)])
+    def test_a_file_of_arguments(
+        self,
+        name: str,
+        write: Callable[[Any], str],
+        main: Callable[[str], Main],
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        (tmp_path / name).write_text(write({"builtin_corpus": True, "preset": "tiny", "presett": "big"}))
+        assert "presett" in refuse(main("train"), tmp_path / name, capsys=capsys)
+        assert "missing" in refuse(main("train"), tmp_path / f"missing-{name}", capsys=capsys)

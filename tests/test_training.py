@@ -1,0 +1,646 @@
+"""Training: what is learned, at which rate, from which arguments, and what a stopped run leaves behind."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from datasets import Dataset, DatasetDict
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+from transformers import (
+    DataCollatorForSeq2Seq,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
+from transformers.trainer_utils import IntervalStrategy
+
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizer,
+)
+from vanilla_transformer.checkpoints import find_last_whole_checkpoint
+from vanilla_transformer.training import (
+    ARGUMENTS_FILE,
+    DataArguments,
+    KeepGenerationConfig,
+    ModelArguments,
+    TranslationTrainingArguments,
+    build_config,
+    build_model,
+    build_trainer,
+    check_output_dir,
+    claim_output_dir,
+    load_corpora,
+    load_or_train_tokenizer,
+    parse_overrides,
+    settle_training_arguments,
+    tokenize_pairs,
+)
+
+# Untrained: special tokens and bytes, so that any text will do.
+TOKENIZER = VanillaTransformerTokenizer()
+PAD, EOS = 1, 2
+TINY = ModelArguments(preset="tiny")
+
+
+def make_dataset(count: int, *, seed: int = 0, longest: int = 12) -> Dataset:
+    """Pairs of random letters of uneven lengths."""
+    generator = np.random.default_rng(seed)
+
+    def text() -> str:
+        return "".join(generator.choice(list("abcdef"), size=generator.integers(1, longest)))
+
+    return Dataset.from_dict({"source": [text() for _ in range(count)], "target": [text() for _ in range(count)]})
+
+
+def make_corpora(train: int = 24, validation: int = 6) -> DatasetDict:
+    return DatasetDict(train=make_dataset(train, seed=1), validation=make_dataset(validation, seed=2))
+
+
+def make_arguments(output_dir: Path, **changes: Any) -> TranslationTrainingArguments:
+    settings: dict[str, Any] = {
+        "output_dir": str(output_dir),
+        "per_device_train_batch_size": 4,
+        "per_device_eval_batch_size": 2,
+        "disable_tqdm": True,
+        "use_cpu": True,
+    }
+    return TranslationTrainingArguments(**{**settings, **changes})
+
+
+def make_trainer(
+    output_dir: Path, *, overrides: str | None = None, corpora: DatasetDict | None = None, **changes: Any
+) -> Seq2SeqTrainer:
+    """Goes the way of scripts/train.py, from arguments to a trainer."""
+    model_arguments = ModelArguments(preset="tiny", config_overrides=overrides)
+    data_arguments = DataArguments(train_file=["in memory"])
+    arguments = make_arguments(output_dir, **changes)
+    corpora = corpora or make_corpora()
+    config = build_config(model_arguments, TOKENIZER)
+    settle_training_arguments(arguments, config, validates="validation" in corpora)
+    model = build_model(model_arguments, config)
+    return build_trainer(model, TOKENIZER, corpora, data_arguments, arguments)
+
+
+def weights(model: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def smoothed_loss(logits: torch.Tensor, labels: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """The oracle, from the definition: cross-entropy with (1 - epsilon) one-hot + epsilon uniform."""
+    log_probabilities = logits.float().log_softmax(dim=-1)
+    counted = labels != -100
+    picked = log_probabilities.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+    losses = -(1 - epsilon) * picked - epsilon * log_probabilities.mean(dim=-1)
+    return losses[counted].mean()
+
+
+class TestReversal:
+    """The model learns to reverse what it reads, which takes attention to the right source position at each step."""
+
+    def draw(self, count: int, generator: np.random.Generator) -> list[tuple[int, ...]]:
+        symbols = generator.integers(4, 12, size=(count, 7)).tolist()
+        lengths = generator.integers(4, 8, size=count)
+        return [tuple(row[:length]) for row, length in zip(symbols, lengths, strict=True)]
+
+    def collate(self, sequences: list[tuple[int, ...]]) -> dict[str, torch.Tensor]:
+        longest = max(map(len, sequences)) + 1
+        input_ids = torch.full((len(sequences), longest), PAD)
+        labels = torch.full((len(sequences), longest), -100)
+        for row, sequence in enumerate(sequences):
+            input_ids[row, : len(sequence) + 1] = torch.tensor([*sequence, EOS])
+            labels[row, : len(sequence) + 1] = torch.tensor([*reversed(sequence), EOS])
+        return {"input_ids": input_ids, "attention_mask": (input_ids != PAD).long(), "labels": labels}
+
+    def test_reversal_is_learned_to_the_last_unseen_sequence(self) -> None:
+        generator = np.random.default_rng(0)
+        unseen = self.draw(300, generator)
+        held_out = set(unseen)
+        config = VanillaTransformerConfig.from_preset("tiny", vocab_size=12)
+        model = VanillaTransformerForConditionalGeneration(config).train()
+        optimizer = torch.optim.Adam(model.parameters(), lr=4e-3, betas=(0.9, 0.98), eps=1e-9)
+        steps, warmup = 700, 100
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: min((step + 1) / warmup, (steps - step) / (steps - warmup))
+        )
+        for _ in range(steps):
+            batch = self.collate([sequence for sequence in self.draw(64, generator) if sequence not in held_out])
+            model(**batch).loss.backward()
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+        inputs = self.collate(unseen)
+        inputs.pop("labels")
+        generated = model.eval().generate(**inputs)[:, 1:].tolist()  # without the start symbol
+        translations = [tuple(row[: row.index(EOS)]) if EOS in row else tuple(row) for row in generated]
+        assert translations == [sequence[::-1] for sequence in unseen]
+
+
+class TestRecipe:
+    def test_defaults_are_the_papers(self, tmp_path: Path) -> None:
+        trainer = make_trainer(tmp_path)
+        trainer.create_optimizer_and_scheduler(num_training_steps=10)
+        (group, *_) = trainer.optimizer.param_groups
+        assert isinstance(trainer.optimizer, torch.optim.AdamW)
+        assert group["betas"] == (0.9, 0.98)
+        assert group["eps"] == 1e-9
+        assert all(group["weight_decay"] == 0 for group in trainer.optimizer.param_groups)
+        arguments: Any = trainer.args
+        assert arguments.lr_scheduler_type == "inverse_sqrt"
+        assert arguments.warmup_steps == 4000
+        assert arguments.predict_with_generate
+        assert arguments.metric_for_best_model == "bleu"
+        assert arguments.greater_is_better
+        assert arguments.load_best_model_at_end
+        # Beam search is what the model is saved with, greedy search what it is validated with.
+        assert trainer.model.generation_config.num_beams == 4
+        assert arguments.generation_num_beams == 1
+
+    @pytest.mark.parametrize("warmup_steps", [4000, 150])
+    def test_the_learning_rate_is_the_papers_formula(self, tmp_path: Path, warmup_steps: int) -> None:
+        """After n steps of the scheduler the rate is the formula's for step n; it serves update n + 1.
+
+        The paper counts from 1, a LambdaLR from 0, where the rate is 0: the first update of a run changes nothing.
+        """
+        trainer = make_trainer(tmp_path, warmup_steps=warmup_steps)
+        trainer.create_optimizer_and_scheduler(num_training_steps=9000)
+        scheduler: Any = trainer.lr_scheduler
+        rates = [scheduler.get_last_lr()[0]]
+        trainer.optimizer.step()
+        for _ in range(9000):
+            scheduler.step()
+            rates.append(scheduler.get_last_lr()[0])
+        d_model = 32
+        formula = [d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5) for step in range(1, 9001)]
+        assert rates[0] == 0
+        np.testing.assert_allclose(rates[1:], formula, rtol=1e-12)
+        assert max(rates) == rates[warmup_steps]
+
+    def test_a_learning_rate_that_is_given_is_the_peak(self, tmp_path: Path) -> None:
+        assert make_trainer(tmp_path, learning_rate=3e-4).args.learning_rate == 3e-4
+
+    def test_without_generation_the_loss_chooses_the_best_checkpoint(self, tmp_path: Path) -> None:
+        arguments = make_arguments(tmp_path, predict_with_generate=False)
+        assert arguments.metric_for_best_model == "loss"
+        assert not arguments.greater_is_better
+        chosen = make_arguments(tmp_path, metric_for_best_model="chrf")
+        assert chosen.metric_for_best_model == "chrf"
+        assert chosen.greater_is_better
+
+    def test_without_validation_data_nothing_is_validated(self, tmp_path: Path) -> None:
+        trainer = make_trainer(tmp_path, corpora=DatasetDict(train=make_dataset(4)), max_steps=1)
+        assert trainer.args.eval_strategy == IntervalStrategy.NO
+        assert not trainer.args.load_best_model_at_end
+        assert trainer.train().global_step == 1
+
+    def test_label_smoothing_is_applied_once_and_in_training_only(self, tmp_path: Path) -> None:
+        trainer = make_trainer(tmp_path, overrides="dropout=0", label_smoothing_factor=0.3)
+        model: Any = trainer.model
+        assert model.config.label_smoothing == 0.3
+        assert trainer.args.label_smoothing_factor == 0
+        assert trainer.label_smoother is None
+        batch = dict(next(iter(trainer.get_train_dataloader())))
+        labels = batch["labels"]
+        with torch.no_grad():
+            logits = model.eval()(**batch).logits
+            trained_on = trainer.compute_loss(model.train(), dict(batch))
+            evaluated = trainer.prediction_step(model.eval(), dict(batch), prediction_loss_only=True)[0]
+        torch.testing.assert_close(trained_on, smoothed_loss(logits, labels, epsilon=0.3))
+        torch.testing.assert_close(evaluated, smoothed_loss(logits, labels, epsilon=0))
+        assert abs(trained_on - evaluated) > 1e-3
+
+    def test_a_preset_keeps_its_label_smoothing_unless_told_otherwise(self, tmp_path: Path) -> None:
+        config = VanillaTransformerConfig.from_preset("small")
+        settle_training_arguments(make_arguments(tmp_path), config, validates=True)
+        assert config.label_smoothing == 0.1
+
+    def test_four_times_two_is_one_times_eight(self, tmp_path: Path) -> None:
+        """Gradient accumulation: every target token has the same weight, however the batch is divided."""
+        corpora = DatasetDict(train=make_dataset(8, longest=30))
+        settings: dict[str, Any] = {"max_steps": 1, "optim": "sgd", "learning_rate": 0.5, "max_grad_norm": 0.0}
+        settings |= {"lr_scheduler_type": "constant", "warmup_steps": 0, "label_smoothing_factor": 0.1}
+        results = []
+        for batch_size, accumulation in ((8, 1), (2, 4)):
+            set_seed(0)
+            trainer = make_trainer(
+                tmp_path / str(batch_size),
+                overrides="dropout=0",
+                corpora=corpora,
+                per_device_train_batch_size=batch_size,
+                gradient_accumulation_steps=accumulation,
+                **settings,
+            )
+            start = weights(trainer.model)
+            assert trainer.train().global_step == 1
+            results.append(weights(trainer.model))
+        lengths = trainer.train_dataset["length"]
+        assert max(lengths) > 2 * min(lengths), "equal lengths would hide a mean of means"
+        changed = [name for name in start if not torch.equal(start[name], results[0][name])]
+        assert len(changed) == len(start)
+        torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
+
+    def test_a_loop_of_ones_own_with_accelerate(self) -> None:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        accelerator = Accelerator(cpu=True)
+        model: Any = build_model(TINY, build_config(TINY, TOKENIZER))
+        rows = tokenize_pairs(make_dataset(6), TOKENIZER, max_source_length=64, max_target_length=64, name="data")
+        rows = rows.remove_columns("length")
+        collator = DataCollatorForSeq2Seq(TOKENIZER, model=model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        model, optimizer, loader = accelerator.prepare(
+            model, optimizer, DataLoader(rows, batch_size=3, collate_fn=collator)
+        )
+        before = weights(model)
+        model.train()
+        losses = []
+        for _ in range(5):
+            for batch in loader:
+                loss = model(**batch).loss
+                accelerator.backward(loss)
+                accelerator.clip_grad_norm_(model.parameters(), max_norm=1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+        assert losses[-1] < losses[0]
+        assert all(not torch.equal(tensor, before[name]) for name, tensor in weights(model).items())
+
+
+class StopAt(TrainerCallback):
+    """Ends the process's work in the middle of training, as a signal would."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("save_steps", [4, 6], ids=["within an epoch", "after an epoch"])
+@pytest.mark.parametrize("strategy", ["group_by_length", "random"])
+def test_a_stopped_run_resumes_to_the_same_weights(tmp_path: Path, strategy: str, save_steps: int) -> None:
+    """Stopped in its second epoch, after a checkpoint and a step that is lost; dropout and order are random."""
+    settings: dict[str, Any] = {"max_steps": 11, "save_strategy": "steps", "save_steps": save_steps, "warmup_steps": 5}
+    settings |= {"eval_strategy": "no", "load_best_model_at_end": False, "save_total_limit": None}
+    settings |= {"learning_rate": 1e-3, "train_sampling_strategy": strategy}
+
+    set_seed(0)
+    unbroken = make_trainer(tmp_path / "unbroken", overrides="dropout=0.3", **settings)
+    unbroken.train()
+
+    set_seed(0)
+    stopped = make_trainer(tmp_path / "stopped", overrides="dropout=0.3", **settings)
+    stopped.add_callback(StopAt(step=9))
+    with pytest.raises(KeyboardInterrupt):
+        stopped.train()
+
+    set_seed(123)
+    resumed = make_trainer(tmp_path / "stopped", overrides="dropout=0.3", **settings)
+    checkpoint = find_last_whole_checkpoint(tmp_path / "stopped")
+    assert checkpoint == tmp_path / "stopped" / ("checkpoint-8" if save_steps == 4 else "checkpoint-6")
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+
+    expected = weights(unbroken.model)
+    torch.testing.assert_close(weights(resumed.model), expected, rtol=0, atol=0)
+    assert resumed.state.global_step == unbroken.state.global_step == 11
+    lost = weights(stopped.model)
+    assert any(not torch.equal(lost[name], expected[name]) for name in expected)
+
+
+class TestKeepGenerationConfig:
+    """The library's trainer writes its own default of 20 tokens into the generation config after the first batch."""
+
+    @pytest.fixture
+    def trainer(self, tmp_path: Path) -> Seq2SeqTrainer:
+        corpora = DatasetDict(train=make_dataset(2), validation=make_dataset(6, seed=3))
+        # Without this argument batches are of similar lengths in validation too, in a random order.
+        in_order: dict[str, Any] = {"train_sampling_strategy": "random"}
+        trainer = make_trainer(tmp_path, overrides="lm_head_bias=true", corpora=corpora, **in_order)
+        model: Any = trainer.model
+        with torch.no_grad():
+            model.lm_head.bias[[PAD, EOS]] = -1e4  # translations end at the limit only
+        return trainer
+
+    def count_tokens(self, trainer: Seq2SeqTrainer) -> list[int]:
+        """The length of each translation, the start symbol included."""
+        predictions: Any = trainer.predict(trainer.eval_dataset).predictions  # type: ignore[arg-type]
+        return [int(np.sum((row != PAD) & (row != -100))) for row in predictions]
+
+    def test_every_batch_may_use_the_papers_limit(self, trainer: Seq2SeqTrainer) -> None:
+        before = copy.deepcopy(trainer.model.generation_config)
+        sources = [len(row) for row in trainer.eval_dataset["input_ids"]]  # type: ignore[index,union-attr]
+        # Batches of two: the longer source of a batch, with </s>, plus 50, plus the start symbol.
+        limits = [max(sources[first : first + 2]) + 50 + 1 for first in range(0, len(sources), 2)]
+        assert self.count_tokens(trainer) == [limit for limit in limits for _ in range(2)]
+        trainer.evaluate()
+        assert trainer.model.generation_config.to_dict() == before.to_dict()
+        assert before.max_length is None
+        assert before.num_beams == 4
+
+    def test_without_it_only_the_first_batch_may(self, trainer: Seq2SeqTrainer) -> None:
+        """Should this fail, the library has mended it, and `KeepGenerationConfig` can go."""
+        trainer.remove_callback(KeepGenerationConfig)
+        first, second, *later = self.count_tokens(trainer)
+        assert min(first, second) > 50
+        assert later == [20] * 4
+        assert trainer.model.generation_config.max_length == 20
+
+
+class TestOverrides:
+    names = st.from_regex(r"[a-z][a-z_0-9]{0,8}", fullmatch=True)
+    leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
+    values = leaves | st.lists(leaves, max_size=3) | st.dictionaries(st.text(max_size=4), leaves, max_size=3)
+
+    @given(settings=st.dictionaries(names, values, max_size=5))
+    def test_any_json_survives(self, settings: dict[str, Any]) -> None:
+        text = ",".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
+        assert parse_overrides(text) == settings
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            (None, {}),
+            ("", {}),
+            ("dropout=0.3", {"dropout": 0.3}),
+            (" d_k = null , activation_function = gelu ,", {"d_k": None, "activation_function": "gelu"}),
+            ("eos_token_id=[2, 3],d_v=8", {"eos_token_id": [2, 3], "d_v": 8}),
+            ("a=1e-9,b=true,c=10000 steps,d=", {"a": 1e-9, "b": True, "c": "10000 steps", "d": ""}),
+            ('a="x,b=1",c="="', {"a": "x,b=1", "c": "="}),
+        ],
+    )
+    def test_values_are_json_or_else_strings(self, text: str | None, expected: dict[str, Any]) -> None:
+        assert parse_overrides(text) == expected
+
+    @pytest.mark.parametrize("text", ["dropout", "d_k=8,dropout", "dropout,d_k=8", "d_k=8 dropout,d_v"])
+    def test_a_part_without_an_equals_sign_is_named(self, text: str) -> None:
+        with pytest.raises(ValueError, match=r"config_overrides: '(dropout|d_v)' is not of the form name=value"):
+            parse_overrides(text)
+
+
+@pytest.fixture(scope="module")
+def saved_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a vocabulary larger than the tokenizer's, and pre-LN."""
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    config = VanillaTransformerConfig.from_preset("tiny", vocab_size=300, normalize_before=True)
+    VanillaTransformerForConditionalGeneration(config).save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    return folder
+
+
+class TestConfig:
+    def test_a_preset_takes_vocabulary_and_special_tokens_from_the_tokenizer(self) -> None:
+        tokenizer = VanillaTransformerTokenizer(bos_token="<begin>", pad_token="<blank>")
+        tokenizer.add_tokens(["<x>", "<y>"])
+        config: Any = build_config(ModelArguments(preset="iwslt"), tokenizer)
+        assert config.vocab_size == len(tokenizer) == len(VanillaTransformerTokenizer()) + 2
+        assert config.encoder_ffn_dim == 1024
+        assert config.bos_token_id == config.decoder_start_token_id == tokenizer.bos_token_id
+        assert (config.pad_token_id, config.eos_token_id) == (tokenizer.pad_token_id, tokenizer.eos_token_id)
+
+    def test_overrides_reach_every_kind_of_base(self, saved_model: Path) -> None:
+        overrides = "hidden_size=16,encoder_layers=1,d_k=3,d_v=5,activation_function=gelu,position_offset=2"
+        for name in ("preset", "config_name", "model_name_or_path"):
+            base = {name: "tiny" if name == "preset" else str(saved_model)}
+            config: Any = build_config(ModelArguments(**base, config_overrides=overrides), TOKENIZER)
+            assert (config.d_model, config.encoder_layers, config.d_k, config.d_v) == (16, 1, 3, 5)
+            assert (config.activation_function, config.position_offset) == ("gelu", 2)
+            assert config.normalize_before == (name != "preset")
+            assert config.decoder_layers == 2
+
+    def test_only_a_new_model_takes_the_tokenizers_vocabulary(self, saved_model: Path) -> None:
+        new: Any = build_config(ModelArguments(config_name=str(saved_model)), TOKENIZER)
+        trained: Any = build_config(ModelArguments(model_name_or_path=str(saved_model)), TOKENIZER)
+        assert (new.vocab_size, trained.vocab_size) == (len(TOKENIZER), 300)
+
+    @pytest.mark.parametrize("base", ["preset", "config_name", "model_name_or_path"])
+    def test_an_unknown_field_is_refused(self, base: str, saved_model: Path) -> None:
+        arguments = ModelArguments(
+            **{base: "tiny" if base == "preset" else str(saved_model)}, config_overrides="dropuot=0.3,d_k=4"
+        )
+        with pytest.raises(ValueError, match=r"dropuot not among the fields of VanillaTransformerConfig: .*dropout"):
+            build_config(arguments, TOKENIZER)
+
+    def test_an_illegal_value_is_refused(self) -> None:
+        with pytest.raises(ValueError, match=r"dropout must be in \[0, 1\), not 1\.5"):
+            build_config(ModelArguments(preset="tiny", config_overrides="dropout=1.5"), TOKENIZER)
+
+    def test_going_on_from_a_model_keeps_its_weights_and_takes_overrides(self, saved_model: Path) -> None:
+        arguments = ModelArguments(model_name_or_path=str(saved_model), config_overrides="dropout=0.4")
+        model: Any = build_model(arguments, build_config(arguments, TOKENIZER))
+        original = VanillaTransformerForConditionalGeneration.from_pretrained(saved_model)
+        assert model.config.dropout == 0.4
+        torch.testing.assert_close(weights(model), weights(original), rtol=0, atol=0)
+
+    def test_a_new_model_searches_with_four_beams(self) -> None:
+        assert build_model(TINY, build_config(TINY, TOKENIZER)).generation_config.num_beams == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ({}, "none of them"),
+        ({"preset": "base", "config_name": "x"}, "preset, config_name"),
+        ({"preset": "base", "model_name_or_path": "x"}, "preset, model_name_or_path"),
+    ],
+)
+def test_exactly_one_model_is_named(arguments: dict[str, str], found: str) -> None:
+    with pytest.raises(ValueError, match=f"preset, config_name and model_name_or_path; got {found}"):
+        ModelArguments(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ({}, "none of them"),
+        ({"builtin_corpus": True, "train_file": ["a", "b"]}, "builtin_corpus, train_file"),
+        ({"train_file": ["a.tsv"], "dataset_name": "x"}, "train_file, dataset_name"),
+    ],
+)
+def test_exactly_one_corpus_is_named(arguments: dict[str, Any], found: str) -> None:
+    with pytest.raises(ValueError, match=f"builtin_corpus, train_file and dataset_name; got {found}"):
+        DataArguments(**arguments)
+
+
+class TestCorpora:
+    @pytest.fixture
+    def files(self, tmp_path: Path) -> dict[str, list[str]]:
+        named = {}
+        for split, count in (("train", 5), ("validation", 3)):
+            named[f"{split}_file"] = [str(tmp_path / f"{split}.{lang}") for lang in ("en", "de")]
+            for path in named[f"{split}_file"]:
+                Path(path).write_text("".join(f"{split} {path[-2:]} {number}\n" for number in range(count)))
+        return named
+
+    def test_files(self, files: dict[str, Any]) -> None:
+        corpora = load_corpora(DataArguments(**files))
+        assert corpora["train"][1] == {"source": "train en 1", "target": "train de 1"}
+        assert corpora["validation"]["target"] == [f"validation de {number}" for number in range(3)]
+        assert len(corpora["train"]) == 5
+
+    def test_limits_keep_the_first_pairs(self, files: dict[str, Any]) -> None:
+        corpora = load_corpora(DataArguments(**files, max_train_samples=2, max_eval_samples=1))
+        assert corpora["train"]["source"] == ["train en 0", "train en 1"]
+        assert corpora["validation"]["source"] == ["validation en 0"]
+
+    def test_validation_is_optional(self, files: dict[str, Any]) -> None:
+        assert list(load_corpora(DataArguments(train_file=files["train_file"]))) == ["train"]
+
+    def test_empty_lines_are_an_error_or_dropped(self, files: dict[str, Any]) -> None:
+        source, _ = files["train_file"]
+        Path(source).write_text("a\nb\n \nd\ne\n")
+        with pytest.raises(ValueError, match=r"train\.en and .*train\.de: 1 line.*: line 3"):
+            load_corpora(DataArguments(**files))
+        kept = load_corpora(DataArguments(**files, drop_empty_lines=True))["train"]
+        assert kept["source"] == ["a", "b", "d", "e"]
+        assert kept["target"] == [f"train de {number}" for number in (0, 1, 3, 4)]
+
+    def test_splits_of_a_dataset(self, tmp_path: Path) -> None:
+        rows = [{"translation": {"en": f"e{number}", "de": f"d{number}"}} for number in range(4)]
+        splits = {"train": rows, "dev": rows[:2]}
+        DatasetDict({name: Dataset.from_list(part) for name, part in splits.items()}).save_to_disk(tmp_path / "set")
+        named: dict[str, Any] = {"dataset_name": str(tmp_path / "set"), "source_lang": "de", "target_lang": "en"}
+        corpora = load_corpora(DataArguments(**named, validation_split="dev", max_train_samples=3))
+        assert corpora["train"]["source"] == ["d0", "d1", "d2"]
+        assert corpora["validation"].to_list() == [{"source": f"d{n}", "target": f"e{n}"} for n in range(2)]
+        assert list(load_corpora(DataArguments(**named, validation_split=""))) == ["train"]
+        with pytest.raises(ValueError, match="no split 'validation'; the splits are 'train', 'dev'"):
+            load_corpora(DataArguments(**named))
+
+    def test_the_built_in_corpus_is_generated_as_far_as_it_is_needed(self) -> None:
+        few = load_corpora(DataArguments(builtin_corpus=True, max_train_samples=20, max_eval_samples=7))
+        more = load_corpora(DataArguments(builtin_corpus=True, max_train_samples=40, max_eval_samples=1000))
+        assert (len(few["train"]), len(few["validation"])) == (20, 7)
+        assert (len(more["train"]), len(more["validation"])) == (40, 500)
+        assert more["train"].take(20).to_list() == few["train"].to_list()
+        assert more["validation"].take(7).to_list() == few["validation"].to_list()
+        assert not set(more["train"]["source"]) & set(more["validation"]["source"])
+
+    @pytest.mark.parametrize("name", ["max_train_samples", "max_eval_samples"])
+    def test_limits_are_positive(self, name: str) -> None:
+        with pytest.raises(ValueError, match=f"{name}=0: must be at least 1"):
+            load_corpora(DataArguments(builtin_corpus=True, **{name: 0}))
+
+
+class TestTokenizing:
+    def test_ids_are_the_tokenizers_and_end_with_the_end(self) -> None:
+        dataset = make_dataset(20)
+        rows = tokenize_pairs(dataset, TOKENIZER, max_source_length=64, max_target_length=64, name="data")
+        assert set(rows.column_names) == {"input_ids", "attention_mask", "labels", "length"}
+        for row, pair in zip(rows, dataset, strict=True):
+            assert row["input_ids"][-1] == row["labels"][-1] == EOS
+            assert TOKENIZER.decode(row["input_ids"][:-1]) == pair["source"]
+            assert TOKENIZER.decode(row["labels"][:-1]) == pair["target"]
+            assert row["attention_mask"] == [1] * len(row["input_ids"])
+            assert row["length"] == max(len(row["input_ids"]), len(row["labels"]))
+
+    def test_pairs_that_are_too_long_are_cut_and_reported(self, caplog: pytest.LogCaptureFixture) -> None:
+        sources = ["a"] * 1500
+        targets = ["b"] * 1500
+        long = "x" * 20
+        sources[2] = targets[7] = sources[1200] = long
+        dataset = Dataset.from_dict({"source": sources, "target": targets})
+        rows = tokenize_pairs(dataset, TOKENIZER, max_source_length=10, max_target_length=12, name="training data")
+        assert (
+            "3 of 1500 pairs of training data were cut to max_source_length=10 or max_target_length=12" in caplog.text
+        )
+        assert "number 3, 8, 1201." in caplog.text
+        assert "too_long" not in rows.column_names
+        source, target = rows[2]["input_ids"], rows[7]["labels"]
+        assert (len(source), len(target)) == (10, 12)
+        assert source[-1] == target[-1] == EOS
+        untouched = [index for index in range(1500) if index not in (2, 1200)]
+        assert {tuple(rows[index]["input_ids"]) for index in untouched} == {tuple(TOKENIZER("a")["input_ids"])}
+
+    def test_nothing_is_reported_where_everything_fits(self, caplog: pytest.LogCaptureFixture) -> None:
+        length = len(TOKENIZER("abc")["input_ids"])
+        dataset = Dataset.from_dict({"source": ["abc"], "target": ["abc"]})
+        tokenize_pairs(dataset, TOKENIZER, max_source_length=length, max_target_length=length, name="data")
+        assert caplog.text == ""
+
+    def test_a_tokenizer_is_trained_on_both_sides_or_loaded(self, tmp_path: Path) -> None:
+        dataset = Dataset.from_dict({"source": ["quick " * 9] * 3, "target": ["schnell " * 9] * 3})
+        arguments = ModelArguments(preset="tiny", vocab_size=272)
+        trained: Any = load_or_train_tokenizer(arguments, dataset, tmp_path)
+        assert not list(tmp_path.iterdir()), "nothing is written before the run is known to be good"
+        assert {"Ġquick", "Ġschnell"} <= set(trained.get_vocab())
+        trained.add_tokens(["<mark>"])
+        trained.save_pretrained(tmp_path)
+        again = load_or_train_tokenizer(arguments, dataset, tmp_path)
+        assert again.get_vocab() == trained.get_vocab()
+        named = ModelArguments(preset="tiny", tokenizer_name=str(tmp_path))
+        assert load_or_train_tokenizer(named, dataset, tmp_path / "elsewhere").get_vocab() == trained.get_vocab()
+
+
+class TestOutputDir:
+    DATA = DataArguments(train_file=["train.en", "train.de"])
+
+    def claim(self, folder: Path, model: ModelArguments = TINY, data: DataArguments = DATA, **changes: Any) -> None:
+        claim_output_dir(folder, model, data, make_arguments(folder, **changes), TOKENIZER)
+
+    def test_a_new_folder_is_marked_with_the_arguments(self, tmp_path: Path) -> None:
+        self.claim(tmp_path / "a" / "b", num_train_epochs=3)
+        recorded = json.loads((tmp_path / "a" / "b" / ARGUMENTS_FILE).read_text())
+        assert recorded["model"]["preset"] == "tiny"
+        assert recorded["data"]["train_file"] == ["train.en", "train.de"]
+        assert recorded["training"]["num_train_epochs"] == 3
+        assert (tmp_path / "a" / "b" / "tokenizer.json").is_file()
+        assert not list(tmp_path.rglob("*.partial"))
+
+    def test_an_empty_folder_will_do(self, tmp_path: Path) -> None:
+        self.claim(tmp_path)
+        assert (tmp_path / ARGUMENTS_FILE).is_file()
+
+    def test_the_same_run_may_go_on_with_other_training_arguments(self, tmp_path: Path) -> None:
+        self.claim(tmp_path, num_train_epochs=3)
+        (tmp_path / "checkpoint-7").mkdir()
+        self.claim(tmp_path, num_train_epochs=5)
+        assert json.loads((tmp_path / ARGUMENTS_FILE).read_text())["training"]["num_train_epochs"] == 5
+
+    def test_another_run_is_refused_with_what_differs(self, tmp_path: Path) -> None:
+        self.claim(tmp_path)
+        before = (tmp_path / ARGUMENTS_FILE).read_bytes()
+        model = ModelArguments(preset="small", config_overrides="d_k=4")
+        data = DataArguments(train_file=["train.en", "train.de"], max_train_samples=9)
+        with pytest.raises(ValueError, match="holds a run with other arguments") as caught:
+            self.claim(tmp_path, model=model, data=data)
+        message = str(caught.value)
+        assert str(tmp_path) in message
+        assert "preset: 'tiny' there, 'small' now" in message
+        assert "config_overrides: None there, 'd_k=4' now" in message
+        assert "max_train_samples: None there, 9 now" in message
+        assert "train_file" not in message
+        assert (tmp_path / ARGUMENTS_FILE).read_bytes() == before
+
+    def test_a_folder_that_holds_something_else_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "thesis.tex").write_text("precious")
+        with pytest.raises(ValueError, match=r"is not empty and has no arguments\.json .*it holds thesis\.tex"):
+            self.claim(tmp_path)
+        assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("thesis.tex", "precious")]
+
+    def test_a_file_in_its_place_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("precious")
+        with pytest.raises(ValueError, match="is a file"):
+            self.claim(tmp_path / "file")
+        assert (tmp_path / "file").read_text() == "precious"
+
+    def test_checking_writes_nothing(self, tmp_path: Path) -> None:
+        check_output_dir(tmp_path / "new", TINY, self.DATA)
+        assert not (tmp_path / "new").exists()
+
+    def test_only_the_process_that_saves_writes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Seq2SeqTrainingArguments, "should_save", False)
+        self.claim(tmp_path / "new")
+        assert not (tmp_path / "new").exists()
