@@ -10,6 +10,7 @@ A run that was stopped goes on from its last whole checkpoint when the same comm
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
 from datasets import DatasetDict
@@ -81,6 +82,11 @@ def find_checkpoint(arguments: TranslationTrainingArguments) -> str | None:
     """The checkpoint that is named, or the last whole one of this run."""
     if arguments.resume_from_checkpoint:
         return arguments.resume_from_checkpoint
+    if arguments.save_only_model and any(Path(str(arguments.output_dir)).glob("checkpoint-*")):
+        raise ValueError(
+            f"{arguments.output_dir} holds checkpoints, but with save_only_model none of them can be resumed: give "
+            "another output_dir, or name one of them as model_name_or_path."
+        )
     with arguments.main_process_first(local=False, desc="looking for a checkpoint"):
         checkpoint = find_last_whole_checkpoint(str(arguments.output_dir), world_size=arguments.world_size)
     return None if checkpoint is None else str(checkpoint)
@@ -93,9 +99,9 @@ def main(argv: list[str] | None = None) -> None:
         model_arguments, data_arguments, arguments = parse(parser, sys.argv[1:] if argv is None else argv)
         set_seed(arguments.seed)
         corpora, tokenizer, config = prepare(model_arguments, data_arguments, arguments)
+        checkpoint = find_checkpoint(arguments)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    checkpoint = find_checkpoint(arguments)
     settle_training_arguments(arguments, config, validates="validation" in corpora)
     model = build_model(model_arguments, config)
     trainer = build_trainer(model, tokenizer, corpora, data_arguments, arguments)

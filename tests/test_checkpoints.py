@@ -58,6 +58,16 @@ def test_a_checkpoint_of_one_process_does_not_serve_two(tmp_path: Path) -> None:
     assert find_problem(checkpoint, world_size=2) == "rng_state_0.pth is missing"
 
 
+def test_sharded_weights_in_a_folder_of_their_own_will_do(tmp_path: Path) -> None:
+    """As FSDP and DeepSpeed write them."""
+    checkpoint = write_checkpoint(tmp_path / "checkpoint-3")
+    for name in ("model.safetensors", "optimizer.pt"):
+        (checkpoint / name).unlink()
+    assert find_problem(checkpoint) == "optimizer.pt is missing"
+    (checkpoint / "pytorch_model_fsdp_0").mkdir()
+    assert find_problem(checkpoint) is None
+
+
 @pytest.mark.parametrize("content", [b"", b'{"global_step": 3', b"\xff\xfe"])
 def test_a_garbled_state_is_a_problem(tmp_path: Path, content: bytes) -> None:
     checkpoint = write_checkpoint(tmp_path / "checkpoint-3")

@@ -83,7 +83,7 @@ def make_arguments(output_dir: Path, **changes: Any) -> TranslationTrainingArgum
 
 def make_trainer(
     output_dir: Path, *, overrides: str | None = None, corpora: DatasetDict | None = None, **changes: Any
-) -> Seq2SeqTrainer:
+) -> Any:
     """Goes the way of scripts/train.py, from arguments to a trainer."""
     model_arguments = ModelArguments(preset="tiny", config_overrides=overrides)
     data_arguments = DataArguments(train_file=["in memory"])
@@ -334,14 +334,14 @@ class TestKeepGenerationConfig:
             model.lm_head.bias[[PAD, EOS]] = -1e4  # translations end at the limit only
         return trainer
 
-    def count_tokens(self, trainer: Seq2SeqTrainer) -> list[int]:
+    def count_tokens(self, trainer: Any) -> list[int]:
         """The length of each translation, the start symbol included."""
-        predictions: Any = trainer.predict(trainer.eval_dataset).predictions  # type: ignore[arg-type]
+        predictions: Any = trainer.predict(trainer.eval_dataset).predictions
         return [int(np.sum((row != PAD) & (row != -100))) for row in predictions]
 
-    def test_every_batch_may_use_the_papers_limit(self, trainer: Seq2SeqTrainer) -> None:
+    def test_every_batch_may_use_the_papers_limit(self, trainer: Any) -> None:
         before = copy.deepcopy(trainer.model.generation_config)
-        sources = [len(row) for row in trainer.eval_dataset["input_ids"]]  # type: ignore[index,union-attr]
+        sources = [len(row) for row in trainer.eval_dataset["input_ids"]]
         # Batches of two: the longer source of a batch, with </s>, plus 50, plus the start symbol.
         limits = [max(sources[first : first + 2]) + 50 + 1 for first in range(0, len(sources), 2)]
         assert self.count_tokens(trainer) == [limit for limit in limits for _ in range(2)]
@@ -350,7 +350,7 @@ class TestKeepGenerationConfig:
         assert before.max_length is None
         assert before.num_beams == 4
 
-    def test_without_it_only_the_first_batch_may(self, trainer: Seq2SeqTrainer) -> None:
+    def test_without_it_only_the_first_batch_may(self, trainer: Any) -> None:
         """Should this fail, the library has mended it, and `KeepGenerationConfig` can go."""
         trainer.remove_callback(KeepGenerationConfig)
         first, second, *later = self.count_tokens(trainer)
@@ -413,7 +413,7 @@ class TestConfig:
     def test_overrides_reach_every_kind_of_base(self, saved_model: Path) -> None:
         overrides = "hidden_size=16,encoder_layers=1,d_k=3,d_v=5,activation_function=gelu,position_offset=2"
         for name in ("preset", "config_name", "model_name_or_path"):
-            base = {name: "tiny" if name == "preset" else str(saved_model)}
+            base: dict[str, Any] = {name: "tiny" if name == "preset" else str(saved_model)}
             config: Any = build_config(ModelArguments(**base, config_overrides=overrides), TOKENIZER)
             assert (config.d_model, config.encoder_layers, config.d_k, config.d_v) == (16, 1, 3, 5)
             assert (config.activation_function, config.position_offset) == ("gelu", 2)
@@ -427,9 +427,8 @@ class TestConfig:
 
     @pytest.mark.parametrize("base", ["preset", "config_name", "model_name_or_path"])
     def test_an_unknown_field_is_refused(self, base: str, saved_model: Path) -> None:
-        arguments = ModelArguments(
-            **{base: "tiny" if base == "preset" else str(saved_model)}, config_overrides="dropuot=0.3,d_k=4"
-        )
+        settings: dict[str, Any] = {base: "tiny" if base == "preset" else str(saved_model)}
+        arguments = ModelArguments(**settings, config_overrides="dropuot=0.3,d_k=4")
         with pytest.raises(ValueError, match=r"dropuot not among the fields of VanillaTransformerConfig: .*dropout"):
             build_config(arguments, TOKENIZER)
 
@@ -456,7 +455,7 @@ class TestConfig:
         ({"preset": "base", "model_name_or_path": "x"}, "preset, model_name_or_path"),
     ],
 )
-def test_exactly_one_model_is_named(arguments: dict[str, str], found: str) -> None:
+def test_exactly_one_model_is_named(arguments: dict[str, Any], found: str) -> None:
     with pytest.raises(ValueError, match=f"preset, config_name and model_name_or_path; got {found}"):
         ModelArguments(**arguments)
 
@@ -530,8 +529,9 @@ class TestCorpora:
 
     @pytest.mark.parametrize("name", ["max_train_samples", "max_eval_samples"])
     def test_limits_are_positive(self, name: str) -> None:
+        limit: dict[str, Any] = {name: 0}
         with pytest.raises(ValueError, match=f"{name}=0: must be at least 1"):
-            load_corpora(DataArguments(builtin_corpus=True, **{name: 0}))
+            load_corpora(DataArguments(builtin_corpus=True, **limit))
 
 
 class TestTokenizing:

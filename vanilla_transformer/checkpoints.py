@@ -22,7 +22,8 @@ def find_problem(checkpoint: str | os.PathLike[str], *, world_size: int = 1) -> 
         world_size: Number of processes that trained, each of which saves its random state.
 
     Returns:
-        The first problem found, or `None` if the checkpoint is whole.
+        The first problem found, or `None` if the checkpoint is whole. Of the folders that FSDP and DeepSpeed write,
+        nothing is checked.
     """
     folder = Path(checkpoint)
     try:
@@ -30,6 +31,9 @@ def find_problem(checkpoint: str | os.PathLike[str], *, world_size: int = 1) -> 
         json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return "trainer_state.json is missing or damaged"
+    if any(entry.is_dir() for entry in folder.iterdir()):
+        # FSDP and DeepSpeed write weights and optimizer into folders of a layout of their own.
+        return None
     random_states = ["rng_state.pth"] if world_size == 1 else [f"rng_state_{rank}.pth" for rank in range(world_size)]
     for name in ["scheduler.pt", "optimizer.pt", *random_states]:
         if not (folder / name).is_file():

@@ -28,6 +28,13 @@ CUSTOM_PIPELINES = {
     }
 }
 
+# Where a process without this package finds the classes. Saving a model names only the class of that model.
+AUTO_MAP = {
+    "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",
+    "AutoModel": "modeling_vanilla_transformer.VanillaTransformerModel",
+    "AutoModelForSeq2SeqLM": "modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration",
+}
+
 # Table 3 has no row without label smoothing but D-ls0, hence its place in every preset made for training.
 _BASE = {"label_smoothing": 0.1}
 
@@ -252,8 +259,10 @@ class VanillaTransformerConfig(PreTrainedConfig):
         return super(VanillaTransformerConfig, config).get_text_config(decoder=decoder, encoder=encoder)
 
     def to_dict(self) -> dict[str, Any]:
-        """Serialises the configuration, with the entry by which `pipeline("translation")` finds our pipeline file."""
-        return {**super().to_dict(), "custom_pipelines": CUSTOM_PIPELINES}
+        """Serialises the configuration, with the entries by which the library finds the code that travels with it."""
+        settings = super().to_dict()
+        auto_map = {**AUTO_MAP, **settings.get("auto_map", {})}
+        return {**settings, "auto_map": auto_map, "custom_pipelines": CUSTOM_PIPELINES}
 
     def validate_sizes(self) -> None:
         """Every size is a positive integer; heads divide the width where no head size is given."""

@@ -67,7 +67,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
 
     def _beam_search(
         self,
-        input_ids: torch.Tensor,
+        input_ids: torch.LongTensor,
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
@@ -88,7 +88,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
     def compute_transition_scores(
         self,
         sequences: torch.Tensor,
-        scores: tuple[torch.Tensor, ...],
+        scores: tuple[torch.Tensor],
         beam_indices: torch.Tensor | None = None,
         normalize_logits: bool = False,
     ) -> torch.Tensor:

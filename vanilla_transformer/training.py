@@ -36,7 +36,6 @@ from transformers.utils import logging
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .data import load_parallel_corpus
 from .evaluation import make_compute_metrics
-from .numbers_and_dates import numbers_and_dates
 from .tokenizer_training import train_tokenizer
 
 logger = logging.get_logger(__name__)
@@ -247,12 +246,15 @@ def load_corpora(arguments: DataArguments) -> DatasetDict:
 
 
 def _generate_corpora(arguments: DataArguments) -> DatasetDict:
+    # Its generators, num2words and Babel, are needed for nothing else.
+    from .numbers_and_dates import numbers_and_dates
+
     for name in ("max_train_samples", "max_eval_samples"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise ValueError(f"{name}={value}: must be at least 1, or None for all.")
     # As many as are trained on: generating them takes time, and fewer are the beginning of more.
-    size = {} if arguments.max_train_samples is None else {"num_examples": arguments.max_train_samples}
+    size: dict[str, Any] = {} if arguments.max_train_samples is None else {"num_examples": arguments.max_train_samples}
     generated = numbers_and_dates(
         source_lang=arguments.source_lang or "en", target_lang=arguments.target_lang or "de", **size
     )
