@@ -192,6 +192,11 @@ class TestRecipe:
     def test_a_learning_rate_that_is_given_is_the_peak(self, tmp_path: Path) -> None:
         assert make_trainer(tmp_path, learning_rate=3e-4).args.learning_rate == 3e-4
 
+    @pytest.mark.parametrize("warmup_steps", [0, 0.1])
+    def test_the_formula_needs_a_number_of_steps(self, tmp_path: Path, warmup_steps: float) -> None:
+        with pytest.raises(ValueError, match=f"learning_rate must be given with warmup_steps={warmup_steps}"):
+            TranslationTrainingArguments(output_dir=str(tmp_path), warmup_steps=warmup_steps)
+
     def test_without_generation_the_loss_chooses_the_best_checkpoint(self, tmp_path: Path) -> None:
         arguments = make_arguments(tmp_path, predict_with_generate=False)
         assert arguments.metric_for_best_model == "loss"
@@ -424,6 +429,13 @@ class TestConfig:
         new: Any = build_config(ModelArguments(config_name=str(saved_model)), TOKENIZER)
         trained: Any = build_config(ModelArguments(model_name_or_path=str(saved_model)), TOKENIZER)
         assert (new.vocab_size, trained.vocab_size) == (len(TOKENIZER), 300)
+
+    def test_a_tokenizer_larger_than_the_model_is_refused(self, saved_model: Path) -> None:
+        arguments = ModelArguments(model_name_or_path=str(saved_model), tokenizer_name="larger")
+        tokenizer = VanillaTransformerTokenizer()
+        tokenizer.add_tokens([f"<{number}>" for number in range(41)])
+        with pytest.raises(ValueError, match=r"tokenizer larger has 301 tokens, but the model .* knows 300"):
+            build_config(arguments, tokenizer)
 
     @pytest.mark.parametrize("base", ["preset", "config_name", "model_name_or_path"])
     def test_an_unknown_field_is_refused(self, base: str, saved_model: Path) -> None:

@@ -155,7 +155,16 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     )
 
     def __post_init__(self) -> None:
-        """Chooses the metric before the library does."""
+        """Chooses the metric before the library does.
+
+        Raises:
+            ValueError: If the peak learning rate is left to the paper's formula without a number of warm-up steps.
+        """
+        if self.learning_rate is None and self.warmup_steps < 1:
+            raise ValueError(
+                f"learning_rate must be given with warmup_steps={self.warmup_steps}: the paper's formula, which is "
+                "taken otherwise, needs a number of steps, at least 1."
+            )
         if self.metric_for_best_model is None and self.load_best_model_at_end:
             self.metric_for_best_model = "bleu" if self.predict_with_generate else "loss"
         super().__post_init__()
@@ -333,7 +342,8 @@ def build_config(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
         The configuration.
 
     Raises:
-        ValueError: If an override is not a field of the configuration, or not a legal value of it.
+        ValueError: If an override is not a field of the configuration, or not a legal value of it, or the tokenizer
+            has more tokens than the model to go on from.
     """
     overrides = parse_overrides(arguments.config_overrides)
     if arguments.preset is not None:
@@ -347,6 +357,11 @@ def build_config(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
             f"{', '.join(sorted(legal))}."
         )
     settings = base.to_dict()
+    if arguments.model_name_or_path is not None and len(tokenizer) > base.vocab_size:
+        raise ValueError(
+            f"The tokenizer {arguments.tokenizer_name} has {len(tokenizer)} tokens, but the model "
+            f"{arguments.model_name_or_path} knows {base.vocab_size}: give its own tokenizer, or resize it first."
+        )
     if arguments.model_name_or_path is None:
         settings["vocab_size"] = len(tokenizer)
         for name in ("bos_token_id", "pad_token_id", "eos_token_id"):
@@ -557,8 +572,7 @@ def settle_training_arguments(
         validates: Whether there are validation data.
     """
     if arguments.learning_rate is None:
-        warmup_steps = arguments.warmup_steps if arguments.warmup_steps >= 1 else 4000
-        arguments.learning_rate = (config.hidden_size * warmup_steps) ** -0.5
+        arguments.learning_rate = (config.hidden_size * arguments.warmup_steps) ** -0.5
     if arguments.label_smoothing_factor and hasattr(config, "label_smoothing"):
         config.label_smoothing = arguments.label_smoothing_factor
         arguments.label_smoothing_factor = 0.0
