@@ -1,6 +1,7 @@
 """Training: what is learned, at which rate, from which arguments, and what a stopped run leaves behind."""
 
 import copy
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,30 @@ class TestReversal:
         assert translations == [sequence[::-1] for sequence in unseen]
 
 
+def test_length_groups_come_in_any_order(tmp_path: Path) -> None:
+    """Batches hold examples of about one length, and neither fall nor rise in length from one to the next."""
+    texts = ["a " * (1 + number % 24) for number in range(480)]
+    corpora = DatasetDict(train=Dataset.from_dict({"source": texts, "target": ["b"] * len(texts)}))
+    trainer = make_trainer(tmp_path, corpora=corpora, per_device_train_batch_size=4)
+    loader = trainer.get_train_dataloader()
+    orders = []
+    for epoch in (0, 1, 0):
+        trainer.state.epoch = epoch
+        trainer.callback_handler.train_dataloader = loader
+        trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
+        orders.append([batch["attention_mask"].sum(dim=1).tolist() for batch in loader])
+    assert orders[0] == orders[2] != orders[1]
+    for order in orders:
+        assert sorted(length for batch in order for length in batch) == sorted(
+            len(ids) for ids in trainer.train_dataset["input_ids"]
+        )
+        assert sum(len(set(batch)) > 2 for batch in order) <= 8, "only where 50 batches end may lengths mix"
+        means = [sum(batch) / len(batch) for batch in order]
+        steps = [b - a for a, b in itertools.pairwise(means) if b != a]
+        turns = sum(a * b < 0 for a, b in itertools.pairwise(steps))
+        assert turns > len(steps) / 3
+
+
 class TestRecipe:
     def test_defaults_are_the_papers(self, tmp_path: Path) -> None:
         trainer = make_trainer(tmp_path)
@@ -251,7 +276,7 @@ class TestRecipe:
             start = weights(trainer.model)
             assert trainer.train().global_step == 1
             results.append(weights(trainer.model))
-        lengths = trainer.train_dataset["length"]
+        lengths = [len(labels) for labels in trainer.train_dataset["labels"]]
         assert max(lengths) > 2 * min(lengths), "equal lengths would hide a mean of means"
         changed = [name for name in start if not torch.equal(start[name], results[0][name])]
         assert len(changed) == len(start)
@@ -262,7 +287,6 @@ class TestRecipe:
         accelerator = Accelerator(cpu=True)
         model: Any = build_model(TINY, build_config(TINY, TOKENIZER))
         rows = tokenize_pairs(make_dataset(6), TOKENIZER, max_source_length=64, max_target_length=64, name="data")
-        rows = rows.remove_columns("length")
         collator = DataCollatorForSeq2Seq(TOKENIZER, model=model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         model, optimizer, loader = accelerator.prepare(
@@ -550,13 +574,12 @@ class TestTokenizing:
     def test_ids_are_the_tokenizers_and_end_with_the_end(self) -> None:
         dataset = make_dataset(20)
         rows = tokenize_pairs(dataset, TOKENIZER, max_source_length=64, max_target_length=64, name="data")
-        assert set(rows.column_names) == {"input_ids", "attention_mask", "labels", "length"}
+        assert set(rows.column_names) == {"input_ids", "attention_mask", "labels"}
         for row, pair in zip(rows, dataset, strict=True):
             assert row["input_ids"][-1] == row["labels"][-1] == EOS
             assert TOKENIZER.decode(row["input_ids"][:-1]) == pair["source"]
             assert TOKENIZER.decode(row["labels"][:-1]) == pair["target"]
             assert row["attention_mask"] == [1] * len(row["input_ids"])
-            assert row["length"] == max(len(row["input_ids"]), len(row["labels"]))
 
     def test_pairs_that_are_too_long_are_cut_and_reported(self, caplog: pytest.LogCaptureFixture) -> None:
         sources = ["a"] * 1500

@@ -3,7 +3,8 @@
 import copy
 import json
 import os
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -194,12 +195,17 @@ class KeepGenerationConfig(TrainerCallback):
             unwrapped.generation_config = copy.deepcopy(self.generation_config)
 
 
-class KeepDataOrder(TrainerCallback):
-    """Draws the order of the training examples from the seed and the epoch alone.
+class MixLengthGroups(TrainerCallback):
+    """Improves the order in which the Trainer's `group_by_length` goes through the training examples.
 
-    The library's sampler that groups them by length draws from torch's global random state, which a run that is resumed
-    in the middle of an epoch does not have at its beginning: it would see some examples twice, and others not at all.
+    The library's sampler sorts every 50 batches from the longest examples to the shortest, so that training swings from
+    long sentences to short ones. Here the lengths are renumbered at random in each epoch: sorting still brings equal
+    lengths together, but in any order. It also draws from torch's global random state, which a run that is resumed in
+    the middle of an epoch does not have at its beginning; here the order depends on seed and epoch alone.
     """
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.lengths = list(lengths)
 
     def on_epoch_begin(
         self,
@@ -209,11 +215,14 @@ class KeepDataOrder(TrainerCallback):
         train_dataloader: DataLoader[Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Seeds the sampler."""
+        """Gives the sampler the epoch's numbers and seed."""
         sampler = get_sampler(train_dataloader)
         if isinstance(sampler, LengthGroupedSampler):
-            seed = args.seed if args.data_seed is None else args.data_seed
-            sampler.generator = torch.Generator().manual_seed(seed + int(state.epoch or 0))
+            seed = (args.seed if args.data_seed is None else args.data_seed) + int(state.epoch or 0)
+            numbers = list(range(max(self.lengths) + 1))
+            random.Random(seed).shuffle(numbers)
+            sampler.lengths = [numbers[length] for length in self.lengths]
+            sampler.generator = torch.Generator().manual_seed(seed)
 
 
 def load_corpora(arguments: DataArguments) -> DatasetDict:
@@ -405,7 +414,7 @@ def tokenize_pairs(
         name: What the progress bar and the report call the data.
 
     Returns:
-        Columns "input_ids", "attention_mask", "labels", and "length", by which batches are grouped.
+        Columns "input_ids", "attention_mask" and "labels".
     """
 
     def tokenize(batch: dict[str, list[str]]) -> dict[str, list[Any]]:
@@ -418,11 +427,7 @@ def tokenize_pairs(
             encoded = tokenizer(batch["source"], max_length=max_source_length, truncation=True)
             targets = tokenizer(text_target=batch["target"], max_length=max_target_length, truncation=True)
             encoded["labels"] = targets["input_ids"]
-        lengths = [
-            max(len(source), len(target))
-            for source, target in zip(encoded["input_ids"], encoded["labels"], strict=True)
-        ]
-        return {**encoded, "length": lengths, "too_long": too_long}
+        return {**encoded, "too_long": too_long}
 
     tokenized = dataset.map(tokenize, batched=True, remove_columns=dataset.column_names, desc=f"Tokenizing {name}")
     cut = [row for row, too_long in enumerate(tokenized["too_long"], start=1) if too_long]
@@ -548,6 +553,10 @@ def build_trainer(
     compute_metrics: Callable[..., dict[str, float]] | None = None
     if training_arguments.predict_with_generate and "validation" in tokenized:
         compute_metrics = make_compute_metrics(tokenizer)
+    lengths = [
+        max(len(source), len(target))
+        for source, target in zip(tokenized["train"]["input_ids"], tokenized["train"]["labels"], strict=True)
+    ]
     return Seq2SeqTrainer(
         model=model,
         args=training_arguments,
@@ -556,7 +565,7 @@ def build_trainer(
         processing_class=tokenizer,
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
         compute_metrics=compute_metrics,
-        callbacks=[KeepGenerationConfig(copy.deepcopy(model.generation_config)), KeepDataOrder()],
+        callbacks=[KeepGenerationConfig(copy.deepcopy(model.generation_config)), MixLengthGroups(lengths)],
     )
 
 
@@ -584,8 +593,8 @@ def settle_training_arguments(
 
 __all__ = [
     "DataArguments",
-    "KeepDataOrder",
     "KeepGenerationConfig",
+    "MixLengthGroups",
     "ModelArguments",
     "TranslationTrainingArguments",
     "build_config",
