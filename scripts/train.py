@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from datasets import DatasetDict
-from transformers import HfArgumentParser, PreTrainedConfig, PreTrainedTokenizerBase, set_seed
+from transformers import HfArgumentParser, PreTrainedConfig, PreTrainedTokenizerBase, TrainerState, set_seed
+from transformers.trainer import TRAINER_STATE_NAME
 
 import vanilla_transformer  # noqa: F401  (registers the model with the Auto classes)
 from vanilla_transformer.checkpoints import find_last_whole_checkpoint
@@ -44,6 +45,7 @@ def make_parser() -> HfArgumentParser:
         argument_classes,
         description=__doc__,
         formatter_class=HelpFormatter,
+        allow_abbrev=False,  # a misspelt argument is an error, not the beginning of another one
         # The library's own lists more than a hundred arguments ahead of every error.
         usage="%(prog)s [-h] [--argument value ...] | arguments.json | arguments.yaml",
     )
@@ -92,6 +94,11 @@ def find_checkpoint(arguments: TranslationTrainingArguments) -> str | None:
     return None if checkpoint is None else str(checkpoint)
 
 
+def read_step(checkpoint: str) -> int:
+    """The number of updates that a checkpoint has seen."""
+    return TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME)).global_step
+
+
 def main(argv: list[str] | None = None) -> None:
     """Trains, saves the model, and prints its validation scores."""
     parser = make_parser()
@@ -114,8 +121,10 @@ def main(argv: list[str] | None = None) -> None:
     result = trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model()
     trainer.save_state()
-    trainer.log_metrics("train", result.metrics)
-    trainer.save_metrics("train", result.metrics)
+    if checkpoint is None or result.global_step > read_step(checkpoint):
+        # A finished run that is started again has nothing to add to the record of its training.
+        trainer.log_metrics("train", result.metrics)
+        trainer.save_metrics("train", result.metrics)
     if "validation" in corpora:
         metrics = trainer.evaluate()
         trainer.log_metrics("eval", metrics)

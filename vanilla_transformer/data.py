@@ -271,7 +271,9 @@ def _valid_pairs(
     numbers = ", ".join(first_empty) + (", ..." if empty > len(first_empty) else "")
     message = f"{name}: {empty:,} {unit}(s) empty on one side or both: {unit} {numbers}"
     if empty_lines == "error":
-        raise ValueError(f'{message}. Mend the corpus, or drop such pairs with empty_lines="drop".')
+        raise ValueError(
+            f'{message}. Mend the corpus, or drop such pairs with empty_lines="drop" (the scripts: --drop_empty_lines).'
+        )
     if not good:
         raise ValueError(f"{message}. None is left.")
     logger.warning("%s. They were dropped.", message)
