@@ -107,6 +107,8 @@ def main(argv: list[str] | None = None) -> None:
         set_seed(arguments.seed)
         corpora, tokenizer, config = prepare(model_arguments, data_arguments, arguments)
         checkpoint = find_checkpoint(arguments)
+        # Now, since save_total_limit may delete the checkpoint while the training goes on.
+        first_step = read_step(checkpoint) if checkpoint else 0
     except (OSError, ValueError) as error:
         parser.error(str(error))
     settle_training_arguments(arguments, config, validates="validation" in corpora)
@@ -121,7 +123,7 @@ def main(argv: list[str] | None = None) -> None:
     result = trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model()
     trainer.save_state()
-    if checkpoint is None or result.global_step > read_step(checkpoint):
+    if result.global_step > first_step:
         # A finished run that is started again has nothing to add to the record of its training.
         trainer.log_metrics("train", result.metrics)
         trainer.save_metrics("train", result.metrics)

@@ -190,6 +190,24 @@ class TestTraining:
         old, new = (load_file(folder / "checkpoint-3" / "model.safetensors") for folder in (trained, model))
         assert all(old[name].equal(new[name]) for name in old)
 
+    def test_the_checkpoint_that_a_run_goes_on_from_may_be_deleted_meanwhile(
+        self, settings: dict[str, Any], main: Callable[[str], Main], tmp_path: Path
+    ) -> None:
+        model = tmp_path / "model"
+        changes = {"output_dir": model, "load_best_model_at_end": False, "save_total_limit": 1}
+        main("train")(*command_line(settings, **changes))
+        main("train")(*command_line(settings, **changes, num_train_epochs=3))
+        assert [folder.name for folder in model.glob("checkpoint-*")] == ["checkpoint-9"]
+        assert json.loads((model / "train_results.json").read_text())["epoch"] == 3
+
+    def test_a_finished_run_keeps_its_record(
+        self, trained: Path, settings: dict[str, Any], main: Callable[[str], Main], tmp_path: Path
+    ) -> None:
+        model = Path(shutil.copytree(trained, tmp_path / "model"))
+        before = (model / "train_results.json").read_bytes()
+        main("train")(*command_line(settings, output_dir=model))
+        assert (model / "train_results.json").read_bytes() == before
+
     def test_a_run_of_other_arguments_is_refused(
         self,
         trained: Path,

@@ -553,10 +553,10 @@ def build_trainer(
     compute_metrics: Callable[..., dict[str, float]] | None = None
     if training_arguments.predict_with_generate and "validation" in tokenized:
         compute_metrics = make_compute_metrics(tokenizer)
-    lengths = [
-        max(len(source), len(target))
-        for source, target in zip(tokenized["train"]["input_ids"], tokenized["train"]["labels"], strict=True)
-    ]
+    callbacks: list[TrainerCallback] = [KeepGenerationConfig(copy.deepcopy(model.generation_config))]
+    if training_arguments.train_sampling_strategy == "group_by_length":
+        sides = zip(tokenized["train"]["input_ids"], tokenized["train"]["labels"], strict=True)
+        callbacks.append(MixLengthGroups([max(len(source), len(target)) for source, target in sides]))
     return Seq2SeqTrainer(
         model=model,
         args=training_arguments,
@@ -565,7 +565,7 @@ def build_trainer(
         processing_class=tokenizer,
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
         compute_metrics=compute_metrics,
-        callbacks=[KeepGenerationConfig(copy.deepcopy(model.generation_config)), MixLengthGroups(lengths)],
+        callbacks=callbacks,
     )
 
 
