@@ -1,11 +1,19 @@
-r"""Score a sequence-to-sequence model on a test set: BLEU, chrF, exact match, loss and perplexity.
+r"""Score a model on a test set (BLEU, chrF, TER, exact match, loss, perplexity), or compare several models.
 
     python scripts/evaluate_translation.py --model_name_or_path out/my-model --test_file test.en test.de --num_beams 4
     python scripts/evaluate_translation.py --model_name_or_path out/my-model --dataset_name user/corpus \
         --source_lang en --target_lang de --output_dir out/my-model/test
     python scripts/evaluate_translation.py --model_name_or_path out/demo --builtin_corpus
 
-Prints a table; with --output_dir, also writes hypotheses.txt (one translation per line) and metrics.json there.
+Prints a table; with --output_dir, also writes hypotheses.txt and references.txt (one sentence per line) and
+metrics.json there.
+
+    python scripts/evaluate_translation.py --compare out/baseline/test out/my-model/test
+    python scripts/evaluate_translation.py --compare baseline.de other.de --test_file test.en test.de
+
+Compares translations by sacreBLEU's paired bootstrap resampling (or approximate randomization), with the first as the
+baseline, and tells whether a difference in BLEU or chrF may be the luck of the test set. Each is a folder that
+--output_dir made, or a text file of one translation per line. With --output_dir, also writes comparison.json there.
 """
 
 import argparse
@@ -19,24 +27,43 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from datasets import Dataset
 from transformers import HfArgumentParser, PreTrainedModel
 from transformers.hf_argparser import DataClassType
 
-from vanilla_transformer.data import load_parallel_corpus
+from vanilla_transformer.data import load_parallel_corpus, read_lines
 from vanilla_transformer.evaluation import score_loss, score_translations
+from vanilla_transformer.metrics.comparison import Comparison, PairedScore, compare_translations
 from vanilla_transformer.translation import InferenceArguments, one_line, translate
 
-OUTPUT_FILES = ("hypotheses.txt", "metrics.json")
+OUTPUT_FILES = ("hypotheses.txt", "references.txt", "metrics.json")
+COMPARISON_FILES = ("comparison.json",)
 DISTRIBUTIONS = ("vanilla-transformer", "transformers", "torch", "tokenizers", "datasets", "sacrebleu")
 
 
 @dataclass
 class EvaluationArguments(InferenceArguments):
-    """What to score, on which sentence pairs."""
+    """What to score or compare, on which sentence pairs."""
 
+    model_name_or_path: str = field(
+        default="", metadata={"help": "Folder or Hub name of a sequence-to-sequence model to score."}
+    )
+    compare: list[str] | None = field(
+        default=None,
+        metadata={"help": "Compare these instead, baseline first: folders that --output_dir made, or text files."},
+    )
+    compare_method: Literal["bootstrap", "approximate_randomization"] = field(
+        default="bootstrap", metadata={"help": "SacreBLEU's paired test. Default: bootstrap."}
+    )
+    compare_samples: int | None = field(
+        default=None,
+        metadata={"help": "Samples of the test. Default: 1,000 (bootstrap) or 10,000 (approximate_randomization)."},
+    )
+    compare_seed: int = field(
+        default=12345, metadata={"help": "Seed of the test, which takes the place of SACREBLEU_SEED. Default: 12345."}
+    )
     builtin_corpus: bool = field(default=False, metadata={"help": "Test on generated numbers and dates, spelled out."})
     test_file: list[str] | None = field(
         default=None,
@@ -61,21 +88,30 @@ class EvaluationArguments(InferenceArguments):
         },
     )
     lowercase: bool = field(default=False, metadata={"help": "Ignore case in BLEU and chrF."})
+    ter: bool = field(default=True, metadata={"help": "Compute TER, which is slow on a large test set. Default: yes."})
     bleu_tokenize: str = field(
         default="13a",
         metadata={"help": "SacreBLEU's tokeniser: 13a (default), intl, zh, ja-mecab, ko-mecab, char, ..."},
     )
-    output_dir: str | None = field(default=None, metadata={"help": "Folder for hypotheses.txt and metrics.json."})
+    output_dir: str | None = field(default=None, metadata={"help": "Folder for the files named above."})
     overwrite: bool = field(default=False, metadata={"help": "Replace these files where they exist."})
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        named = [name for name in ("builtin_corpus", "test_file", "dataset_name") if getattr(self, name)]
-        if len(named) != 1:
-            found = ", ".join(named) or "none"
+        if bool(self.model_name_or_path) == bool(self.compare):
+            found = "both" if self.compare else "neither"
+            raise ValueError(f"Give either --model_name_or_path or --compare; got {found}.")
+        # Folders to compare bring their references along.
+        if len(self.test_sets) > 1 or not (self.test_sets or self.compare):
+            found = ", ".join(self.test_sets) or "none"
             raise ValueError(f"Give exactly one of --builtin_corpus, --test_file and --dataset_name; got {found}.")
         if self.max_samples is not None and self.max_samples < 1:
             raise ValueError(f"--max_samples is {self.max_samples}; it must be at least 1.")
+
+    @property
+    def test_sets(self) -> list[str]:
+        """The arguments that name a test set, of those that were given."""
+        return [name for name in ("builtin_corpus", "test_file", "dataset_name") if getattr(self, name)]
 
 
 def make_parser() -> HfArgumentParser:
@@ -131,9 +167,16 @@ def evaluate(arguments: EvaluationArguments, pairs: Dataset, output_dir: Path | 
     )
     seconds = time.perf_counter() - start
     if output_dir is not None:
-        lines = "".join(one_line(hypothesis) + "\n" for hypothesis in hypotheses)
-        (output_dir / "hypotheses.txt").write_text(lines, encoding="utf-8", newline="\n")
-    scores = score_translations(hypotheses, references, lowercase=arguments.lowercase, tokenize=arguments.bleu_tokenize)
+        for name, texts in (("hypotheses.txt", hypotheses), ("references.txt", references)):
+            lines = "".join(one_line(text) + "\n" for text in texts)
+            (output_dir / name).write_text(lines, encoding="utf-8", newline="\n")
+    scores = score_translations(
+        hypotheses,
+        references,
+        lowercase=arguments.lowercase,
+        tokenize=arguments.bleu_tokenize,
+        ter=arguments.ter,
+    )
     loss = score_loss(
         model,
         tokenizer,
@@ -189,6 +232,7 @@ def make_table(metrics: dict[str, Any]) -> str:
         ("BLEU", f"{metrics['bleu']:.2f}", metrics["bleu_signature"]),
         ("BLEU, lowercased tokens", f"{metrics['bleu_lowercase']:.2f}", metrics["bleu_lowercase_signature"]),
         ("chrF", f"{metrics['chrf']:.2f}", metrics["chrf_signature"]),
+        *([("TER", f"{metrics['ter']:.2f}", metrics["ter_signature"])] if "ter" in metrics else []),
         ("exact match", f"{metrics['exact_match']:.2f}", "% of sentences"),
         ("loss", f"{metrics['loss']:.4f}", f"nats per target token, {metrics['tokens']:,} tokens with </s>"),
         ("perplexity", f"{metrics['perplexity']:.3f}", "per target token"),
@@ -200,37 +244,138 @@ def make_table(metrics: dict[str, Any]) -> str:
     return "\n".join(f"{name:<24}{value:>10}  {note}".rstrip() for name, value, note in rows)
 
 
-def prepare_output_dir(arguments: EvaluationArguments) -> Path | None:
-    """Make the output folder, unless results are in it already."""
+def find_systems(names: list[str]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Reads what to compare.
+
+    Args:
+        names: Folders with a hypotheses.txt, and text files of translations.
+
+    Returns:
+        The translations by name, and the references of those folders that have a references.txt.
+
+    Raises:
+        ValueError: If a name is given twice, a folder has no hypotheses.txt, or a file is empty or not UTF-8.
+    """
+    translations: dict[str, list[str]] = {}
+    references: dict[str, list[str]] = {}
+    for name in names:
+        path = Path(name)
+        if name in translations:
+            raise ValueError(f"--compare: {name} is given twice.")
+        if not path.is_dir():
+            translations[name] = read_lines(path)
+            continue
+        if not (path / "hypotheses.txt").exists():
+            raise ValueError(
+                f"--compare: {name} holds no hypotheses.txt; score the model with --output_dir {name} first."
+            )
+        translations[name] = read_lines(path / "hypotheses.txt")
+        if (path / "references.txt").exists():
+            references[name] = read_lines(path / "references.txt")
+    return translations, references
+
+
+def compare(arguments: EvaluationArguments) -> Comparison:
+    """Compare saved translations with the first of them.
+
+    Raises:
+        ValueError: If there are no references, the folders' differ, or the numbers of sentences do.
+    """
+    translations, saved = find_systems(arguments.compare or [])
+    if arguments.test_sets:
+        references = [one_line(reference) for reference in load_pairs(arguments)["target"]]
+    elif not saved:
+        raise ValueError("--compare: no folder has a references.txt; give the test set too, such as --test_file.")
+    else:
+        (first, references), *others = saved.items()
+        for name, lines in others:
+            if lines != references:
+                raise ValueError(f"--compare: {first} and {name} were scored on different references.")
+    return compare_translations(
+        translations,
+        references,
+        method=arguments.compare_method,
+        samples=arguments.compare_samples,
+        seed=arguments.compare_seed,
+        lowercase=arguments.lowercase,
+        tokenize=arguments.bleu_tokenize,
+    )
+
+
+def make_comparison_table(comparison: Comparison) -> str:
+    """The systems, one per line: each score, the bootstrap's mean and 95% interval, and the p-value."""
+
+    def cells(score: PairedScore) -> str:
+        interval = "" if score["mean"] is None else f"({score['mean']:.2f} ± {score['ci']:.2f})"
+        p_value = "" if score["p_value"] is None else f"{score['p_value']:.4f}{'*' if score['p_value'] < 0.05 else ''}"
+        return f"{score['score']:>8.2f} {interval:<16}{p_value:<8}"
+
+    systems = comparison["systems"]
+    width = max(len("baseline: ") + len(system["system"]) for system in systems)
+    test = comparison["method"].replace("_", " ")
+    interval = "(mean ± 95% CI)" if comparison["method"] == "bootstrap" else ""
+    lines = [f"{'':<{width}}{'BLEU':>8} {interval:<16}{'p':<8}{'chrF':>8} {interval:<16}{'p':<8}"]
+    for index, system in enumerate(systems):
+        name = ("" if index else "baseline: ") + system["system"]
+        lines.append(f"{name:<{width}}{cells(system['bleu'])}{cells(system['chrf'])}")
+    lines += [
+        f"Paired {test} over {comparison['sentences']:,} sentences, {comparison['samples']:,} samples, seed "
+        f"{comparison['seed']}",
+        "p: how often chance alone would make as large a difference to the baseline; * below 0.05",
+        f"BLEU {comparison['bleu_signature']}",
+        f"chrF {comparison['chrf_signature']}",
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def find_output_dir(arguments: EvaluationArguments) -> Path | None:
+    """The output folder, if one is wanted.
+
+    Raises:
+        FileExistsError: If results are in it already, which may not be overwritten.
+    """
     if arguments.output_dir is None:
         return None
     output_dir = Path(arguments.output_dir)
-    existing = [name for name in OUTPUT_FILES if (output_dir / name).exists()]
+    names = COMPARISON_FILES if arguments.compare else OUTPUT_FILES
+    existing = [name for name in names if (output_dir / name).exists()]
     if existing and not arguments.overwrite:
-        raise FileExistsError(
-            f"{output_dir} holds {' and '.join(existing)}; choose another folder or give --overwrite."
-        )
-    output_dir.mkdir(parents=True, exist_ok=True)
+        raise FileExistsError(f"{output_dir} holds {', '.join(existing)}; choose another folder or give --overwrite.")
     return output_dir
 
 
+def write_report(path: Path, results: dict[str, Any], arguments: EvaluationArguments, argv: list[str] | None) -> None:
+    """Write the results as JSON, with what it takes to repeat them."""
+    report = results | {"arguments": asdict(arguments)} | surroundings(argv)
+    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
 def main(argv: list[str] | None = None) -> None:
-    """Parse the arguments (`argv`, else the command line's), score the model and report."""
+    """Parse the arguments (`argv`, else the command line's), score the model or compare translations, and report."""
     parser = make_parser()
     logging.basicConfig(format="%(levelname)s: %(message)s")
     try:
         (arguments,) = parser.parse_args_into_dataclasses(args=argv)
         # A wrong tokeniser or a missing library is found now rather than after an hour of translating.
         score_translations(["a"], ["a"], tokenize=arguments.bleu_tokenize)
-        pairs = load_pairs(arguments)
-        output_dir = prepare_output_dir(arguments)
+        output_dir = find_output_dir(arguments)
+        if arguments.compare:
+            comparison = compare(arguments)
+        else:
+            pairs = load_pairs(arguments)
+        if output_dir is not None:
+            output_dir.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, FileNotFoundError, ValueError) as error:
         parser.error(str(error))
+    if arguments.compare:
+        print(make_comparison_table(comparison))
+        if output_dir is not None:
+            write_report(output_dir / "comparison.json", dict(comparison), arguments, argv)
+        return
     metrics = evaluate(arguments, pairs, output_dir)
     print(make_table(metrics))
     if output_dir is not None:
-        report = metrics | {"arguments": asdict(arguments)} | surroundings(argv)
-        (output_dir / "metrics.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_report(output_dir / "metrics.json", metrics, arguments, argv)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from transformers import (
 )
 
 from vanilla_transformer.evaluation import make_compute_metrics, score_loss, score_translations
+from vanilla_transformer.metrics.comparison import Comparison, PairedScore, compare_translations
 from vanilla_transformer.numbers_and_dates import numbers_and_dates
 from vanilla_transformer.translation import translate
 
@@ -72,6 +73,12 @@ def test_scores_are_sacrebleus(lowercase: bool, tokenize: str) -> None:
     assert scores["bleu_signature"] == f"nrefs:1|case:{case}|eff:no|tok:{tokenize}|smooth:exp|version:{version}"
     assert scores["bleu_lowercase_signature"] == f"nrefs:1|case:lc|eff:no|tok:{tokenize}|smooth:exp|version:{version}"
     assert scores["chrf_signature"] == f"nrefs:1|case:{case}|eff:yes|nc:6|nw:0|space:no|version:{version}"
+    assert "ter" not in scores
+    ter = sacrebleu.TER()
+    with_ter = score_translations(HYPOTHESES, REFERENCES, lowercase=lowercase, tokenize=tokenize, ter=True)
+    assert with_ter["ter"] == ter.corpus_score(HYPOTHESES, streams).score > 0
+    assert with_ter["ter_signature"] == str(ter.get_signature())
+    assert {name: score for name, score in with_ter.items() if not name.startswith("ter")} == scores
 
 
 def test_exact_match_ignores_white_space_at_the_ends_only() -> None:
@@ -261,7 +268,8 @@ def main(monkeypatch: pytest.MonkeyPatch, model_folder: str) -> Callable[..., No
     import evaluate_translation as script
 
     def run(*arguments: str) -> None:
-        script.main(["--model_name_or_path", model_folder, "--device", "cpu", "--disable_tqdm", *arguments])
+        model = [] if "--compare" in arguments else ["--model_name_or_path", model_folder]
+        script.main([*model, "--device", "cpu", "--disable_tqdm", *arguments])
 
     return run
 
@@ -285,8 +293,9 @@ def test_script_reports_what_the_library_computes(
     sources, targets = (texts[:8] for texts in random_pairs(9))
     hypotheses = translate(MODEL, TOKENIZER, sources, num_beams=2, progress=False)
     assert (output_dir / "hypotheses.txt").read_text(encoding="utf-8") == "".join(line + "\n" for line in hypotheses)
+    assert (output_dir / "references.txt").read_text(encoding="utf-8") == "".join(line + "\n" for line in targets)
     metrics = json.loads((output_dir / "metrics.json").read_text(encoding="utf-8"))
-    expected = score_translations(hypotheses, targets)
+    expected = score_translations(hypotheses, targets, ter=True)
     loss = score_loss(MODEL, TOKENIZER, sources, targets, progress=False)
     assert {name: metrics[name] for name in expected} == expected
     assert metrics["loss"] == pytest.approx(loss["loss"])
@@ -299,11 +308,12 @@ def test_script_reports_what_the_library_computes(
     assert metrics["arguments"]["max_samples"] == 8
     for part in (expected["bleu_signature"], f"{loss['loss']:.4f}", f"{expected['chrf']:.2f}", "2 beams"):
         assert part in table
+    assert f"{expected['ter']:.2f}  {expected['ter_signature']}" in table
 
     with pytest.raises(SystemExit) as refusal:
         main(*arguments)
     assert refusal.value.code == 2
-    assert "holds hypotheses.txt and metrics.json" in capsys.readouterr().err
+    assert "holds hypotheses.txt, references.txt, metrics.json" in capsys.readouterr().err
     assert json.loads((output_dir / "metrics.json").read_text(encoding="utf-8")) == metrics
     main(*arguments, "--overwrite")
     assert json.loads((output_dir / "metrics.json").read_text(encoding="utf-8"))["sentences"] == 9
@@ -312,10 +322,13 @@ def test_script_reports_what_the_library_computes(
 def test_script_scores_the_built_in_corpus(
     main: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main("--builtin_corpus", "--split", "validation", "--max_samples", "3", "--output_dir", str(tmp_path))
-    assert "greedy" in capsys.readouterr().out
+    main("--builtin_corpus", "--split", "validation", "--max_samples", "3", "--no_ter", "--output_dir", str(tmp_path))
+    table = capsys.readouterr().out
+    assert "greedy" in table
+    assert "TER" not in table
     pairs = numbers_and_dates(split="validation")[:3]
     metrics = json.loads((tmp_path / "metrics.json").read_text(encoding="utf-8"))
+    assert "ter" not in metrics
     expected = score_loss(MODEL, TOKENIZER, pairs["source"], pairs["target"], progress=False)
     assert metrics["loss"] == pytest.approx(expected["loss"])
 
@@ -342,10 +355,163 @@ def test_script_refuses_wrong_arguments(
     assert message in capsys.readouterr().err
 
 
+def test_script_refuses_neither_or_both_of_a_model_and_a_comparison(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(REPOSITORY / "scripts"))
+    import evaluate_translation as script
+
+    for arguments, found in (
+        (["--builtin_corpus"], "neither"),
+        (["--builtin_corpus", "--model_name_or_path", "m", "--compare", "a", "b"], "both"),
+    ):
+        with pytest.raises(SystemExit):
+            script.main(arguments)
+        assert f"either --model_name_or_path or --compare; got {found}" in capsys.readouterr().err
+
+
+def write_lines(path: Path, lines: list[str]) -> str:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def systems() -> dict[str, list[str]]:
+    """References, and two systems that get each third or each sixth word wrong."""
+    words = [text.split() for text in random_pairs(30)[1]]
+    return {
+        "references": [" ".join(line) for line in words],
+        **{
+            name: [
+                " ".join("x" if (number + index) % every == 0 else word for index, word in enumerate(line))
+                for number, line in enumerate(words)
+            ]
+            for name, every in (("third", 3), ("sixth", 6))
+        },
+    }
+
+
+class TestComparison:
+    def test_of_text_files(
+        self,
+        main: Callable[..., None],
+        systems: dict[str, list[str]],
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        files = {name: write_lines(tmp_path / f"{name}.de", texts) for name, texts in systems.items()}
+        compared = ("--compare", files["third"], files["sixth"])
+        arguments = (*compared, "--test_file", files["third"], files["references"], "--compare_samples", "200")
+        output_dir = tmp_path / "out"
+        main(*arguments, "--compare_seed", "3", "--output_dir", str(output_dir))
+        table = capsys.readouterr().out
+        expected = compare_translations(
+            {files[name]: systems[name] for name in ("third", "sixth")}, systems["references"], samples=200, seed=3
+        )
+        report = json.loads((output_dir / "comparison.json").read_text(encoding="utf-8"))
+        assert {name: report[name] for name in expected} == expected
+        assert f"--compare {files['third']} {files['sixth']}" in report["command"]
+        assert report["arguments"]["compare_seed"] == 3
+        assert report["versions"]["sacrebleu"] == sacrebleu.__version__
+        header, baseline, other, *notes = table.splitlines()
+        assert " ".join(header.split()) == "BLEU (mean ± 95% CI) p chrF (mean ± 95% CI) p"
+        cells = [
+            f"{score['score']:.2f} ({score['mean']:.2f} ± {score['ci']:.2f})" for score in score_cells(expected, 0)
+        ]
+        assert baseline.split() == f"baseline: {files['third']} {cells[0]} {cells[1]}".split()
+        cells = [
+            f"{score['score']:.2f} ({score['mean']:.2f} ± {score['ci']:.2f}) {score['p_value']:.4f}*"
+            for score in score_cells(expected, 1)
+        ]
+        assert other.split() == f"{files['sixth']} {cells[0]} {cells[1]}".split()
+        assert "200 samples, seed 3" in notes[0]
+        assert expected["bleu_signature"] in notes[-2]
+        assert expected["chrf_signature"] in notes[-1]
+
+        with pytest.raises(SystemExit):
+            main(*arguments, "--output_dir", str(output_dir))
+        assert "holds comparison.json" in capsys.readouterr().err
+        main(*arguments, "--output_dir", str(output_dir), "--overwrite")
+        assert "200 samples, seed 12345" in capsys.readouterr().out
+
+        main(*arguments, "--compare_method", "approximate_randomization")
+        table = capsys.readouterr().out
+        assert "±" not in table
+        assert "Paired approximate randomization over 30 sentences, 200 samples, seed 12345" in table
+
+    def test_of_folders_that_the_script_made(
+        self,
+        main: Callable[..., None],
+        test_files: tuple[str, str],
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        folders = []
+        for beams in ("1", "3"):
+            folders.append(str(tmp_path / f"beams-{beams}"))
+            main("--test_file", *test_files, "--num_beams", beams, "--output_dir", folders[-1])
+        capsys.readouterr()
+        main("--compare", *folders, "--output_dir", str(tmp_path / "out"), "--lowercase", "--bleu_tokenize", "char")
+        scores = json.loads((tmp_path / "out" / "comparison.json").read_text(encoding="utf-8"))
+        assert (scores["sentences"], scores["samples"], scores["seed"]) == (9, 1000, 12345)
+        assert "|case:lc|eff:no|tok:char|" in scores["bleu_signature"]
+        for folder, system in zip(folders, scores["systems"], strict=True):
+            metrics = json.loads((Path(folder) / "metrics.json").read_text(encoding="utf-8"))
+            assert system["system"] == folder
+            assert system["chrf"]["score"] == pytest.approx(metrics["chrf"])
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("third", "sixth"), "no folder has a references.txt"),
+            (("third", "third", "--builtin_corpus"), "third is given twice"),
+            (("third", "--test_file", "third", "references"), "at least two"),
+            (("third", "missing", "--builtin_corpus"), "No such file or directory: 'missing'"),
+            (("third", "empty", "--builtin_corpus"), "empty holds no hypotheses.txt"),
+            (("folder", "short"), "short has 29 translations, but there are 30 references"),
+            (("folder", "other"), "folder and other were scored on different references"),
+            (("folder", "third", "--compare_samples", "0"), "samples is 0"),
+            (("folder", "third", "--compare_seed", "0"), "seed is 0"),
+            (("folder", "third", "--compare_method", "t-test"), "invalid choice: 't-test'"),
+            (("folder", "third", "--bleu_tokenize", "moses"), "tokenize is 'moses'"),
+        ],
+        ids=str,
+    )
+    def test_refuses_what_cannot_be_compared(
+        self,
+        main: Callable[..., None],
+        systems: dict[str, list[str]],
+        arguments: tuple[str, ...],
+        message: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        for name, texts in systems.items():
+            write_lines(Path(name), texts)
+        write_lines(Path("short"), systems["third"][:-1])
+        Path("empty").mkdir()
+        for folder, references in (("folder", "references"), ("other", "sixth")):
+            write_lines(Path(folder, "hypotheses.txt"), systems["third"])
+            write_lines(Path(folder, "references.txt"), systems[references])
+        with pytest.raises(SystemExit) as refusal:
+            main("--compare", *arguments, "--output_dir", "out")
+        assert refusal.value.code == 2
+        assert message in capsys.readouterr().err
+        assert not Path("out").exists()
+
+
+def score_cells(comparison: Comparison, index: int) -> tuple[PairedScore, PairedScore]:
+    system = comparison["systems"][index]
+    return system["bleu"], system["chrf"]
+
+
 def test_script_help_names_every_option(main: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main("--help")
     assert end.value.code == 0
     text = capsys.readouterr().out
-    for option in ("--test_file", "--dataset_name", "--builtin_corpus", "--num_beams", "--output_dir"):
+    for option in ("--test_file", "--dataset_name", "--builtin_corpus", "--num_beams", "--output_dir", "--compare"):
         assert option in text

@@ -1,23 +1,25 @@
-"""Scores of translations (BLEU, chrF, exact match) and of a model on reference translations (loss, perplexity).
+"""Scores of translations (BLEU, chrF, TER, exact match) and of a model on reference translations (loss, perplexity).
 
-BLEU, chrF and exact match run from 0 to 100. They compare detokenised text, as sacreBLEU wants it.
+BLEU, chrF and exact match run from 0 to 100; TER counts edits per 100 words. They compare detokenised text, as
+sacreBLEU wants it. The modules for evaluate in `metrics` give the same scores.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase
 
+from .metrics.sacrebleu_scores import corpus_score, import_sacrebleu, make_bleu, make_chrf, make_ter
 from .translation import encode_texts, inference, length_limit, progress_bar
 
 _IGNORED_LABEL = -100
 
 
 class TranslationScores(TypedDict):
-    """What [`score_translations`] returns; every score from 0 to 100."""
+    """What [`score_translations`] returns; every score but TER from 0 to 100."""
 
     bleu: float
     bleu_signature: str
@@ -26,6 +28,8 @@ class TranslationScores(TypedDict):
     chrf: float
     chrf_signature: str
     exact_match: float
+    ter: NotRequired[float]
+    ter_signature: NotRequired[str]
 
 
 class LossScores(TypedDict):
@@ -36,18 +40,13 @@ class LossScores(TypedDict):
     tokens: int
 
 
-def _import_sacrebleu() -> Any:
-    try:
-        import sacrebleu
-    except ImportError as error:
-        raise ImportError(
-            'BLEU and chrF need sacrebleu: pip install "vanilla-transformer[train]" (or pip install sacrebleu).'
-        ) from error
-    return sacrebleu
-
-
 def score_translations(
-    hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False, tokenize: str = "13a"
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    *,
+    lowercase: bool = False,
+    tokenize: str = "13a",
+    ter: bool = False,
 ) -> TranslationScores:
     """Compares translations with one reference each.
 
@@ -56,11 +55,13 @@ def score_translations(
         references: Reference translations, in the same order.
         lowercase: Ignore case in `bleu` and `chrf` (`bleu_lowercase` always does, `exact_match` never).
         tokenize: SacreBLEU's tokeniser, for both BLEU scores (`"13a"`, `"intl"`, `"zh"`, `"char"`, ...).
+        ter: Compute the translation edit rate too, which takes many times longer than the others.
 
     Returns:
         `bleu` and `chrf` (chrF2) of the corpus with their sacreBLEU signatures; `bleu_lowercase`, BLEU over lowercased
         tokens, the number that much of the literature on small corpora reports; `exact_match`, the percentage of
-        translations equal to their reference but for white space at the ends.
+        translations equal to their reference but for white space at the ends; with `ter`, TER and its signature. TER
+        ignores case whatever `lowercase` says: that is its definition.
 
     Raises:
         ImportError: If sacrebleu is not installed.
@@ -74,25 +75,26 @@ def score_translations(
             f"{len(hypotheses)} hypotheses and {len(references)} references; there must be as many of "
             "one as of the other, and at least one."
         )
-    metrics = _import_sacrebleu().metrics
-    if tokenize not in metrics.BLEU.TOKENIZERS:
-        raise ValueError(f"tokenize is {tokenize!r}; it must be one of {', '.join(metrics.BLEU.TOKENIZERS)}.")
-    streams = [list(references)]
-    bleu = metrics.BLEU(lowercase=lowercase, tokenize=tokenize)
-    bleu_lowercase = metrics.BLEU(lowercase=True, tokenize=tokenize)
-    chrf = metrics.CHRF(lowercase=lowercase)
-    scores = [metric.corpus_score(list(hypotheses), streams).score for metric in (bleu, bleu_lowercase, chrf)]
+    bleu, bleu_signature = corpus_score(make_bleu(lowercase=lowercase, tokenize=tokenize), hypotheses, references)
+    lowercased, lowercased_signature = corpus_score(
+        make_bleu(lowercase=True, tokenize=tokenize), hypotheses, references
+    )
+    chrf, chrf_signature = corpus_score(make_chrf(lowercase=lowercase), hypotheses, references)
     pairs = zip(hypotheses, references, strict=True)
     exact = sum(hypothesis.strip() == reference.strip() for hypothesis, reference in pairs)
-    return {
-        "bleu": scores[0],
-        "bleu_signature": str(bleu.get_signature()),
-        "bleu_lowercase": scores[1],
-        "bleu_lowercase_signature": str(bleu_lowercase.get_signature()),
-        "chrf": scores[2],
-        "chrf_signature": str(chrf.get_signature()),
+    scores: TranslationScores = {
+        "bleu": bleu.score,
+        "bleu_signature": bleu_signature,
+        "bleu_lowercase": lowercased.score,
+        "bleu_lowercase_signature": lowercased_signature,
+        "chrf": chrf.score,
+        "chrf_signature": chrf_signature,
         "exact_match": 100 * exact / len(references),
     }
+    if ter:
+        rate, scores["ter_signature"] = corpus_score(make_ter(), hypotheses, references)
+        scores["ter"] = rate.score
+    return scores
 
 
 def score_loss(
@@ -184,6 +186,10 @@ def _sum_of_losses(model: PreTrainedModel, inputs: Any, labels: torch.Tensor) ->
 def make_compute_metrics(tokenizer: PreTrainedTokenizerBase) -> Callable[[EvalPrediction], dict[str, float]]:
     """Makes a `compute_metrics` for `Seq2SeqTrainer` with `predict_with_generate=True`.
 
+    The Trainer gathers the predictions of all processes and calls it in each of them, for all need the result (the
+    best checkpoint, early stopping). So it scores with sacreBLEU directly: modules of evaluate would only have every
+    process copy the texts into a cache. TER is left out, being slow.
+
     Args:
         tokenizer: Decodes predictions and labels. References are thus the decoded labels: where tokenization loses
             something, or labels are truncated, [`score_translations`] on the original references is what to report.
@@ -196,7 +202,7 @@ def make_compute_metrics(tokenizer: PreTrainedTokenizerBase) -> Callable[[EvalPr
     Raises:
         ImportError: If sacrebleu is not installed: now rather than at the first evaluation.
     """
-    _import_sacrebleu()
+    import_sacrebleu()
     pad_token_id = tokenizer.pad_token_id
 
     def decode(token_ids: np.ndarray) -> list[str]:

@@ -1,0 +1,1 @@
+"""The module of perplexity, in a folder of its own as evaluate.load wants it."""
