@@ -3,35 +3,58 @@ r"""Trains a Transformer on sentence pairs, or fine-tunes one, with transformers
     python scripts/train.py --builtin_corpus --preset small --output_dir out/numbers
     python scripts/train.py --preset base --train_file train.en.gz train.de.gz --validation_file val.en val.de \
         --source_lang en --target_lang de --output_dir out/my-model
+    python scripts/train.py --recipe paper --preset base --train_file ... --output_dir out/base
     python scripts/train.py my_arguments.yaml
 
 A run that was stopped goes on from its last whole checkpoint when the same command is given again.
 """
 
 import argparse
+import json
 import sys
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from datasets import DatasetDict
-from transformers import HfArgumentParser, PreTrainedConfig, PreTrainedTokenizerBase, TrainerState, set_seed
+import yaml
+from datasets import Dataset
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    HfArgumentParser,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerState,
+    set_seed,
+)
+from transformers.hf_argparser import string_to_bool
 from transformers.trainer import TRAINER_STATE_NAME
 
 import vanilla_transformer  # noqa: F401  (registers the model with the Auto classes)
-from vanilla_transformer.checkpoints import find_last_whole_checkpoint
-from vanilla_transformer.training import (
+from vanilla_transformer.arguments import (
     DataArguments,
     ModelArguments,
+    RecipeArguments,
     TranslationTrainingArguments,
+)
+from vanilla_transformer.averaging import AVERAGED_FOLDER
+from vanilla_transformer.checkpoints import find_last_whole_checkpoint
+from vanilla_transformer.recipe import paper_recipe
+from vanilla_transformer.trainer import TranslationTrainer
+from vanilla_transformer.training import (
+    Corpora,
     build_config,
     build_model,
     build_trainer,
     check_output_dir,
+    check_streaming,
     claim_output_dir,
     load_corpora,
     load_or_train_tokenizer,
     settle_training_arguments,
 )
+from vanilla_transformer.watching import write_metrics
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -40,7 +63,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
 
 def make_parser() -> HfArgumentParser:
     """Returns the parser of the command line."""
-    argument_classes: Any = (ModelArguments, DataArguments, TranslationTrainingArguments)
+    argument_classes: Any = (RecipeArguments, ModelArguments, DataArguments, TranslationTrainingArguments)
     return HfArgumentParser(
         argument_classes,
         description=__doc__,
@@ -51,30 +74,68 @@ def make_parser() -> HfArgumentParser:
     )
 
 
-def parse(
-    parser: HfArgumentParser, argv: list[str]
-) -> tuple[ModelArguments, DataArguments, TranslationTrainingArguments]:
-    """Parses a command line, or the JSON or YAML file that is its only argument."""
-    parsed: Any
-    if len(argv) == 1 and argv[0].endswith(".json"):
-        parsed = parser.parse_json_file(argv[0])
-    elif len(argv) == 1 and argv[0].endswith((".yaml", ".yml")):
-        parsed = parser.parse_yaml_file(argv[0])
+def read_settings(path: str) -> dict[str, Any]:
+    """Reads a JSON or YAML file of arguments.
+
+    Raises:
+        ValueError: If it holds anything but names and values.
+    """
+    text = Path(path).read_text(encoding="utf-8")
+    settings = json.loads(text) if path.endswith(".json") else yaml.safe_load(text)
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path} holds a {type(settings).__name__}: it must hold names and values of arguments.")
+    return settings
+
+
+def recipe_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults that a recipe brings, given what was said: nothing without `recipe`."""
+    if settings.get("recipe") is None:
+        return {}
+    arguments = RecipeArguments(**{item.name: settings[item.name] for item in fields(RecipeArguments)})
+    defaults = paper_recipe(
+        settings.get("preset") or "base",
+        tokens_per_batch=arguments.tokens_per_batch,
+        tokens_per_device=arguments.tokens_per_device,
+        use_cpu=bool(settings.get("use_cpu")),
+    )
+    if settings.get("num_train_epochs") is not None:
+        defaults["max_steps"] = -1  # the library's value for "as many as the epochs have"
+    return defaults
+
+
+def parse(parser: HfArgumentParser, argv: list[str]) -> Any:
+    """Parses a command line, or the JSON or YAML file that is its only argument, over the defaults of a recipe."""
+    recipe = {item.name: item.default for item in fields(RecipeArguments)}
+    if len(argv) == 1 and argv[0].endswith((".json", ".yaml", ".yml")):
+        settings = read_settings(argv[0])
+        return parser.parse_dict(recipe_defaults(recipe | settings) | settings)
+    # What a recipe depends on must be known before its defaults are.
+    look_ahead = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in ("recipe", "preset", "num_train_epochs"):
+        look_ahead.add_argument(f"--{name}")
+    for name in ("tokens_per_batch", "tokens_per_device"):
+        look_ahead.add_argument(f"--{name}", type=int, default=recipe[name])
+    look_ahead.add_argument("--use_cpu", type=string_to_bool, nargs="?", const=True)
+    try:
+        given, _ = look_ahead.parse_known_args(argv)
+    except argparse.ArgumentError:
+        pass  # which the parser itself will explain
     else:
-        parsed = parser.parse_args_into_dataclasses(argv)
-    model_arguments, data_arguments, training_arguments = parsed
-    return model_arguments, data_arguments, training_arguments
+        parser.set_defaults(**recipe_defaults(vars(given)))
+    return parser.parse_args_into_dataclasses(argv)
 
 
 def prepare(
     model_arguments: ModelArguments, data_arguments: DataArguments, arguments: TranslationTrainingArguments
-) -> tuple[DatasetDict, PreTrainedTokenizerBase, PreTrainedConfig]:
+) -> tuple[Corpora, PreTrainedTokenizerBase, PreTrainedConfig]:
     """Loads the sentence pairs, loads or trains the tokenizer, builds the configuration, and claims the folder."""
     output_dir = str(arguments.output_dir)
     with arguments.main_process_first(local=False, desc="preparing data and output folder"):
         check_output_dir(output_dir, model_arguments, data_arguments)
         corpora = load_corpora(data_arguments)
-        tokenizer = load_or_train_tokenizer(model_arguments, corpora["train"], output_dir)
+        tokenizer = load_or_train_tokenizer(
+            model_arguments, corpora["train"], output_dir, sample=data_arguments.tokenizer_sample
+        )
         config = build_config(model_arguments, tokenizer)
         claim_output_dir(output_dir, model_arguments, data_arguments, arguments, tokenizer)
     return corpora, tokenizer, config
@@ -99,11 +160,35 @@ def read_step(checkpoint: str) -> int:
     return TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME)).global_step
 
 
+def take_average(trainer: TranslationTrainer, model: PreTrainedModel) -> None:
+    """Puts the average of the last checkpoints, which the run has just made, in the place of the model's weights."""
+    folder = Path(str(trainer.args.output_dir)) / AVERAGED_FOLDER
+    trainer.accelerator.wait_for_everyone()
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        if trainer.is_world_process_zero():
+            print(f"The average of the last checkpoints is in {folder}; the model divided among processes is the last.")
+        return
+    model.load_state_dict(AutoModelForSeq2SeqLM.from_pretrained(folder).state_dict())
+
+
+def describe(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, corpora: Corpora) -> str:
+    """Says in a line what is trained on what."""
+    pairs = ", ".join(
+        f"{len(dataset):,} {name}" if isinstance(dataset, Dataset) else f"a stream to {name}"
+        for name, dataset in corpora.items()
+    )
+    tokens = f"{len(tokenizer):,}"
+    if getattr(tokenizer, "separate_vocabs", False):
+        tokens += f" + {tokenizer.target_vocab_size:,}"
+    return f"{model.num_parameters():,} parameters, {tokens} tokens, pairs: {pairs}"
+
+
 def main(argv: list[str] | None = None) -> None:
     """Trains, saves the model, and prints its validation scores."""
     parser = make_parser()
     try:
-        model_arguments, data_arguments, arguments = parse(parser, sys.argv[1:] if argv is None else argv)
+        _, model_arguments, data_arguments, arguments = parse(parser, sys.argv[1:] if argv is None else argv)
+        check_streaming(data_arguments, arguments)
         set_seed(arguments.seed)
         corpora, tokenizer, config = prepare(model_arguments, data_arguments, arguments)
         checkpoint = find_checkpoint(arguments)
@@ -111,26 +196,33 @@ def main(argv: list[str] | None = None) -> None:
         first_step = read_step(checkpoint) if checkpoint else 0
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    settle_training_arguments(arguments, config, validates="validation" in corpora)
+    settle_training_arguments(
+        arguments, config, validates="validation" in corpora, bpe_dropout=bool(data_arguments.bpe_dropout)
+    )
     model = build_model(model_arguments, config)
     trainer = build_trainer(model, tokenizer, corpora, data_arguments, arguments)
     if trainer.is_world_process_zero():
-        pairs = ", ".join(f"{len(dataset):,} {split}" for split, dataset in corpora.items())
-        print(f"{model.num_parameters():,} parameters, {len(tokenizer):,} tokens, pairs: {pairs}")
+        print(describe(model, tokenizer, corpora))
         if checkpoint:
             print(f"Resuming from {checkpoint}")
 
     result = trainer.train(resume_from_checkpoint=checkpoint)
+    if arguments.average_checkpoints:
+        take_average(trainer, model)
     trainer.save_model()
     trainer.save_state()
+    metrics: dict[str, float] = {}
     if result.global_step > first_step:
         # A finished run that is started again has nothing to add to the record of its training.
+        metrics |= result.metrics
         trainer.log_metrics("train", result.metrics)
         trainer.save_metrics("train", result.metrics)
     if "validation" in corpora:
-        metrics = trainer.evaluate()
-        trainer.log_metrics("eval", metrics)
-        trainer.save_metrics("eval", metrics)
+        scores = trainer.evaluate()
+        metrics |= scores
+        trainer.log_metrics("eval", scores)
+        trainer.save_metrics("eval", scores)
+    write_metrics(str(arguments.output_dir), trainer.state, metrics, args=arguments, model=model)
     if trainer.is_world_process_zero():
         print(f"The model is in {arguments.output_dir}")
     if arguments.push_to_hub:

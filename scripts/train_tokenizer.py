@@ -1,11 +1,13 @@
-r"""Train a byte-level BPE tokenizer, whose vocabulary source and target share.
+r"""Train a byte-level BPE tokenizer, with one vocabulary for source and target or with one for each.
 
     python scripts/train_tokenizer.py --files train.en train.de.gz --vocab_size 8000 --output_dir out/tokenizer
     python scripts/train_tokenizer.py --files train.tsv --output_dir out/tokenizer
+    python scripts/train_tokenizer.py --separate_vocabularies --source_files train.en --target_files train.zh \
+        --vocab_size 8000 --target_vocab_size 6000 --output_dir out/tokenizer
     python scripts/train_tokenizer.py --dataset_name user/corpus --source_lang en --target_lang de \
         --output_dir out/tokenizer
 
-Prints the size of the vocabulary, how many tokens the sentences of each side come to, and some of them cut into tokens.
+Prints the size of each vocabulary, how many tokens the sentences come to, and some of them cut into tokens.
 """
 
 import argparse
@@ -15,16 +17,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from tokenizers import decoders
 from transformers import HfArgumentParser, PreTrainedTokenizerBase
 from transformers.hf_argparser import DataClassType
 
 from vanilla_transformer.data import load_parallel_corpus, read_lines
-from vanilla_transformer.tokenizer_training import MINIMUM_VOCAB_SIZE, train_tokenizer
+from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.tokenizer_training import MINIMUM_VOCAB_SIZE, train_separate_tokenizer, train_tokenizer
 
 TABLE_SUFFIXES = (".tsv", ".csv", ".json", ".jsonl", ".parquet")
 SAMPLE_SIZE = 5000
+
+
+def is_table(file: str) -> bool:
+    """Whether the file's name is that of a table of sentence pairs, rather than of plain text."""
+    return file.lower().removesuffix(".gz").endswith(TABLE_SUFFIXES)
 
 
 @dataclass
@@ -38,6 +47,19 @@ class TokenizerArguments:
             "help": "Any number of UTF-8 files: text with one sentence per line, or tables of sentence pairs "
             f"({', '.join(TABLE_SUFFIXES)}); .gz too."
         },
+    )
+    separate_vocabularies: bool = field(
+        default=False,
+        metadata={
+            "help": "Train a vocabulary for each side. Text files then come as --source_files and --target_files, "
+            "while tables and datasets say themselves which side is which."
+        },
+    )
+    source_files: list[str] | None = field(
+        default=None, metadata={"help": "With --separate_vocabularies: text files of source sentences; .gz too."}
+    )
+    target_files: list[str] | None = field(
+        default=None, metadata={"help": "The same for target sentences, aligned with the source's or not."}
     )
     dataset_name: str | None = field(
         default=None, metadata={"help": "Sentence pairs from the Hub or a local dataset folder, instead of --files."}
@@ -63,6 +85,10 @@ class TokenizerArguments:
             "4.5 million pairs; 8000 to 10000 suit tens of thousands."
         },
     )
+    target_vocab_size: int | None = field(
+        default=None,
+        metadata={"help": "With --separate_vocabularies: tokens in the target's. Default: --vocab_size, for either."},
+    )
     min_frequency: int = field(
         default=2, metadata={"help": "How often two tokens must meet to be merged into one. Default: 2."}
     )
@@ -75,8 +101,27 @@ class TokenizerArguments:
     disable_tqdm: bool = field(default=False, metadata={"help": "Show no progress bars."})
 
     def __post_init__(self) -> None:
+        if self.separate_vocabularies:
+            self._check_sides()
+            return
+        for name in ("source_files", "target_files", "target_vocab_size"):
+            if (value := getattr(self, name)) is not None:
+                raise ValueError(f"--{name} {value} needs --separate_vocabularies.")
         if (self.files is None) == (self.dataset_name is None):
             raise ValueError("Give either --files or --dataset_name.")
+
+    def _check_sides(self) -> None:
+        if (self.source_files is None) != (self.target_files is None):
+            raise ValueError("Give both --source_files and --target_files, or neither.")
+        given = [name for name in ("files", "dataset_name", "source_files") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError("Give one of --files (tables), --dataset_name, and --source_files with --target_files.")
+        for file in self.files or []:
+            if not is_table(file):
+                raise ValueError(
+                    f"--files {file} does not say which side it is: with --separate_vocabularies, give text files as "
+                    "--source_files and --target_files."
+                )
 
 
 def make_parser() -> HfArgumentParser:
@@ -86,12 +131,26 @@ def make_parser() -> HfArgumentParser:
     )
 
 
-def load_texts(arguments: TokenizerArguments) -> dict[str, Sequence[str]]:
-    """The sentences by where they come from: the name of a text file, or that of a table or dataset and the side."""
+class Texts(NamedTuple):
+    """Sentences of one file, or of one side of a table or dataset."""
+
+    name: str
+    side: Literal["source", "target"] | None
+    sentences: Sequence[str]
+
+
+def load_texts(arguments: TokenizerArguments) -> list[Texts]:
+    """The sentences by where they come from; those of `--files` that are plain text may be of either side."""
+    files = list(dict.fromkeys(arguments.files or []))
+    texts = [Texts(file, None, read_lines(file)) for file in files if not is_table(file)]
+    texts += [Texts(file, "source", read_lines(file)) for file in arguments.source_files or []]
+    texts += [Texts(file, "target", read_lines(file)) for file in arguments.target_files or []]
     columns = {
         name: getattr(arguments, name) for name in ("source_column", "target_column", "source_lang", "target_lang")
     }
-    corpora = {}
+    corpora = {
+        file: load_parallel_corpus(files=[file], empty_lines="drop", **columns) for file in files if is_table(file)
+    }
     if arguments.dataset_name is not None:
         corpora[arguments.dataset_name] = load_parallel_corpus(
             dataset_name=arguments.dataset_name,
@@ -100,15 +159,38 @@ def load_texts(arguments: TokenizerArguments) -> dict[str, Sequence[str]]:
             empty_lines="drop",
             **columns,
         )
-    texts: dict[str, Sequence[str]] = {}
-    for file in arguments.files or []:
-        if file.lower().removesuffix(".gz").endswith(TABLE_SUFFIXES):
-            corpora[file] = load_parallel_corpus(files=[file], empty_lines="drop", **columns)
-        else:
-            texts[file] = read_lines(file)
     for name, corpus in corpora.items():
-        texts |= {f"{name}, {side}": corpus[side] for side in ("source", "target")}
+        texts += [
+            Texts(f"{name}, source", "source", corpus["source"]),
+            Texts(f"{name}, target", "target", corpus["target"]),
+        ]
     return texts
+
+
+def train(arguments: TokenizerArguments, texts: Sequence[Texts]) -> VanillaTransformerTokenizer:
+    """Train one vocabulary on all texts, or one for each side on its own."""
+    sides = [[item.sentences for item in texts if item.side == side] for side in ("source", "target")]
+    if arguments.separate_vocabularies:
+        source, target = sides
+        return train_separate_tokenizer(
+            chain.from_iterable(source),
+            chain.from_iterable(target),
+            vocab_size=arguments.vocab_size,
+            target_vocab_size=arguments.target_vocab_size,
+            min_frequency=arguments.min_frequency,
+            length=sum(map(len, source)),
+            target_length=sum(map(len, target)),
+            show_progress=not arguments.disable_tqdm,
+            model_max_length=arguments.model_max_length,
+        )
+    return train_tokenizer(
+        chain.from_iterable(item.sentences for item in texts),
+        vocab_size=arguments.vocab_size,
+        min_frequency=arguments.min_frequency,
+        length=sum(len(item.sentences) for item in texts),
+        show_progress=not arguments.disable_tqdm,
+        model_max_length=arguments.model_max_length,
+    )
 
 
 def segment(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
@@ -133,24 +215,23 @@ def describe(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> str:
 def run(arguments: TokenizerArguments) -> None:
     """Train the tokenizer, save it and show what it does."""
     output_dir = Path(arguments.output_dir)
-    held = [name for name in ("tokenizer.json", "tokenizer_config.json") if (output_dir / name).exists()]
+    target_file = VanillaTransformerTokenizer.vocab_files_names["target_tokenizer_file"]
+    held = [name for name in ("tokenizer.json", "tokenizer_config.json", target_file) if (output_dir / name).exists()]
     if held and not arguments.overwrite_output_dir:
         raise FileExistsError(f"{output_dir} holds a tokenizer ({held[0]}); --overwrite_output_dir replaces it.")
     if output_dir.exists() and not output_dir.is_dir():
         raise FileExistsError(f"{output_dir} is a file; --output_dir must be a folder.")
     texts = load_texts(arguments)
-    tokenizer = train_tokenizer(
-        chain.from_iterable(texts.values()),
-        vocab_size=arguments.vocab_size,
-        min_frequency=arguments.min_frequency,
-        length=sum(map(len, texts.values())),
-        show_progress=not arguments.disable_tqdm,
-        model_max_length=arguments.model_max_length,
-    )
+    tokenizer = train(arguments, texts)
     tokenizer.save_pretrained(output_dir)
-    print(f"{len(tokenizer):,} tokens, saved to {output_dir}")
-    for name, sentences in texts.items():
-        print(f"{name}: {len(sentences):,} sentences", describe(tokenizer, sentences), sep="\n")
+    if arguments.separate_vocabularies:
+        print(f"{len(tokenizer):,} source and {tokenizer.target_vocab_size:,} target tokens, saved to {output_dir}")
+    else:
+        (output_dir / target_file).unlink(missing_ok=True)
+        print(f"{len(tokenizer):,} tokens, saved to {output_dir}")
+    for name, side, sentences in texts:
+        own = tokenizer.target_tokenizer if side == "target" else tokenizer
+        print(f"{name}: {len(sentences):,} sentences", describe(own, sentences), sep="\n")
 
 
 def main(argv: list[str] | None = None) -> None:

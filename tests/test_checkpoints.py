@@ -1,16 +1,41 @@
 """Which checkpoints count as whole: real folders of the Trainer's files, damaged one by one."""
 
 import json
+import os
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from tiny_vanilla import make_config, make_model
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
+from torch.utils.data import Dataset
+from transformers import AutoModelForSeq2SeqLM, Trainer, TrainingArguments
+from transformers.trainer_callback import TrainerState
+from transformers.trainer_utils import rotate_checkpoints, sort_checkpoints
 
-from vanilla_transformer.checkpoints import find_last_whole_checkpoint, find_problem
+from vanilla_transformer.checkpoints import (
+    RecordWorldSize,
+    find_last_whole_checkpoint,
+    find_problem,
+    find_weights_problem,
+    list_checkpoints,
+    read_world_size,
+    replacing_files,
+)
+
+
+def write_state(folder: Path, *, world_size: int | None = None, streaming: bool = False) -> None:
+    """trainer_state.json, with what `RecordWorldSize` adds if there is a world size."""
+    state: dict[str, Any] = {"global_step": 3}
+    if world_size is not None:
+        entry = {"args": {"streaming": streaming}, "attributes": {"world_size": world_size}}
+        state["stateful_callbacks"] = {"RecordWorldSize": entry}
+    (folder / "trainer_state.json").write_text(json.dumps(state))
 
 
 def write_checkpoint(folder: Path, *, world_size: int = 1) -> Path:
@@ -23,7 +48,7 @@ def write_checkpoint(folder: Path, *, world_size: int = 1) -> Path:
     ranks = ["rng_state.pth"] if world_size == 1 else [f"rng_state_{rank}.pth" for rank in range(world_size)]
     for name in ranks:
         torch.save(torch.get_rng_state(), folder / name)
-    (folder / "trainer_state.json").write_text(json.dumps({"global_step": 3}))
+    write_state(folder)
     return folder
 
 
@@ -58,16 +83,6 @@ def test_a_checkpoint_of_one_process_does_not_serve_two(tmp_path: Path) -> None:
     assert find_problem(checkpoint, world_size=2) == "rng_state_0.pth is missing"
 
 
-def test_sharded_weights_in_a_folder_of_their_own_will_do(tmp_path: Path) -> None:
-    """As FSDP and DeepSpeed write them."""
-    checkpoint = write_checkpoint(tmp_path / "checkpoint-3")
-    for name in ("model.safetensors", "optimizer.pt"):
-        (checkpoint / name).unlink()
-    assert find_problem(checkpoint) == "optimizer.pt is missing"
-    (checkpoint / "pytorch_model_fsdp_0").mkdir()
-    assert find_problem(checkpoint) is None
-
-
 @pytest.mark.parametrize("content", [b"", b'{"global_step": 3', b"\xff\xfe"])
 def test_a_garbled_state_is_a_problem(tmp_path: Path, content: bytes) -> None:
     checkpoint = write_checkpoint(tmp_path / "checkpoint-3")
@@ -86,13 +101,79 @@ def test_weights_cut_off_anywhere_are_a_problem(tmp_path_factory: pytest.TempPat
     assert find_problem(checkpoint) is None
 
 
-def test_the_second_of_two_weight_files_is_checked_too(tmp_path: Path) -> None:
+@given(share=st.floats(min_value=0, max_value=1, exclude_max=True), data=st.data())
+def test_files_of_torch_cut_off_anywhere_are_a_problem(
+    tmp_path_factory: pytest.TempPathFactory, share: float, data: st.DataObject
+) -> None:
+    checkpoint = write_checkpoint(tmp_path_factory.mktemp("cut") / "checkpoint-3")
+    torch.save({"scale": 2.0}, checkpoint / "scaler.pt")
+    assert find_problem(checkpoint) is None
+    path = checkpoint / data.draw(st.sampled_from(["optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt"]))
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    assert find_problem(checkpoint) == f"{path.name} is cut off or damaged"
+
+
+@given(content=st.binary(max_size=64), share=st.floats(min_value=0, max_value=1))
+def test_files_of_torch_with_arbitrary_bytes_are_a_problem_not_a_crash(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, share: float
+) -> None:
+    checkpoint = write_checkpoint(tmp_path_factory.mktemp("garbage") / "checkpoint-3")
+    path = checkpoint / "optimizer.pt"
+    whole = path.read_bytes()
+    path.write_bytes(content)
+    assert find_problem(checkpoint) == "optimizer.pt is cut off or damaged"
+    # Somewhere within the file: it may go unnoticed among the numbers, but must not raise.
+    start = int(share * len(whole))
+    path.write_bytes(whole[:start] + content + whole[start + len(content) :])
+    assert find_problem(checkpoint) in (None, "optimizer.pt is cut off or damaged")
+
+
+def test_no_file_is_unpickled(tmp_path: Path) -> None:
+    """Looking for a checkpoint must not run what somebody put into it."""
     checkpoint = write_checkpoint(tmp_path / "checkpoint-3")
-    shards = [checkpoint / f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
-    content = (checkpoint / "model.safetensors").read_bytes()
-    (checkpoint / "model.safetensors").rename(shards[0])
+
+    class Trap:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(tmp_path / "trapped"),)
+
+    torch.save(Trap(), checkpoint / "optimizer.pt")
+    assert find_problem(checkpoint) is None
+    assert not (tmp_path / "trapped").exists()
+    torch.load(checkpoint / "optimizer.pt", weights_only=False)
+    assert (tmp_path / "trapped").exists()
+
+
+def test_all_shards_that_the_index_lists_are_checked(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "checkpoint-3")
+    (checkpoint / "model.safetensors").unlink()
+    make_model().save_pretrained(checkpoint, max_shard_size="5KB")
+    shards = sorted(checkpoint.glob("model-*.safetensors"))
+    index = checkpoint / "model.safetensors.index.json"
+    assert len(shards) > 2
+    assert find_problem(checkpoint) is None
+    content = shards[1].read_bytes()
     shards[1].write_bytes(content[:-1])
-    assert find_problem(checkpoint) == f"{shards[1].name} is cut off or damaged"
+    assert find_problem(checkpoint) == find_weights_problem(checkpoint) == f"{shards[1].name} is cut off or damaged"
+    shards[1].unlink()
+    assert find_problem(checkpoint) == f"{shards[1].name} is missing"
+    shards[1].write_bytes(content)
+    text = index.read_text()
+    for damaged in (text[:-20], "[]", "{}"):
+        index.write_text(damaged)
+        assert find_problem(checkpoint) == f"{index.name} is damaged"
+    index.unlink()
+    assert find_problem(checkpoint) == f"{shards[0].name} is a part of weights without an index"
+    index.write_text(text)
+    assert find_problem(checkpoint) is None
+
+
+def test_what_it_takes_to_resume_is_not_asked_of_the_weights(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "checkpoint-3")
+    for name in ("optimizer.pt", "rng_state.pth"):
+        (checkpoint / name).unlink()
+    assert find_problem(checkpoint) == "optimizer.pt is missing"
+    assert find_weights_problem(checkpoint) is None
 
 
 @given(content=st.binary(max_size=64))
@@ -130,13 +211,13 @@ def test_later_broken_checkpoints_are_set_aside(tmp_path: Path, caplog: pytest.L
     (tmp_path / "checkpoint-8" / "trainer_state.json").unlink()
     assert find_last_whole_checkpoint(tmp_path) == tmp_path / "checkpoint-4"
     # The one before stays as it is: nothing will be read from or written to it.
-    expected = {"checkpoint-2", "checkpoint-4", "incomplete-checkpoint-6", "incomplete-checkpoint-8"}
+    expected = {"checkpoint-2", "checkpoint-4", "_incomplete-checkpoint-6", "_incomplete-checkpoint-8"}
     assert names(tmp_path) == expected
-    assert (tmp_path / "incomplete-checkpoint-8" / "model.safetensors").is_file()
+    assert (tmp_path / "_incomplete-checkpoint-8" / "model.safetensors").is_file()
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 2
     assert "checkpoint-8: trainer_state.json is missing" in messages[0]
-    assert "optimizer.pt is missing. It was renamed to incomplete-checkpoint-6" in messages[1]
+    assert "optimizer.pt is missing. It was renamed to _incomplete-checkpoint-6" in messages[1]
 
 
 def test_what_was_set_aside_earlier_is_kept(tmp_path: Path) -> None:
@@ -145,7 +226,7 @@ def test_what_was_set_aside_earlier_is_kept(tmp_path: Path) -> None:
         (broken / "trainer_state.json").unlink()
         (broken / "attempt").write_text(str(attempt))
         assert find_last_whole_checkpoint(tmp_path) is None
-    aside = ["incomplete-checkpoint-5", "incomplete-checkpoint-5-2", "incomplete-checkpoint-5-3"]
+    aside = ["_incomplete-checkpoint-5", "_incomplete-checkpoint-5-2", "_incomplete-checkpoint-5-3"]
     assert [(tmp_path / name / "attempt").read_text() for name in aside] == ["0", "1", "2"]
 
 
@@ -169,3 +250,218 @@ def test_nothing_there(tmp_path: Path) -> None:
     assert find_last_whole_checkpoint(tmp_path / "missing") is None
     assert find_last_whole_checkpoint(tmp_path) is None
     assert not (tmp_path / "missing").exists()
+
+
+def test_checkpoints_are_listed_by_step(tmp_path: Path) -> None:
+    for name in ("checkpoint-10", "checkpoint-9", "checkpoint-best", "_incomplete-checkpoint-11", "averaged"):
+        (tmp_path / name).mkdir()
+    assert list_checkpoints(tmp_path) == {9: tmp_path / "checkpoint-9", 10: tmp_path / "checkpoint-10"}
+    assert list(list_checkpoints(str(tmp_path))) == [9, 10]
+    assert list_checkpoints(tmp_path / "missing") == {}
+
+
+class TestNumberOfProcesses:
+    def test_the_recorded_number_counts(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        """Saved by two, wanted by one: whole, but not the same training any more."""
+        checkpoint = write_checkpoint(tmp_path / "checkpoint-3", world_size=2)
+        assert find_problem(checkpoint, world_size=1) == "rng_state.pth is missing"
+        write_state(checkpoint, world_size=2)
+        for world_size in (1, 2, 4):
+            assert find_problem(checkpoint, world_size=world_size) is None
+            caplog.clear()
+            assert find_last_whole_checkpoint(tmp_path, world_size=world_size) == checkpoint
+            assert ("was saved by 2 process(es)" in caplog.text) == (world_size != 2)
+        (checkpoint / "rng_state_1.pth").unlink()
+        assert find_problem(checkpoint, world_size=1) == "rng_state_1.pth is missing"
+
+    @pytest.mark.parametrize("entry", [None, 5, [], {}, {"attributes": 3}, {"attributes": {"world_size": "2"}}])
+    def test_a_record_of_another_kind_counts_as_none(self, tmp_path: Path, entry: Any) -> None:
+        checkpoint = write_checkpoint(tmp_path / "checkpoint-3")
+        state = {"global_step": 3, "stateful_callbacks": {"RecordWorldSize": entry}}
+        (checkpoint / "trainer_state.json").write_text(json.dumps(state))
+        assert read_world_size(checkpoint) is None
+        assert find_problem(checkpoint) is None
+
+    def make_trainer(self, folder: Path, callbacks: list[Any], **changes: Any) -> Trainer:
+        arguments = TrainingArguments(
+            output_dir=str(folder),
+            save_strategy="steps",
+            save_steps=2,
+            logging_strategy="no",
+            per_device_train_batch_size=2,
+            report_to="none",
+            use_cpu=True,
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+            **{"max_steps": 4, **changes},
+        )
+
+        class Rows(Dataset[dict[str, torch.Tensor]]):
+            def __len__(self) -> int:
+                return 8
+
+            def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
+                return {"input_ids": torch.tensor([row + 4, 2]), "labels": torch.tensor([row + 5, 2])}
+
+        model = AutoModelForSeq2SeqLM.from_config(make_config())
+        return Trainer(model=model, args=arguments, train_dataset=Rows(), callbacks=callbacks)
+
+    @pytest.mark.parametrize("restore", [False, True])
+    def test_the_trainer_records_it_and_goes_on_with_the_present_one(self, tmp_path: Path, restore: bool) -> None:
+        """Also where the Trainer makes the callback anew from the checkpoint."""
+        self.make_trainer(tmp_path, [RecordWorldSize()]).train()
+        checkpoint = tmp_path / "checkpoint-2"
+        assert read_world_size(checkpoint) == 1
+        write_state_of_two_processes(checkpoint)
+        assert read_world_size(checkpoint) == 2
+        settings = {"max_steps": 6, "restore_callback_states_from_checkpoint": restore}
+        trainer = self.make_trainer(tmp_path, [RecordWorldSize()], **settings)
+        trainer.train(resume_from_checkpoint=str(checkpoint))
+        found = [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, RecordWorldSize)]
+        assert len(found) == 1
+        assert read_world_size(tmp_path / "checkpoint-6") == 1
+        assert find_problem(tmp_path / "checkpoint-6", world_size=2) is None
+
+    def test_a_run_that_began_without_the_record_gets_one(self, tmp_path: Path) -> None:
+        """The Trainer's own bookkeeping of such callbacks fails when the checkpoint does not know one."""
+        self.make_trainer(tmp_path, []).train()
+        assert read_world_size(tmp_path / "checkpoint-4") is None
+        trainer = self.make_trainer(tmp_path, [RecordWorldSize()], max_steps=6)
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+        assert read_world_size(tmp_path / "checkpoint-6") == 1
+
+
+def write_state_of_two_processes(checkpoint: Path) -> None:
+    """What the Trainer wrote, as if it had been one of two processes."""
+    path = checkpoint / "trainer_state.json"
+    state = TrainerState.load_from_json(str(path))
+    entries: Any = state.stateful_callbacks
+    entries["RecordWorldSize"]["attributes"]["world_size"] = 2
+    state.save_to_json(str(path))
+
+
+class TestStreams:
+    def test_each_process_needs_its_place_in_the_data(self, tmp_path: Path) -> None:
+        checkpoint = write_checkpoint(tmp_path / "checkpoint-3", world_size=2)
+        (checkpoint / "data_state_0.json").write_text("{}")
+        assert find_problem(checkpoint, world_size=2) == "data_state_1.json is missing or damaged"
+        (checkpoint / "data_state_1.json").write_text('{"position": ')
+        assert find_problem(checkpoint, world_size=2) == "data_state_1.json is missing or damaged"
+        (checkpoint / "data_state_1.json").write_text('{"position": 5}')
+        assert find_problem(checkpoint, world_size=2) is None
+
+    def test_a_recorded_stream_needs_them_even_if_none_is_there(self, tmp_path: Path) -> None:
+        checkpoint = write_checkpoint(tmp_path / "checkpoint-3")
+        write_state(checkpoint, world_size=1, streaming=True)
+        assert find_problem(checkpoint) == "data_state_0.json is missing or damaged"
+        write_state(checkpoint, world_size=1, streaming=False)
+        assert find_problem(checkpoint) is None
+
+
+class TestOtherLayouts:
+    @pytest.fixture
+    def checkpoint(self, tmp_path: Path) -> Path:
+        """Without the Trainer's own files of weights and optimizer."""
+        checkpoint = write_checkpoint(tmp_path / "checkpoint-3")
+        for name in ("model.safetensors", "optimizer.pt"):
+            (checkpoint / name).unlink()
+        assert find_problem(checkpoint) == "optimizer.pt is missing"
+        return checkpoint
+
+    # One process without a process group: torch says so in passing.
+    @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+    def test_folders_of_fsdp(self, checkpoint: Path) -> None:
+        """Written by torch's own distributed checkpoints."""
+        for name in ("optimizer_0", "pytorch_model_fsdp_0"):
+            save_distributed({"x": torch.rand(5)}, checkpoint_id=checkpoint / name)
+        assert find_problem(checkpoint) is None
+        for name in ("optimizer_0", "pytorch_model_fsdp_0"):
+            metadata = checkpoint / name / ".metadata"
+            content = metadata.read_bytes()
+            metadata.unlink()
+            assert find_problem(checkpoint) == f"{name}/.metadata is missing"
+            metadata.write_bytes(content)
+        for path in (checkpoint / "pytorch_model_fsdp_0").glob("*.distcp"):
+            path.unlink()
+        assert find_problem(checkpoint) == "there are no data in pytorch_model_fsdp_0"
+
+    def test_whole_files_of_fsdp(self, checkpoint: Path) -> None:
+        for name in ("optimizer.bin", "pytorch_model_fsdp.bin"):
+            torch.save({"x": torch.rand(5)}, checkpoint / name)
+        assert find_problem(checkpoint) is None
+        for name in ("optimizer.bin", "pytorch_model_fsdp.bin"):
+            content = (checkpoint / name).read_bytes()
+            (checkpoint / name).write_bytes(content[:-9])
+            assert find_problem(checkpoint) == f"{name} is cut off or damaged"
+            (checkpoint / name).write_bytes(content)
+
+    def test_folders_of_deepspeed(self, checkpoint: Path) -> None:
+        (checkpoint / "scheduler.pt").unlink()  # DeepSpeed's own schedules are in its files
+        parts = checkpoint / "global_step3"
+        parts.mkdir()
+        assert find_problem(checkpoint) == "latest is missing or names no folder"
+        (checkpoint / "latest").write_text("global_step3")
+        assert find_problem(checkpoint) == "there are no weights in global_step3"
+        for name in ("mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"):
+            torch.save({"x": torch.rand(5)}, parts / name)
+        assert find_problem(checkpoint) is None
+        (parts / "mp_rank_00_model_states.pt").write_bytes(b"PK")
+        assert find_problem(checkpoint) == "mp_rank_00_model_states.pt is cut off or damaged"
+
+    def test_other_folders_do_not_matter(self, tmp_path: Path) -> None:
+        checkpoint = write_checkpoint(tmp_path / "checkpoint-3")
+        (checkpoint / "additional_chat_templates").mkdir()
+        assert find_problem(checkpoint) is None
+        (checkpoint / "optimizer.pt").unlink()
+        assert find_problem(checkpoint) == "optimizer.pt is missing"
+
+
+def test_a_half_deleted_checkpoint_goes_first_when_the_trainer_deletes_the_next_ones(tmp_path: Path) -> None:
+    """A deletion that was interrupted makes a folder look new, in whose place whole ones would be deleted."""
+    for step, seconds in ((2, 100), (4, 200), (6, 300)):
+        checkpoint = write_checkpoint(tmp_path / f"checkpoint-{step}")
+        os.utime(checkpoint, (seconds, seconds))
+    (tmp_path / "checkpoint-2" / "model.safetensors").unlink()
+    assert [Path(path).name for path in sort_checkpoints(str(tmp_path), use_mtime=True)][-1] == "checkpoint-2"
+    assert find_last_whole_checkpoint(tmp_path, set_aside=False) == tmp_path / "checkpoint-6"
+    assert [Path(path).name for path in sort_checkpoints(str(tmp_path), use_mtime=True)][-1] == "checkpoint-2"
+    assert find_last_whole_checkpoint(tmp_path) == tmp_path / "checkpoint-6"
+    write_checkpoint(tmp_path / "checkpoint-8")
+    rotate_checkpoints(str(tmp_path), save_total_limit=3, use_mtime=True)
+    assert names(tmp_path) == {"checkpoint-4", "checkpoint-6", "checkpoint-8"}
+
+
+class TestReplacingFiles:
+    def test_the_old_ones_stay_until_the_new_ones_are_whole(self, tmp_path: Path) -> None:
+        folder = tmp_path / "new" / "folder"
+        with replacing_files(folder) as partial:
+            (partial / "a").write_text("1")
+            (partial / "b").write_text("1")
+            assert names(folder) == {"_partial"}
+        assert names(folder) == {"a", "b"}
+        with replacing_files(folder) as partial:
+            assert names(partial) == set()
+            (partial / "b").write_text("2")
+            assert (folder / "b").read_text() == "1"
+        assert names(folder) == {"a", "b"}
+        assert [(folder / name).read_text() for name in ("a", "b")] == ["1", "2"]
+
+    def test_after_an_exception_nothing_has_changed(self, tmp_path: Path) -> None:
+        (tmp_path / "a").write_text("1")
+
+        def fail() -> None:
+            with replacing_files(tmp_path) as partial:
+                (partial / "a").write_text("2")
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            fail()
+        assert names(tmp_path) == {"a"}
+        assert (tmp_path / "a").read_text() == "1"
+
+    def test_what_a_killed_process_left_is_not_taken_over(self, tmp_path: Path) -> None:
+        (tmp_path / "_partial").mkdir()
+        (tmp_path / "_partial" / "half").write_text("{")
+        with replacing_files(tmp_path) as partial:
+            (partial / "a").write_text("1")
+        assert names(tmp_path) == {"a"}

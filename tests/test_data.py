@@ -419,7 +419,7 @@ def test_blank_lines_of_a_table_are_empty_pairs(tmp_path: Path) -> None:
     [
         ({}, "give exactly one of them"),
         ({"files": ["a.tsv"], "dataset_name": "b"}, "give exactly one of them"),
-        ({"files": "a.tsv"}, "give a list of one or two paths"),
+        ({"files": "a.tsv"}, "give a list of paths"),
         ({"files": []}, "files has 0 entries"),
         ({"files": ["a", "b", "c"]}, "files has 3 entries"),
         ({"files": ["a.txt"]}, r"a\.txt: a corpus in one file must be one of \.tsv\[\.gz\], .*\.parquet"),

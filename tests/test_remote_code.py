@@ -22,7 +22,6 @@ from transformers import (
     AutoModel,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
-    Seq2SeqTrainingArguments,
     pipeline,
 )
 from transformers.dynamic_module_utils import get_relative_import_files
@@ -34,8 +33,9 @@ from vanilla_transformer import (
     VanillaTransformerModel,
     VanillaTransformerTokenizer,
 )
+from vanilla_transformer.arguments import DataArguments, TranslationTrainingArguments
 from vanilla_transformer.tokenizer_training import train_tokenizer
-from vanilla_transformer.training import DataArguments, build_trainer
+from vanilla_transformer.training import build_trainer
 
 PACKAGE = Path(vanilla_transformer.__file__).parent
 REMOTE_FILES = {path.name: path for path in sorted(PACKAGE.glob("*_vanilla_transformer.py"))}
@@ -296,8 +296,8 @@ class TestFolder:
     def test_a_checkpoint_of_the_trainer_brings_all_of_it(self, saved: Path, tmp_path: Path) -> None:
         model: Any = AutoModelForSeq2SeqLM.from_pretrained(saved)
         corpora = DatasetDict(train=Dataset.from_dict({"source": ["two dogs"] * 2, "target": ["a horse"] * 2}))
-        arguments = Seq2SeqTrainingArguments(
-            output_dir=str(tmp_path), max_steps=1, save_steps=1, use_cpu=True, disable_tqdm=True
+        arguments = TranslationTrainingArguments(
+            output_dir=str(tmp_path), max_steps=1, eval_strategy="no", use_cpu=True, disable_tqdm=True
         )
         data_arguments = DataArguments(train_file=["in memory"])
         build_trainer(model, AutoTokenizer.from_pretrained(saved), corpora, data_arguments, arguments).train()

@@ -5,11 +5,13 @@ import importlib.util
 import json
 import logging
 import random
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from conftest import RunPython
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.tokenizer_training import MINIMUM_VOCAB_SIZE, train_tokenizer
+from vanilla_transformer.tokenizer_training import MINIMUM_VOCAB_SIZE, train_separate_tokenizer, train_tokenizer
 
 ENGLISH = ["a man rides a horse", "two men ride two horses", "the man is riding", "a horse is a horse"]
 GERMAN = ["ein Mann reitet ein Pferd", "zwei Männer reiten zwei Pferde", "der Mann reitet", "ein Pferd ist ein Pferd"]
@@ -189,6 +191,48 @@ def test_the_smallest_vocabulary_spells_everything() -> None:
     assert tokenizer.batch_decode(tokenizer(TEXTS)["input_ids"], skip_special_tokens=True) == TEXTS
 
 
+# --- two vocabularies ---
+
+
+def sides_of(tokenizer: VanillaTransformerTokenizer) -> list[list[tuple[str, str]]]:
+    return [merges_of(tokenizer.source_tokenizer), merges_of(tokenizer.target_tokenizer)]
+
+
+def test_separate_vocabularies_are_those_of_each_side() -> None:
+    for target_vocab_size, expected_size in ((280, 280), (None, 275)):
+        tokenizer = train_separate_tokenizer(
+            iter(ENGLISH), GERMAN, vocab_size=275, target_vocab_size=target_vocab_size, length=4, model_max_length=50
+        )
+        assert tokenizer.separate_vocabs
+        assert (len(tokenizer), tokenizer.target_vocab_size, tokenizer.model_max_length) == (275, expected_size, 50)
+        assert sides_of(tokenizer) == [merges_of(train(ENGLISH, 275)), merges_of(train(GERMAN, expected_size))]
+
+
+def test_a_small_side_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    train_separate_tokenizer(ENGLISH, ["ab ab"], vocab_size=270)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("The vocabulary has 262 tokens instead of vocab_size=270")
+    assert record.getMessage().endswith("in the target texts.")
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "options", "message"),
+    [
+        (ENGLISH, GERMAN, {"target_vocab_size": 259}, "target_vocab_size=259 .* at least 260"),
+        (ENGLISH, GERMAN, {"vocab_size": 259}, "^vocab_size=259 .* at least 260"),
+        (ENGLISH, GERMAN, {"min_frequency": 0}, "min_frequency=0 .* at least 1"),
+        (ENGLISH, GERMAN, {"model_max_length": 0}, "model_max_length=0 .* at least 1"),
+        (ENGLISH, "ein Mann", {}, "target_texts is a single string, 'ein Mann'"),
+        ("a man", GERMAN, {}, "source_texts is a single string, 'a man'"),
+        (ENGLISH, ["", " "], {}, "target_texts holds no text at all"),
+        (["a", None], GERMAN, {}, r"source_texts\[1\] is None"),
+    ],
+)
+def test_the_side_of_an_error_is_named(source: Any, target: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        train_separate_tokenizer(source, target, **{"vocab_size": 270, **options})
+
+
 # --- scripts/train_tokenizer.py ---
 
 
@@ -256,6 +300,54 @@ def test_script_trains_on_a_dataset(script: ModuleType, corpus: Path) -> None:
     arguments = ["--dataset_name", f"{corpus}/dataset", "--vocab_size", "290", "--output_dir", f"{corpus}/out"]
     script.main([*arguments, "--source_column", "translation.de", "--target_column", "translation.en"])
     assert merges_of(VanillaTransformerTokenizer.from_pretrained(corpus / "out")) == merges_of(train(TEXTS))
+
+
+def test_script_trains_a_vocabulary_for_each_side(
+    script: ModuleType, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--vocab_size", "275", "--target_vocab_size", "280"]
+    out = ["--output_dir", f"{corpus}/out", "--overwrite_output_dir", "--separate_vocabularies", *sizes]
+    texts = ["--source_files", f"{corpus}/train.en", "--target_files", f"{corpus}/train.de.gz"]
+    table = ["--files", f"{corpus}/train.jsonl", "--source_lang", "en", "--target_lang", "de"]
+    (corpus / "dataset").mkdir()
+    shutil.copy(corpus / "train.jsonl", corpus / "dataset")
+    dataset = ["--dataset_name", f"{corpus}/dataset", *table[2:]]
+    for arguments in (texts, table, dataset):
+        script.main([*arguments, *out])
+        loaded = VanillaTransformerTokenizer.from_pretrained(corpus / "out")
+        assert sides_of(loaded) == [merges_of(train(ENGLISH, 275)), merges_of(train(GERMAN, 280))]
+        printed = capsys.readouterr().out.splitlines()
+        assert printed[0] == f"275 source and 280 target tokens, saved to {corpus}/out"
+        for texts_of_side, side in ((ENGLISH, loaded.source_tokenizer), (GERMAN, loaded.target_tokenizer)):
+            tokens = sum(len(side.tokenize(text)) for text in texts_of_side)
+            assert sum(line.startswith(f"  {tokens / 4:.1f} tokens per sentence") for line in printed) == 1
+
+
+def test_script_replaces_two_vocabularies_by_one(script: ModuleType, corpus: Path) -> None:
+    out = ["--vocab_size", "285", "--output_dir", f"{corpus}/out"]
+    table = ["--files", f"{corpus}/train.jsonl", "--source_lang", "en", "--target_lang", "de"]
+    script.main([*table, *out, "--separate_vocabularies"])
+    assert (corpus / "out" / "target_tokenizer.json").exists()
+    script.main(["--files", f"{corpus}/train.en", "--overwrite_output_dir", *out])
+    assert not (corpus / "out" / "target_tokenizer.json").exists()
+    assert not AutoTokenizer.from_pretrained(corpus / "out").separate_vocabs
+
+
+def test_script_must_know_the_sides(script: ModuleType, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, table = str(corpus / "train.en"), str(corpus / "train.jsonl")
+    out = ["--output_dir", str(corpus / "out")]
+    separate = [*out, "--separate_vocabularies"]
+    message = failure(script, [*separate, "--files", table, text], capsys)
+    assert f"--files {text} does not say which side it is" in message
+    assert "both --source_files and --target_files" in failure(script, [*separate, "--source_files", text], capsys)
+    both = ["--source_files", text, "--target_files", text]
+    for arguments in ([], ["--files", table, *both], ["--files", table, "--dataset_name", "x"]):
+        message = failure(script, [*separate, *arguments], capsys)
+        assert "Give one of --files (tables), --dataset_name, and --source_files with --target_files." in message
+    assert "--source_files" in failure(script, [*out, *both], capsys)
+    message = failure(script, [*out, "--files", text, "--target_vocab_size", "300"], capsys)
+    assert message == "error: --target_vocab_size 300 needs --separate_vocabularies."
+    assert not (corpus / "out").exists()
 
 
 def test_script_keeps_what_the_output_folder_holds(

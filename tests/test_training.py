@@ -32,13 +32,11 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
+from vanilla_transformer.arguments import DataArguments, ModelArguments, TranslationTrainingArguments
+from vanilla_transformer.callbacks import KeepGenerationConfig
 from vanilla_transformer.checkpoints import find_last_whole_checkpoint
 from vanilla_transformer.training import (
     ARGUMENTS_FILE,
-    DataArguments,
-    KeepGenerationConfig,
-    ModelArguments,
-    TranslationTrainingArguments,
     build_config,
     build_model,
     build_trainer,
@@ -77,6 +75,7 @@ def make_arguments(output_dir: Path, **changes: Any) -> TranslationTrainingArgum
         "per_device_train_batch_size": 4,
         "per_device_eval_batch_size": 2,
         "disable_tqdm": True,
+        "report_to": [],
         "use_cpu": True,
     }
     return TranslationTrainingArguments(**{**settings, **changes})
@@ -458,7 +457,7 @@ class TestConfig:
         arguments = ModelArguments(model_name_or_path=str(saved_model), tokenizer_name="larger")
         tokenizer = VanillaTransformerTokenizer()
         tokenizer.add_tokens([f"<{number}>" for number in range(41)])
-        with pytest.raises(ValueError, match=r"tokenizer larger has 301 tokens, but the model .* knows 300"):
+        with pytest.raises(ValueError, match=r"tokenizer larger has 301 source tokens, but the model .* knows 300"):
             build_config(arguments, tokenizer)
 
     @pytest.mark.parametrize("base", ["preset", "config_name", "model_name_or_path"])

@@ -11,7 +11,9 @@ import json
 import logging
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TextIO, cast
 
@@ -22,14 +24,17 @@ logger = logging.getLogger(__name__)
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SHOWN_EMPTY = 5
-_ARROW_BATCH = 10_000
+ARROW_BATCH = 10_000
 
 # One record as read: its number (counted from 1) and both texts, not yet checked. None stands for a missing value.
-_Pair = tuple[int, object, object]
+Pair = tuple[int, object, object]
+
+EmptyLines = Literal["error", "drop"]
+MEND_OR_DROP = 'Mend the corpus, or drop such pairs with empty_lines="drop" (the scripts: --drop_empty_lines).'
 
 
 @dataclass(frozen=True)
-class _Columns:
+class Columns:
     """Which columns hold the two texts, as far as the caller said."""
 
     source_column: str | None
@@ -90,12 +95,13 @@ class _Columns:
         )
 
 
-def _is_gzip(path: str | Path) -> bool:
+def is_gzip(path: str | Path) -> bool:
+    """Whether the name says that the file is gzip-compressed."""
     return Path(path).suffix.lower() == ".gz"
 
 
 def _open_bytes(path: str | Path) -> BinaryIO:
-    if _is_gzip(path):
+    if is_gzip(path):
         return cast(BinaryIO, gzip.open(path, mode="rb"))
     return open(path, mode="rb")
 
@@ -111,12 +117,31 @@ def open_text(path: str | Path) -> TextIO:
     return io.TextIOWrapper(_open_bytes(path), encoding="utf-8-sig", newline="\n")
 
 
-def _iterate_lines(path: str | Path) -> Iterator[str]:
+@dataclass(frozen=True)
+class LineBlock:
+    """Lines of a file that follow each other.
+
+    Attributes:
+        offset: Bytes of the file before the first one.
+        first: Number of the first one in the file, counted from 1.
+        count: How many they are; None for all to the end.
+    """
+
+    offset: int = 0
+    first: int = 1
+    count: int | None = None
+
+
+WHOLE_FILE = LineBlock()
+
+
+def iterate_lines(path: str | Path, block: LineBlock = WHOLE_FILE) -> Iterator[str]:
     """Yields the lines with their line ends. Lines are split as bytes, so that an error knows the line it is in."""
-    number = 0
+    number = block.first - 1
     try:
         with _open_bytes(path) as file:
-            for number, line in enumerate(file, start=1):
+            file.seek(block.offset)
+            for number, line in enumerate(islice(file, block.count), start=block.first):
                 yield line.removeprefix(_BYTE_ORDER_MARK).decode() if number == 1 else line.decode()
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
@@ -128,9 +153,12 @@ def _iterate_lines(path: str | Path) -> Iterator[str]:
         raise ValueError(f"{path}, after line {number}: truncated or damaged gzip file ({error}).") from error
     if number == 0:
         raise ValueError(f"{path}: the file is empty.")
+    if block.count is not None and number != block.first + block.count - 1:
+        raise ValueError(f"{path} ends after line {number}: it was longer before and has changed while it is in use.")
 
 
-def _strip_line_end(line: str) -> str:
+def strip_line_end(line: str) -> str:
+    r"""Takes the "\n" or "\r\n" off."""
     return line.removesuffix("\n").removesuffix("\r") if line.endswith("\n") else line
 
 
@@ -144,26 +172,36 @@ def read_lines(path: str | Path) -> list[str]:
         FileNotFoundError: if there is no such file.
         ValueError: if the file is empty, is not UTF-8 (says the line), or is a damaged gzip file.
     """
-    return [_strip_line_end(line) for line in _iterate_lines(path)]
+    return [strip_line_end(line) for line in iterate_lines(path)]
 
 
-def _aligned_pairs(source_file: str | Path, target_file: str | Path) -> Iterator[_Pair]:
-    source, target = read_lines(source_file), read_lines(target_file)
-    if len(source) != len(target):
+def check_same_length(source: tuple[str | Path, int], target: tuple[str | Path, int]) -> None:
+    """Compares the numbers of lines of two aligned files, each given as its path and that number.
+
+    Raises:
+        ValueError: if they differ.
+    """
+    if source[1] != target[1]:
         raise ValueError(
-            f"{source_file} has {len(source):,} lines, but {target_file} has {len(target):,}. Line n of one must be "
+            f"{source[0]} has {source[1]:,} lines, but {target[0]} has {target[1]:,}. Line n of one must be "
             "the translation of line n of the other: look for a sentence broken over two lines or a file cut short."
         )
+
+
+def _aligned_pairs(source_file: str | Path, target_file: str | Path) -> Iterator[Pair]:
+    source, target = read_lines(source_file), read_lines(target_file)
+    check_same_length((source_file, len(source)), (target_file, len(target)))
     return ((number, *pair) for number, pair in enumerate(zip(source, target, strict=True), start=1))
 
 
-def _tsv_rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:
-    for number, line in enumerate(_iterate_lines(path), start=1):
-        yield number, _strip_line_end(line).split("\t")
+def tsv_rows(path: str | Path, block: LineBlock = WHOLE_FILE) -> Iterator[tuple[int, list[str]]]:
+    """Yields the number and the fields of each line."""
+    for number, line in enumerate(iterate_lines(path, block), start=block.first):
+        yield number, strip_line_end(line).split("\t")
 
 
 def _csv_rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader(_iterate_lines(path), strict=True)
+    reader = csv.reader(iterate_lines(path), strict=True)
     start = 1
     try:
         for row in reader:
@@ -173,30 +211,65 @@ def _csv_rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:
         raise ValueError(f"{path}: the record that begins at line {start} is not valid CSV: {error}.") from error
 
 
-def _delimited_pairs(
-    path: str | Path, *, rows: Iterable[tuple[int, list[str]]], columns: _Columns, separator: str
-) -> Iterator[_Pair]:
-    width = 0
+@dataclass(frozen=True)
+class Layout:
+    """How the rows of a delimited table are laid out.
+
+    Attributes:
+        source: Index of the source among the fields.
+        target: Index of the target.
+        width: How many fields a row has.
+        header_line: Number of the line with the names of the columns; None where there is none.
+    """
+
+    source: int
+    target: int
+    width: int
+    header_line: int | None
+
+    @classmethod
+    def of(cls, number: int, row: list[str], *, columns: Columns, path: str | Path, separator: str) -> "Layout":
+        """Reads the layout off the first row that is not blank, which is in line `number` of the file.
+
+        Raises:
+            ValueError: if it has one field only, or lacks the columns that the caller named.
+        """
+        where = f"{path}, line {number}"
+        if len(row) < 2:
+            raise ValueError(f"{where}: one column only; source and target are separated by a {separator}.")
+        header = columns.require(row, where) if columns.source_column else columns.find(row)
+        source, target = (row.index(header[0]), row.index(header[1])) if header else (0, 1)
+        return cls(source=source, target=target, width=len(row), header_line=number if header else None)
+
+
+def is_blank(row: list[str]) -> bool:
+    """Whether no field of the row holds anything but white space."""
+    return not any(field.strip() for field in row)
+
+
+def delimited_pairs(
+    path: str | Path,
+    *,
+    rows: Iterable[tuple[int, list[str]]],
+    columns: Columns,
+    separator: str,
+    layout: Layout | None = None,
+) -> Iterator[Pair]:
+    """Yields the pairs of a table. Rows from the middle of a file come with the `layout` that its first row gave."""
     for number, row in rows:
-        if not any(field.strip() for field in row):
+        if is_blank(row):
             yield number, None, None
             continue
-        if width == 0:
-            width = len(row)
-            if width < 2:
-                raise ValueError(
-                    f"{path}, line {number}: one column only; source and target are separated by a {separator}."
-                )
-            header = columns.require(row, f"{path}, line {number}") if columns.source_column else columns.find(row)
-            source, target = (row.index(header[0]), row.index(header[1])) if header else (0, 1)
-            if header:
-                continue
-        if len(row) != width:
+        if layout is None:
+            layout = Layout.of(number, row, columns=columns, path=path, separator=separator)
+        if number == layout.header_line:
+            continue
+        if len(row) != layout.width:
             raise ValueError(
-                f"{path}, line {number}: {len(row)} column{'' if len(row) == 1 else 's'} instead of {width} as in the "
-                f"lines before; columns are separated by a {separator}."
+                f"{path}, line {number}: {len(row)} column{'' if len(row) == 1 else 's'} instead of {layout.width} as "
+                f"in the lines before; columns are separated by a {separator}."
             )
-        yield number, row[source], row[target]
+        yield number, row[layout.source], row[layout.target]
 
 
 def _json_value(record: dict[str, Any], column: str, where: str) -> object:
@@ -220,50 +293,75 @@ def _json_columns(record: dict[str, Any]) -> list[str]:
     return names
 
 
-def _json_pairs(path: str | Path, *, columns: _Columns) -> Iterator[_Pair]:
-    chosen: tuple[str, str] | None = None
-    for number, line in enumerate(_iterate_lines(path), start=1):
+def _json_record(line: str, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where}: not JSON lines, that is, one JSON object on each line: {error}.") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"{where}: a {type(record).__name__}; JSON lines hold one JSON object on each line.")
+    return record
+
+
+def json_names(path: str | Path, columns: Columns) -> tuple[str, str] | None:
+    """The source and the target column of a JSON lines file, by its first record; None if it has no record."""
+    for number, line in enumerate(iterate_lines(path), start=1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            return columns.require(_json_columns(_json_record(line, where)), where)
+    return None
+
+
+def json_pairs(
+    path: str | Path, *, columns: Columns, block: LineBlock = WHOLE_FILE, names: tuple[str, str] | None = None
+) -> Iterator[Pair]:
+    """Yields the pairs of JSON lines. A block from the middle of a file comes with the column `names` of the file."""
+    for number, line in enumerate(iterate_lines(path, block), start=block.first):
         if not line.strip():
             yield number, None, None
             continue
         where = f"{path}, line {number}"
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{where}: not JSON lines, that is, one JSON object on each line: {error}.") from error
-        if not isinstance(record, dict):
-            raise ValueError(f"{where}: a {type(record).__name__}; JSON lines hold one JSON object on each line.")
-        if chosen is None:
-            chosen = columns.require(_json_columns(record), where)
-        yield number, _json_value(record, chosen[0], where), _json_value(record, chosen[1], where)
+        record = _json_record(line, where)
+        if names is None:
+            names = columns.require(_json_columns(record), where)
+        yield number, _json_value(record, names[0], where), _json_value(record, names[1], where)
+
+
+def is_full(pair: Pair, name: str, unit: str) -> bool:
+    """Whether both sides of a pair hold text.
+
+    Raises:
+        ValueError: if a side is neither a string nor missing.
+    """
+    for side, value in zip(("source", "target"), pair[1:], strict=True):
+        if value is not None and not isinstance(value, str):
+            raise ValueError(
+                f"{name}, {unit} {pair[0]}: the {side} is {value!r} ({type(value).__name__}), not a string."
+            )
+    return all(isinstance(value, str) and value.strip() for value in pair[1:])
 
 
 def _valid_pairs(
-    pairs: Iterable[_Pair],
+    pairs: Iterable[Pair],
     *,
     name: str,
     unit: str,
     max_samples: int | None,
-    empty_lines: Literal["error", "drop"],
+    empty_lines: EmptyLines,
 ) -> Iterator[tuple[int, str, str]]:
     """Yields the first `max_samples` good pairs, then raises or warns for the empty ones among them."""
     good = empty = 0
     first_empty: list[str] = []
-    for number, source, target in pairs:
-        for side, value in (("source", source), ("target", target)):
-            if value is not None and not isinstance(value, str):
-                raise ValueError(
-                    f"{name}, {unit} {number}: the {side} is {value!r} ({type(value).__name__}), not a string."
-                )
-        if isinstance(source, str) and isinstance(target, str) and source.strip() and target.strip():
-            yield number, source, target
+    for pair in pairs:
+        if is_full(pair, name, unit):
+            yield cast(tuple[int, str, str], pair)
             good += 1
             if good == max_samples:
                 break
             continue
         empty += 1
         if len(first_empty) < _SHOWN_EMPTY:
-            first_empty.append(str(number))
+            first_empty.append(str(pair[0]))
     if not good and not empty:
         raise ValueError(f"{name}: no pair of source and target in it.")
     if not empty:
@@ -271,16 +369,14 @@ def _valid_pairs(
     numbers = ", ".join(first_empty) + (", ..." if empty > len(first_empty) else "")
     message = f"{name}: {empty:,} {unit}(s) empty on one side or both: {unit} {numbers}"
     if empty_lines == "error":
-        raise ValueError(
-            f'{message}. Mend the corpus, or drop such pairs with empty_lines="drop" (the scripts: --drop_empty_lines).'
-        )
+        raise ValueError(f"{message}. {MEND_OR_DROP}")
     if not good:
         raise ValueError(f"{message}. None is left.")
     logger.warning("%s. They were dropped.", message)
 
 
 def _dataset_from_pairs(
-    pairs: Iterable[_Pair], *, name: str, max_samples: int | None, empty_lines: Literal["error", "drop"]
+    pairs: Iterable[Pair], *, name: str, max_samples: int | None, empty_lines: EmptyLines
 ) -> Dataset:
     sources: list[str] = []
     targets: list[str] = []
@@ -293,9 +389,9 @@ def _dataset_from_pairs(
     return Dataset.from_dict({"source": sources, "target": targets}, features=features)
 
 
-def _arrow_pairs(dataset: Dataset) -> Iterator[_Pair]:
+def _arrow_pairs(dataset: Dataset) -> Iterator[Pair]:
     number = 0
-    for table in dataset.with_format("arrow").iter(batch_size=_ARROW_BATCH):
+    for table in dataset.with_format("arrow").iter(batch_size=ARROW_BATCH):
         for source, target in zip(table["source"].to_pylist(), table["target"].to_pylist(), strict=True):
             number += 1
             yield number, source, target
@@ -305,9 +401,9 @@ def _dataset_from_table(
     dataset: Dataset,
     *,
     name: str,
-    columns: _Columns,
+    columns: Columns,
     max_samples: int | None,
-    empty_lines: Literal["error", "drop"],
+    empty_lines: EmptyLines,
 ) -> Dataset:
     """Picks and checks the two columns without taking a memory-mapped dataset into memory."""
     dataset = dataset.flatten()
@@ -323,22 +419,35 @@ def _dataset_from_table(
     return dataset if dataset.features == features else dataset.cast(features)
 
 
-def _read_parquet(path: str | Path) -> Dataset:
+@contextmanager
+def open_parquet(path: str | Path) -> Iterator[pyarrow.parquet.ParquetFile]:
+    """Opens a parquet file for reading.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is not a parquet file, or damaged in what is read of it inside the context.
+    """
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            table = file.read()
-    except pyarrow.ArrowInvalid as error:
+            yield file
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        # pyarrow calls damaged pages an OSError too, without an error number.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         raise ValueError(f"{path}: not a parquet file, or a damaged one: {error}") from error
-    return Dataset(table)
 
 
-def _load_named_dataset(dataset_name: str, *, config_name: str | None, split: str) -> Dataset:
+def load_saved_split(dataset_name: str, split: str) -> Dataset | None:
+    """Loads a split of a folder written by `save_to_disk`, without taking it into memory; None for anything else.
+
+    Raises:
+        ValueError: if `dataset_name` is a file, or the folder has no such split.
+    """
     folder = Path(dataset_name)
     if folder.is_file():
         raise ValueError(f"dataset_name={dataset_name!r} is a file: pass it as files=[{dataset_name!r}].")
-    saved = (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
-    if not saved:
-        return load_dataset(dataset_name, name=config_name, split=split)
+    if not (folder / "dataset_dict.json").is_file() and not (folder / "state.json").is_file():
+        return None
     dataset = load_from_disk(folder)
     # A lone saved split must not pass for another one: a validation score on training data would mislead.
     splits = dataset if isinstance(dataset, DatasetDict) else {str(dataset.split or "train"): dataset}
@@ -347,43 +456,63 @@ def _load_named_dataset(dataset_name: str, *, config_name: str | None, split: st
     return splits[split]
 
 
-_PairReader = Callable[[str | Path, _Columns], Iterator[_Pair]]
+PairReader = Callable[[str | Path, Columns], Iterator[Pair]]
 
-_PAIR_READERS: dict[str, _PairReader] = {
-    ".tsv": lambda path, columns: _delimited_pairs(path, rows=_tsv_rows(path), columns=columns, separator="tab"),
-    ".csv": lambda path, columns: _delimited_pairs(path, rows=_csv_rows(path), columns=columns, separator="comma"),
-    ".json": lambda path, columns: _json_pairs(path, columns=columns),
-    ".jsonl": lambda path, columns: _json_pairs(path, columns=columns),
+PAIR_READERS: dict[str, PairReader] = {
+    ".tsv": lambda path, columns: delimited_pairs(path, rows=tsv_rows(path), columns=columns, separator="tab"),
+    ".csv": lambda path, columns: delimited_pairs(path, rows=_csv_rows(path), columns=columns, separator="comma"),
+    ".json": lambda path, columns: json_pairs(path, columns=columns),
+    ".jsonl": lambda path, columns: json_pairs(path, columns=columns),
 }
 
 
-def _file_kind(path: str | Path) -> str:
+def file_kind(path: str | Path) -> str:
     """The last suffix of the name, in lower case, before any `.gz`."""
-    return Path(Path(path).stem if _is_gzip(path) else path).suffix.lower()
+    return Path(Path(path).stem if is_gzip(path) else path).suffix.lower()
 
 
-def _load_files(files: Sequence[str | Path], *, columns: _Columns, **options: Any) -> Dataset:
-    kinds = [_file_kind(file) for file in files]
+def _load_files(files: Sequence[str | Path], *, columns: Columns, **options: Any) -> Dataset:
+    kinds = [file_kind(file) for file in files]
     if len(files) == 1:
         path, kind = files[0], kinds[0]
-        if kind == ".parquet" and not _is_gzip(path):
-            return _dataset_from_table(_read_parquet(path), name=str(path), columns=columns, **options)
-        if kind in _PAIR_READERS:
-            return _dataset_from_pairs(_PAIR_READERS[kind](path, columns), name=str(path), **options)
-        legal = ", ".join(f"{suffix}[.gz]" for suffix in _PAIR_READERS)
+        if kind == ".parquet" and not is_gzip(path):
+            with open_parquet(path) as parquet:
+                table = parquet.read()
+            return _dataset_from_table(Dataset(table), name=str(path), columns=columns, **options)
+        if kind in PAIR_READERS:
+            return _dataset_from_pairs(PAIR_READERS[kind](path, columns), name=str(path), **options)
+        legal = ", ".join(f"{suffix}[.gz]" for suffix in PAIR_READERS)
         raise ValueError(
             f"{path}: a corpus in one file must be one of {legal}, .parquet; plain text comes as two aligned files, "
             "the source file first."
         )
     if len(files) == 2:
         for path, kind in zip(files, kinds, strict=True):
-            if kind == ".parquet" or kind in _PAIR_READERS:
+            if kind == ".parquet" or kind in PAIR_READERS:
                 raise ValueError(
                     f"{path}: two files are read as aligned lines of text, but a {kind} file holds both sides by "
                     "itself. Give it alone."
                 )
         return _dataset_from_pairs(_aligned_pairs(files[0], files[1]), name=f"{files[0]} and {files[1]}", **options)
     raise ValueError(f"files has {len(files)} entries: give one table or two aligned text files (source, target).")
+
+
+def check_arguments(
+    *, files: Sequence[str | Path] | None, dataset_name: str | None, max_samples: int | None, empty_lines: str
+) -> None:
+    """Refuses what cannot be meant.
+
+    Raises:
+        ValueError: names the argument and its value.
+    """
+    if (files is None) == (dataset_name is None):
+        raise ValueError(f"files={files!r} and dataset_name={dataset_name!r}: give exactly one of them.")
+    if isinstance(files, str | Path):
+        raise ValueError(f"files={files!r}: give a list of paths.")
+    if max_samples is not None and max_samples < 1:
+        raise ValueError(f"max_samples={max_samples}: must be at least 1, or None for all.")
+    if empty_lines not in ("error", "drop"):
+        raise ValueError(f'empty_lines={empty_lines!r}: must be "error" or "drop".')
 
 
 def load_parallel_corpus(
@@ -397,7 +526,7 @@ def load_parallel_corpus(
     source_lang: str | None = None,
     target_lang: str | None = None,
     max_samples: int | None = None,
-    empty_lines: Literal["error", "drop"] = "error",
+    empty_lines: EmptyLines = "error",
 ) -> Dataset:
     r"""Loads sentence pairs from local files or from a dataset of the Hub.
 
@@ -437,19 +566,14 @@ def load_parallel_corpus(
         ValueError: if the arguments contradict each other, the text files have different numbers of lines, a file is
             empty, damaged or not UTF-8, a column is missing, a value is not a string, or a side is empty.
     """
-    if (files is None) == (dataset_name is None):
-        raise ValueError(f"files={files!r} and dataset_name={dataset_name!r}: give exactly one of them.")
-    if isinstance(files, str | Path):
-        raise ValueError(f"files={files!r}: give a list of one or two paths.")
-    if max_samples is not None and max_samples < 1:
-        raise ValueError(f"max_samples={max_samples}: must be at least 1, or None for all.")
-    if empty_lines not in ("error", "drop"):
-        raise ValueError(f'empty_lines={empty_lines!r}: must be "error" or "drop".')
-    columns = _Columns(
+    check_arguments(files=files, dataset_name=dataset_name, max_samples=max_samples, empty_lines=empty_lines)
+    columns = Columns(
         source_column=source_column, target_column=target_column, source_lang=source_lang, target_lang=target_lang
     )
     options: dict[str, Any] = {"max_samples": max_samples, "empty_lines": empty_lines}
     if files is not None:
         return _load_files(files, columns=columns, **options)
-    dataset = _load_named_dataset(str(dataset_name), config_name=dataset_config_name, split=split)
+    dataset = load_saved_split(str(dataset_name), split)
+    if dataset is None:
+        dataset = load_dataset(dataset_name, name=dataset_config_name, split=split)
     return _dataset_from_table(dataset, name=f"{dataset_name} ({split})", columns=columns, **options)

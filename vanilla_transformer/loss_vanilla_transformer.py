@@ -1,7 +1,83 @@
-"""Section 5.4: the training loss with label smoothing."""
+"""What training needs besides the model: decoder inputs made from labels, and section 5.4's loss with label smoothing.
+
+The logits are the largest tensor of a training step: with 37,000 words, 72 times the hidden states they come from. The
+loss is therefore computed from the hidden states, a few rows of logits at a time, where torch offers that.
+
+Shapes: B batch, T target length, N number of labels that count, D d_model, V vocabulary.
+"""
+
+from typing import TypeGuard
 
 import torch
 from torch import nn
+from torch.nn.modules import module as torch_module
+
+IGNORED_LABEL = -100
+MINIMUM_ROWS = 256
+
+
+def shift_tokens_right(labels: torch.Tensor, pad_token_id: int, decoder_start_token_id: int) -> torch.Tensor:
+    """Puts the start symbol before the target and drops its last symbol (3.1: outputs offset by one position).
+
+    Args:
+        labels: Target tokens (B, T); -100 (ignored by the loss) becomes padding.
+        pad_token_id: Id of the padding token.
+        decoder_start_token_id: Id of the start symbol.
+
+    Returns:
+        Decoder inputs (B, T).
+    """
+    start = torch.full_like(labels[:, :1], decoder_start_token_id)
+    shifted = torch.cat([start, labels[:, :-1]], dim=1)
+    return shifted.masked_fill(shifted == IGNORED_LABEL, pad_token_id)
+
+
+def should_skip_logits(skip_logits: bool | None, labels: torch.Tensor | None, training: bool) -> bool:
+    """Decides whether the caller gets no logits.
+
+    Args:
+        skip_logits: What the caller asked for; `None`: no logits in training mode with labels, where only the loss is
+            of use.
+        labels: (B, T), if there are any.
+        training: Whether the model is in training mode.
+
+    Raises:
+        ValueError: If the logits shall be skipped and there is no loss to compute instead.
+    """
+    if skip_logits and labels is None:
+        raise ValueError("skip_logits=True needs labels: without logits the loss is all there is to return.")
+    return training and labels is not None if skip_logits is None else skip_logits
+
+
+def compute_logits_and_loss(
+    output_layer: nn.Module,
+    hidden_states: torch.Tensor,
+    labels: torch.Tensor | None,
+    label_smoothing: float,
+    num_items_in_batch: torch.Tensor | int | None,
+    skip_logits: bool,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Projects the decoder's output to the vocabulary and compares it with the labels, whichever of it is asked for.
+
+    Args:
+        output_layer: Maps (..., D) to (..., V).
+        hidden_states: (B, T, D).
+        labels: (B, T), if a loss is wanted.
+        label_smoothing: The paper's epsilon_ls.
+        num_items_in_batch: As for [`label_smoothed_cross_entropy`].
+        skip_logits: Whether the logits are `None`; then they are not even built, if [`has_plain_weights`].
+
+    Returns:
+        The logits (B, T, V) and the loss, a scalar; each may be `None`.
+    """
+    if skip_logits and labels is not None and has_plain_weights(output_layer, hidden_states):
+        loss = lean_cross_entropy(output_layer, hidden_states, labels, label_smoothing, num_items_in_batch)
+        return None, loss
+    logits = output_layer(hidden_states)
+    if labels is None:
+        return logits, None
+    loss = label_smoothed_cross_entropy(logits, labels, label_smoothing, num_items_in_batch)
+    return None if skip_logits else logits, loss
 
 
 def label_smoothed_cross_entropy(
@@ -25,15 +101,141 @@ def label_smoothed_cross_entropy(
     loss = nn.functional.cross_entropy(
         logits.flatten(0, 1).float(),
         labels.flatten().to(logits.device),
-        ignore_index=-100,
+        ignore_index=IGNORED_LABEL,
         label_smoothing=label_smoothing,
         reduction="mean" if num_items_in_batch is None else "sum",
     )
-    if num_items_in_batch is None:
-        return loss
-    if isinstance(num_items_in_batch, torch.Tensor):
-        num_items_in_batch = num_items_in_batch.to(loss.device)
-    return loss / num_items_in_batch
+    return loss if num_items_in_batch is None else _divide(loss, num_items_in_batch)
 
 
-__all__ = ["label_smoothed_cross_entropy"]
+def _divide(total: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:
+    return total / (count.to(total.device) if isinstance(count, torch.Tensor) else count)
+
+
+def has_plain_weights(output_layer: nn.Module, hidden_states: torch.Tensor) -> TypeGuard[nn.Linear]:
+    """Whether the loss may be computed from the output layer's weights, or the layer itself has to be called.
+
+    It has to be called, on all positions at once, where
+        - torch lacks `linear_cross_entropy` in chunks (before 2.13), or cannot compile it,
+        - the layer is not just `nn.Linear`: replaced or wrapped (PEFT), parametrized, quantized, with a forward of its
+          own (accelerate's offloading) or with hooks, be they for every module,
+        - its weights are not at hand: elsewhere, on the meta device, partitioned or distributed (ZeRO-3, DTensor),
+        - a GPU computes in bfloat16 that can only emulate it.
+    """
+    if not hasattr(nn, "LinearCrossEntropyOptions") or torch.compiler.is_compiling():
+        return False
+    if type(output_layer) is not nn.Linear or "forward" in vars(output_layer) or _has_hooks(output_layer):
+        return False
+    weight, bias, device = output_layer.weight, output_layer.bias, hidden_states.device
+    tensors = [hidden_states, weight] if bias is None else [hidden_states, weight, bias]
+    return (
+        device.type != "meta"
+        and all(type(tensor) in (torch.Tensor, nn.Parameter) and tensor.device == device for tensor in tensors)
+        and weight.shape == (output_layer.out_features, output_layer.in_features)
+        and (hidden_states.dtype == weight.dtype or torch.is_autocast_enabled(device.type))
+        and (_product_dtype(hidden_states) != torch.bfloat16 or torch.cuda.is_bf16_supported(including_emulation=False))
+    )
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or torch_module._has_any_global_hook()
+    )
+
+
+def _product_dtype(hidden_states: torch.Tensor) -> torch.dtype:
+    """The type in which torch's chunked loss multiplies: autocast's on CUDA, never less than float32 elsewhere.
+
+    Only CUDA multiplies half-precision numbers into float32 logits. On a CPU torch would convert both factors to
+    float32 and yet round the loss and the gradients of each chunk to half precision.
+    """
+    kind = hidden_states.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden_states.dtype
+    return dtype if kind == "cuda" else torch.promote_types(hidden_states.dtype, torch.float32)
+
+
+def lean_cross_entropy(
+    output_layer: nn.Linear,
+    hidden_states: torch.Tensor,
+    labels: torch.Tensor,
+    label_smoothing: float,
+    num_items_in_batch: torch.Tensor | int | None = None,
+) -> torch.Tensor:
+    """The value and gradients of [`label_smoothed_cross_entropy`] without the logits (B, T, V).
+
+    At most max(D, 256) rows of logits exist at a time, about as many numbers as the output layer has weights. Their
+    gradients are made on the way, so that `backward` can run once and not be differentiated.
+
+    Args:
+        output_layer: One that [`has_plain_weights`].
+        hidden_states: (B, T, D).
+        labels: (B, T); positions with -100 do not count, and cost nothing.
+        label_smoothing: The paper's epsilon_ls.
+        num_items_in_batch: As for [`label_smoothed_cross_entropy`].
+
+    Returns:
+        A scalar.
+    """
+    labels = labels.flatten().to(hidden_states.device)
+    counted = labels != IGNORED_LABEL
+    # On a GPU this waits for the decoder, once per step; in return, padding is not multiplied with the vocabulary.
+    rows, targets = hidden_states.flatten(0, 1)[counted], labels[counted]
+    if targets.numel() == 0:
+        return label_smoothed_cross_entropy(
+            output_layer(hidden_states[:1, :1]), labels[None, :1], label_smoothing, num_items_in_batch
+        )
+    dtype = _product_dtype(hidden_states)
+    # Every type is chosen here, whatever a version of torch lets autocast do inside its own loss.
+    with torch.autocast(hidden_states.device.type, enabled=False):
+        # Backward runs the other way round: to the gradients of the losses, those of smoothing are then added in place.
+        smoothing = _sum_above_mean(rows, targets, output_layer.weight, output_layer.bias) if label_smoothing else 0.0
+        losses = _sum_of_losses(rows, targets, output_layer.weight, output_layer.bias, dtype)
+        total = losses + label_smoothing * smoothing
+        return _divide(total, targets.numel() if num_items_in_batch is None else num_items_in_batch)
+
+
+def _sum_of_losses(
+    rows: torch.Tensor, targets: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """Sums the losses without smoothing, sum_t [log sum_v exp z_tv - z_ty], with z = W h + b multiplied in `dtype`."""
+    losses = nn.functional.linear_cross_entropy(
+        rows.to(dtype),
+        weight.to(dtype),
+        targets,
+        linear_bias=None if bias is None else bias.to(dtype),
+        # A sum has the type of its factors. Of numbers that short the losses are rounded one by one, and added here.
+        reduction="none" if dtype.itemsize < torch.float32.itemsize else "sum",
+        options=nn.LinearCrossEntropyOptions(batch_chunk_size=max(MINIMUM_ROWS, weight.shape[1])),
+    )
+    return losses.float().sum()
+
+
+def _sum_above_mean(
+    rows: torch.Tensor, targets: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Sums by how much the labels' logits are above the mean of all words': sum_t [z_ty - mean_v z_tv].
+
+    Times epsilon, this is what smoothing adds to a loss: from
+
+        (1 - eps) (log Z - z_y) + eps mean_v (log Z - z_v) = (log Z - z_y) + eps (z_y - mean_v z_v)
+
+    with z = W h + b, where the mean over v is one product with the mean row of W.
+    """
+    # Not `mean`, whose gradient would be written out for every word.
+    mean_row = weight.sum(dim=0, dtype=torch.float32) / len(weight)
+    total = (rows.float() * (nn.functional.embedding(targets, weight).float() - mean_row)).sum()
+    return total if bias is None else total + (bias[targets].float() - bias.float().mean()).sum()
+
+
+__all__ = [
+    "compute_logits_and_loss",
+    "has_plain_weights",
+    "label_smoothed_cross_entropy",
+    "lean_cross_entropy",
+    "shift_tokens_right",
+    "should_skip_logits",
+]

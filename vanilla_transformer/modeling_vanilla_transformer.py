@@ -38,7 +38,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
-from .loss_vanilla_transformer import label_smoothed_cross_entropy
+from .loss_vanilla_transformer import compute_logits_and_loss, shift_tokens_right, should_skip_logits
 from .positions_vanilla_transformer import LearnedPositions, SinusoidalPositions, count_tokens_before
 from .resizing_vanilla_transformer import ResizableVocabulariesMixin
 
@@ -496,22 +496,6 @@ class VanillaTransformerDecoder(TransformerStack):
 # The whole model, and 3.4's output layer
 
 
-def shift_tokens_right(labels: torch.Tensor, pad_token_id: int, decoder_start_token_id: int) -> torch.Tensor:
-    """Puts the start symbol before the target and drops its last symbol (3.1: outputs offset by one position).
-
-    Args:
-        labels: Target tokens (B, T); -100 (ignored by the loss) becomes padding.
-        pad_token_id: Id of the padding token.
-        decoder_start_token_id: Id of the start symbol.
-
-    Returns:
-        Decoder inputs (B, T).
-    """
-    start = torch.full_like(labels[:, :1], decoder_start_token_id)
-    shifted = torch.cat([start, labels[:, :-1]], dim=1)
-    return shifted.masked_fill(shifted == -100, pad_token_id)
-
-
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
     """Encoder and decoder without the output layer; (B, S) and (B, T) tokens to (B, T, D) states."""
 
@@ -674,6 +658,7 @@ class VanillaTransformerForConditionalGeneration(
         decoder_inputs_embeds: torch.FloatTensor | None = None,
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
+        skip_logits: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """Predicts the next token at each position of the target; other arguments as in [`VanillaTransformerModel`].
@@ -689,16 +674,19 @@ class VanillaTransformerForConditionalGeneration(
             decoder_inputs_embeds: Embeddings (B, T, D) instead of `decoder_input_ids`.
             labels: Target tokens (B, T), not shifted; -100 where the loss shall not count.
             use_cache: Whether to return a cache.
+            skip_logits: Whether to return `logits=None`; by default in training mode with labels, whose loss then needs
+                no logits (see `lean_cross_entropy`).
             **kwargs: As in [`VanillaTransformerModel`], and `num_items_in_batch`, the number of tokens to divide the
                 loss by (see `label_smoothed_cross_entropy`).
 
         Returns:
-            `Seq2SeqLMOutput` with `logits` (B, T, V), and `loss` in nats per token if there are labels: smoothed in
-            training mode, the plain negative log-likelihood (whose exponential is the perplexity) in evaluation mode.
+            `Seq2SeqLMOutput` with `logits` (B, T, V), unless skipped, and with labels `loss`, in nats per token:
+            smoothed in training mode, the plain negative log-likelihood (log of the perplexity) in evaluation mode.
 
         Raises:
-            ValueError: If a side's tokens are given twice or not at all.
+            ValueError: If a side's tokens are given twice or not at all, or logits are skipped and there are no labels.
         """
+        skip_logits = should_skip_logits(skip_logits, labels, self.training)
         num_items_in_batch = kwargs.pop("num_items_in_batch", None)
         if labels is not None:
             use_cache = False
@@ -716,14 +704,13 @@ class VanillaTransformerForConditionalGeneration(
             use_cache=use_cache,
             **kwargs,
         )
-        logits = self.lm_head(outputs.last_hidden_state)
-        loss = None
-        if labels is not None:
-            smoothing = self.config.label_smoothing if self.training else 0.0
-            loss = label_smoothed_cross_entropy(logits, labels, smoothing, num_items_in_batch)
+        smoothing = self.config.label_smoothing if self.training else 0.0
+        logits, loss = compute_logits_and_loss(
+            self.lm_head, outputs.last_hidden_state, labels, smoothing, num_items_in_batch, skip_logits
+        )
         return Seq2SeqLMOutput(
-            loss=loss,
-            logits=logits,
+            loss=cast(torch.FloatTensor | None, loss),
+            logits=cast(torch.FloatTensor | None, logits),
             past_key_values=outputs.past_key_values,
             decoder_hidden_states=outputs.decoder_hidden_states,
             decoder_attentions=outputs.decoder_attentions,

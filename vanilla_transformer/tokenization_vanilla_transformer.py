@@ -16,14 +16,17 @@ What happens to a text, in this order:
 5. Each piece is written in UTF-8, one symbol a byte, and byte pairs are merged. All 256 bytes are in the vocabulary, so
    a character that no training text had is spelled in bytes rather than replaced by `<unk>`.
 
-All of it is stored in `tokenizer.json`, so that any reader of that file gives the same tokens.
+All of it is stored in `tokenizer.json`, so that any reader of that file gives the same tokens. Where source and target
+have a vocabulary each, that file is the source's, and `target_tokenizer.json` is its like for the target.
 """
 
-from collections.abc import Sequence
-from typing import Any
+import copy
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, Self
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import BatchEncoding, PreTrainedTokenizerFast
 
 # English contractions ('s, 'll), words, digits, punctuation, spaces before a space, spaces.
 _PIECES = (
@@ -31,12 +34,18 @@ _PIECES = (
     r"| ?[\p{L}\p{M}]+| ?\p{N}| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
 )
 _SPACE = "Ġ"  # how a byte-level vocabulary writes the space
+_TARGET_FILE = "target_tokenizer.json"
 
 
 def _spell(text: str) -> str:
     """Writes each byte of `text` in UTF-8 as the one character that stands for it in a byte-level vocabulary."""
     speller = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return "".join(piece for piece, _ in speller.pre_tokenize_str(text))
+
+
+def _untrained_vocab(special_tokens: Iterable[str | AddedToken]) -> dict[str, int]:
+    symbols = [*map(str, special_tokens), *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    return {symbol: index for index, symbol in enumerate(symbols)}
 
 
 def _byte_level_bpe(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
@@ -72,6 +81,19 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
     Offsets count characters of the text as given and leave a token's own spaces out; combining marks that NFC merges
     into the character before them are in no token's span.
 
+    Source and target share one vocabulary, or have one each (`separate_vocabs`). With two of them:
+
+    - `tokenizer(text)`, `encode`, `tokenize`, `get_vocab`, `len`, `vocab_size` and the conversions between tokens and
+      ids are the source's; `tokenizer(text_target=...)`, `decode` and `batch_decode` are the target's, since what is
+      decoded is mostly what a model wrote. `decode(ids, use_source_tokenizer=True)` reads source ids.
+    - `source_tokenizer` and `target_tokenizer` are each side as a tokenizer of one vocabulary, for everything else:
+      give `tokenizer.target_tokenizer` to whatever looks up target tokens, such as `generate(stop_strings=...)`.
+    - Both give the named special tokens (`<s>`, `<pad>`, `</s>`, `<unk>`, ...) the same ids, since a model knows one
+      `pad_token_id`, one `eos_token_id` and so on.
+    - `add_tokens` and `add_special_tokens` add to both, at each one's end, so that other tokens' ids may differ. They
+      return the larger number of new tokens. Resize the model by `len(tokenizer)` and `target_vocab_size`.
+    - `train_new_from_iterator` is refused: train each side, or use `tokenizer_training.train_separate_tokenizer`.
+
     Args:
         vocab: Maps each token to its id; must hold the 256 byte symbols. Without it, the vocabulary is the special
             tokens and the bytes, from which `train_new_from_iterator` can start.
@@ -83,11 +105,17 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         tokenizer_object: A ready `tokenizers.Tokenizer` of any kind, used as it is; `</s>` is added if it has no
             post-processor of its own.
         tokenizer_file: Path of a `tokenizer.json`, treated likewise.
+        target_tokenizer_object: The target's, if it has a vocabulary of its own; the other arguments that name a
+            vocabulary are then the source's.
+        target_tokenizer_file: Path of the target's `target_tokenizer.json`, treated likewise.
+        separate_vocabs: Set in what a tokenizer with two vocabularies saves, so that it is not loaded without its
+            second file, nor one vocabulary with a file that another tokenizer left there.
         kwargs: Whatever `PreTrainedTokenizerFast` takes, such as `model_max_length`, `padding_side`, `add_bos_token`,
             `add_eos_token` and `split_special_tokens`.
 
     Raises:
-        ValueError: If `vocab` comes without `merges` or the other way round, or lacks a byte.
+        ValueError: If `vocab` comes without `merges` or the other way round, or lacks a byte, if `separate_vocabs`
+            comes without a target vocabulary, or if the two vocabularies give a special token different ids.
 
     Example:
         ```python
@@ -96,8 +124,9 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         ```
     """
 
-    vocab_files_names = {"tokenizer_file": "tokenizer.json"}
+    vocab_files_names = {"tokenizer_file": "tokenizer.json", "target_tokenizer_file": _TARGET_FILE}
     model_input_names = ["input_ids", "attention_mask"]
+    _target_backend: Tokenizer | None = None
 
     def __init__(
         self,
@@ -110,40 +139,139 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         unk_token: str | AddedToken = "<unk>",
         tokenizer_object: Tokenizer | None = None,
         tokenizer_file: str | None = None,
+        target_tokenizer_object: Tokenizer | None = None,
+        target_tokenizer_file: str | None = None,
+        separate_vocabs: bool = False,
         **kwargs: Any,
     ) -> None:
         if (vocab is None) != (merges is None):
             given, absent = ("merges", "vocab") if vocab is None else ("vocab", "merges")
             raise ValueError(f"{given} was given without {absent}: a byte-pair encoding needs both or neither.")
+        special_tokens: dict[str, Any] = {
+            "bos_token": bos_token,
+            "pad_token": pad_token,
+            "eos_token": eos_token,
+            "unk_token": unk_token,
+        }
+        if tokenizer_object is None and tokenizer_file is not None:
+            tokenizer_object = Tokenizer.from_file(tokenizer_file)
         if tokenizer_object is None:
-            if tokenizer_file is not None:
-                tokenizer_object = Tokenizer.from_file(tokenizer_file)
-            else:
-                symbols = [*map(str, (bos_token, pad_token, eos_token, unk_token))]
-                symbols += sorted(pre_tokenizers.ByteLevel.alphabet())
-                untrained = {symbol: index for index, symbol in enumerate(symbols)}
-                tokenizer_object = _byte_level_bpe(vocab=vocab or untrained, merges=merges or [])
+            untrained = _untrained_vocab(special_tokens.values())
+            tokenizer_object = _byte_level_bpe(vocab=vocab or untrained, merges=merges or [])
+        if target_tokenizer_object is None and target_tokenizer_file is not None:
+            target_tokenizer_object = Tokenizer.from_file(target_tokenizer_file)
+        if separate_vocabs and target_tokenizer_object is None:
+            raise ValueError(f"separate_vocabs=True, but there is no target vocabulary: {_TARGET_FILE} is missing.")
+        target = None
+        if target_tokenizer_object is not None:
+            # Tokens that were added to the source alone stay there.
+            target_kwargs = {key: value for key, value in kwargs.items() if key != "added_tokens_decoder"}
+            target = VanillaTransformerTokenizer(
+                tokenizer_object=target_tokenizer_object, **special_tokens, **target_kwargs
+            )
         if tokenizer_object.post_processor is None or {"add_bos_token", "add_eos_token"} & kwargs.keys():
             kwargs = {"add_bos_token": False, "add_eos_token": True} | kwargs
-        super().__init__(
-            bos_token=bos_token,
-            pad_token=pad_token,
-            eos_token=eos_token,
-            unk_token=unk_token,
-            tokenizer_object=tokenizer_object,
-            **kwargs,
-        )
+        super().__init__(tokenizer_object=tokenizer_object, **special_tokens, **kwargs)
         # The saved post-processor knows which tokens are added; the library forgets it when it loads a tokenizer.
         added = self.backend_tokenizer.encode("").ids
         self._add_bos_token, self._add_eos_token = self.bos_token_id in added, self.eos_token_id in added
         # Where a tokenizer was loaded from is not part of it: saving it again must give the same files.
         for key in ("is_local", "local_files_only"):
             self.init_kwargs.pop(key, None)
+        if target is not None:
+            self._check_special_tokens(self.backend_tokenizer, target.backend_tokenizer)
+            self._target_backend = target.backend_tokenizer
+            self.init_kwargs["separate_vocabs"] = True
 
     @classmethod
     def convert_to_native_format(cls, trust_remote_code: bool = False, **kwargs: Any) -> dict[str, Any]:
-        """Leaves `tokenizer.json` whole: the library would keep its vocabulary only, if `__init__` can take one."""
+        """Leaves `tokenizer.json` whole: the library would keep its vocabulary only, if `__init__` can take one.
+
+        The target's file counts only where the saved settings speak of it: a tokenizer that was saved to the same
+        folder before may have left it.
+        """
+        if not kwargs.get("separate_vocabs"):
+            kwargs.pop("target_tokenizer_file", None)
         return kwargs
+
+    @property
+    def separate_vocabs(self) -> bool:
+        """Whether source and target have a vocabulary each."""
+        return self._target_backend is not None
+
+    @property
+    def source_tokenizer(self) -> Self:
+        """The source's side as a tokenizer of one vocabulary; this tokenizer itself, if it has one only.
+
+        It has this tokenizer's settings of now. What is added to it is added to the source's vocabulary alone.
+        """
+        return self if self._target_backend is None else self._one_side(self.backend_tokenizer)
+
+    @property
+    def target_tokenizer(self) -> Self:
+        """The target's side as a tokenizer of one vocabulary; this tokenizer itself, if it has one only.
+
+        It has this tokenizer's settings of now. What is added to it is added to the target's vocabulary alone.
+        """
+        return self if self._target_backend is None else self._one_side(self._target_backend)
+
+    @property
+    def target_vocab_size(self) -> int:
+        """Number of target tokens, added ones included: `len(target_tokenizer)`, the model's `decoder_vocab_size`."""
+        return len(self.target_tokenizer)
+
+    def _one_side(self, backend: Tokenizer) -> Self:
+        side = copy.copy(self)
+        side._tokenizer, side._target_backend = backend, None
+        side.init_kwargs = {key: value for key, value in self.init_kwargs.items() if key != "separate_vocabs"}
+        side._special_tokens_map = dict(self._special_tokens_map)
+        side._extra_special_tokens = list(self._extra_special_tokens)
+        return side
+
+    def _check_special_tokens(self, source: Tokenizer, target: Tokenizer) -> None:
+        ids = {
+            f"{name} {str(token)!r}": (source.token_to_id(str(token)), target.token_to_id(str(token)))
+            for name, token in self._special_tokens_map.items()
+            if token is not None
+        }
+        differing = [f"{name} is {one} and {other}" for name, (one, other) in ids.items() if one != other]
+        if differing:
+            raise ValueError(
+                "Source and target vocabulary must give a special token the same id, since a model knows one for both "
+                f"sides; in theirs, {', '.join(differing)}."
+            )
+
+    def __call__(
+        self,
+        text: Any = None,
+        text_pair: Any = None,
+        text_target: Any = None,
+        text_pair_target: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> BatchEncoding:
+        """Tokenizes source texts (`text`), target texts (`text_target`), or both, the targets' ids being `labels`.
+
+        Args:
+            text: A source, or a list of them.
+            text_pair: Their second sequences, for pairs.
+            text_target: A target, or a list of them.
+            text_pair_target: Their second sequences, for pairs.
+            *args: As `PreTrainedTokenizerFast` takes them.
+            **kwargs: As `PreTrainedTokenizerFast` takes them.
+
+        Returns:
+            `input_ids` and `attention_mask`, of the targets if there are no sources, and what else was asked for.
+        """
+        if self._target_backend is None or text_target is None:
+            return super().__call__(text, text_pair, text_target, text_pair_target, *args, **kwargs)
+        # Unlike the library's own way, which is to switch the tokenizer over for a while, this is safe with threads.
+        targets = self.target_tokenizer(None, None, text_target, text_pair_target, *args, **kwargs)
+        if text is None:
+            return targets
+        encodings = super().__call__(text, text_pair, None, None, *args, **kwargs)
+        encodings["labels"] = targets["input_ids"]
+        return encodings
 
     @property
     def _is_byte_level(self) -> bool:
@@ -156,8 +284,40 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
             # add_prefix_space tells it that the first token's space is not in the text, so that none is trimmed.
             trim = processors.ByteLevel(add_prefix_space=True, trim_offsets=True, use_regex=False)
             self.backend_tokenizer.post_processor = processors.Sequence([trim, self.backend_tokenizer.post_processor])
+        if self._target_backend is not None:
+            self.target_tokenizer.update_post_processor()
+
+    def train_new_from_iterator(self, *args: Any, **kwargs: Any) -> Self:
+        """Trains a tokenizer like this one on other texts, as every tokenizer of the library does.
+
+        Args:
+            *args: As `PreTrainedTokenizerFast` takes them.
+            **kwargs: As `PreTrainedTokenizerFast` takes them.
+
+        Returns:
+            The new tokenizer, with this one's settings.
+
+        Raises:
+            ValueError: If source and target have a vocabulary each, since the texts do not say whose they are.
+        """
+        if self._target_backend is not None:
+            raise ValueError(
+                "train_new_from_iterator trains one vocabulary, and this tokenizer has two (separate_vocabs=True): call"
+                " it on source_tokenizer and target_tokenizer, or use tokenizer_training.train_separate_tokenizer."
+            )
+        return super().train_new_from_iterator(*args, **kwargs)
 
     def _add_tokens(self, new_tokens: Sequence[str | AddedToken], special_tokens: bool = False) -> int:
+        if self._target_backend is not None:
+            # To copies, so that tokens which one side refuses leave the other as it was.
+            sides = [
+                self._one_side(copy.deepcopy(backend)) for backend in (self.backend_tokenizer, self._target_backend)
+            ]
+            added = max([side._add_tokens(new_tokens, special_tokens) for side in sides])
+            source, target = (side.backend_tokenizer for side in sides)
+            self._check_special_tokens(source, target)
+            self._tokenizer, self._target_backend = source, target
+            return added
         if self._is_byte_level:
             known = self.added_tokens_encoder
             vocab = self.backend_tokenizer.get_vocab(with_added_tokens=False)
@@ -176,6 +336,10 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         clean_up_tokenization_spaces: bool | None = None,
         **kwargs: Any,
     ) -> str:
+        use_source_tokenizer = kwargs.pop("use_source_tokenizer", False)
+        if self._target_backend is not None:
+            side = self.source_tokenizer if use_source_tokenizer else self.target_tokenizer
+            return side._decode(token_ids, skip_special_tokens, clean_up_tokenization_spaces, **kwargs)
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
         added = self.added_tokens_decoder if self._is_byte_level else {}
         if not any(index in added and not added[index].content.isascii() for index in ids):
@@ -188,11 +352,23 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         ]
         return self.backend_tokenizer.decoder.decode([token for token in tokens if token is not None])
 
-    def _save_pretrained(self, *args: Any, **kwargs: Any) -> tuple[str, ...]:
-        # The last call's padding and truncation would be written into tokenizer.json, and be on when it is loaded.
-        self.backend_tokenizer.no_padding()
-        self.backend_tokenizer.no_truncation()
-        return super()._save_pretrained(*args, **kwargs)
+    def _save_pretrained(
+        self,
+        save_directory: str | os.PathLike[str],
+        file_names: tuple[str, ...],
+        legacy_format: bool | None = None,
+        filename_prefix: str | None = None,
+    ) -> tuple[str, ...]:
+        for side in (self.source_tokenizer, self.target_tokenizer):
+            # The last call's padding and truncation would be written into the file, and be on when it is loaded.
+            side.backend_tokenizer.no_padding()
+            side.backend_tokenizer.no_truncation()
+        file_names = super()._save_pretrained(save_directory, file_names, legacy_format, filename_prefix)
+        if self._target_backend is None:
+            return file_names
+        target_file = os.path.join(save_directory, (filename_prefix + "-" if filename_prefix else "") + _TARGET_FILE)
+        self._target_backend.save(target_file)
+        return (*file_names, target_file)
 
 
 __all__ = ["VanillaTransformerTokenizer"]

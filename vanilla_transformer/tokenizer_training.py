@@ -1,4 +1,4 @@
-"""Training of a byte-level BPE vocabulary, shared by source and target unless the texts are of one language only."""
+"""Training of byte-level BPE: one vocabulary that source and target share, or one for each of them."""
 
 import logging
 import sys
@@ -14,21 +14,66 @@ MINIMUM_VOCAB_SIZE = len(VanillaTransformerTokenizer())
 _BATCH_SIZE = 1000
 
 
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+def _batches(texts: Iterable[str], *, name: str) -> Iterator[list[str]]:
     """Yields the texts in batches, which the trainer reads in parallel, and checks them on the way."""
     batch: list[str] = []
     has_text = False
     for index, text in enumerate(texts):
         if not isinstance(text, str):
-            raise ValueError(f"texts[{index}] is {text!r}, of type {type(text).__name__}: every text must be a string.")
+            raise ValueError(
+                f"{name}[{index}] is {text!r}, of type {type(text).__name__}: every text must be a string."
+            )
         has_text = has_text or bool(text.strip())
         batch.append(text)
         if len(batch) == _BATCH_SIZE:
             yield batch
             batch = []
     if not has_text:
-        raise ValueError("texts holds no text at all: there is nothing to train a tokenizer on.")
+        raise ValueError(f"{name} holds no text at all: there is nothing to train a tokenizer on.")
     yield batch
+
+
+def _check_texts(texts: Iterable[str], *, name: str) -> None:
+    if isinstance(texts, str):
+        raise ValueError(f"{name} is a single string, {texts[:40]!r}: pass an iterable of strings.")
+
+
+def _check_at_least(value: int, minimum: int, *, name: str) -> None:
+    if value < minimum:
+        why = " (4 special tokens and 256 bytes)" if minimum == MINIMUM_VOCAB_SIZE else ""
+        raise ValueError(f"{name}={value} is too small: it must be at least {minimum}{why}.")
+
+
+def _train(
+    untrained: VanillaTransformerTokenizer,
+    texts: Iterable[str],
+    *,
+    name: str,
+    vocab_size: int,
+    min_frequency: int,
+    length: int | None,
+    show_progress: bool,
+) -> VanillaTransformerTokenizer:
+    if length is None and isinstance(texts, Sized):
+        length = len(texts)
+    tokenizer = untrained.train_new_from_iterator(
+        _batches(texts, name=name),
+        vocab_size=vocab_size,
+        length=length,
+        min_frequency=min_frequency,
+        # Where there is no terminal, the bars would come out as blank lines on standard output.
+        show_progress=show_progress and sys.stderr.isatty(),
+    )
+    if len(tokenizer) < vocab_size:
+        logger.warning(
+            "The vocabulary has %d tokens instead of vocab_size=%d: no further pair of tokens occurs at least "
+            "min_frequency=%d times in the %s.",
+            len(tokenizer),
+            vocab_size,
+            min_frequency,
+            name.replace("_", " "),
+        )
+    return tokenizer
 
 
 def train_tokenizer(
@@ -63,32 +108,84 @@ def train_tokenizer(
         ValueError: If `texts` is one string, holds something else than strings or no text at all, or if a number is out
             of its range.
     """
-    if isinstance(texts, str):
-        raise ValueError(f"texts is a single string, {texts[:40]!r}: pass an iterable of strings.")
-    for name, value, minimum in (
-        ("vocab_size", vocab_size, MINIMUM_VOCAB_SIZE),
-        ("min_frequency", min_frequency, 1),
-        ("model_max_length", model_max_length, 1),
-    ):
-        if value < minimum:
-            why = " (4 special tokens and 256 bytes)" if name == "vocab_size" else ""
-            raise ValueError(f"{name}={value} is too small: it must be at least {minimum}{why}.")
-    if length is None and isinstance(texts, Sized):
-        length = len(texts)
-    tokenizer = VanillaTransformerTokenizer(model_max_length=model_max_length).train_new_from_iterator(
-        _batches(texts),
+    _check_texts(texts, name="texts")
+    _check_at_least(vocab_size, MINIMUM_VOCAB_SIZE, name="vocab_size")
+    _check_at_least(min_frequency, 1, name="min_frequency")
+    _check_at_least(model_max_length, 1, name="model_max_length")
+    return _train(
+        VanillaTransformerTokenizer(model_max_length=model_max_length),
+        texts,
+        name="texts",
         vocab_size=vocab_size,
-        length=length,
         min_frequency=min_frequency,
-        # Where there is no terminal, the bars would come out as blank lines on standard output.
-        show_progress=show_progress and sys.stderr.isatty(),
+        length=length,
+        show_progress=show_progress,
     )
-    if len(tokenizer) < vocab_size:
-        logger.warning(
-            "The vocabulary has %d tokens instead of vocab_size=%d: no further pair of tokens occurs at least "
-            "min_frequency=%d times in the texts.",
-            len(tokenizer),
-            vocab_size,
-            min_frequency,
+
+
+def train_separate_tokenizer(
+    source_texts: Iterable[str],
+    target_texts: Iterable[str],
+    *,
+    vocab_size: int = 37000,
+    target_vocab_size: int | None = None,
+    min_frequency: int = 2,
+    length: int | None = None,
+    target_length: int | None = None,
+    show_progress: bool = True,
+    model_max_length: int = 1024,
+) -> VanillaTransformerTokenizer:
+    """Trains a tokenizer with a vocabulary for each side, as languages with different scripts may prefer.
+
+    The model then needs two embedding tables: `vocab_size=len(tokenizer)`,
+    `decoder_vocab_size=tokenizer.target_vocab_size`, `share_encoder_decoder_embeddings=False`.
+
+    Args:
+        source_texts: The source sentences, read once.
+        target_texts: The target sentences, read once, after the source sentences. They need not be as many.
+        vocab_size: Number of source tokens to reach, special tokens and the 256 bytes included.
+        target_vocab_size: Number of target tokens likewise. `None`: `vocab_size`.
+        min_frequency: How often a pair of tokens must occur on its side in order to be merged.
+        length: Number of source texts, for the progress bar; needed only where `source_texts` has no `len()`.
+        target_length: Number of target texts likewise.
+        show_progress: Whether to draw progress bars on a terminal's standard error.
+        model_max_length: Tokens beyond which the tokenizer warns, and to which `truncation=True` cuts, on both sides.
+
+    Returns:
+        The tokenizer, either side of which is what [`train_tokenizer`] would make of its texts.
+
+    Raises:
+        ValueError: As [`train_tokenizer`], for either side.
+    """
+    if target_vocab_size is None:
+        target_vocab_size = vocab_size
+    _check_texts(source_texts, name="source_texts")
+    _check_texts(target_texts, name="target_texts")
+    _check_at_least(vocab_size, MINIMUM_VOCAB_SIZE, name="vocab_size")
+    _check_at_least(target_vocab_size, MINIMUM_VOCAB_SIZE, name="target_vocab_size")
+    _check_at_least(min_frequency, 1, name="min_frequency")
+    _check_at_least(model_max_length, 1, name="model_max_length")
+    untrained = VanillaTransformerTokenizer(model_max_length=model_max_length)
+    source, target = (
+        _train(
+            untrained,
+            texts,
+            name=name,
+            vocab_size=size,
+            min_frequency=min_frequency,
+            length=number,
+            show_progress=show_progress,
         )
-    return tokenizer
+        for texts, name, size, number in (
+            (source_texts, "source_texts", vocab_size, length),
+            (target_texts, "target_texts", target_vocab_size, target_length),
+        )
+    )
+    return VanillaTransformerTokenizer(
+        tokenizer_object=source.backend_tokenizer,
+        target_tokenizer_object=target.backend_tokenizer,
+        model_max_length=model_max_length,
+    )
+
+
+__all__ = ["MINIMUM_VOCAB_SIZE", "train_separate_tokenizer", "train_tokenizer"]

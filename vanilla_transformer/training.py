@@ -1,238 +1,65 @@
-"""Training with an unmodified `Seq2SeqTrainer`: arguments, data, model, and resuming where a run was stopped."""
+"""Training with `Seq2SeqTrainer`: data, model, trainer, and resuming where a run was stopped."""
 
 import copy
 import json
 import os
-import random
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate.data_loader import get_sampler
-from datasets import Dataset, DatasetDict
+import numpy as np
+from datasets import Dataset, IterableDataset
 from huggingface_hub.errors import StrictDataclassError
-from torch.utils.data import DataLoader
 from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     DataCollatorForSeq2Seq,
-    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
     TrainerCallback,
-    TrainerControl,
-    TrainerState,
     TrainingArguments,
 )
-from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import logging
 
+from .arguments import DataArguments, ModelArguments, TranslationTrainingArguments
+from .averaging import AverageCheckpoints
+from .batching import IntArray, pair_lengths
+from .bpe_dropout import BpeDropout, measure_length_growth
+from .callbacks import KeepGenerationConfig, MixLengthGroups
+from .checkpoints import PARTIAL_FOLDER, RecordWorldSize, replacing_files
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .data import load_parallel_corpus
 from .evaluation import make_compute_metrics
-from .tokenizer_training import train_tokenizer
+from .recipe import paper_training_arguments
+from .streaming import StreamingTokenBatches
+from .streaming_data import sample_pairs, stream_parallel_corpus, tokenize_stream
+from .tokenizer_training import train_separate_tokenizer, train_tokenizer
+from .trainer import TranslationTrainer
+from .watching import WriteCurves, use_token_progress
 
 logger = logging.get_logger(__name__)
 
 ARGUMENTS_FILE = "arguments.json"
+_GROWTH_SAMPLE = 2000  # pairs by which BPE-dropout's longer texts are measured
 
 
-@dataclass
-class ModelArguments:
-    """Which model to train: a new one by preset or configuration, or one that exists."""
-
-    preset: str | None = field(
-        default=None, metadata={"help": "A new model of the paper: base, big, small, iwslt, A-h4, E-learned, ..."}
-    )
-    config_name: str | None = field(
-        default=None, metadata={"help": "A new model with this configuration (path or id)."}
-    )
-    model_name_or_path: str | None = field(default=None, metadata={"help": "A trained model to go on from."})
-    config_overrides: str | None = field(
-        default=None,
-        metadata={"help": "Fields of the configuration to change, as in dropout=0.3,encoder_layers=4,d_k=null."},
-    )
-    tokenizer_name: str | None = field(
-        default=None,
-        metadata={"help": "A tokenizer (path or id). Default: the model's, or one trained on the training data."},
-    )
-    vocab_size: int = field(default=8000, metadata={"help": "Vocabulary size, where a tokenizer is trained."})
-
-    def __post_init__(self) -> None:
-        """Checks that exactly one kind of model is named.
-
-        Raises:
-            ValueError: If none or several are.
-        """
-        named = [name for name in ("preset", "config_name", "model_name_or_path") if getattr(self, name)]
-        if len(named) != 1:
-            found = ", ".join(named) or "none of them"
-            raise ValueError(f"Give exactly one of preset, config_name and model_name_or_path; got {found}.")
+Corpora = Mapping[str, Dataset | IterableDataset]
 
 
-@dataclass
-class DataArguments:
-    """Which sentence pairs to train and validate on."""
-
-    builtin_corpus: bool = field(
-        default=False, metadata={"help": "Train on generated numbers and dates, spelled out in two languages."}
-    )
-    train_file: list[str] | None = field(
-        default=None,
-        metadata={"help": "Two aligned text files, source first, or one .tsv, .csv, .json(l) or .parquet; .gz too."},
-    )
-    validation_file: list[str] | None = field(default=None, metadata={"help": "The same for validation."})
-    dataset_name: str | None = field(default=None, metadata={"help": "A dataset of the Hub, or a local folder of one."})
-    dataset_config_name: str | None = field(default=None, metadata={"help": "The dataset's configuration."})
-    train_split: str = field(default="train", metadata={"help": "The dataset's split to train on."})
-    validation_split: str | None = field(
-        default="validation", metadata={"help": "The dataset's split to validate on; an empty string: none."}
-    )
-    source_column: str | None = field(default=None, metadata={"help": "Column of the source texts."})
-    target_column: str | None = field(default=None, metadata={"help": "Column of the target texts."})
-    source_lang: str | None = field(default=None, metadata={"help": "Source language, as in the data: en."})
-    target_lang: str | None = field(default=None, metadata={"help": "Target language, as in the data: de."})
-    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first so many pairs only."})
-    max_eval_samples: int | None = field(default=None, metadata={"help": "Validate on the first so many pairs only."})
-    drop_empty_lines: bool = field(
-        default=False, metadata={"help": "Leave out pairs that are empty on one side instead of stopping at them."}
-    )
-    max_source_length: int = field(default=256, metadata={"help": "Longer sources are cut to so many tokens."})
-    max_target_length: int = field(default=256, metadata={"help": "Longer targets are cut to so many tokens."})
-
-    def __post_init__(self) -> None:
-        """Checks that exactly one corpus is named.
-
-        Raises:
-            ValueError: If none or several are.
-        """
-        named = [name for name in ("builtin_corpus", "train_file", "dataset_name") if getattr(self, name)]
-        if len(named) != 1:
-            found = ", ".join(named) or "none of them"
-            raise ValueError(f"Give exactly one of builtin_corpus, train_file and dataset_name; got {found}.")
-
-
-@dataclass
-class TranslationTrainingArguments(Seq2SeqTrainingArguments):
-    """The library's `Seq2SeqTrainingArguments` with defaults for training a Transformer from scratch.
-
-    Optimiser and schedule are the paper's (5.3); the learning rate is `learning_rate` at the end of the warm-up, and if
-    none is given (d_model * warmup_steps)^-0.5, the paper's formula.
-    """
-
-    learning_rate: float | None = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "Peak learning rate. Default: the paper's, (d_model * warmup_steps)^-0.5."}
-    )
-    lr_scheduler_type: str = field(default="inverse_sqrt", metadata={"help": "The paper's schedule by default."})
-    warmup_steps: float = field(default=4000, metadata={"help": "Steps of linear warm-up (a share if below 1)."})
-    adam_beta2: float = field(default=0.98, metadata={"help": "The paper's."})
-    adam_epsilon: float = field(default=1e-9, metadata={"help": "The paper's."})
-    num_train_epochs: float = field(default=10.0, metadata={"help": "Number of passes over the training data."})
-    per_device_train_batch_size: int = field(default=64, metadata={"help": "Sentence pairs in a training batch."})
-    per_device_eval_batch_size: int = field(default=64, metadata={"help": "Sentence pairs in a validation batch."})
-    train_sampling_strategy: str = field(
-        default="group_by_length", metadata={"help": "Sentences of similar length in one batch, by default."}
-    )
-    eval_strategy: str = field(default="epoch", metadata={"help": "When to validate: no, steps or epoch."})
-    save_strategy: str = field(default="epoch", metadata={"help": "When to save a checkpoint: no, steps, epoch, best."})
-    save_total_limit: int | None = field(default=2, metadata={"help": "Checkpoints to keep; the best is always kept."})
-    load_best_model_at_end: bool = field(default=True, metadata={"help": "Whether to end with the best checkpoint."})
-    metric_for_best_model: str | None = field(
-        default=None, metadata={"help": "What to choose the best checkpoint by. Default: bleu, or loss without it."}
-    )
-    dataloader_pin_memory: bool = field(
-        default=torch.accelerator.is_available(), metadata={"help": "Whether to pin memory; by default with a GPU."}
-    )
-    predict_with_generate: bool = field(default=True, metadata={"help": "Whether to translate when validating."})
-    generation_num_beams: int | None = field(
-        default=1, metadata={"help": "Beams when validating during training; the saved model's default is 4."}
-    )
-
-    def __post_init__(self) -> None:
-        """Chooses the metric before the library does.
-
-        Raises:
-            ValueError: If the peak learning rate is left to the paper's formula without a number of warm-up steps.
-        """
-        if self.learning_rate is None and self.warmup_steps < 1:
-            raise ValueError(
-                f"learning_rate must be given with warmup_steps={self.warmup_steps}: the paper's formula, which is "
-                "taken otherwise, needs a number of steps, at least 1."
-            )
-        if self.metric_for_best_model is None and self.load_best_model_at_end:
-            self.metric_for_best_model = "bleu" if self.predict_with_generate else "loss"
-        super().__post_init__()
-
-
-class KeepGenerationConfig(TrainerCallback):
-    """Keeps `Seq2SeqTrainer` from writing the library's default of 20 tokens into the model's generation config.
-
-    Its prediction step fills every unset value of that config, after which no later batch would be translated with the
-    paper's limit of input length + 50, and the number would be saved with the model.
-    """
-
-    def __init__(self, generation_config: GenerationConfig) -> None:
-        self.generation_config = generation_config
-
-    def on_prediction_step(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: PreTrainedModel | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Puts the config back as it was."""
-        if model is not None:
-            unwrapped = getattr(model, "module", model)
-            unwrapped.generation_config = copy.deepcopy(self.generation_config)
-
-
-class MixLengthGroups(TrainerCallback):
-    """Improves the order in which the Trainer's `group_by_length` goes through the training examples.
-
-    The library's sampler sorts every 50 batches from the longest examples to the shortest, so that training swings from
-    long sentences to short ones. Here the lengths are renumbered at random in each epoch: sorting still brings equal
-    lengths together, but in any order. It also draws from torch's global random state, which a run that is resumed in
-    the middle of an epoch does not have at its beginning; here the order depends on seed and epoch alone.
-    """
-
-    def __init__(self, lengths: Sequence[int]) -> None:
-        self.lengths = list(lengths)
-
-    def on_epoch_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        train_dataloader: DataLoader[Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Gives the sampler the epoch's numbers and seed."""
-        sampler = get_sampler(train_dataloader)
-        if isinstance(sampler, LengthGroupedSampler):
-            seed = (args.seed if args.data_seed is None else args.data_seed) + int(state.epoch or 0)
-            numbers = list(range(max(self.lengths) + 1))
-            random.Random(seed).shuffle(numbers)
-            sampler.lengths = [numbers[length] for length in self.lengths]
-            sampler.generator = torch.Generator().manual_seed(seed)
-
-
-def load_corpora(arguments: DataArguments) -> DatasetDict:
+def load_corpora(arguments: DataArguments) -> Corpora:
     """Loads the training pairs and, where there are any, the validation pairs.
 
     Args:
         arguments: Where they are.
 
     Returns:
-        "train" and possibly "validation", each with the string columns "source" and "target".
+        "train" and possibly "validation", each with the string columns "source" and "target". With `streaming`, the
+        training pairs are an `IterableDataset`, of which nothing has been read yet.
 
     Raises:
         FileNotFoundError: If a file does not exist.
@@ -241,8 +68,10 @@ def load_corpora(arguments: DataArguments) -> DatasetDict:
     if arguments.builtin_corpus:
         return _generate_corpora(arguments)
 
-    def load(files: list[str] | None, split: str, max_samples: int | None) -> Dataset:
-        return load_parallel_corpus(
+    def load(
+        load_files: Callable[..., Any], files: list[str] | None, split: str, max_samples: int | None
+    ) -> Dataset | IterableDataset:
+        return load_files(
             files=files,
             dataset_name=arguments.dataset_name,
             dataset_config_name=arguments.dataset_config_name,
@@ -255,15 +84,19 @@ def load_corpora(arguments: DataArguments) -> DatasetDict:
             empty_lines="drop" if arguments.drop_empty_lines else "error",
         )
 
-    corpora = DatasetDict(train=load(arguments.train_file, arguments.train_split, arguments.max_train_samples))
+    load_training = stream_parallel_corpus if arguments.streaming else load_parallel_corpus
+    corpora = {"train": load(load_training, arguments.train_file, arguments.train_split, arguments.max_train_samples)}
     if arguments.validation_file or (arguments.dataset_name and arguments.validation_split):
         corpora["validation"] = load(
-            arguments.validation_file, arguments.validation_split or "", arguments.max_eval_samples
+            load_parallel_corpus,
+            arguments.validation_file,
+            arguments.validation_split or "",
+            arguments.max_eval_samples,
         )
     return corpora
 
 
-def _generate_corpora(arguments: DataArguments) -> DatasetDict:
+def _generate_corpora(arguments: DataArguments) -> Corpora:
     # Its generators, num2words and Babel, are needed for nothing else.
     from .numbers_and_dates import numbers_and_dates
 
@@ -279,11 +112,15 @@ def _generate_corpora(arguments: DataArguments) -> DatasetDict:
     validation = generated["validation"]
     if arguments.max_eval_samples is not None:
         validation = validation.take(min(arguments.max_eval_samples, len(validation)))
-    return DatasetDict(train=generated["train"], validation=validation)
+    return {"train": generated["train"], "validation": validation}
 
 
 def load_or_train_tokenizer(
-    arguments: ModelArguments, train_dataset: Dataset, output_dir: str | os.PathLike[str]
+    arguments: ModelArguments,
+    train_dataset: Dataset | IterableDataset,
+    output_dir: str | os.PathLike[str],
+    *,
+    sample: int = 1_000_000,
 ) -> PreTrainedTokenizerBase:
     """Loads the tokenizer that is named, or the one this run trained before it was stopped, or trains one.
 
@@ -291,17 +128,23 @@ def load_or_train_tokenizer(
         arguments: Names of tokenizer and model.
         train_dataset: Pairs to train one on.
         output_dir: Where an earlier part of this run saved the tokenizer it trained.
+        sample: How many pairs of a stream to train on; of a dataset all of them are taken.
 
     Returns:
-        The tokenizer.
+        The tokenizer, of one vocabulary or, if the arguments ask for it, of two.
     """
     name = arguments.tokenizer_name or arguments.model_name_or_path
     if name is None and (Path(output_dir) / "tokenizer.json").is_file():
         name = str(output_dir)
     if name is not None:
         return AutoTokenizer.from_pretrained(name)
-    texts = (text for column in ("source", "target") for text in train_dataset[column])
-    return train_tokenizer(texts, vocab_size=arguments.vocab_size, length=2 * len(train_dataset))
+    pairs = train_dataset if isinstance(train_dataset, Dataset) else sample_pairs(train_dataset, sample)
+    sources, targets = pairs["source"], pairs["target"]
+    if arguments.separate_vocabularies:
+        return train_separate_tokenizer(
+            sources, targets, vocab_size=arguments.vocab_size, target_vocab_size=arguments.target_vocab_size
+        )
+    return train_tokenizer(chain(sources, targets), vocab_size=arguments.vocab_size, length=2 * len(pairs))
 
 
 def parse_overrides(text: str | None) -> dict[str, Any]:
@@ -366,13 +209,23 @@ def build_config(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
             f"{', '.join(sorted(legal))}."
         )
     settings = base.to_dict()
-    if arguments.model_name_or_path is not None and len(tokenizer) > base.vocab_size:
-        raise ValueError(
-            f"The tokenizer {arguments.tokenizer_name} has {len(tokenizer)} tokens, but the model "
-            f"{arguments.model_name_or_path} knows {base.vocab_size}: give its own tokenizer, or resize it first."
-        )
-    if arguments.model_name_or_path is None:
+    target_vocab_size = getattr(tokenizer, "target_vocab_size", len(tokenizer))
+    if arguments.model_name_or_path is not None:
+        target_size = getattr(base, "decoder_vocab_size", None) or base.vocab_size
+        for side, tokens, known in (
+            ("source", len(tokenizer), base.vocab_size),
+            ("target", target_vocab_size, target_size),
+        ):
+            if tokens > known:
+                raise ValueError(
+                    f"The tokenizer {arguments.tokenizer_name} has {tokens} {side} tokens, but the model "
+                    f"{arguments.model_name_or_path} knows {known}: give its own tokenizer, or resize it first."
+                )
+    else:
         settings["vocab_size"] = len(tokenizer)
+        if getattr(tokenizer, "separate_vocabs", False):
+            settings["decoder_vocab_size"] = target_vocab_size
+            settings["share_encoder_decoder_embeddings"] = False
         for name in ("bos_token_id", "pad_token_id", "eos_token_id"):
             settings[name] = getattr(tokenizer, name)
         settings["decoder_start_token_id"] = tokenizer.bos_token_id
@@ -460,7 +313,8 @@ def check_output_dir(
             f"{name}: {found.get(part, {}).get(name)!r} there, {value!r} now"
             for part, settings in (("model", model_arguments), ("data", data_arguments))
             for name, value in asdict(settings).items()
-            if found.get(part, {}).get(name) != value
+            # What an older version did not know was as it is by default.
+            if found.get(part, {}).get(name, getattr(type(settings), name, None)) != value
         ]
         if differences:
             raise ValueError(
@@ -469,7 +323,7 @@ def check_output_dir(
             )
     elif folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file. Give another output_dir.")
-    elif folder.exists() and (strangers := sorted(entry.name for entry in folder.iterdir())):
+    elif folder.exists() and (strangers := sorted({entry.name for entry in folder.iterdir()} - {PARTIAL_FOLDER})):
         raise ValueError(
             f"{folder} is not empty and has no {ARGUMENTS_FILE} of an earlier run; it holds "
             f"{', '.join(strangers[:5])}. Give another output_dir."
@@ -501,90 +355,175 @@ def claim_output_dir(
     check_output_dir(output_dir, model_arguments, data_arguments)
     if not training_arguments.should_save:
         return
-    folder = Path(output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_json(
-        folder / ARGUMENTS_FILE,
-        {
-            "model": asdict(model_arguments),
-            "data": asdict(data_arguments),
-            "training": training_arguments.to_sanitized_dict(),
-        },
-    )
-    tokenizer.save_pretrained(folder)
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    # A process that is killed leaves the old file or the new one, never half of one.
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.replace(path)
+    settings = {
+        "model": asdict(model_arguments),
+        "data": asdict(data_arguments),
+        "training": training_arguments.to_sanitized_dict(),
+    }
+    with replacing_files(output_dir) as partial:
+        text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+        (partial / ARGUMENTS_FILE).write_text(text, encoding="utf-8")
+        tokenizer.save_pretrained(partial)
 
 
 def build_trainer(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    corpora: DatasetDict,
+    corpora: Corpora,
     data_arguments: DataArguments,
-    training_arguments: Seq2SeqTrainingArguments,
-) -> Seq2SeqTrainer:
-    """Builds an ordinary `Seq2SeqTrainer` that batches, translates and scores sentence pairs.
+    training_arguments: TranslationTrainingArguments,
+) -> TranslationTrainer:
+    """Builds a trainer that batches, translates and scores sentence pairs.
 
     Args:
         model: What to train.
         tokenizer: Its tokenizer.
         corpora: "train" and possibly "validation", with string columns "source" and "target".
-        data_arguments: Length limits.
+        data_arguments: Length limits, BPE-dropout, and the window of a stream.
         training_arguments: Everything else.
 
     Returns:
         The trainer.
     """
-    tokenized = {}
+    tokenized: dict[str, Any] = {}
     with training_arguments.main_process_first(desc="tokenizing"):
         for split, dataset in corpora.items():
-            tokenized[split] = tokenize_pairs(
-                dataset,
-                tokenizer,
-                max_source_length=data_arguments.max_source_length,
-                max_target_length=data_arguments.max_target_length,
-                name=f"{split} data",
-            )
+            if isinstance(dataset, Dataset):
+                tokenized[split] = tokenize_pairs(
+                    dataset,
+                    tokenizer,
+                    max_source_length=data_arguments.max_source_length,
+                    max_target_length=data_arguments.max_target_length,
+                    name=f"{split} data",
+                )
     compute_metrics: Callable[..., dict[str, float]] | None = None
     if training_arguments.predict_with_generate and "validation" in tokenized:
         compute_metrics = make_compute_metrics(tokenizer)
-    callbacks: list[TrainerCallback] = [KeepGenerationConfig(copy.deepcopy(model.generation_config))]
-    if training_arguments.train_sampling_strategy == "group_by_length":
-        sides = zip(tokenized["train"]["input_ids"], tokenized["train"]["labels"], strict=True)
-        callbacks.append(MixLengthGroups([max(len(source), len(target)) for source, target in sides]))
-    return Seq2SeqTrainer(
+    callbacks: list[TrainerCallback] = [
+        KeepGenerationConfig(copy.deepcopy(model.generation_config)),
+        RecordWorldSize(streaming=isinstance(corpora["train"], IterableDataset)),
+        WriteCurves(),
+    ]
+    train_lengths = None
+    if isinstance(corpora["train"], IterableDataset):
+        train_dataset = stream_batches(corpora["train"], tokenizer, data_arguments, training_arguments)
+    else:
+        train_dataset, train_lengths = _drop_merges(corpora["train"], tokenized["train"], tokenizer, data_arguments)
+        if (
+            training_arguments.max_source_tokens is None
+            and training_arguments.train_sampling_strategy == "group_by_length"
+        ):
+            callbacks.append(MixLengthGroups(np.maximum(*train_lengths).tolist()))
+    if training_arguments.average_checkpoints:
+        callbacks.append(AverageCheckpoints(last=training_arguments.average_checkpoints))
+    trainer = TranslationTrainer(
         model=model,
         args=training_arguments,
-        train_dataset=tokenized["train"],
+        train_dataset=train_dataset,
         eval_dataset=tokenized.get("validation"),
         processing_class=tokenizer,
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
         compute_metrics=compute_metrics,
         callbacks=callbacks,
+        train_lengths=train_lengths,
+    )
+    use_token_progress(trainer)
+    return trainer
+
+
+def _drop_merges(
+    pairs: Dataset, tokenized: Dataset, tokenizer: PreTrainedTokenizerBase, arguments: DataArguments
+) -> tuple[Dataset, tuple[IntArray, IntArray]]:
+    """Returns what to train on, tokenized once or with BPE-dropout whenever it is read, and its lengths."""
+    source_lengths, target_lengths = pair_lengths(tokenized)
+    if not arguments.bpe_dropout:
+        return tokenized, (source_lengths, target_lengths)
+    limits = (arguments.max_source_length, arguments.max_target_length)
+    dropout = BpeDropout(tokenizer, arguments.bpe_dropout, *limits)
+    sample = pairs.take(min(len(pairs), _GROWTH_SAMPLE))
+    growth = measure_length_growth(tokenizer, arguments.bpe_dropout, sample["source"], sample["target"])
+    expected = [
+        np.minimum(np.ceil(lengths * factor), limit).astype(np.int64)
+        for lengths, factor, limit in zip((source_lengths, target_lengths), growth, limits, strict=True)
+    ]
+    lengths = np.maximum(*expected)
+    return pairs.add_column("length", lengths).with_transform(dropout), (expected[0], expected[1])
+
+
+def stream_batches(
+    pairs: IterableDataset,
+    tokenizer: PreTrainedTokenizerBase,
+    data_arguments: DataArguments,
+    training_arguments: TranslationTrainingArguments,
+) -> StreamingTokenBatches:
+    """Makes an endless stream of token batches for this process from a stream of sentence pairs.
+
+    Args:
+        pairs: String columns "source" and "target".
+        tokenizer: Takes them apart, with BPE-dropout if the arguments ask for it.
+        data_arguments: Length limits and window.
+        training_arguments: A `TranslationTrainingArguments` with token budgets; seed and processes.
+
+    Returns:
+        The stream.
+    """
+    source_limit, target_limit = data_arguments.max_source_length, data_arguments.max_target_length
+    encode = None
+    if data_arguments.bpe_dropout:
+        # Without limits: what is too long is cut, and reported, further on.
+        encode = BpeDropout(tokenizer, data_arguments.bpe_dropout)
+    seed = training_arguments.seed if training_arguments.data_seed is None else training_arguments.data_seed
+    return StreamingTokenBatches(
+        tokenize_stream(
+            pairs, tokenizer, max_source_length=source_limit, max_target_length=target_limit, encode=encode
+        ),
+        max_source_tokens=training_arguments.max_source_tokens or 0,
+        max_target_tokens=training_arguments.max_target_tokens or 0,
+        window=data_arguments.streaming_window,
+        seed=seed,
+        num_replicas=training_arguments.world_size,
+        rank=training_arguments.process_index,
     )
 
 
+def check_streaming(data_arguments: DataArguments, arguments: TranslationTrainingArguments) -> None:
+    """Checks that a run with `streaming` has all that a corpus without a known length needs.
+
+    Raises:
+        ValueError: Naming everything that is missing.
+    """
+    if not data_arguments.streaming:
+        return
+    problems = []
+    if arguments.max_source_tokens is None:
+        problems.append("max_source_tokens must be given: its batches are filled by tokens")
+    if arguments.max_steps <= 0:
+        problems.append(f"max_steps={arguments.max_steps} must be given instead of epochs: a stream has no length")
+    for name in ("eval_strategy", "save_strategy"):
+        if getattr(arguments, name) == "epoch":
+            problems.append(f"{name} must be steps or no, not epoch: a stream has no length")
+    if problems:
+        raise ValueError(f"streaming: {'; '.join(problems)}.")
+
+
 def settle_training_arguments(
-    arguments: TranslationTrainingArguments, config: PreTrainedConfig, *, validates: bool
+    arguments: TranslationTrainingArguments, config: PreTrainedConfig, *, validates: bool, bpe_dropout: bool = False
 ) -> None:
     """Fills in, in place, what depends on model and data.
 
     Args:
-        arguments: Get the paper's learning rate where none was given, and lose what needs validation data without any.
+        arguments: Lose what needs validation data without any.
         config: Takes label smoothing over, if it knows it: the model's own loss applies it, in training mode only,
             and the Trainer, which would apply it a second time, shall not.
         validates: Whether there are validation data.
+        bpe_dropout: Whether the training data stay texts until a batch is made.
     """
-    if arguments.learning_rate is None:
-        arguments.learning_rate = (config.hidden_size * arguments.warmup_steps) ** -0.5
     if arguments.label_smoothing_factor and hasattr(config, "label_smoothing"):
         config.label_smoothing = arguments.label_smoothing_factor
         arguments.label_smoothing_factor = 0.0
+    if bpe_dropout:
+        # The texts are tokenized when a batch is made, so until then they must not be removed.
+        arguments.remove_unused_columns = False
     if not validates:
         arguments.eval_strategy = IntervalStrategy.NO
         arguments.load_best_model_at_end = False
@@ -592,19 +531,17 @@ def settle_training_arguments(
 
 
 __all__ = [
-    "DataArguments",
-    "KeepGenerationConfig",
-    "MixLengthGroups",
-    "ModelArguments",
-    "TranslationTrainingArguments",
     "build_config",
     "build_model",
     "build_trainer",
     "check_output_dir",
+    "check_streaming",
     "claim_output_dir",
     "load_corpora",
     "load_or_train_tokenizer",
+    "paper_training_arguments",
     "parse_overrides",
     "settle_training_arguments",
+    "stream_batches",
     "tokenize_pairs",
 ]

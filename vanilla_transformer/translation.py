@@ -533,6 +533,8 @@ def _settings(
         if not tensor.is_meta:
             weights.update(tensor.flatten()[:256].to("cpu", torch.float32).numpy().tobytes())
     vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
+    if getattr(tokenizer, "separate_vocabs", False) and hasattr(tokenizer, "target_tokenizer"):
+        vocabulary += json.dumps(sorted(tokenizer.target_tokenizer.get_vocab().items()))
     return {
         "input": input_digest,
         "model": weights.hexdigest(),

@@ -1,0 +1,544 @@
+r"""Measures what training costs here and elsewhere, side by side in one run.
+
+    python scripts/benchmark_training.py --part loss --output_file results.json
+    python scripts/benchmark_training.py --part loss --target_tokens 4096 --dtype bfloat16 --layers 6
+    python scripts/benchmark_training.py --part throughput --train_file train.en.gz train.de.gz \
+        --d_model 256 --layers 3 --vocab_size 8000 --dtype float32
+
+Part `loss`: peak memory and time of the loss with label smoothing over a large vocabulary, once in a whole training
+step with Adam and once for output layer and loss alone. The sides are this package's model without logits (its
+default) and with logits, MarianMT of the same size with its own loss (not smoothed), and MarianMT under the
+Trainer's `label_smoothing_factor`. Each side has a process of its own; they take turns. Memory is what a step adds
+to what was there before it: of the process on a CPU (Linux only), of torch's allocator on a GPU. Processor seconds tell
+more than seconds where other programs run too.
+
+Part `throughput`: real tokens per second, padding not counted, of trainings on sentence pairs of your own. `ours` is
+`TranslationTrainer` with batches of --max_tokens source and target tokens and label smoothing; `marian` is MarianMT of
+the same size under `Seq2SeqTrainer` with its default batches, drawn at random, of as many pairs as ours have on
+average; the other sides show what batches, loss and model contribute. They take turns in one process.
+"""
+
+import argparse
+import json
+import multiprocessing
+import platform
+import shlex
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    DataCollatorForSeq2Seq,
+    HfArgumentParser,
+    MarianConfig,
+    MarianMTModel,
+    PrinterCallback,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+)
+from transformers.hf_argparser import DataClassType
+from transformers.trainer_pt_utils import LabelSmoother
+
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.batching import TokenBatchSampler, pair_lengths
+from vanilla_transformer.data import load_parallel_corpus
+from vanilla_transformer.loss_vanilla_transformer import compute_logits_and_loss
+from vanilla_transformer.tokenizer_training import train_tokenizer
+from vanilla_transformer.trainer import TranslationTrainer
+from vanilla_transformer.training import tokenize_pairs
+
+SMOOTHING = 0.1
+SPECIAL_TOKENS = 4
+DISTRIBUTIONS = ("vanilla-transformer", "transformers", "torch")
+
+Step = Callable[[], Any]
+# Seconds, processor seconds of all threads, peak megabytes.
+Measurement = tuple[float, float, float]
+Results = list[dict[str, Any]]
+
+
+@dataclass
+class BenchmarkArguments:
+    """What to measure, and at which size."""
+
+    part: list[str] = field(
+        default_factory=lambda: ["loss"],
+        metadata={"help": "Parts to run: loss, throughput. Default: loss.", "choices": ["loss", "throughput"]},
+    )
+    output_file: str | None = field(default=None, metadata={"help": "JSON file for the figures."})
+    device: str = field(default="cpu", metadata={"help": "Where to measure: cpu (default) or cuda."})
+    dtype: list[str] = field(
+        default_factory=lambda: ["float32", "bfloat16"],
+        metadata={"help": "float32 and/or bfloat16 (autocast). Default: both.", "choices": ["float32", "bfloat16"]},
+    )
+    rounds: int = field(
+        default=3, metadata={"help": "Timed steps of each side, of which the median counts. Default: 3."}
+    )
+    target_tokens: list[int] = field(
+        default_factory=lambda: [2048, 4096], metadata={"help": "Target tokens of a batch. Default: 2048 4096."}
+    )
+    sentence_length: int = field(default=32, metadata={"help": "Tokens of each sentence, both sides. Default: 32."})
+    vocab_size: int = field(default=37000, metadata={"help": "Size of the one vocabulary. Default: 37000."})
+    d_model: int = field(default=512, metadata={"help": "Width of the model, a multiple of 64. Default: 512."})
+    layers: int = field(default=2, metadata={"help": "Layers of the encoder, and of the decoder. Default: 2."})
+    train_file: list[str] | None = field(
+        default=None, metadata={"help": "Part throughput: two aligned text files, source first."}
+    )
+    max_tokens: int = field(
+        default=2048, metadata={"help": "Part throughput: budget of a batch on each side. Default: 2048 tokens."}
+    )
+    steps: int = field(default=30, metadata={"help": "Part throughput: updates of a round. Default: 30."})
+
+    def __post_init__(self) -> None:
+        if "throughput" in self.part and self.train_file is None:
+            raise ValueError("--train_file must be given for the part throughput: two aligned text files.")
+        for name in ("rounds", "sentence_length", "layers", "max_tokens", "steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} is {getattr(self, name)}; it must be at least 1.")
+        if self.vocab_size <= SPECIAL_TOKENS:
+            raise ValueError(f"--vocab_size is {self.vocab_size}; it must be more than {SPECIAL_TOKENS}.")
+        if self.d_model < 64 or self.d_model % 64:
+            raise ValueError(f"--d_model is {self.d_model}; it must be a multiple of 64.")
+        for tokens in self.target_tokens:
+            if tokens < self.sentence_length:
+                raise ValueError(
+                    f"--target_tokens is {tokens}; it must be at least {self.sentence_length}, a sentence."
+                )
+        kind = self.device.split(":")[0]
+        if kind not in ("cpu", "cuda"):
+            raise ValueError(f"--device is {self.device}; it must be cpu or cuda.")
+        if kind == "cuda" and not torch.cuda.is_available():
+            raise ValueError("--device is cuda, but torch finds no such device.")
+        if kind == "cpu" and not Path("/proc/self/clear_refs").exists():
+            raise ValueError("--device is cpu, of which only Linux tells the peak memory of a single step.")
+
+
+def make_parser() -> HfArgumentParser:
+    """The command line's parser."""
+    return HfArgumentParser(
+        DataClassType(BenchmarkArguments),
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+# Part "loss"
+
+
+@dataclass
+class Workload:
+    """One side at one size; sent to the side's process."""
+
+    arguments: BenchmarkArguments
+    level: str
+    side: str
+    dtype: str
+    target_tokens: int
+
+    def autocast(self) -> Any:
+        """The context of a forward pass."""
+        if self.dtype == "float32":
+            return nullcontext()
+        return torch.autocast(self.arguments.device.split(":")[0], dtype=getattr(torch, self.dtype))
+
+    def ids(self, sentences: int) -> torch.Tensor:
+        """Random sentences (B, L) without special tokens or padding."""
+        shape = (sentences, self.arguments.sentence_length)
+        return torch.randint(SPECIAL_TOKENS, self.arguments.vocab_size, shape, device=self.arguments.device)
+
+
+def sizes(arguments: BenchmarkArguments) -> dict[str, Any]:
+    """The configuration that both models share."""
+    sides = ("encoder", "decoder")
+    heads = arguments.d_model // 64
+    return {
+        "vocab_size": arguments.vocab_size,
+        "d_model": arguments.d_model,
+        **{f"{side}_layers": arguments.layers for side in sides},
+        **{f"{side}_attention_heads": heads for side in sides},
+        **{f"{side}_ffn_dim": 4 * arguments.d_model for side in sides},
+        "dropout": 0.1,
+        "max_position_embeddings": max(1024, arguments.sentence_length),
+        "scale_embedding": True,
+        "activation_function": "relu",
+        "bos_token_id": 0,
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 0,
+    }
+
+
+def make_model(workload: Workload) -> Any:
+    """A random model of the workload's side, in training mode."""
+    if workload.side.startswith("marian"):
+        return MarianMTModel(MarianConfig(**sizes(workload.arguments), forced_eos_token_id=None)).train()
+    config = VanillaTransformerConfig(**sizes(workload.arguments), label_smoothing=SMOOTHING)
+    return VanillaTransformerForConditionalGeneration(config).train()
+
+
+def forward_of_model(workload: Workload, model: Any, source: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The loss of the whole model, as the Trainer would get it."""
+    batch = {"input_ids": source, "attention_mask": torch.ones_like(source)}
+    if workload.side == "marian, label_smoothing_factor":
+        # The collator makes the decoder's inputs, and the Trainer withholds the labels from the model.
+        decoder_input_ids = model.prepare_decoder_input_ids_from_labels(labels)
+        outputs = model(**batch, decoder_input_ids=decoder_input_ids, use_cache=False)
+        return LabelSmoother(epsilon=SMOOTHING)(outputs, labels)
+    options = {"skip_logits": False} if workload.side == "ours, with logits" else {}
+    return model(**batch, labels=labels, **options).loss
+
+
+def make_training_step(workload: Workload) -> Callable[[int], Step]:
+    """A whole training step on so many sentences: forward, backward, Adam."""
+    model = make_model(workload).to(workload.arguments.device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9)
+
+    def make_step(sentences: int) -> Step:
+        source, labels = workload.ids(sentences), workload.ids(sentences)
+
+        def step() -> None:
+            with workload.autocast():
+                loss = forward_of_model(workload, model, source, labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    return make_step
+
+
+def make_output_step(workload: Workload) -> Callable[[int], Step]:
+    """Output layer and loss alone, forward and backward down to the hidden states."""
+    arguments = workload.arguments
+    layer = nn.Linear(arguments.d_model, arguments.vocab_size, bias=False).to(arguments.device)
+    final_logits_bias = torch.zeros(1, arguments.vocab_size, device=arguments.device)
+
+    def compute_loss(hidden_states: torch.Tensor, labels: torch.Tensor) -> Any:
+        if workload.side.startswith("ours"):
+            skip_logits = workload.side == "ours"
+            return compute_logits_and_loss(layer, hidden_states, labels, SMOOTHING, None, skip_logits)[1]
+        logits = layer(hidden_states) + final_logits_bias
+        if workload.side == "marian, label_smoothing_factor":
+            return LabelSmoother(epsilon=SMOOTHING)({"logits": logits}, labels)
+        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    def make_step(sentences: int) -> Step:
+        labels = workload.ids(sentences)
+        hidden_states = torch.randn(*labels.shape, arguments.d_model, device=arguments.device, requires_grad=True)
+
+        def step() -> None:
+            with workload.autocast():
+                loss = compute_loss(hidden_states, labels)
+            loss.backward()
+            layer.weight.grad = hidden_states.grad = None
+
+        return step
+
+    return make_step
+
+
+LEVELS = {"training step": make_training_step, "output layer and loss": make_output_step}
+SIDES = ("ours", "ours, with logits", "marian", "marian, label_smoothing_factor")
+
+
+class PeakMemory:
+    """Megabytes that a block of code adds at its peak to what its process, or the GPU, held before."""
+
+    def __init__(self, device: str) -> None:
+        self.cuda = device.startswith("cuda")
+        self.device = device
+        self.megabytes = 0.0
+
+    def __enter__(self) -> "PeakMemory":
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self._before = torch.cuda.memory_allocated(self.device)
+        else:
+            # Linux takes this for: forget the peak so far.
+            Path("/proc/self/clear_refs").write_text("5")
+            self._before = self._read_status("VmRSS")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        peak = torch.cuda.max_memory_allocated(self.device) if self.cuda else self._read_status("VmHWM")
+        self.megabytes = (peak - self._before) / 2**20
+
+    @staticmethod
+    def _read_status(name: str) -> int:
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return int(status[name].split()[0]) * 1024
+
+
+def serve(workload: Workload, connection: Connection) -> None:
+    """The process of one side: measures a step whenever it is asked to, and sends its time and memory."""
+    torch.manual_seed(0)
+    arguments = workload.arguments
+    make_step = LEVELS[workload.level](workload)
+    # What is allocated once for all, such as Adam's moments, is no part of a step.
+    make_step(1)()
+    step = make_step(workload.target_tokens // arguments.sentence_length)
+    connection.send("ready")
+    while connection.recv():
+        with PeakMemory(arguments.device) as memory:
+            start, processor_start = time.perf_counter(), time.process_time()
+            step()
+            if memory.cuda:
+                torch.cuda.synchronize(arguments.device)
+            seconds, processor_seconds = time.perf_counter() - start, time.process_time() - processor_start
+        connection.send((seconds, processor_seconds, memory.megabytes))
+
+
+def measure(workloads: list[Workload]) -> list[list[Measurement]]:
+    """Lets the workloads take turns, each in a fresh process; the first round is not timed.
+
+    Returns:
+        For each workload the measurements of every round.
+    """
+    context = multiprocessing.get_context("spawn")
+    servers = []
+    for workload in workloads:
+        connection, theirs = context.Pipe()
+        process = context.Process(target=serve, args=(workload, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        connection.recv()
+        servers.append((connection, process))
+    rounds: list[list[Measurement]] = []
+    for _ in range(1 + workloads[0].arguments.rounds):
+        rounds.append([])
+        for connection, _ in servers:
+            connection.send(True)
+            rounds[-1].append(connection.recv())
+    for connection, process in servers:
+        connection.send(False)
+        process.join()
+    return [list(of_one) for of_one in zip(*rounds, strict=True)]
+
+
+def benchmark_loss(arguments: BenchmarkArguments) -> Results:
+    """Part `loss`: every side at every size."""
+    results: Results = []
+    for dtype in arguments.dtype:
+        for tokens in arguments.target_tokens:
+            for level in LEVELS:
+                measured = measure([Workload(arguments, level, side, dtype, tokens) for side in SIDES])
+                results += summarize({"level": level, "dtype": dtype, "target_tokens": tokens}, measured)
+                print(make_table(results[-len(SIDES) :]), flush=True)
+    return results
+
+
+def summarize(setting: dict[str, Any], measured: list[list[Measurement]]) -> Results:
+    """One row per side: largest memory, median times, and how much of each the first side takes in proportion."""
+    rows: Results = []
+    for side, rounds in zip(SIDES, measured, strict=True):
+        seconds, processor_seconds, _ = zip(*rounds[1:], strict=True)
+        figures = {
+            "peak_megabytes": max(megabytes for *_, megabytes in rounds),
+            "seconds": statistics.median(seconds),
+            "processor_seconds": statistics.median(processor_seconds),
+        }
+        first = rows[0] if rows else figures
+        shares = {f"ours_over_this_{name}": first[name] / figure for name, figure in figures.items()}
+        rows.append({**setting, "side": side, **figures, **shares})
+    return rows
+
+
+def make_table(rows: Results) -> str:
+    """The rows of one setting; each ratio is what ours takes, divided by what this side takes."""
+    first = rows[0]
+    lines = [f"\n{first['level']}, {first['dtype']}, {first['target_tokens']:,} target tokens", " " * 32]
+    columns = {"peak_megabytes": "peak MB", "seconds": "seconds", "processor_seconds": "CPU seconds"}
+    lines[-1] += "".join(f"{title:>12}{'ours/this':>10}" for title in columns.values())
+    for row in rows:
+        figures = (f"{row[name]:>12,.2f}{row[f'ours_over_this_{name}']:>10.2f}" for name in columns)
+        lines.append(f"{row['side']:<32}{''.join(figures)}")
+    return "\n".join(lines)
+
+
+# Part "throughput"
+
+
+BATCHES = {
+    "ours": "tokens",
+    "ours, sentence batches": "sentences",
+    "marian, token batches": "tokens",
+    "marian": "sentences",
+    "marian, label_smoothing_factor": "sentences",
+}
+WARM_UP_STEPS = 3
+
+
+class Stopwatch(TrainerCallback):
+    """Real tokens and time of the updates after the first ones."""
+
+    def __init__(self) -> None:
+        self.tokens = self.cells = 0
+        self.seconds = self.processor_seconds = 0.0
+
+    def count(self, inputs: dict[str, torch.Tensor]) -> None:
+        """Counts the tokens of a batch, and its cells, which padding fills up; of both sides."""
+        self.tokens += int(inputs["attention_mask"].sum() + (inputs["labels"] != -100).sum())
+        self.cells += inputs["input_ids"].numel() + inputs["labels"].numel()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Starts after the warm-up and reads the time ever after."""
+        now, processor_now = time.perf_counter(), time.process_time()
+        if state.global_step == WARM_UP_STEPS:
+            self.tokens = self.cells = 0
+            self._start, self._processor_start = now, processor_now
+        elif state.global_step > WARM_UP_STEPS:
+            self.seconds, self.processor_seconds = now - self._start, processor_now - self._processor_start
+
+
+def make_counting_trainer(kind: type[Seq2SeqTrainer], stopwatch: Stopwatch, **settings: Any) -> Seq2SeqTrainer:
+    """A trainer of this kind whose batches are counted when they are trained on."""
+
+    class CountingTrainer(kind):  # type: ignore[misc, valid-type]
+        def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+            stopwatch.count(inputs)
+            return super().training_step(model, inputs, *args, **kwargs)
+
+    return CountingTrainer(callbacks=[stopwatch], **settings)
+
+
+def train_for_a_while(arguments: BenchmarkArguments, side: str, model: Any, data: Any, folder: str) -> Stopwatch:
+    """Trains one side for the number of updates asked for, from wherever its model stands."""
+    tokenizer, dataset, sentences = data
+    settings: dict[str, Any] = {
+        "output_dir": folder,
+        "max_steps": WARM_UP_STEPS + arguments.steps,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "logging_strategy": "no",
+        "use_cpu": arguments.device == "cpu",
+        "bf16": arguments.dtype[0] == "bfloat16",
+        "dataloader_pin_memory": arguments.device != "cpu",
+        "per_device_train_batch_size": sentences,
+        "label_smoothing_factor": SMOOTHING if side.endswith("label_smoothing_factor") else 0.0,
+    }
+    trainer_kind: type[Seq2SeqTrainer] = Seq2SeqTrainer
+    training_arguments: Any = Seq2SeqTrainingArguments(**settings)
+    if BATCHES[side] == "tokens":
+        trainer_kind = TranslationTrainer
+        # The rest is as the library has it by default.
+        training_arguments.max_source_tokens = training_arguments.max_target_tokens = arguments.max_tokens
+    stopwatch = Stopwatch()
+    trainer = make_counting_trainer(
+        trainer_kind,
+        stopwatch,
+        model=model,
+        args=training_arguments,
+        train_dataset=dataset,
+        processing_class=tokenizer,
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    return stopwatch
+
+
+def load_training_data(arguments: BenchmarkArguments) -> tuple[Any, Any, int]:
+    """The tokenizer, the tokenized corpus, and the sentences that a token batch has on average."""
+    corpus = load_parallel_corpus(files=arguments.train_file, source_lang="source", target_lang="target")
+    tokenizer = train_tokenizer([*corpus["source"], *corpus["target"]], vocab_size=arguments.vocab_size)
+    dataset = tokenize_pairs(corpus, tokenizer, max_source_length=256, max_target_length=256, name="the corpus")
+    source_lengths, target_lengths = pair_lengths(dataset)
+    sampler = TokenBatchSampler(
+        source_lengths, target_lengths, max_source_tokens=arguments.max_tokens, max_target_tokens=arguments.max_tokens
+    )
+    return tokenizer, dataset, max(1, round(len(dataset) / len(sampler)))
+
+
+def benchmark_throughput(arguments: BenchmarkArguments) -> Results:
+    """Part `throughput`: real tokens per second of a training, both sides of the sentences together."""
+    data = load_training_data(arguments)
+    print(f"A batch of {arguments.max_tokens:,} + {arguments.max_tokens:,} tokens has {data[2]} pairs on average.")
+    models = {
+        side: make_model(Workload(arguments, "training", side, arguments.dtype[0], arguments.max_tokens))
+        for side in BATCHES
+    }
+    rounds: dict[str, list[Stopwatch]] = {side: [] for side in BATCHES}
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(arguments.rounds):
+            for side, model in models.items():
+                rounds[side].append(train_for_a_while(arguments, side, model, data, folder))
+                speed = rounds[side][-1].tokens / rounds[side][-1].seconds
+                print(f"round {number + 1}, {side}: {speed:,.0f} tokens/s", flush=True)
+    results: Results = []
+    for side, watches in rounds.items():
+        figures = {
+            "tokens_per_second": statistics.median(watch.tokens / watch.seconds for watch in watches),
+            "tokens_per_processor_second": statistics.median(
+                watch.tokens / watch.processor_seconds for watch in watches
+            ),
+        }
+        first = results[0] if results else figures
+        ratios = {f"ours_over_this_{name}": first[name] / figure for name, figure in figures.items()}
+        padding = 1 - sum(watch.tokens for watch in watches) / sum(watch.cells for watch in watches)
+        results.append({"side": side, "dtype": arguments.dtype[0], **figures, **ratios, "padding_share": padding})
+    print(make_throughput_table(results), flush=True)
+    return results
+
+
+def make_throughput_table(rows: Results) -> str:
+    """A line for each side; each ratio is ours divided by this side's."""
+    lines = [
+        f"\n{'real tokens per':<32}{'second':>10}{'ours/this':>11}{'CPU second':>12}{'ours/this':>11}{'padding':>10}"
+    ]
+    for row in rows:
+        lines.append(
+            f"{row['side']:<32}{row['tokens_per_second']:>10,.0f}{row['ours_over_this_tokens_per_second']:>11.2f}"
+            f"{row['tokens_per_processor_second']:>12,.0f}{row['ours_over_this_tokens_per_processor_second']:>11.2f}"
+            f"{row['padding_share']:>10.1%}"
+        )
+    return "\n".join(lines)
+
+
+# The parts, by the names that --part takes.
+PARTS: dict[str, Callable[[BenchmarkArguments], Results]] = {
+    "loss": benchmark_loss,
+    "throughput": benchmark_throughput,
+}
+
+
+def surroundings(argv: list[str] | None) -> dict[str, Any]:
+    """What another machine needs to know to repeat the run."""
+    words = ["scripts/benchmark_training.py", *(sys.argv[1:] if argv is None else argv)]
+    return {
+        "command": shlex.join(["python", *words]),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in DISTRIBUTIONS}},
+        "machine": platform.platform(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Parse the arguments (`argv`, else the command line's), measure, print, and write the figures."""
+    parser = make_parser()
+    try:
+        (arguments,) = parser.parse_args_into_dataclasses(args=argv)
+    except ValueError as error:
+        parser.error(str(error))
+    results = {name: PARTS[name](arguments) for name in dict.fromkeys(arguments.part)}
+    if arguments.output_file is not None:
+        report = {**surroundings(argv), "arguments": asdict(arguments), "results": results}
+        Path(arguments.output_file).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,652 @@
+"""Averages of checkpoints against means of loaded state dicts, what is refused, and averaging at a training's end."""
+
+import importlib.util
+import json
+import shutil
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tiny_seq2seq import make_tokenizer
+from tiny_vanilla import make_config, make_model, randomize
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    GenerationConfig,
+    MarianConfig,
+    MarianMTModel,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+)
+
+from vanilla_transformer import averaging
+from vanilla_transformer.averaging import AverageCheckpoints, average_checkpoints, select_checkpoints
+
+IDS = torch.tensor([[5, 9, 2], [7, 2, 1]])
+
+
+def make_marian(seed: int) -> MarianMTModel:
+    config = MarianConfig(
+        vocab_size=20,
+        d_model=8,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=12,
+        decoder_ffn_dim=12,
+        max_position_embeddings=16,
+        pad_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+    )
+    model = MarianMTModel(config)
+    randomize(model, seed)
+    return model.eval()
+
+
+def save_models(folder: Path, models: list[Any], **settings: Any) -> list[Path]:
+    """Each in a folder of its own, with a tokenizer; the last one's generation config is another one."""
+    models[-1].generation_config = GenerationConfig.from_dict(
+        {**models[-1].generation_config.to_dict(), "num_beams": 3}
+    )
+    folders = [folder / f"model-{number}" for number in range(len(models))]
+    for path, model in zip(folders, models, strict=True):
+        model.save_pretrained(path, **settings)
+        make_tokenizer().save_pretrained(path)
+    return folders
+
+
+def mean_of(folders: list[Path]) -> dict[str, torch.Tensor]:
+    """The oracle: all state dicts at once, in float64."""
+    models = [AutoModelForSeq2SeqLM.from_pretrained(folder).state_dict() for folder in folders]
+    return {
+        name: torch.stack([state[name].double() for state in models]).mean(0).to(tensor.dtype)
+        if tensor.is_floating_point()
+        else tensor
+        for name, tensor in models[0].items()
+    }
+
+
+MAKERS: dict[str, Callable[[int], Any]] = {
+    "ours": lambda seed: make_model(seed=seed),
+    "ours-untied": lambda seed: make_model(
+        seed=seed, share_encoder_decoder_embeddings=False, tie_word_embeddings=False
+    ),
+    "marian": make_marian,
+}
+
+
+class TestMean:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("kind", MAKERS)
+    def test_loads_as_the_model_whose_weights_are_the_means(
+        self, tmp_path: Path, kind: str, dtype: torch.dtype
+    ) -> None:
+        folders = save_models(tmp_path, [MAKERS[kind](seed).to(dtype) for seed in (1, 2, 3)])
+        average_checkpoints(folders, tmp_path / "new" / "averaged")
+        expected: Any = MAKERS[kind](4).to(dtype)
+        expected.load_state_dict(mean_of(folders))
+        model: Any = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "new" / "averaged").eval()
+        assert type(model) is type(expected)
+        assert model.dtype == dtype
+        torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=0, atol=0)
+        with torch.no_grad():
+            logits, expected_logits = (each(input_ids=IDS, labels=IDS).logits for each in (model, expected))
+        torch.testing.assert_close(logits, expected_logits, rtol=0, atol=0)
+        assert model.generation_config.num_beams == 3
+
+    def test_what_belongs_to_the_model_comes_along_and_nothing_else(self, tmp_path: Path) -> None:
+        """Not what a Trainer saves beside it, nor the scores and the card of one checkpoint."""
+        folders = save_models(tmp_path, [make_model(seed=seed) for seed in (1, 2)])
+        before = {entry.name for entry in folders[1].iterdir()}
+        for name in ("optimizer.pt", "rng_state.pth", "trainer_state.json", "README.md", "eval_results.json"):
+            (folders[1] / name).write_text("{}")
+        (folders[1] / "modeling_other.py").write_text("# code\n")
+        (folders[1] / "runs").mkdir()
+        average_checkpoints(folders, tmp_path / "averaged")
+        assert {entry.name for entry in (tmp_path / "averaged").iterdir()} == {
+            *before,
+            "modeling_other.py",
+            "averaging.json",
+        }
+        assert (
+            AutoTokenizer.from_pretrained(tmp_path / "averaged")("w3 w4").input_ids
+            == make_tokenizer()("w3 w4").input_ids
+        )
+        assert {entry.name for entry in tmp_path.iterdir()} == {"model-0", "model-1", "averaged"}
+
+    @pytest.mark.parametrize("kind", ["ours", "marian"])
+    def test_tied_weights_are_stored_once_and_metadata_kept(self, tmp_path: Path, kind: str) -> None:
+        folders = save_models(tmp_path, [MAKERS[kind](seed) for seed in (1, 2)])
+        average_checkpoints(folders, tmp_path / "averaged")
+        with (
+            safe_open(folders[0] / "model.safetensors", framework="pt") as source,
+            safe_open(tmp_path / "averaged" / "model.safetensors", framework="pt") as result,
+        ):
+            assert sorted(result.keys()) == sorted(source.keys())
+            assert "lm_head.weight" not in result.keys()  # noqa: SIM118 (not a dictionary)
+            assert result.metadata() == source.metadata() == {"format": "pt"}
+
+    def test_the_record_says_what_was_averaged(self, tmp_path: Path) -> None:
+        folders = save_models(tmp_path, [make_model(seed=seed) for seed in (1, 2)])
+        (folders[0] / "trainer_state.json").write_text('{"global_step": 70}')
+        average_checkpoints(folders, tmp_path / "averaged")
+        record = json.loads((tmp_path / "averaged" / "averaging.json").read_text())["checkpoints"]
+        assert [(entry["name"], entry["step"]) for entry in record] == [("model-0", 70), ("model-1", None)]
+        sums = [entry["sha256"]["model.safetensors"] for entry in record]
+        assert len(set(sums)) == 2
+        assert all(len(value) == 64 for value in sums)
+
+    def test_one_checkpoint_is_its_own_mean(self, tmp_path: Path) -> None:
+        folders = save_models(tmp_path, [make_model(seed=1)])
+        average_checkpoints([str(folders[0])], str(tmp_path / "averaged"))
+        expected = load_file(folders[0] / "model.safetensors")
+        torch.testing.assert_close(load_file(tmp_path / "averaged" / "model.safetensors"), expected, rtol=0, atol=0)
+
+    @pytest.mark.parametrize("sizes", [("2KB", "50GB"), ("50GB", "2KB"), ("3KB", "2KB")])
+    def test_sharded_in_and_out(self, tmp_path: Path, sizes: tuple[str, str]) -> None:
+        folders = save_models(tmp_path, [make_model(seed=seed) for seed in (1, 2)], max_shard_size=sizes[0])
+        # The shards of one checkpoint need not be those of another.
+        folders += save_models(tmp_path / "whole", [make_model(seed=3)])
+        average_checkpoints(folders, tmp_path / "averaged", max_shard_size=sizes[1])
+        files = sorted((tmp_path / "averaged").glob("*.safetensors"))
+        assert (len(files) == 1) == (sizes[1] == "50GB")
+        assert (tmp_path / "averaged" / "model.safetensors.index.json").exists() == (len(files) > 1)
+        model: Any = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "averaged")
+        torch.testing.assert_close(model.state_dict(), mean_of(folders), rtol=0, atol=0)
+
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+    @given(data=st.data())
+    def test_element_by_element_in_the_checkpoints_dtype(
+        self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+    ) -> None:
+        """Any number of checkpoints, shapes with no or one element among them; integers and booleans are kept."""
+        folder = tmp_path_factory.mktemp("mean")
+        count = data.draw(st.integers(min_value=1, max_value=6))
+        dtype = data.draw(st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
+        shapes = {"scalar": (), "empty": (0, 3), "matrix": (4, 5)}
+        states = [{name: torch.randn(shape).to(dtype) for name, shape in shapes.items()} for _ in range(count)]
+        for number, state in enumerate(states):
+            write_weights(folder / str(number), {**state, "steps": torch.arange(3), "flag": torch.tensor(True)})
+        average_checkpoints([folder / str(number) for number in range(count)], folder / "out", progress=False)
+        result = load_file(folder / "out" / "model.safetensors")
+        for name in shapes:
+            expected = torch.stack([state[name].double() for state in states]).mean(0).to(dtype)
+            torch.testing.assert_close(result[name], expected, rtol=0, atol=0)
+        assert result["steps"].equal(torch.arange(3))
+        assert result["flag"].equal(torch.tensor(True))
+
+    def test_one_tensor_at_a_time_and_one_file_open_per_checkpoint(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Between two files of the result nothing is kept: each is written with only its own tensors."""
+        folders = save_models(tmp_path, [make_model(seed=seed) for seed in (1, 2)], max_shard_size="2KB")
+        steps: list[str] = []
+        mean = averaging._mean
+
+        def count_mean(name: str, sources: Any) -> torch.Tensor:
+            steps.append(name)
+            return mean(name, sources)
+
+        def count_save(tensors: dict[str, torch.Tensor], *args: Any, **kwargs: Any) -> None:
+            assert list(tensors) == steps
+            steps.clear()
+            save_file(tensors, *args, **kwargs)
+
+        monkeypatch.setattr(averaging, "_mean", count_mean)
+        monkeypatch.setattr(averaging, "save_file", count_save)
+        average_checkpoints(folders, tmp_path / "averaged", max_shard_size="2KB")
+        assert not steps
+        assert len(list((tmp_path / "averaged").glob("*.safetensors"))) > 2
+
+    def test_no_two_tensors_of_the_checkpoints_are_in_memory_together(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folders = save_models(tmp_path, [make_model(seed=seed) for seed in (1, 2, 3)])
+        alive = 0
+        counts: list[int] = []
+        read = averaging._Weights.read
+
+        def release() -> None:
+            nonlocal alive
+            alive -= 1
+
+        def count_read(weights: Any, name: str) -> torch.Tensor:
+            nonlocal alive
+            tensor = read(weights, name)
+            weakref.finalize(tensor, release)
+            alive += 1
+            counts.append(alive)
+            return tensor
+
+        monkeypatch.setattr(averaging._Weights, "read", count_read)
+        average_checkpoints(folders, tmp_path / "averaged")
+        assert len(counts) == 3 * len(load_file(folders[0] / "model.safetensors"))
+        assert max(counts) == 1
+
+
+def write_weights(folder: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any] | None = None) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({"model_type": "bart", **(config or {})}))
+    return folder
+
+
+class TestRefusals:
+    """Nothing is written, and everything that is wrong is said at once."""
+
+    @pytest.fixture(autouse=True)
+    def _nothing_is_written(self, tmp_path: Path) -> Any:
+        yield
+        assert not list(tmp_path.glob("*averaged*"))
+
+    def test_all_differences_of_configs_and_tensors(self, tmp_path: Path) -> None:
+        one, two, three = torch.zeros(2, 3), torch.zeros(3), torch.zeros(3)
+        configs: list[dict[str, Any]] = [
+            {
+                "d_model": 8,
+                "only": 1,
+                "text_config": {"heads": 2, "same": 5},
+                "dtype": "float32",
+                "transformers_version": "5",
+            },
+            {
+                "d_model": 9,
+                "new": None,
+                "text_config": {"heads": 4, "same": 5},
+                "dtype": "bfloat16",
+                "_name_or_path": "x",
+            },
+        ]
+        first = write_weights(
+            tmp_path / "a", {"shape": one, "dtype": two, "gone": three, "int": torch.arange(2)}, configs[0]
+        )
+        other = write_weights(
+            tmp_path / "b", {"shape": one.T.contiguous(), "dtype": two.half(), "int": torch.arange(2) + 1}, configs[1]
+        )
+        third = write_weights(
+            tmp_path / "c", {"shape": one, "dtype": two, "gone": three, "int": torch.arange(2)}, configs[0]
+        )
+        with pytest.raises(ValueError, match="cannot be averaged") as error:
+            average_checkpoints([first, third, other], tmp_path / "averaged")
+        where = f"in {first}, {{}} in {other}".format
+        assert str(error.value).splitlines()[1:] == [
+            f"  config.d_model: 8 {where(9)}",
+            f"  config.only: 1 {where('absent')}",
+            f"  config.text_config.heads: 2 {where(4)}",
+            f"  config.new: absent {where('None')}",
+            f"  tensor dtype: float32 [3] {where('float16 [3]')}",
+            f"  tensor gone: float32 [3] {where('absent')}",
+            f"  tensor shape: float32 [2, 3] {where('float32 [3, 2]')}",
+            f"  tensor int: of torch.int64, which has no mean, and not the same in {first} and {other}",
+        ]
+
+    def test_models_of_other_sizes(self, tmp_path: Path) -> None:
+        folders = save_models(tmp_path, [make_model(), make_model(d_model=8, dropout=0.5)])
+        with pytest.raises(ValueError, match=r"config\.d_model: 16 in .*, 8 in .*model-1\n") as error:
+            average_checkpoints(folders, tmp_path / "averaged")
+        assert "config.dropout: 0.0 in" in str(error.value)
+        assert "tensor model.shared.weight: float32 [17, 16] in" in str(error.value)
+
+    def test_no_checkpoint(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="no checkpoint to average"):
+            average_checkpoints([], tmp_path / "averaged")
+
+    def test_every_unusable_folder_is_named(self, tmp_path: Path) -> None:
+        cut = write_weights(tmp_path / "cut", {"x": torch.zeros(3)})
+        (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:-1])
+        pickled = tmp_path / "pickled"
+        pickled.mkdir()
+        (pickled / "config.json").write_text("{}")
+        torch.save({"x": torch.zeros(3)}, pickled / "pytorch_model.bin")
+        adapter = write_weights(tmp_path / "adapter", {"x": torch.zeros(3)})
+        (adapter / "model.safetensors").rename(adapter / "adapter_model.safetensors")
+        good = write_weights(tmp_path / "good", {"x": torch.zeros(3)})
+        with pytest.raises(ValueError, match="Only safetensors are read") as error:
+            average_checkpoints([good, good, cut, pickled, adapter, tmp_path / "none"], tmp_path / "averaged")
+        for part in (
+            f"{good} is named more than once",
+            f"{cut}: model.safetensors is cut off or damaged",
+            f"{pickled}: there are no weights",
+            f"{adapter} has neither model.safetensors nor model.safetensors.index.json",
+            f"{tmp_path / 'none'} has no config.json",
+        ):
+            assert part in str(error.value)
+
+    def test_an_existing_folder_is_left_alone(self, tmp_path: Path) -> None:
+        good = write_weights(tmp_path / "good", {"x": torch.zeros(3)})
+        before = {path: path.read_bytes() for path in good.iterdir()}
+        for output in (good, good / "config.json"):
+            with pytest.raises(FileExistsError, match="not an empty folder"):
+                average_checkpoints([good], output)
+        assert {path: path.read_bytes() for path in good.iterdir()} == before
+
+    def test_a_bad_shard_size_leaves_nothing_behind(self, tmp_path: Path) -> None:
+        good = write_weights(tmp_path / "good", {"x": torch.zeros(3)})
+        with pytest.raises(ValueError, match=r"a lot"):
+            average_checkpoints([good], tmp_path / "averaged", max_shard_size="a lot")
+
+
+class TestAtomically:
+    def test_what_an_interrupted_one_left_is_replaced(self, tmp_path: Path) -> None:
+        good = write_weights(tmp_path / "good", {"x": torch.zeros(3)})
+        (tmp_path / "averaged").mkdir()
+        partial = tmp_path / "_averaged.partial"
+        partial.mkdir()
+        (partial / "averaging.json").write_text("{")
+        (partial / "leftover.json").write_text("{}")
+        average_checkpoints([good], tmp_path / "averaged")
+        assert not partial.exists()
+        assert not (tmp_path / "averaged" / "leftover.json").exists()
+        assert (tmp_path / "averaged" / "model.safetensors").is_file()
+
+    def test_a_folder_of_that_name_which_is_something_else_is_not(self, tmp_path: Path) -> None:
+        good = write_weights(tmp_path / "good", {"x": torch.zeros(3)})
+        (tmp_path / "_averaged.partial").mkdir()
+        (tmp_path / "_averaged.partial" / "thesis.txt").write_text("mine")
+        with pytest.raises(FileExistsError, match=r"_averaged\.partial is in the way"):
+            average_checkpoints([good], tmp_path / "averaged")
+        assert (tmp_path / "_averaged.partial" / "thesis.txt").read_text() == "mine"
+
+    def test_the_folder_appears_complete(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        good = write_weights(tmp_path / "good", {"x": torch.zeros(3)})
+
+        def stop(*args: Any, **kwargs: Any) -> None:
+            save_file(*args, **kwargs)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(averaging, "save_file", stop)
+        with pytest.raises(KeyboardInterrupt):
+            average_checkpoints([good], tmp_path / "averaged")
+        assert {entry.name for entry in tmp_path.iterdir()} == {"good"}
+
+
+def write_run(folder: Path, scores: dict[int, dict[str, float]], **state: Any) -> Path:
+    """A run with a checkpoint per step, whose only weight is the step, and its log in every later checkpoint."""
+    for step in scores:
+        checkpoint = write_weights(folder / f"checkpoint-{step}", {"x": torch.tensor([float(step)])})
+        log = [{"step": past, "epoch": past / 10, **scores[past]} for past in scores if past <= step]
+        content = {"global_step": step, "log_history": log, **state}
+        (checkpoint / "trainer_state.json").write_text(json.dumps(content))
+    return folder
+
+
+def steps_of(folders: list[Path]) -> list[int]:
+    return [int(folder.name.removeprefix("checkpoint-")) for folder in folders]
+
+
+class TestSelect:
+    SCORES = {
+        2: {"eval_loss": 3.0, "eval_bleu": 5.0, "eval_ter": 70.0},
+        4: {"eval_loss": 1.0, "eval_bleu": 4.0, "eval_ter": 60.0},
+        9: {"eval_loss": 2.0, "eval_bleu": 9.0, "eval_ter": 80.0},
+        10: {"eval_loss": 2.0, "eval_bleu": 9.0, "eval_ter": float("nan")},
+        30: {"loss": 0.1},
+    }
+
+    def test_the_last_by_step(self, tmp_path: Path) -> None:
+        run = write_run(tmp_path, self.SCORES)
+        assert steps_of(select_checkpoints(run, last=3)) == [9, 10, 30]
+        assert steps_of(select_checkpoints(str(run), last=5)) == [2, 4, 9, 10, 30]
+
+    @pytest.mark.parametrize(
+        ("best", "metric", "greater", "expected"),
+        [
+            (1, "eval_loss", None, [4]),
+            (2, "loss", None, [4, 10]),  # of equals the later
+            (3, "loss", None, [4, 9, 10]),
+            (1, "bleu", None, [10]),
+            (3, "eval_bleu", None, [2, 9, 10]),
+            (2, "ter", None, [2, 4]),  # not a number is no score
+            (1, "ter", True, [9]),
+            (1, "bleu", False, [4]),
+        ],
+    )
+    def test_the_best(self, tmp_path: Path, best: int, metric: str, greater: bool | None, expected: list[int]) -> None:
+        run = write_run(tmp_path, self.SCORES)
+        chosen = select_checkpoints(run, best=best, metric=metric, greater_is_better=greater)
+        assert steps_of(chosen) == expected
+
+    def test_by_what_the_run_chose_its_best(self, tmp_path: Path) -> None:
+        run = write_run(tmp_path, self.SCORES, best_metric=9.0, best_global_step=9)
+        assert steps_of(select_checkpoints(run, best=2)) == [9, 10]
+
+    def test_a_run_that_chose_none_needs_a_metric(self, tmp_path: Path) -> None:
+        run = write_run(tmp_path, self.SCORES)
+        with pytest.raises(ValueError, match="Give metric: eval_bleu, eval_loss, eval_ter"):
+            select_checkpoints(run, best=2)
+
+    def test_those_that_are_not_whole_do_not_count(self, tmp_path: Path) -> None:
+        run = write_run(tmp_path, self.SCORES)
+        weights = run / "checkpoint-30" / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-2])
+        (run / "checkpoint-10" / "trainer_state.json").write_text('{"global_')
+        (run / "checkpoint-4" / "config.json").unlink()
+        shutil.copytree(run / "checkpoint-2", run / "_incomplete-checkpoint-40")
+        assert steps_of(select_checkpoints(run, last=2)) == [2, 9]
+
+    def test_too_few_are_listed(self, tmp_path: Path) -> None:
+        run = write_run(tmp_path, {2: {"eval_loss": 1.0}, 10: {"eval_loss": 2.0}, 11: {"loss": 3.0}})
+        with pytest.raises(ValueError, match=r"last=4: .* 3 whole .*: checkpoint-2, checkpoint-10, checkpoint-11\."):
+            select_checkpoints(run, last=4)
+        with pytest.raises(ValueError, match=r"best=3: .* 2 whole .* with eval_loss: checkpoint-2, checkpoint-10\."):
+            select_checkpoints(run, best=3, metric="loss")
+        with pytest.raises(ValueError, match=r"0 whole checkpoint\(s\): none"):
+            select_checkpoints(tmp_path / "nothing", last=1)
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({}, "exactly one of last and best; got last=None and best=None"),
+            ({"last": 1, "best": 2}, "exactly one of last and best; got last=1 and best=2"),
+            ({"last": 0}, "last=0: must be at least 1"),
+            ({"best": -1}, "best=-1: must be at least 1"),
+            ({"last": 1, "metric": "bleu"}, "metric='bleu' goes with best"),
+        ],
+    )
+    def test_a_choice_that_makes_no_sense(self, tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            select_checkpoints(tmp_path, **arguments)
+        with pytest.raises(ValueError, match=message):
+            AverageCheckpoints(**arguments)
+
+
+def make_trainer(folder: Path, callback: AverageCheckpoints, **changes: Any) -> Seq2SeqTrainer:
+    """A plain Seq2SeqTrainer that saves and evaluates after each of its updates."""
+    settings: dict[str, Any] = {
+        "output_dir": str(folder),
+        "max_steps": 5,
+        "per_device_train_batch_size": 2,
+        "learning_rate": 0.05,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "report_to": "none",
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+    }
+    tokenizer = make_tokenizer()
+    model = AutoModelForSeq2SeqLM.from_config(make_config(vocab_size=len(tokenizer), dropout=0.1))
+    rows = [tokenizer(f"w{number} w{number + 1}", text_target=f"w{number + 1}") for number in range(10)]
+    data = Dataset.from_list([dict(row) for row in rows])
+    return Seq2SeqTrainer(
+        model=model,
+        args=Seq2SeqTrainingArguments(**{**settings, **changes}),
+        train_dataset=data,
+        eval_dataset=data.take(4),
+        processing_class=tokenizer,
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+        callbacks=[callback],
+    )
+
+
+class TestCallback:
+    def record(self, run: Path) -> list[int]:
+        return [entry["step"] for entry in json.loads((run / "averaged" / "averaging.json").read_text())["checkpoints"]]
+
+    def test_the_last_ones_at_the_end(self, tmp_path: Path) -> None:
+        trainer = make_trainer(tmp_path, AverageCheckpoints(last=3), save_total_limit=3)
+        trainer.train()
+        folders = [tmp_path / f"checkpoint-{step}" for step in (3, 4, 5)]
+        averaged: Any = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "averaged")
+        torch.testing.assert_close(averaged.state_dict(), mean_of(folders), rtol=0, atol=0)
+        assert self.record(tmp_path) == [3, 4, 5]
+        AutoTokenizer.from_pretrained(tmp_path / "averaged")
+
+        # The finished run started again leaves the average alone; gone on with, it replaces it.
+        before = {path: path.stat().st_mtime_ns for path in (tmp_path / "averaged").iterdir()}
+        trainer = make_trainer(tmp_path, AverageCheckpoints(last=3), save_total_limit=3)
+        trainer.train(resume_from_checkpoint=str(folders[-1]))
+        assert {path: path.stat().st_mtime_ns for path in (tmp_path / "averaged").iterdir()} == before
+        trainer = make_trainer(tmp_path, AverageCheckpoints(last=3), save_total_limit=3, max_steps=6)
+        trainer.train(resume_from_checkpoint=str(folders[-1]))
+        assert self.record(tmp_path) == [4, 5, 6]
+        assert not list(tmp_path.glob("_averaged*"))
+
+    def test_the_best_ones_at_the_end(self, tmp_path: Path) -> None:
+        trainer = make_trainer(tmp_path, AverageCheckpoints(best=2, metric="loss"))
+        trainer.train()
+        losses = {entry["step"]: entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry}
+        assert len(losses) == 5
+        assert self.record(tmp_path) == sorted(sorted(losses, key=lambda step: losses[step])[:2])
+
+    def test_an_average_of_a_run_of_which_only_the_names_are_the_same_is_replaced(self, tmp_path: Path) -> None:
+        run = write_run(tmp_path, {1: {}, 2: {}})
+        average_checkpoints(select_checkpoints(run, last=2), run / "averaged")
+        write_weights(run / "checkpoint-2", {"x": torch.tensor([9.0])})
+        averaging._replace_average(select_checkpoints(run, last=2), run / "averaged", progress=False)
+        assert load_file(run / "averaged" / "model.safetensors")["x"].item() == 5
+
+    def test_fewer_than_asked_for_are_averaged_with_a_warning(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        make_trainer(tmp_path, AverageCheckpoints(last=9), max_steps=2).train()
+        assert self.record(tmp_path) == [1, 2]
+        assert "has 2 checkpoint(s) to average, not 9" in caplog.text
+
+    def test_no_checkpoint_with_the_metric(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        make_trainer(tmp_path, AverageCheckpoints(best=2, metric="bleu"), max_steps=2).train()
+        assert "has 0 checkpoint(s) to average, not 2" in caplog.text
+        assert not (tmp_path / "averaged").exists()
+
+    def test_only_the_main_process_averages(self, tmp_path: Path) -> None:
+        trainer = make_trainer(tmp_path, AverageCheckpoints(last=2))
+        write_run(tmp_path, {1: {}, 2: {}})
+        trainer.state.is_world_process_zero = False
+        trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
+        assert not (tmp_path / "averaged").exists()
+        trainer.state.is_world_process_zero = True
+        trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
+        assert self.record(tmp_path) == [1, 2]
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"save_strategy": "no"}, r"AverageCheckpoints\(last=3\) needs checkpoints: set save_strategy"),
+            ({"save_total_limit": 2}, "save_total_limit=2 keeps: set it to at least 3, or to None"),
+            (
+                {"save_total_limit": 3, "metric_for_best_model": "loss"},
+                r"save_total_limit=3 keeps: set it to at least 4 \(the Trainer keeps the best one as well\), or",
+            ),
+        ],
+    )
+    def test_what_cannot_work_is_refused_before_training(
+        self, tmp_path: Path, changes: dict[str, Any], message: str
+    ) -> None:
+        trainer = make_trainer(tmp_path, AverageCheckpoints(last=3), **changes)
+        with pytest.raises(ValueError, match=message):
+            trainer.train()
+        assert trainer.state.global_step == 0
+
+    def test_the_best_one_is_kept_beside_the_last_ones(self, tmp_path: Path) -> None:
+        """With an early best checkpoint the Trainer keeps one of the last ones less."""
+        changes = {"metric_for_best_model": "loss", "greater_is_better": True, "max_steps": 6, "learning_rate": 0.01}
+        trainer = make_trainer(tmp_path, AverageCheckpoints(last=3), save_total_limit=4, **changes)
+        trainer.train()
+        assert trainer.state.best_global_step is not None
+        assert trainer.state.best_global_step < 4
+        assert (tmp_path / f"checkpoint-{trainer.state.best_global_step}").is_dir()
+        assert self.record(tmp_path) == [4, 5, 6]
+
+    def test_a_folder_of_somebody_else_is_refused_before_training(self, tmp_path: Path) -> None:
+        (tmp_path / "averaged").mkdir()
+        (tmp_path / "averaged" / "thesis.txt").write_text("mine")
+        trainer = make_trainer(tmp_path, AverageCheckpoints(last=1))
+        with pytest.raises(ValueError, match="holds something else"):
+            trainer.train()
+
+
+@pytest.fixture(scope="module")
+def script(scripts_directory: Path) -> Any:
+    spec = importlib.util.spec_from_file_location("average_checkpoints", scripts_directory / "average_checkpoints.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class TestScript:
+    def test_of_a_run_or_of_named_folders(
+        self, tmp_path: Path, script: Any, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        run = write_run(tmp_path / "run", TestSelect.SCORES, best_metric=1.0, best_global_step=4)
+        out = tmp_path / "out"
+        common = ["--disable_tqdm", "--output_dir"]
+        script.main(["--model_dir", str(run), "--last", "2", *common, str(out / "last")])
+        assert str(run / "checkpoint-10") in capsys.readouterr().out
+        script.main(["--model_dir", str(run), "--best", "2", *common, str(out / "best")])
+        script.main(["--model_dir", str(run), "--best", "1", "--metric", "bleu", *common, str(out / "bleu")])
+        by_ter = ["--metric", "ter", "--greater_is_better", "true"]
+        script.main(["--model_dir", str(run), "--best", "1", *by_ter, *common, str(out / "ter")])
+        named = [str(run / f"checkpoint-{step}") for step in (2, 4)]
+        script.main(["--checkpoints", *named, *common, str(out / "named"), "--max_shard_size", "1GB"])
+        found = {folder.name: load_file(folder / "model.safetensors")["x"].item() for folder in out.iterdir()}
+        assert found == {"last": 20, "best": 7, "bleu": 10, "ter": 9, "named": 3}
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["--output_dir", "out"], "Give either --model_dir"),
+            (["--output_dir", "out", "--model_dir", "run", "--checkpoints", "a"], "Give either --model_dir"),
+            (["--output_dir", "out", "--checkpoints", "a", "--last", "2"], "--last chooses among"),
+            (["--output_dir", "out", "--model_dir", "run"], "exactly one of last and best"),
+            (["--output_dir", "out", "--model_dir", "run", "--last", "2"], "0 whole checkpoint(s)"),
+            (["--output_dir", "out", "--checkpoints", "nowhere"], "nowhere has no config.json"),
+            (["--model_dir", "run", "--last", "2"], "--output_dir"),
+        ],
+    )
+    def test_what_is_wrong_is_said_without_a_traceback(
+        self,
+        script: Any,
+        words: list[str],
+        message: str,
+        capsys: pytest.CaptureFixture[str],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SystemExit) as stop:
+            script.main(words)
+        assert stop.value.code == 2
+        assert message in capsys.readouterr().err
+
+    def test_help(self, script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as stop:
+            script.main(["--help"])
+        assert stop.value.code == 0
+        shown = capsys.readouterr().out
+        assert "python scripts/average_checkpoints.py --model_dir" in shown
+        assert "--greater_is_better" in shown

@@ -1,0 +1,558 @@
+"""The loss with label smoothing, computed from logits or without ever building them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from accelerate.big_modeling import cpu_offload
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_vanilla import SHARING, TWO_VOCABULARIES, make_model, make_sentences, pad
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrizations
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+
+from vanilla_transformer import loss_vanilla_transformer as loss_module
+from vanilla_transformer.loss_vanilla_transformer import (
+    MINIMUM_ROWS,
+    compute_logits_and_loss,
+    has_plain_weights,
+    label_smoothed_cross_entropy,
+    lean_cross_entropy,
+)
+
+chunks_exist = pytest.mark.skipif(
+    not hasattr(nn, "LinearCrossEntropyOptions"), reason="this torch has no cross-entropy in chunks"
+)
+
+
+def make_problem(
+    rows: int, d_model: int, vocabulary: int, bias: bool = False, ignored: float = 0.0, seed: int = 0
+) -> tuple[nn.Linear, torch.Tensor, torch.Tensor]:
+    """An output layer, hidden states (2, T, D) and labels (2, T), a share of which is ignored."""
+    generator = torch.Generator().manual_seed(seed)
+    layer = nn.Linear(d_model, vocabulary, bias=bias)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=d_model**-0.5, generator=generator)
+    hidden_states = torch.randn(2, rows, d_model, generator=generator)
+    labels = torch.randint(vocabulary, (2, rows), generator=generator)
+    return layer, hidden_states, labels.masked_fill(torch.rand(2, rows, generator=generator) < ignored, -100)
+
+
+def gradients(loss: torch.Tensor, hidden_states: torch.Tensor, layer: nn.Module) -> dict[str, torch.Tensor]:
+    """The loss and its gradients by the hidden states and the layer's parameters."""
+    names = ["hidden_states", *dict(layer.named_parameters())]
+    found = torch.autograd.grad(loss, [hidden_states, *layer.parameters()])
+    return {"loss": loss.detach(), **dict(zip(names, found, strict=True))}
+
+
+def oracle(
+    layer: nn.Linear, hidden_states: torch.Tensor, labels: torch.Tensor, smoothing: float, count: float | None
+) -> dict[str, torch.Tensor]:
+    """Definition of the loss in float64: the negative log-likelihood under (1 - eps) one-hot + eps uniform."""
+    precise = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, dtype=torch.float64)
+    precise.load_state_dict(layer.state_dict())
+    hidden_states = hidden_states.detach().double().requires_grad_()
+    scores = precise(hidden_states)[labels != -100]
+    one_hot = nn.functional.one_hot(labels[labels != -100], layer.out_features)
+    targets = (1 - smoothing) * one_hot + smoothing / layer.out_features
+    total = -(targets * scores.log_softmax(dim=-1)).sum()
+    return gradients(total / (count or len(scores)), hidden_states, precise)
+
+
+def assert_close(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float = 1e-5) -> None:
+    """Compares losses relative to their value, and gradients relative to the largest number in any of them."""
+    assert list(actual) == list(expected)
+    largest = max((tensor.abs().max().item() for name, tensor in expected.items() if name != "loss"), default=0.0)
+    for name, tensor in expected.items():
+        scale = abs(tensor.item()) if name == "loss" else largest
+        error = (actual[name].double() - tensor.double()).abs().max().item()
+        assert error <= tolerance * scale, f"{name}: {error} of {scale}"
+
+
+def largest_allocation(step: Callable[[], Any]) -> int:
+    """Bytes of the largest tensor that torch allocates, inside its own operators too."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        step()
+    return max(event.self_cpu_memory_usage for event in profile.events())
+
+
+# The definition
+
+LABELS = [[4, 5, 6, 2], [7, 8, 2, -100], [9, 2, -100, -100]]
+
+
+def written_out_loss(logits: torch.Tensor, smoothing: float, divisor: float | None = None) -> float:
+    """Cross-entropy against 1 - eps on the label and eps spread over the whole vocabulary, of all labels but -100."""
+    total, count = 0.0, 0
+    for sentence, labels in zip(logits.to(torch.float64), LABELS, strict=True):
+        for scores, label in zip(sentence.tolist(), labels, strict=True):
+            if label == -100:
+                continue
+            log_normalizer = math.log(sum(math.exp(score) for score in scores))
+            for token, score in enumerate(scores):
+                target = smoothing / len(scores) + (1.0 - smoothing if token == label else 0.0)
+                total -= target * (score - log_normalizer)
+            count += 1
+    return total / (divisor or count)
+
+
+@pytest.mark.parametrize("divisor", [None, 5])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])
+def test_loss_is_smoothed_in_training_only(smoothing: float, divisor: int | None) -> None:
+    """The training loss is the smoothed cross-entropy, the evaluation loss the plain one, whatever it is divided by."""
+    model = make_model(label_smoothing=smoothing, lm_head_bias=True)
+    inputs: dict[str, Any] = {"input_ids": torch.tensor([[4, 5, 2], [6, 7, 2], [8, 9, 2]])}
+    inputs |= {"labels": torch.tensor(LABELS)} | ({} if divisor is None else {"num_items_in_batch": divisor})
+    with torch.no_grad():
+        evaluated = model.eval()(**inputs)
+        trained = model.train()(**inputs)
+        with_logits = model(**inputs, skip_logits=False)
+    torch.testing.assert_close(with_logits.logits, evaluated.logits, rtol=0.0, atol=0.0)
+    assert evaluated.loss.item() == pytest.approx(written_out_loss(evaluated.logits, 0.0, divisor), rel=1e-5)
+    expected = written_out_loss(evaluated.logits, smoothing, divisor)
+    assert trained.loss.item() == pytest.approx(expected, rel=1e-5)
+    assert with_logits.loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("compute", ["plain", pytest.param("lean", marks=chunks_exist)])
+@given(
+    # From a single row to several chunks of them.
+    rows=st.one_of(st.integers(1, 8), st.integers(120, 400)),
+    d_model=st.sampled_from([1, 8, 24]),
+    vocabulary=st.sampled_from([2, 17, 90]),
+    bias=st.booleans(),
+    ignored=st.sampled_from([0.0, 0.3, 0.95]),
+    smoothing=st.sampled_from([0.0, 0.1, 0.9]),
+    count=st.sampled_from([None, 7, 1000, torch.tensor(33)]),
+    seed=st.integers(0, 1000),
+)
+def test_value_and_gradients_are_those_of_the_definition(
+    compute: str,
+    rows: int,
+    d_model: int,
+    vocabulary: int,
+    bias: bool,
+    ignored: float,
+    smoothing: float,
+    count: int | torch.Tensor | None,
+    seed: int,
+) -> None:
+    """Loss and gradients by hidden states, weight and bias are right to 1e-5, from logits as without."""
+    layer, hidden_states, labels = make_problem(rows, d_model, vocabulary, bias, ignored, seed)
+    labels[0, 0] = 1
+    hidden_states.requires_grad_()
+    assert has_plain_weights(layer, hidden_states) == hasattr(nn, "LinearCrossEntropyOptions")
+    if compute == "lean":
+        loss = lean_cross_entropy(layer, hidden_states, labels, smoothing, count)
+    else:
+        loss = label_smoothed_cross_entropy(layer(hidden_states), labels, smoothing, count)
+    divisor = None if count is None else float(count)
+    assert loss.dtype == torch.float32
+    assert_close(gradients(loss, hidden_states, layer), oracle(layer, hidden_states, labels, smoothing, divisor))
+
+
+@chunks_exist
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("count", [None, 5])
+def test_a_batch_without_labels_that_count(count: int | None, smoothing: float) -> None:
+    """The loss is that of the plain computation (0 / 0 or 0 / 5), and no gradient is broken by it."""
+    layer, hidden_states, labels = make_problem(300, 8, 17, bias=True, ignored=1.0)
+    hidden_states.requires_grad_()
+    lean = gradients(lean_cross_entropy(layer, hidden_states, labels, smoothing, count), hidden_states, layer)
+    logits = layer(hidden_states)
+    plain = gradients(label_smoothed_cross_entropy(logits, labels, smoothing, count), hidden_states, layer)
+    torch.testing.assert_close(lean, plain, rtol=0.0, atol=0.0, equal_nan=True)
+    assert not any(tensor.any() for name, tensor in lean.items() if name != "loss")
+
+
+# Half precision
+
+
+@chunks_exist
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_costs_the_loss_no_digit(dtype: torch.dtype) -> None:
+    """On a CPU, float32 states and weights give under autocast the loss and gradients of float32."""
+    layer, hidden_states, labels = make_problem(400, 24, 90, bias=True, ignored=0.2)
+    hidden_states.requires_grad_()
+    with torch.autocast("cpu", dtype=dtype):
+        loss = lean_cross_entropy(layer, hidden_states, labels, 0.1)
+    assert loss.dtype == torch.float32
+    assert_close(gradients(loss, hidden_states, layer), oracle(layer, hidden_states, labels, 0.1, None))
+
+
+@chunks_exist
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_weights_are_rounded_once(dtype: torch.dtype) -> None:
+    """Of a model in half precision the loss is exact, and its gradients are right to their type's last digit."""
+    layer, hidden_states, labels = make_problem(400, 24, 90, bias=True, ignored=0.2)
+    layer, hidden_states = layer.to(dtype), hidden_states.to(dtype).requires_grad_()
+    loss = lean_cross_entropy(layer, hidden_states, labels, 0.1)
+    assert loss.dtype == torch.float32
+    found, expected = gradients(loss, hidden_states, layer), oracle(layer, hidden_states, labels, 0.1, None)
+    assert_close({"loss": found["loss"]}, {"loss": expected["loss"]})
+    assert_close(found, expected, tolerance=2 * torch.finfo(dtype).eps)
+
+
+@chunks_exist
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_losses_of_half_precision_products_are_added_in_float32(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products in half precision, as on CUDA, give a loss far better than their type's digits."""
+    layer, hidden_states, labels = make_problem(2000, 24, 90, bias=True, ignored=0.2)
+    layer, hidden_states = layer.to(dtype), hidden_states.to(dtype).requires_grad_()
+    monkeypatch.setattr(loss_module, "_product_dtype", lambda _: dtype)
+    loss = lean_cross_entropy(layer, hidden_states, labels, 0.1)
+    found, expected = gradients(loss, hidden_states, layer), oracle(layer, hidden_states, labels, 0.1, None)
+    assert loss.dtype == torch.float32
+    assert_close({"loss": found["loss"]}, {"loss": expected["loss"]}, tolerance=torch.finfo(dtype).eps / 20)
+    assert_close(found, expected, tolerance=4 * torch.finfo(dtype).eps)
+
+
+# The whole model
+
+ALL_SHARING = {**SHARING, **TWO_VOCABULARIES}
+
+
+def make_batch(labels_of: list[int] | None = None) -> dict[str, torch.Tensor]:
+    """Three sentence pairs, padded on both sides."""
+    ids, mask = pad(make_sentences([3, 6, 2]))
+    labels, counted = pad(make_sentences(labels_of or [4, 2, 5], seed=1))
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels.masked_fill(counted == 0, -100)}
+
+
+def loss_and_gradients(model: nn.Module, **inputs: Any) -> dict[str, torch.Tensor]:
+    """One backward pass of the model: the loss and the gradient of every parameter."""
+    model.zero_grad()
+    loss = model(**inputs).loss
+    loss.backward()
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return {"loss": loss.detach(), **{name: grad.clone() for name, grad in found.items() if grad is not None}}
+
+
+@pytest.mark.parametrize("sharing", ALL_SHARING)
+@pytest.mark.parametrize("lm_head_bias", [False, True])
+def test_skipping_changes_no_gradient_of_the_model(sharing: str, lm_head_bias: bool) -> None:
+    """With tied, shared or separate tables, with one vocabulary or two."""
+    model = make_model(label_smoothing=0.1, lm_head_bias=lm_head_bias, **ALL_SHARING[sharing]).train()
+    expected = loss_and_gradients(model, **make_batch(), skip_logits=False)
+    assert len(expected) == 1 + len(list(model.parameters()))
+    assert_close(loss_and_gradients(model, **make_batch()), expected)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("skip_logits", [None, False, True])
+def test_when_logits_are_returned(training: bool, skip_logits: bool | None) -> None:
+    """Unless told otherwise, they are left out in training mode with labels; tuples close the gap."""
+    model = make_model(label_smoothing=0.1).train(training)
+    batch = make_batch()
+    outputs = model(**batch, skip_logits=skip_logits)
+    skipped = training if skip_logits is None else skip_logits
+    assert (outputs.logits is None) == skipped
+    assert ("logits" in outputs) != skipped
+    as_tuple = model(**batch, skip_logits=skip_logits, return_dict=False)
+    torch.testing.assert_close(as_tuple, outputs.to_tuple(), rtol=0.0, atol=0.0)
+    torch.testing.assert_close(as_tuple[0], outputs.loss)
+    assert len(as_tuple) == (2 if skipped else 3)
+    labels = batch.pop("labels")
+    batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels)
+    if skip_logits:
+        with pytest.raises(ValueError, match="skip_logits=True needs labels"):
+            model(**batch, skip_logits=skip_logits)
+    else:
+        assert model(**batch, skip_logits=skip_logits).logits.shape == (3, 5, 17)
+
+
+@chunks_exist
+def test_no_tensor_as_large_as_the_logits_is_allocated() -> None:
+    """A whole training step holds a chunk of rows of them at most; where the logits are asked for, all of them."""
+    model = make_model(vocab_size=600, label_smoothing=0.1, lm_head_bias=True, max_position_embeddings=400).train()
+    rows, logits = 3 * 300, 3 * 300 * 600 * 4
+    batch = make_batch([300, 300, 300])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(**options: Any) -> None:
+        model(**batch, **options).loss.backward()
+        optimizer.step()
+
+    assert largest_allocation(lambda: step(skip_logits=False)) == logits
+    assert largest_allocation(step) == logits * MINIMUM_ROWS // rows
+
+
+@chunks_exist
+def test_the_second_derivative_needs_the_logits() -> None:
+    """Gradients are made in the forward pass: once used they are gone, unless logits are asked for."""
+    model = make_model(attention="eager").train()
+    loss = model(**make_batch()).loss
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="backward called twice"):
+        loss.backward()
+    loss = model(**make_batch(), skip_logits=False).loss
+    (first,) = torch.autograd.grad(loss, [model.lm_head.weight], create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), [model.lm_head.weight])
+    assert second.abs().sum() > 0
+
+
+def test_generation_in_training_mode_sees_no_skipped_logits() -> None:
+    """The default does not reach `generate`, which has no labels."""
+    model: Any = make_model()
+    ids, mask = pad(make_sentences([3, 6, 2]))
+    expected = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=5)
+    generated = model.train().generate(input_ids=ids, attention_mask=mask, max_new_tokens=5)
+    assert generated.tolist() == expected.tolist()
+
+
+def test_gradient_checkpointing_and_frozen_tables() -> None:
+    """Recomputed layers, or weights that need no gradient, leave the others as they are."""
+    model = make_model(label_smoothing=0.1, tie_word_embeddings=False).train()
+    expected = loss_and_gradients(model, **make_batch(), skip_logits=False)
+    model.gradient_checkpointing_enable()
+    assert_close(loss_and_gradients(model, **make_batch()), expected)
+    model.lm_head.requires_grad_(False)
+    del expected["lm_head.weight"]
+    assert_close(loss_and_gradients(model, **make_batch()), expected)
+
+
+def test_compiled_training_step() -> None:
+    """`torch.compile(fullgraph=True)` takes the loss with skipped logits too."""
+    model = make_model(label_smoothing=0.1).train()
+    expected = loss_and_gradients(model, **make_batch())
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert compiled(**make_batch()).logits is None
+    found = loss_and_gradients(compiled, **make_batch())
+    assert_close({name.removeprefix("_orig_mod."): tensor for name, tensor in found.items()}, expected)
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def _process_group(tmp_path: Path) -> Iterator[None]:
+    """A world of one process."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_process_group")
+def test_distributed_data_parallel() -> None:
+    """DDP's wrapper finds the loss, and a gradient for every parameter."""
+    model = make_model(label_smoothing=0.1).train()
+    expected = loss_and_gradients(model, **make_batch(), skip_logits=False)
+    found = loss_and_gradients(DistributedDataParallel(model), **make_batch())
+    assert_close({name.removeprefix("module."): tensor for name, tensor in found.items()}, expected)
+
+
+@pytest.mark.usefixtures("_process_group")
+@pytest.mark.parametrize("tied", [False, True])
+def test_fully_sharded_model(tied: bool) -> None:
+    """FSDP2 gathers a table that is the root's for the whole step; an output layer sharded by itself is called."""
+    model = make_model(label_smoothing=0.1, tie_word_embeddings=tied).train()
+    expected = loss_and_gradients(model, **make_batch(), skip_logits=False)
+    mesh = init_device_mesh("cpu", (1,))
+    for layer in [*model.model.encoder.layers, *model.model.decoder.layers]:
+        fully_shard(layer, mesh=mesh)
+    if not tied:
+        fully_shard(model.lm_head, mesh=mesh)
+        assert not has_plain_weights(model.lm_head, torch.zeros(1, 1, 16))
+    fully_shard(model, mesh=mesh)
+    assert isinstance(model.lm_head.weight, DTensor)
+    assert not has_plain_weights(model.lm_head, torch.zeros(1, 1, 16))
+    found: dict[str, Any] = loss_and_gradients(model, **make_batch())
+    full = {name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in found.items()}
+    assert_close(full, expected)
+    assert model(**make_batch()).logits is None
+
+
+class CallCountingLinear(nn.Linear):
+    """An output layer of another kind."""
+
+    calls = 0
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(input)
+
+
+def replaced(layer: nn.Linear) -> nn.Module:
+    """Another class with the same weights."""
+    other = CallCountingLinear(layer.in_features, layer.out_features)
+    other.load_state_dict(layer.state_dict())
+    return other
+
+
+def wrapped(layer: nn.Linear) -> nn.Module:
+    """As adapters wrap it."""
+    return nn.Sequential(layer)
+
+
+def forward_replaced(layer: nn.Linear) -> nn.Module:
+    """As accelerate's hooks do it."""
+    layer.forward = nn.Linear.forward.__get__(layer)  # type: ignore[method-assign]
+    return layer
+
+
+def hooked(register: str) -> Callable[[nn.Linear], nn.Module]:
+    """A hook that changes nothing."""
+
+    def change(layer: nn.Linear) -> nn.Module:
+        getattr(layer, register)(lambda *_: None)
+        return layer
+
+    return change
+
+
+def parametrized(layer: nn.Linear) -> nn.Module:
+    """Weight normalization gives the same matrix."""
+    return parametrizations.weight_norm(layer)
+
+
+NOT_PLAIN: dict[str, Callable[[nn.Linear], nn.Module]] = {
+    "replaced": replaced,
+    "wrapped": wrapped,
+    "forward replaced": forward_replaced,
+    "parametrized": parametrized,
+    **{
+        register: hooked(register)
+        for register in (
+            "register_forward_hook",
+            "register_forward_pre_hook",
+            "register_full_backward_hook",
+            "register_full_backward_pre_hook",
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("name", NOT_PLAIN)
+def test_an_output_layer_that_is_more_than_its_weights_is_called(name: str) -> None:
+    """Then, too, the logits are skipped, and loss and gradient are the same."""
+    layer, hidden_states, labels = make_problem(300, 8, 17, bias=True, ignored=0.2)
+    hidden_states.requires_grad_()
+    expected = oracle(layer, hidden_states, labels, 0.1, None)
+    changed = NOT_PLAIN[name](layer)
+    assert not has_plain_weights(changed, hidden_states)
+    logits, loss = compute_logits_and_loss(changed, hidden_states, labels, 0.1, None, skip_logits=True)
+    assert logits is None
+    assert loss is not None
+    (gradient,) = torch.autograd.grad(loss, [hidden_states])
+    found = {"loss": loss.detach(), "hidden_states": gradient}
+    assert_close(found, {key: expected[key] for key in found})
+
+
+def test_hooks_see_the_whole_logits() -> None:
+    """A hook on the output layer, or on every module, is called once with all logits and may change them."""
+    layer, hidden_states, labels = make_problem(300, 8, 17)
+    shapes: list[tuple[int, ...]] = []
+
+    def hook(module: nn.Module, _: Any, output: torch.Tensor) -> None:
+        if module is layer:
+            shapes.append(tuple(output.shape))
+
+    for register in (layer.register_forward_hook, nn.modules.module.register_module_forward_hook):
+        with register(hook):
+            compute_logits_and_loss(layer, hidden_states, labels, 0.1, None, skip_logits=True)
+    assert shapes == [(2, 300, 17)] * 2
+    assert has_plain_weights(layer, hidden_states) == hasattr(nn, "LinearCrossEntropyOptions")
+
+
+def test_offloaded_weights() -> None:
+    """Offloading by accelerate brings the weights back only for the layer's own call."""
+    layer, hidden_states, labels = make_problem(300, 8, 17)
+    expected = oracle(layer, hidden_states, labels, 0.1, None)["loss"]
+    cpu_offload(layer, execution_device=torch.device("cpu"))
+    assert layer.weight.device.type == "meta"
+    assert not has_plain_weights(layer, hidden_states)
+    with torch.no_grad():
+        _, loss = compute_logits_and_loss(layer, hidden_states, labels, 0.1, None, skip_logits=True)
+    assert loss is not None
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_weights_that_are_not_there_or_do_not_fit() -> None:
+    """Partitioned (ZeRO-3 leaves an empty tensor), on the meta device, of another type, or with fake tensors."""
+    layer, hidden_states, _ = make_problem(3, 8, 17)
+    assert not has_plain_weights(layer, hidden_states.double())
+    assert not has_plain_weights(layer, hidden_states.to("meta"))
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        assert not has_plain_weights(layer, fake.from_tensor(hidden_states))
+    elsewhere = nn.Linear(8, 17, device="meta")
+    assert not has_plain_weights(elsewhere, hidden_states)
+    assert not has_plain_weights(elsewhere, hidden_states.to("meta"))
+    layer.weight.data = torch.empty(0)
+    assert not has_plain_weights(layer, hidden_states)
+
+
+def test_torch_without_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older torch trains with the same loss and gradients, and skips the same logits."""
+    model = make_model(label_smoothing=0.1).train()
+    expected = loss_and_gradients(model, **make_batch())
+    monkeypatch.delattr(nn, "LinearCrossEntropyOptions", raising=False)
+    monkeypatch.delattr(nn.functional, "linear_cross_entropy", raising=False)
+    assert model(**make_batch()).logits is None
+    assert_close(loss_and_gradients(model, **make_batch()), expected)
+
+
+# The library's trainer
+
+
+class LogitsTrainer(Seq2SeqTrainer):
+    """Asks for the logits in every step."""
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        returned = super().compute_loss(model, {**inputs, "skip_logits": False}, *args, **kwargs)
+        logits = model(**inputs, skip_logits=False).logits if model.training else None
+        assert logits is None or logits.shape[:2] == inputs["labels"].shape
+        return returned
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_trainer_with_gradient_accumulation(bf16: bool, tmp_path: Path) -> None:
+    """Step by step the same losses as with logits, and logits in evaluation; what is skipped needs no column."""
+    sentences = make_sentences([5, 2, 7, 3, 4, 6, 2, 8, 3, 5, 2, 4], vocab_size=17)
+    rows = [{"input_ids": sentence, "labels": sentence[::-1]} for sentence in sentences]
+    results = []
+    for trainer_class in (Seq2SeqTrainer, LogitsTrainer):
+        model = make_model(label_smoothing=0.1)
+        arguments = Seq2SeqTrainingArguments(
+            str(tmp_path / trainer_class.__name__),
+            per_device_train_batch_size=2,
+            gradient_accumulation_steps=3,
+            num_train_epochs=2,
+            learning_rate=0.01,
+            optim="sgd",
+            logging_steps=1,
+            save_strategy="no",
+            report_to="none",
+            use_cpu=True,
+            bf16=bf16,
+            disable_tqdm=True,
+        )
+        trainer = trainer_class(model=model, args=arguments, train_dataset=rows, data_collator=collate)
+        trainer.train()
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        assert len(losses) == 4
+        results.append((losses, {name: tensor.clone() for name, tensor in model.state_dict().items()}))
+        predictions = trainer.predict(rows).predictions  # type: ignore[arg-type]
+        assert isinstance(predictions, tuple)
+        assert predictions[0].shape == (12, 8, 17)
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-2 if bf16 else 1e-5, atol=0.0)
+    torch.testing.assert_close(results[0][1], results[1][1], rtol=0.0, atol=5e-3 if bf16 else 1e-5)
+
+
+def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+    """Pads with what the mask hides and the loss ignores."""
+    ids, mask = pad([row["input_ids"] for row in rows])
+    labels, counted = pad([row["labels"] for row in rows])
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels.masked_fill(counted == 0, -100)}

@@ -1,0 +1,335 @@
+"""The paper's recipe: its learning rate at every step, its batches on any hardware, its arguments in a real trainer."""
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer
+
+import vanilla_transformer.recipe as recipe
+from vanilla_transformer import (
+    PRESETS,
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizer,
+)
+from vanilla_transformer.arguments import TranslationTrainingArguments
+from vanilla_transformer.recipe import (
+    choose_tokens_per_device,
+    find_num_devices,
+    paper_learning_rate,
+    paper_recipe,
+    paper_training_arguments,
+    split_token_batch,
+    training_bytes_per_token,
+)
+
+TOKENIZER = VanillaTransformerTokenizer()
+
+
+def make_trainer(arguments: TranslationTrainingArguments) -> Seq2SeqTrainer:
+    """A plain trainer of the library with a tiny model."""
+    torch.manual_seed(0)
+    model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig.from_preset("tiny"))
+    words = [f"{number}" * (1 + number % 3) for number in range(12)]
+    pairs = Dataset.from_dict(dict(TOKENIZER(words, text_target=words)))
+    return Seq2SeqTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=pairs,
+        eval_dataset=pairs,
+        processing_class=TOKENIZER,
+        data_collator=DataCollatorForSeq2Seq(TOKENIZER, model=model),
+    )
+
+
+def make_arguments(output_dir: Path, preset: str = "base", **changes: Any) -> TranslationTrainingArguments:
+    quick: dict[str, Any] = {
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "report_to": "none",
+        "per_device_train_batch_size": 4,
+        "num_devices": 1,
+    }
+    return paper_training_arguments(preset, output_dir=output_dir, **{**quick, **changes})
+
+
+class TestLearningRate:
+    @pytest.mark.parametrize(
+        ("preset", "warmup_steps"), [("base", 4000), ("big", 4000), ("C-d256", 1), ("tiny", 777), ("base", 16_000)]
+    )
+    def test_the_scheduler_of_a_real_trainer_is_the_papers_formula_at_every_step(
+        self, preset: str, warmup_steps: int, tmp_path: Path
+    ) -> None:
+        arguments = make_arguments(tmp_path, preset, warmup_steps=warmup_steps)
+        trainer = make_trainer(arguments)
+        trainer.create_optimizer_and_scheduler(num_training_steps=arguments.max_steps)
+        scheduler: Any = trainer.lr_scheduler
+        optimizer: Any = trainer.optimizer
+        d_model = {"base": 512, "big": 1024, "C-d256": 256, "tiny": 32}[preset]
+        optimizer.step()
+        for step in range(20_001):
+            # Equation (3) once more, in other words.
+            expected = 1 / math.sqrt(d_model) * min(1 / math.sqrt(step) if step else 0.0, step / warmup_steps**1.5)
+            for rate in (scheduler.get_last_lr()[0], paper_learning_rate(step, d_model, warmup_steps)):
+                assert math.isclose(rate, expected, rel_tol=1e-12), f"step {step}"
+            scheduler.step()
+
+    def test_an_update_is_made_with_the_rate_of_the_step_before(self, tmp_path: Path) -> None:
+        arguments = make_arguments(
+            tmp_path, warmup_steps=3, max_steps=6, logging_steps=1, eval_strategy="no", save_strategy="no"
+        )
+        trainer = make_trainer(arguments)
+        used: list[float] = []
+        trainer.create_optimizer_and_scheduler(num_training_steps=6)
+        optimizer: Any = trainer.optimizer
+        optimizer.register_step_pre_hook(lambda *_: used.append(optimizer.param_groups[0]["lr"]))
+        trainer.train()
+        assert used[0] == 0
+        assert used == pytest.approx([paper_learning_rate(update - 1, 512, 3) for update in range(1, 7)], rel=1e-12)
+        logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+        assert [entry["learning_rate"] for entry in logged] == pytest.approx(used, rel=1e-12)
+        # Without clipping the norm is still measured.
+        assert all(entry["grad_norm"] > 0 for entry in logged)
+
+    @given(step=st.integers(1, 10**6), d_model=st.integers(1, 4096), warmup_steps=st.integers(1, 10**5))
+    def test_it_peaks_at_the_end_of_the_warm_up(self, step: int, d_model: int, warmup_steps: int) -> None:
+        peak = paper_learning_rate(warmup_steps, d_model, warmup_steps)
+        assert peak == pytest.approx((d_model * warmup_steps) ** -0.5, rel=1e-12)
+        assert 0 < paper_learning_rate(step, d_model, warmup_steps) <= peak
+
+    def test_base_has_the_well_known_peak(self) -> None:
+        assert paper_learning_rate(4000, 512) == pytest.approx(6.98771e-4, rel=1e-5)
+
+    @pytest.mark.parametrize(("name", "value"), [("step", -1), ("d_model", 0), ("warmup_steps", 0)])
+    def test_impossible_numbers_are_refused(self, name: str, value: int) -> None:
+        numbers = {"step": 1, "d_model": 2, "warmup_steps": 3, name: value}
+        with pytest.raises(ValueError, match=rf"{name}={value}: must be at least"):
+            paper_learning_rate(**numbers)
+
+
+class TestTokenBatch:
+    @given(batch=st.integers(1, 10**6), device=st.integers(1, 10**5), devices=st.integers(1, 512))
+    @example(batch=25_000, device=4096, devices=1)
+    @example(batch=25_000, device=25_000, devices=8)
+    def test_the_parts_come_to_the_batch_in_as_few_passes_as_possible(
+        self, batch: int, device: int, devices: int
+    ) -> None:
+        assume(devices <= batch)
+        passes, tokens = split_token_batch(batch, device, devices)
+        assert 1 <= tokens <= device
+        assert batch <= devices * passes * tokens < batch + devices * passes
+        assert (passes - 1) * devices * device < batch
+
+    def test_the_papers_batch_on_common_machines(self) -> None:
+        assert split_token_batch(25_000, 25_000, 1) == (1, 25_000)
+        assert split_token_batch(25_000, 4096, 1) == (7, 3572)
+        # The paper's eight GPUs.
+        assert split_token_batch(25_000, 4096, 8) == (1, 3125)
+
+    @pytest.mark.parametrize("position", range(3))
+    def test_numbers_below_one_are_refused(self, position: int) -> None:
+        numbers = [10, 10, 10]
+        numbers[position] = 0
+        with pytest.raises(ValueError, match="=0: must be at least 1"):
+            split_token_batch(*numbers)
+
+    def test_more_devices_than_tokens_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="num_devices=11: must not exceed tokens_per_batch=10"):
+            split_token_batch(10, 10, 11)
+
+    def test_the_number_of_devices_is_what_the_launcher_announces(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("WORLD_SIZE", raising=False)
+        assert find_num_devices() == 1
+        monkeypatch.setenv("WORLD_SIZE", "8")
+        assert find_num_devices() == 8
+        settings = paper_recipe("base", tokens_per_device=4096)
+        assert (settings["gradient_accumulation_steps"], settings["max_source_tokens"]) == (1, 3125)
+
+    def test_a_running_process_group_counts_before_the_environment(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setenv("WORLD_SIZE", "8")
+        torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+        try:
+            assert find_num_devices() == 1
+        finally:
+            torch.distributed.destroy_process_group()
+
+    def test_asking_starts_no_process_group(self) -> None:
+        find_num_devices()
+        assert not torch.distributed.is_initialized()
+
+
+class TestMemory:
+    def measure(self, config: VanillaTransformerConfig, sentences: int = 4, length: int = 24) -> float:
+        """Bytes per token that autograd really keeps for the backward pass, parameters aside."""
+        model = VanillaTransformerForConditionalGeneration(config).train()
+        parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        kept: dict[int, torch.Tensor] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+            return tensor
+
+        ids = torch.randint(4, config.vocab_size, (sentences, length))
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            output = model(input_ids=ids, labels=ids)
+        assert output.loss is not None
+        total = sum(tensor.untyped_storage().nbytes() for pointer, tensor in kept.items() if pointer not in parameters)
+        return total / ids.numel()
+
+    @pytest.mark.parametrize(
+        ("preset", "changes"),
+        [
+            ("tiny", {}),
+            ("small", {"vocab_size": 1000}),
+            ("B-dk16", {"vocab_size": 500, "encoder_layers": 2, "decoder_layers": 1}),
+            ("C-ff4096", {"vocab_size": 500, "encoder_layers": 1, "decoder_layers": 2}),
+        ],
+    )
+    def test_the_estimate_is_above_what_autograd_keeps_but_not_far(self, preset: str, changes: dict[str, Any]) -> None:
+        config = VanillaTransformerConfig.from_preset(preset, **changes)
+        assert 1 <= training_bytes_per_token(config) / self.measure(config) <= 2
+
+    def test_without_a_gpu_it_is_4096(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        assert choose_tokens_per_device(VanillaTransformerConfig.from_preset("base")) == 4096
+
+    def test_with_a_gpu_a_run_on_the_cpu_still_has_4096(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        assert choose_tokens_per_device(VanillaTransformerConfig.from_preset("base"), use_cpu=True) == 4096
+
+    @given(gigabytes=st.integers(1, 300), preset=st.sampled_from(["tiny", "base", "big", "C-N8"]))
+    def test_on_a_gpu_half_of_the_memory_is_not_exceeded_and_doubling_would(self, gigabytes: int, preset: str) -> None:
+        config = VanillaTransformerConfig.from_preset(preset)
+        tokens = recipe._tokens_that_fit(config, gigabytes * 2**30)
+        assert tokens >= 1024
+        assert math.log2(tokens).is_integer()
+        with torch.device("meta"):
+            model = VanillaTransformerForConditionalGeneration(config)
+        state = 4 * 4 * sum(parameter.numel() for parameter in model.parameters())
+        half = gigabytes * 2**29
+        if tokens > 1024:
+            assert state + tokens * training_bytes_per_token(config) <= half
+        assert state + 2 * tokens * training_bytes_per_token(config) > half
+
+    def test_the_smallest_gpu_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Properties:
+            def __init__(self, total_memory: int) -> None:
+                self.total_memory = total_memory
+
+        memories = [80 * 2**30, 16 * 2**30]
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties(memories[index]))
+        config = VanillaTransformerConfig.from_preset("base")
+        assert choose_tokens_per_device(config) == recipe._tokens_that_fit(config, 16 * 2**30) == 4096
+
+
+class TestArguments:
+    def test_the_papers_numbers_for_base(self, tmp_path: Path) -> None:
+        arguments = make_arguments(tmp_path)
+        expected = {
+            "adam_beta1": 0.9,
+            "adam_beta2": 0.98,
+            "adam_epsilon": 1e-9,
+            "weight_decay": 0.0,
+            "max_grad_norm": 0.0,
+            "warmup_steps": 4000,
+            "max_steps": 100_000,
+            "average_checkpoints": 5,
+            "save_steps": 1500,
+            "eval_steps": 1500,
+            "save_total_limit": 5,
+            "load_best_model_at_end": False,
+            "label_smoothing_factor": 0.0,
+            "gradient_accumulation_steps": 7,
+            "max_source_tokens": 3572,
+            "max_target_tokens": 3572,
+        }
+        assert {name: getattr(arguments, name) for name in expected} == expected
+        assert arguments.learning_rate == pytest.approx((512 * 4000) ** -0.5)
+
+    def test_the_papers_numbers_for_big(self, tmp_path: Path) -> None:
+        arguments = make_arguments(tmp_path, "big")
+        assert (arguments.max_steps, arguments.save_steps, arguments.eval_steps) == (300_000, 600, 600)
+        assert (arguments.average_checkpoints, arguments.save_total_limit) == (20, 20)
+        assert arguments.learning_rate == pytest.approx((1024 * 4000) ** -0.5)
+
+    def test_the_optimiser_of_a_real_trainer_is_the_papers(self, tmp_path: Path) -> None:
+        trainer = make_trainer(make_arguments(tmp_path))
+        trainer.create_optimizer()
+        optimizer: Any = trainer.optimizer
+        # AdamW without weight decay is Adam.
+        assert type(optimizer).__name__ in ("Adam", "AdamW")
+        assert {(group["betas"], group["eps"], group["weight_decay"]) for group in optimizer.param_groups} == {
+            ((0.9, 0.98), 1e-9, 0.0)
+        }
+
+    @pytest.mark.parametrize("preset", PRESETS)
+    def test_every_preset_has_its_rate_and_all_but_big_the_length_of_base(self, preset: str, tmp_path: Path) -> None:
+        arguments = make_arguments(tmp_path, preset)
+        assert arguments.learning_rate == pytest.approx(
+            (VanillaTransformerConfig.from_preset(preset).d_model * 4000) ** -0.5
+        )
+        assert arguments.max_steps == (300_000 if preset == "big" else 100_000)
+
+    def test_label_smoothing_is_the_configurations_and_applied_once(self, tmp_path: Path) -> None:
+        assert VanillaTransformerConfig.from_preset("base").label_smoothing == 0.1
+        assert make_trainer(make_arguments(tmp_path)).label_smoother is None
+
+    def test_overrides_win(self, tmp_path: Path) -> None:
+        changed = make_arguments(tmp_path, learning_rate=0.5, max_steps=7, adam_beta2=0.9, save_steps=3)
+        found = (changed.learning_rate, changed.max_steps, changed.adam_beta2, changed.save_steps)
+        assert found == (0.5, 7, 0.9, 3)
+
+    @given(warmup_steps=st.integers(1, 10**6), preset=st.sampled_from(["base", "big", "C-d256", "small"]))
+    def test_the_warm_up_changes_the_rate(self, warmup_steps: int, preset: str) -> None:
+        arguments = make_arguments(Path("unwritten"), preset, warmup_steps=warmup_steps)
+        d_model = VanillaTransformerConfig.from_preset(preset).d_model
+        assert arguments.learning_rate == pytest.approx(paper_learning_rate(warmup_steps, d_model, warmup_steps))
+
+    def test_a_share_as_warm_up_needs_a_rate(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"learning_rate must be given with warmup_steps=0\.1"):
+            make_arguments(tmp_path, warmup_steps=0.1)
+        assert make_arguments(tmp_path, warmup_steps=0.1, learning_rate=0.01).learning_rate == 0.01
+
+    def test_epochs_take_the_place_of_updates(self, tmp_path: Path) -> None:
+        arguments = make_arguments(tmp_path, num_train_epochs=3)
+        assert (arguments.num_train_epochs, arguments.max_steps) == (3, -1)
+        assert make_arguments(tmp_path, num_train_epochs=3, max_steps=9).max_steps == 9
+
+    def test_more_averaged_checkpoints_are_also_kept(self, tmp_path: Path) -> None:
+        assert make_arguments(tmp_path, average_checkpoints=8).save_total_limit == 8
+        assert make_arguments(tmp_path, average_checkpoints=0).save_total_limit == 5
+        assert make_arguments(tmp_path, average_checkpoints=8, save_total_limit=30).save_total_limit == 30
+
+    def test_the_batch_can_be_divided_otherwise(self, tmp_path: Path) -> None:
+        arguments = make_arguments(tmp_path, tokens_per_batch=8000, tokens_per_device=1000, num_devices=2)
+        assert (arguments.gradient_accumulation_steps, arguments.max_target_tokens) == (4, 1000)
+
+    def test_unknown_names_are_refused_with_similar_ones(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"Not fields .*: qqq, warmup_step \(similar: warmup_steps"):
+            make_arguments(tmp_path, warmup_step=3, qqq=1)
+
+    def test_unknown_presets_are_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="no preset 'bigger'"):
+            make_arguments(tmp_path, "bigger")
+
+    def test_the_recipe_names_arguments_that_there_are_and_leaves_the_rate_to_them(self, tmp_path: Path) -> None:
+        settings = paper_recipe("base", use_cpu=True)
+        arguments = TranslationTrainingArguments(output_dir=str(tmp_path), **settings)
+        assert arguments.learning_rate is None
+        for name, value in settings.items():
+            assert getattr(arguments, name) == value, name
+
+    def test_nothing_is_written(self, tmp_path: Path) -> None:
+        make_arguments(tmp_path / "new")
+        assert os.listdir(tmp_path) == []

@@ -1,0 +1,580 @@
+"""Streamed corpora against the same corpora in memory, and the position in them against an unbroken iteration."""
+
+import gzip
+import importlib
+import itertools
+import json
+import logging
+import pickle
+import tracemalloc
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow  # type: ignore[import-untyped]
+import pyarrow.parquet  # type: ignore[import-untyped]
+import pytest
+from datasets import Dataset, IterableDataset
+from datasets.distributed import split_dataset_by_node
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from vanilla_transformer import VanillaTransformerTokenizer, streaming_data
+from vanilla_transformer.data import load_parallel_corpus
+from vanilla_transformer.streaming_data import sample_pairs, stream_parallel_corpus, tokenize_stream
+from vanilla_transformer.training import tokenize_pairs
+
+Pairs = list[tuple[str, str]]
+
+LOGGER = "vanilla_transformer.streaming_data"
+PAIRS: Pairs = [(f"source {number}" + " and more" * (number % 3), f"Ziel {number}") for number in range(23)]
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards of three pairs, and files read so few bytes at a time that lines lie across the reads."""
+    monkeypatch.setattr(streaming_data, "_SHARD_PAIRS", 3)
+    monkeypatch.setattr(streaming_data, "_READ_BYTES", 11)
+    monkeypatch.setattr(streaming_data, "_READ_ROWS", 2)
+
+
+def write(path: Path, text: str) -> Path:
+    data = text.encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def write_aligned(folder: Path, pairs: Pairs, *suffixes: str) -> list[Path]:
+    return [
+        write(folder / f"corpus.{side}{suffix}", "".join(f"{pair[index]}\n" for pair in pairs))
+        for index, (side, suffix) in enumerate(zip(("en", "de"), suffixes or ("", ""), strict=True))
+    ]
+
+
+def write_tsv(path: Path, pairs: Pairs) -> Path:
+    return write(path, "".join(f"{source}\t{target}\n" for source, target in pairs))
+
+
+def write_json(path: Path, pairs: Pairs) -> Path:
+    return write(path, "".join(json.dumps({"target": target, "source": source}) + "\n" for source, target in pairs))
+
+
+def write_parquet(path: Path, pairs: Pairs, row_group_size: int = 4) -> Path:
+    table = pyarrow.table({"target": [pair[1] for pair in pairs], "source": [pair[0] for pair in pairs]})
+    pyarrow.parquet.write_table(table, path, row_group_size=row_group_size)
+    return path
+
+
+def save(path: Path, pairs: Pairs) -> Path:
+    Dataset.from_list([{"source": source, "target": target} for source, target in pairs]).save_to_disk(path)
+    return path
+
+
+def write_shards(folder: Path, pairs: Pairs) -> Path:
+    folder.mkdir()
+    for index in range(4):
+        write_parquet(folder / f"train-{index}.parquet", pairs[index * 6 : (index + 1) * 6])
+    return folder
+
+
+def to_pairs(examples: Iterable[dict[str, str]]) -> Pairs:
+    examples = list(examples)
+    assert all(list(example) == ["source", "target"] for example in examples)
+    return [(example["source"], example["target"]) for example in examples]
+
+
+# How to write a corpus, and how many shards of three pairs 23 of them come to.
+CORPORA: dict[str, tuple[Callable[[Path], dict[str, Any]], int]] = {
+    "aligned": (lambda folder: {"files": write_aligned(folder, PAIRS)}, 8),
+    "aligned.gz": (lambda folder: {"files": write_aligned(folder, PAIRS, ".gz", ".gz")}, 1),
+    "one side gz": (lambda folder: {"files": write_aligned(folder, PAIRS, "", ".gz")}, 1),
+    "tsv": (lambda folder: {"files": [write_tsv(folder / "a.tsv", PAIRS)]}, 8),
+    "tsv with header": (lambda folder: {"files": [write_tsv(folder / "a.tsv", [("source", "target"), *PAIRS])]}, 8),
+    "tsv.gz": (lambda folder: {"files": [write_tsv(folder / "a.tsv.gz", PAIRS)]}, 1),
+    "csv": (lambda folder: {"files": [write(folder / "a.csv", "".join(f'{a},"{b}"\n' for a, b in PAIRS))]}, 1),
+    "jsonl": (lambda folder: {"files": [write_json(folder / "a.jsonl", PAIRS)]}, 8),
+    "json.gz": (lambda folder: {"files": [write_json(folder / "a.json.gz", PAIRS)]}, 1),
+    "row groups": (lambda folder: {"files": [write_parquet(folder / "a.parquet", PAIRS)]}, 6),
+    "small row groups": (lambda folder: {"files": [write_parquet(folder / "a.parquet", PAIRS, 2)]}, 6),
+    "folder": (lambda folder: {"files": [write_shards(folder / "shards", PAIRS)]}, 8),
+    "pattern": (lambda folder: {"files": [write_shards(folder / "shards", PAIRS) / "*-*.parquet"]}, 8),
+    "two tables": (
+        lambda folder: {
+            "files": [write_tsv(folder / "b.tsv", PAIRS[:9]), write_json(folder / "a.jsonl.gz", PAIRS[9:])],
+        },
+        4,
+    ),
+    "saved": (lambda folder: {"dataset_name": str(save(folder / "saved", PAIRS))}, 7),
+    "local dataset": (lambda folder: {"dataset_name": str(write_shards(folder / "shards", PAIRS))}, 4),
+}
+
+
+@pytest.mark.parametrize("kind", CORPORA)
+def test_every_kind_of_corpus_streams_its_pairs_in_order(tmp_path: Path, kind: str) -> None:
+    write_corpus, num_shards = CORPORA[kind]
+    stream = stream_parallel_corpus(**write_corpus(tmp_path))
+    assert stream.num_shards == num_shards
+    assert to_pairs(stream) == PAIRS
+    assert to_pairs(stream) == PAIRS, "a second iteration begins anew"
+    parts = [to_pairs(stream.shard(num_shards=num_shards, index=index)) for index in range(num_shards)]
+    assert all(parts)
+    assert list(itertools.chain.from_iterable(parts)) == PAIRS
+    assert to_pairs(pickle.loads(pickle.dumps(stream))) == PAIRS
+
+
+def outcome(load: Callable[[], Iterable[dict[str, str]]]) -> Pairs | None:
+    """The pairs, or None for a corpus that is refused."""
+    try:
+        return to_pairs(load())
+    except ValueError:
+        return None
+
+
+def agree(drop: bool, **options: Any) -> None:
+    options["empty_lines"] = "drop" if drop else "error"
+    expected = outcome(lambda: load_parallel_corpus(**options))
+    streamed = outcome(lambda: stream_parallel_corpus(**options))
+    # A corpus of nothing but empty pairs is noticed by whoever waits for a pair.
+    assert streamed == expected or (expected is None and drop and streamed == [])
+
+
+LINES = st.text(st.sampled_from("ab é\r\x85\u2028\ufeff"), max_size=4)
+
+
+@given(
+    pairs=st.lists(st.tuples(LINES, LINES), max_size=9),
+    more=st.sampled_from(["", "", "", "x", "\n"]),
+    ended=st.booleans(),
+    drop=st.booleans(),
+)
+def test_any_aligned_files_are_taken_or_refused_as_in_memory(
+    tmp_path_factory: pytest.TempPathFactory, pairs: Pairs, more: str, ended: bool, drop: bool
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    source, target = ("\n".join(pair[index] for pair in pairs) + "\n" * ended for index in (0, 1))
+    for suffix in ("", ".gz"):
+        files = [write(folder / f"any.en{suffix}", source + more), write(folder / f"any.de{suffix}", target)]
+        agree(drop, files=files)
+
+
+FIELDS = st.sampled_from(["a", "b c", "é\u2028", "", " ", "source", "target"])
+
+
+@given(rows=st.lists(st.lists(FIELDS, min_size=1, max_size=3) | st.just(["s", "t"]), max_size=9), drop=st.booleans())
+@settings(max_examples=100)
+def test_any_tsv_is_taken_or_refused_as_in_memory(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]], drop: bool
+) -> None:
+    path = write(tmp_path_factory.getbasetemp() / "any.tsv", "".join("\t".join(row) + "\n" for row in rows))
+    agree(drop, files=[path])
+
+
+VALUES = st.sampled_from(["a", "b\nc", "", None, 7])
+
+
+@given(
+    records=st.lists(
+        st.fixed_dictionaries({"source": VALUES, "target": VALUES}) | st.none() | st.just({"source": "a"}), max_size=9
+    ),
+    drop=st.booleans(),
+)
+def test_any_json_lines_are_taken_or_refused_as_in_memory(
+    tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, Any] | None], drop: bool
+) -> None:
+    lines = "".join((json.dumps(record) if record else "") + "\n" for record in records)
+    agree(drop, files=[write(tmp_path_factory.getbasetemp() / "any.jsonl", lines)])
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_byte_order_marks_and_line_ends_are_taken_off(tmp_path: Path, line_end: str) -> None:
+    for side in ("en", "de"):
+        lines = line_end.join(f"{side} {number}" for number in range(8))
+        write(tmp_path / f"a.{side}", "\ufeff" + lines)
+    stream = stream_parallel_corpus(files=[tmp_path / "a.en", tmp_path / "a.de"])
+    assert to_pairs(stream) == [(f"en {number}", f"de {number}") for number in range(8)]
+
+
+def test_nested_and_named_columns_are_found(tmp_path: Path) -> None:
+    records = [{"id": 1, "translation": {"de": target, "en": source}} for source, target in PAIRS]
+    dataset = Dataset.from_list(records)
+    dataset.to_parquet(tmp_path / "a.parquet")
+    dataset.save_to_disk(tmp_path / "saved")
+    (tmp_path / "folder").mkdir()
+    dataset.to_json(tmp_path / "folder" / "train.jsonl")
+    direction: Any = {"source_lang": "de", "target_lang": "en"}
+    outright: Any = {"source_column": "translation.de", "target_column": "translation.en"}
+    corpora: list[dict[str, Any]] = [
+        {"files": [tmp_path / "a.parquet"]},
+        {"files": [tmp_path / "folder" / "train.jsonl"]},
+        {"dataset_name": str(tmp_path / "saved")},
+        {"dataset_name": str(tmp_path / "folder")},
+    ]
+    for where in corpora:
+        for columns in (direction, outright):
+            stream = stream_parallel_corpus(**where, **columns)
+            assert to_pairs(stream) == [(target, source) for source, target in PAIRS]
+        with pytest.raises(ValueError, match=r"columns are .*'translation\.de', 'translation\.en'"):
+            stream_parallel_corpus(**where, source_lang="en", target_lang="fr")
+
+
+def tokenize(stream: IterableDataset, **options: Any) -> IterableDataset:
+    limits = {"max_source_length": 16, "max_target_length": 9, **options}
+    return tokenize_stream(stream, VanillaTransformerTokenizer(), **limits)
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Each kind of corpus, written once."""
+    return {kind: CORPORA[kind][0](tmp_path_factory.mktemp("corpus")) for kind in CORPORA}
+
+
+@pytest.mark.parametrize("kind", ["aligned", "aligned.gz", "jsonl", "small row groups", "two tables", "saved"])
+@pytest.mark.parametrize("tokenized", [False, True])
+def test_a_stream_goes_on_where_its_state_was_taken(
+    corpora: dict[str, dict[str, Any]], kind: str, tokenized: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every position, in two passes with the shards in different orders, and twice in a row."""
+    monkeypatch.setattr(streaming_data, "_TOKENIZED_TOGETHER", 5)
+
+    stream = stream_parallel_corpus(**corpora[kind])
+    pickled = pickle.dumps(tokenize(stream) if tokenized else stream)
+
+    def fresh(epoch: int) -> IterableDataset:
+        stream = pickle.loads(pickled)
+        stream.set_epoch(epoch)
+        return stream
+
+    for epoch in (0, 1):
+        whole = list(fresh(epoch))
+        assert len(whole) == len(PAIRS)
+        for position in range(len(PAIRS) + 1):
+            stream = fresh(epoch)
+            assert list(itertools.islice(stream, position)) == whole[:position]
+            state = json.loads(json.dumps(stream.state_dict()))
+            resumed = fresh(epoch)
+            resumed.load_state_dict(state)
+            iterator = iter(resumed)
+            assert list(itertools.islice(iterator, 4)) == whole[position : position + 4]
+            again = fresh(epoch)
+            again.load_state_dict(pickle.loads(pickle.dumps(resumed.state_dict())))
+            assert list(again) == whole[position + 4 :]
+            assert list(iterator) == whole[position + 4 :]
+
+
+@given(
+    sizes=st.lists(st.integers(min_value=0, max_value=7), min_size=1, max_size=5),
+    position=st.integers(min_value=0, max_value=30),
+    together=st.integers(min_value=1, max_value=8),
+)
+def test_any_number_of_shards_of_any_size_is_resumed(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], position: int, together: int
+) -> None:
+    folder = tmp_path_factory.mktemp("shards")
+    pairs: Pairs = [(f"s{number}", f"t{number}") for number in range(sum(sizes))]
+    remaining = iter(pairs)
+    files = [
+        write_parquet(folder / f"{index}.parquet", list(itertools.islice(remaining, size)))
+        for index, size in enumerate(sizes)
+    ]
+    if not pairs:
+        with pytest.raises(ValueError, match="no pair of source and target in it"):
+            stream_parallel_corpus(files=files)
+        return
+    position = min(position, len(pairs))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streaming_data, "_TOKENIZED_TOGETHER", together)
+        stream = tokenize(stream_parallel_corpus(files=files))
+    resumed = pickle.loads(pickle.dumps(stream))
+    whole = list(pickle.loads(pickle.dumps(stream)))
+    assert [example["labels"] for example in whole] == [
+        VanillaTransformerTokenizer()(pair[1]).input_ids for pair in pairs
+    ]
+    assert list(itertools.islice(stream, position)) == whole[:position]
+    resumed.load_state_dict(json.loads(json.dumps(stream.state_dict())))
+    assert list(resumed) == whole[position:]
+
+
+def test_resuming_does_not_read_the_shards_before(tmp_path: Path) -> None:
+    files = write_aligned(tmp_path, PAIRS)
+    stream = stream_parallel_corpus(files=files)
+    resumed = stream_parallel_corpus(files=files)
+    list(itertools.islice(stream, 7))
+    state = stream.state_dict()
+    for path in files:
+        path.write_bytes(path.read_bytes().replace(b"0\n", b"\xff\n", 1))
+    with pytest.raises(ValueError, match=r"line 1: byte 0xff"):
+        next(iter(resumed))
+    resumed.load_state_dict(state)
+    assert to_pairs(resumed) == PAIRS[7:]
+
+
+@pytest.mark.parametrize("kind", CORPORA)
+@pytest.mark.parametrize("world_size", [2, 3, 7])
+def test_ranks_share_the_pairs_among_them(corpora: dict[str, dict[str, Any]], kind: str, world_size: int) -> None:
+    stream = stream_parallel_corpus(**corpora[kind])
+    ranks = [to_pairs(split_dataset_by_node(stream, rank=rank, world_size=world_size)) for rank in range(world_size)]
+    assert all(ranks)
+    assert sorted(itertools.chain.from_iterable(ranks)) == sorted(PAIRS)
+
+
+@pytest.mark.parametrize("kind", ["aligned", "row groups", "saved"])
+def test_workers_share_the_pairs_among_them(corpora: dict[str, dict[str, Any]], kind: str) -> None:
+    stream = stream_parallel_corpus(**corpora[kind])
+    loader: DataLoader[Any] = DataLoader(stream, batch_size=None, num_workers=2, multiprocessing_context="fork")
+    assert sorted(to_pairs(loader)) == sorted(PAIRS)
+
+
+def test_shuffling_reorders_the_shards(tmp_path: Path) -> None:
+    stream = stream_parallel_corpus(files=write_aligned(tmp_path, PAIRS))
+    passes = [to_pairs(stream.shuffle(seed=seed, buffer_size=1)) for seed in range(4)]
+    assert all(sorted(pairs) == sorted(PAIRS) for pairs in passes)
+    assert len({tuple(pairs) for pairs in [PAIRS, *passes]}) == 5
+
+
+@pytest.mark.parametrize("kind", ["aligned", "tsv.gz", "folder", "saved"])
+def test_max_samples_keeps_the_first_pairs_whole(corpora: dict[str, dict[str, Any]], kind: str) -> None:
+    for limit in (1, 4, 22, 23, 50):
+        stream = stream_parallel_corpus(**corpora[kind], max_samples=limit)
+        assert stream.num_shards == 1
+        stream.set_epoch(3)
+        assert to_pairs(stream) == PAIRS[:limit]
+        parts = [to_pairs(split_dataset_by_node(stream, rank=rank, world_size=2)) for rank in range(2)]
+        assert sorted(itertools.chain.from_iterable(parts)) == sorted(PAIRS[:limit])
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    peaks = []
+    for size in (5_000, 50_000):
+        pairs = [(f"source sentence number {number}", f"Zielsatz Nummer {number}") for number in range(size)]
+        files = write_aligned(tmp_path, pairs), [write_parquet(tmp_path / "a.parquet", pairs, row_group_size=2000)]
+        del pairs
+        for paths in files:
+            tracemalloc.start()
+            assert sum(1 for _ in stream_parallel_corpus(files=paths)) == size
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+    assert peaks[2] < 1.5 * peaks[0]
+    assert peaks[3] < 1.5 * peaks[1]
+
+
+def test_misaligned_files_are_noticed_at_once_or_when_reached(tmp_path: Path) -> None:
+    files = write_aligned(tmp_path, [("a", "b")] * 7)
+    write(files[1], "b\n" * 5)
+    with pytest.raises(ValueError, match=r"corpus\.en has 7 lines, but .*corpus\.de has 5\. Line n of one must be"):
+        stream_parallel_corpus(files=files)
+    short, long = write(tmp_path / "short.de.gz", "b\n" * 5), files[0]
+    for order in ([long, short], [short, long]):
+        iterator = iter(stream_parallel_corpus(files=order))
+        assert len(list(itertools.islice(iterator, 5))) == 5
+        with pytest.raises(ValueError, match=r"short\.de\.gz ends after line 5, but .*corpus\.en goes on"):
+            next(iterator)
+
+
+def test_a_file_cut_short_while_in_use_is_noticed(tmp_path: Path) -> None:
+    path = write_tsv(tmp_path / "a.tsv", PAIRS)
+    stream = stream_parallel_corpus(files=[path])
+    write_tsv(path, PAIRS[:10])
+    with pytest.raises(ValueError, match=r"a\.tsv ends after line 10: .*has changed while it is in use"):
+        list(stream)
+
+
+def test_columns_of_every_file_are_checked_at_once(tmp_path: Path) -> None:
+    good = write_tsv(tmp_path / "a.tsv", [("en", "de"), ("x", "y")])
+    names: Any = {"source_column": "en", "target_column": "de"}
+    for bad, where in (
+        (write(tmp_path / "b.tsv", "en\tfr\nx\ty\n"), ", line 1"),
+        (write(tmp_path / "b.jsonl", '\n{"en": "x"}\n'), ", line 2"),
+        (write_parquet(tmp_path / "b.parquet", PAIRS), ""),
+    ):
+        with pytest.raises(ValueError, match=rf"{bad.name}{where}: no column .*'de'; the columns are"):
+            stream_parallel_corpus(files=[good, bad], **names)
+
+
+def holes(folder: Path, kind: str) -> list[Path]:
+    pairs = [("a", "b"), ("", "x"), ("c", "d"), ("x", " "), ("e", "f")]
+    if kind == "aligned":
+        return write_aligned(folder, pairs)
+    return [{"tsv": write_tsv, "jsonl": write_json, "parquet": write_parquet}[kind](folder / f"corpus.{kind}", pairs)]
+
+
+@pytest.mark.parametrize("kind", ["aligned", "tsv", "jsonl", "parquet"])
+def test_empty_sides_are_an_error_or_dropped(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    files = holes(tmp_path, kind)
+    unit = "record" if kind == "parquet" else "line"
+    iterator = iter(stream_parallel_corpus(files=files))
+    assert next(iterator) == {"source": "a", "target": "b"}
+    with pytest.raises(ValueError, match=rf"corpus.*, {unit} 2: empty on one side or both\. .*empty_lines=\"drop\""):
+        next(iterator)
+    stream = stream_parallel_corpus(files=files, empty_lines="drop")
+    with caplog.at_level(logging.WARNING, logger=LOGGER):
+        assert to_pairs(stream) == [("a", "b"), ("c", "d"), ("e", "f")]
+    assert [record.getMessage().split(", ")[-1] for record in caplog.records] == [
+        f"{unit} {number}: empty on one side or both. It was dropped. ({count} so far)"
+        for count, number in enumerate((2, 4), start=1)
+    ]
+
+
+def test_many_empty_sides_are_counted_in_few_messages(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write_tsv(tmp_path / "a.tsv", [("a", "b"), *[("a", "")] * 1234])
+    with caplog.at_level(logging.WARNING, logger=LOGGER):
+        list(stream_parallel_corpus(files=[path], empty_lines="drop"))
+    counts = [record.getMessage().rsplit("(", 1)[1] for record in caplog.records]
+    assert counts == [f"{count} so far)" for count in ("1", "2", "3", "4", "5", "10", "100", "1,000")]
+
+
+def test_values_that_are_no_strings_are_refused(tmp_path: Path) -> None:
+    table = pyarrow.table({"source": ["a"] * 5, "target": list(range(5))})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet, record 1: the target is 0 \(int\), not a string"):
+        list(stream_parallel_corpus(files=[tmp_path / "a.parquet"]))
+
+
+def test_damaged_parquet_is_refused(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", [(f"{number * 7919}" * 9, "x") for number in range(200)], 100)
+    data = bytearray(path.read_bytes())
+    data[100:900] = b"\xff" * 800
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"a\.parquet: not a parquet file, or a damaged one"):
+        list(stream_parallel_corpus(files=[path]))
+    write(path, "source,target\n")
+    with pytest.raises(ValueError, match=r"a\.parquet: not a parquet file, or a damaged one"):
+        stream_parallel_corpus(files=[path])
+
+
+def test_what_is_no_corpus_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.txt", "a\n")
+    write(tmp_path / "empty.tsv", "")
+    write(tmp_path / "blank.jsonl", "\n\n")
+    write(tmp_path / "header.tsv", "source\ttarget\n")
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "mixed").mkdir()
+    write_tsv(tmp_path / "mixed" / "a.tsv", PAIRS)
+    write_parquet(tmp_path / "mixed" / "a.parquet", PAIRS)
+    for files, message in (
+        (["a.txt"], r"give two aligned text files, .*a\.txt is no table"),
+        (["a.txt", "header.tsv"], r"a\.txt is no table"),
+        ([], r"files=\[\]: give two aligned"),
+        (["empty.tsv"], r"empty\.tsv: the file is empty"),
+        (["blank.jsonl"], r"blank\.jsonl: no pair of source and target in it"),
+        (["header.tsv"], r"header\.tsv: no pair of source and target in it"),
+        (["nothing"], r"nothing: no table in the folder"),
+        (["mixed"], r"mixed: tables of several kinds \(\.parquet, \.tsv\)"),
+        (["mixed/a.tsv", "mixed/*.tsv"], r"files name .*a\.tsv more than once"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            stream_parallel_corpus(files=[tmp_path / file for file in files])
+    for file in ("missing.tsv", "missing-*.parquet"):
+        with pytest.raises(FileNotFoundError, match=r"missing.*: no such file, and no file matches"):
+            stream_parallel_corpus(files=[tmp_path / file])
+    with pytest.raises(ValueError, match="give exactly one of them"):
+        stream_parallel_corpus()
+    with pytest.raises(ValueError, match=r"saved: no split 'test'; the splits are 'train'"):
+        stream_parallel_corpus(dataset_name=str(save(tmp_path / "saved", PAIRS)), split="test")
+
+
+def test_tokens_are_those_of_a_corpus_in_memory(tmp_path: Path) -> None:
+    """Cut pairs included: the sources have 10 to 27 tokens, the targets 8 to 9."""
+    files = [write_tsv(tmp_path / "a.tsv", PAIRS)]
+    for limits in ((16, 8), (100, 100), (1, 1)):
+        options = {"max_source_length": limits[0], "max_target_length": limits[1]}
+        expected = tokenize_pairs(load_parallel_corpus(files=files), VanillaTransformerTokenizer(), name="a", **options)
+        stream = tokenize(stream_parallel_corpus(files=files), **options)
+        assert stream.column_names == ["input_ids", "attention_mask", "labels"]
+        assert list(stream) == [{name: example[name] for name in stream.column_names} for example in expected]
+
+
+def test_cut_pairs_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = [write_tsv(tmp_path / "a.tsv", [("short", "kurz"), ("quite long", "lang"), ("short", "recht lang")])]
+    with caplog.at_level(logging.WARNING, logger=LOGGER):
+        list(tokenize(stream_parallel_corpus(files=files), max_source_length=7, max_target_length=7))
+    assert [record.getMessage() for record in caplog.records] == [
+        "The pair that begins 'quite long' has 12 source and 6 target tokens: cut to max_source_length=7 and "
+        "max_target_length=7. (1 so far)",
+        "The pair that begins 'short' has 7 source and 12 target tokens: cut to max_source_length=7 and "
+        "max_target_length=7. (2 so far)",
+    ]
+
+
+def test_a_callable_may_encode_instead(tmp_path: Path) -> None:
+    """What it makes too long comes from the tokenizer, cut."""
+    tokenizer = VanillaTransformerTokenizer()
+    files = [write_tsv(tmp_path / "a.tsv", [("ab", "c"), ("long source", "c"), ("ab", "c")])]
+
+    def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+        ids = [[100 + len(text)] * len(text) for text in batch["source"]]
+        return {"input_ids": ids, "attention_mask": ids, "labels": [[7]] * len(ids), "extra": ids}
+
+    examples = list(tokenize(stream_parallel_corpus(files=files), max_source_length=5, encode=encode))
+    assert examples[0] == examples[2] == {"input_ids": [102] * 2, "attention_mask": [102] * 2, "labels": [7]}
+    cut = tokenizer(["long source"], text_target=["c"], max_length=5, truncation=True)
+    assert examples[1] == {name: ids[0] for name, ids in cut.items()}
+    stream = tokenize(stream_parallel_corpus(files=files), encode=lambda batch: {"input_ids": [[1]] * 3})
+    with pytest.raises(ValueError, match="encode gave the columns input_ids; it must give input_ids, attention_mask,"):
+        list(stream)
+
+
+def test_limits_must_be_positive(tmp_path: Path) -> None:
+    stream = stream_parallel_corpus(files=[write_tsv(tmp_path / "a.tsv", PAIRS)])
+    with pytest.raises(ValueError, match="max_target_length=0: must be at least 1"):
+        tokenize(stream, max_target_length=0)
+
+
+@pytest.mark.parametrize("kind", ["aligned", "aligned.gz", "saved", "local dataset"])
+def test_a_sample_leaves_the_stream_alone(corpora: dict[str, dict[str, Any]], kind: str) -> None:
+    stream = stream_parallel_corpus(**corpora[kind])
+    iterator = iter(stream)
+    read = to_pairs(itertools.islice(iterator, 8))
+    for count in (1, 5, 23, 100):
+        sample = to_pairs(sample_pairs(stream, count))
+        assert len(sample) == min(count, 23)
+        assert len(set(sample)) == len(sample)
+        assert set(sample) <= set(PAIRS)
+    resumed = stream_parallel_corpus(**corpora[kind])
+    resumed.load_state_dict(stream.state_dict())
+    assert read + to_pairs(iterator) == read + to_pairs(resumed) == PAIRS
+    with pytest.raises(ValueError, match="count=0: must be at least 1"):
+        sample_pairs(stream, 0)
+
+
+def test_nothing_can_be_taken_from_an_empty_stream(tmp_path: Path) -> None:
+    stream = stream_parallel_corpus(files=[write_tsv(tmp_path / "a.tsv", [("a", "")])], empty_lines="drop")
+    with pytest.raises(ValueError, match="The stream has no example to take"):
+        sample_pairs(stream, 1)
+
+
+def test_a_sample_comes_from_many_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = stream_parallel_corpus(files=write_aligned(tmp_path, PAIRS))
+    sample = to_pairs(sample_pairs(stream, 16))
+    assert {PAIRS.index(pair) // 3 for pair in sample} == set(range(8))
+    assert sample == to_pairs(sample_pairs(stream, 16))
+    assert sample != to_pairs(sample_pairs(stream, 16, seed=1))
+    monkeypatch.setattr(streaming_data, "_SAMPLED_SHARDS", 2)
+    assert {PAIRS.index(pair) // 3 for pair in to_pairs(sample_pairs(stream, 5))} < set(range(8))
+    assert sorted(to_pairs(sample_pairs(stream, 23))) == sorted(PAIRS)
+
+
+def test_the_benchmark_reads_a_corpus_and_resumes_in_it(
+    monkeypatch: pytest.MonkeyPatch, scripts_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(scripts_directory)
+    benchmark = importlib.import_module("benchmark_streaming")
+    sizes = {"pairs": 700, "window": 100, "vocab_size": 300, "max_source_tokens": 3000, "max_target_tokens": 3000}
+    options = [f"--{name}={value}" for name, value in sizes.items()] + ["--disable_tqdm"]
+    folder, output_file = tmp_path / "corpus", tmp_path / "figures" / "a.json"
+    benchmark.main([*options, f"--data_dir={folder}", f"--output_file={output_file}"])
+    assert "resumed at 95%" in capsys.readouterr().out
+    results = json.loads(output_file.read_text())
+    assert results["corpus"]["files_written"] == 1
+    assert results["reading"]["pairs"] == 700
+    assert [mark["at"] for mark in results["reading"]["memory"]] == [0.1, 0.5, 1.0]
+    assert [mark["same_batch"] for mark in results["resuming"]] == [True] * 3
+    files, written = benchmark.write_corpus(benchmark.BenchmarkArguments(data_dir=str(folder), pairs=700))
+    assert written == 0, "the files are used again"
+    pairs = to_pairs(stream_parallel_corpus(files=files))
+    assert len(set(pairs)) == 700
+    assert 10 < sum(len(source.split()) for source, _ in pairs) / 700 < 30
+    with pytest.raises(SystemExit):
+        benchmark.main(["--data_dir=x", "--pairs=0"])
+    assert "--pairs is 0; it must be at least 1" in capsys.readouterr().err

@@ -1,0 +1,530 @@
+"""Table 3: its rows, their scaling, the tables, and the script that trains them, stopped and started again."""
+
+import fcntl
+import importlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from vanilla_transformer import PRESETS, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.evaluation import score_loss, score_translations
+from vanilla_transformer.table3 import (
+    PAPER,
+    Measurement,
+    check_rows,
+    count_steps,
+    describe_config,
+    describe_search,
+    format_markdown,
+    format_text,
+    make_cells,
+    parse_factor,
+    scale_overrides,
+)
+
+ONE = Fraction(1)
+ROWS_A = ("base", "A-h1", "A-h4", "A-h16", "A-h32")
+ENGLISH = ("one", "two", "three", "four", "five", "six")
+GERMAN = ("eins", "zwei", "drei", "vier", "fünf", "sechs")
+
+
+def scale_config(row: str, scale: str = "1", layers_factor: str = "1", **changes: Any) -> VanillaTransformerConfig:
+    overrides = scale_overrides(row, scale=Fraction(scale), layers_factor=Fraction(layers_factor))
+    return VanillaTransformerConfig.from_preset(row, **overrides, **changes)
+
+
+def count_by_hand(config: VanillaTransformerConfig) -> int:
+    """Number of parameters by the paper's equations: no bias in attention, one table for both languages and output."""
+    columns = describe_config(config)
+    layers, d_model, d_ff, heads, d_k, d_v = (
+        int(columns[name]) for name in ("N", "d_model", "d_ff", "h", "d_k", "d_v")
+    )
+    attention = 2 * d_model * heads * d_k + 2 * d_model * heads * d_v
+    feed_forward = d_model * d_ff + d_ff + d_ff * d_model + d_model
+    norm = 2 * d_model
+    encoder_layer = attention + feed_forward + 2 * norm
+    decoder_layer = 2 * attention + feed_forward + 3 * norm
+    positions = 2 * config.max_position_embeddings * d_model if config.position_embedding_type == "learned" else 0
+    return config.vocab_size * d_model + layers * (encoder_layer + decoder_layer) + positions
+
+
+def count_parameters(config: VanillaTransformerConfig) -> int:
+    with torch.device("meta"):
+        model = VanillaTransformerForConditionalGeneration(config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+class TestRows:
+    def test_every_row_has_a_preset_and_every_preset_of_the_table_a_row(self) -> None:
+        assert set(PAPER) == set(PRESETS) - {"tiny", "small", "iwslt"}
+
+    @pytest.mark.parametrize("row", PAPER)
+    @pytest.mark.parametrize("scale", ["1", "1/4"])
+    def test_the_number_of_parameters_is_the_papers_equations(self, row: str, scale: str) -> None:
+        config = scale_config(row, scale, "1/2", vocab_size=1000)
+        assert count_parameters(config) == count_by_hand(config)
+
+    @pytest.mark.parametrize("row", [row for row in PAPER if row not in ("big", "E-learned")])
+    def test_with_some_41000_tokens_the_parameters_round_to_the_papers(self, row: str) -> None:
+        config = scale_config(row, vocab_size=41_000)
+        assert count_by_hand(config) / 1e6 == pytest.approx(PAPER[row].parameters, abs=0.6)
+
+    def test_unknown_and_repeated_rows_are_refused(self) -> None:
+        with pytest.raises(ValueError, match=r"rows: tiny, F-1 not among the rows of Table 3, which are base, A-h1"):
+            check_rows(["base", "tiny", "F-1"])
+        with pytest.raises(ValueError, match="rows: base base names a row twice"):
+            check_rows(["base", "base"])
+
+    @given(steps=st.integers(1, 10**6))
+    def test_big_is_trained_three_times_as_long(self, steps: int) -> None:
+        assert [count_steps(row, steps) for row in ("base", "C-N2", "big")] == [steps, steps, 3 * steps]
+
+
+class TestScaling:
+    def test_at_full_size_nothing_is_overridden(self) -> None:
+        assert all(scale_overrides(row, scale=ONE, layers_factor=ONE) == {} for row in PAPER)
+
+    @given(row=st.sampled_from(list(PAPER)), power=st.integers(0, 4), layers=st.sampled_from(["1", "1/2", "2", "3/2"]))
+    def test_every_size_is_multiplied_and_nothing_else_changes(self, row: str, power: int, layers: str) -> None:
+        full, scaled = VanillaTransformerConfig.from_preset(row), scale_config(row, f"1/{2**power}", layers)
+        before, after = describe_config(full), describe_config(scaled)
+        for name in ("d_model", "d_ff", "d_k", "d_v"):
+            assert after[name] * 2**power == before[name]
+        assert after["N"] == before["N"] * Fraction(layers)
+        assert [after[name] for name in ("h", "P_drop", "eps_ls")] == [
+            before[name] for name in ("h", "P_drop", "eps_ls")
+        ]
+        assert (scaled.decoder_layers, scaled.decoder_ffn_dim) == (scaled.encoder_layers, scaled.encoder_ffn_dim)
+        assert scaled.position_embedding_type == full.position_embedding_type
+
+    @pytest.mark.parametrize("scale", ["2", "1", "3/4", "0.125", "1/16"])
+    def test_rows_a_keep_the_amount_of_computation(self, scale: str) -> None:
+        columns = [describe_config(scale_config(row, scale)) for row in ROWS_A]
+        assert {row["h"] * row["d_k"] for row in columns} == {512 * Fraction(scale)}
+        assert {row["h"] * row["d_v"] for row in columns} == {512 * Fraction(scale)}
+
+    def test_rows_b_keep_their_share_of_the_key_size(self) -> None:
+        sizes = [describe_config(scale_config(row, "1/8"))["d_k"] for row in ("B-dk16", "B-dk32", "base")]
+        assert sizes == [2, 4, 8]
+
+    @pytest.mark.parametrize(
+        ("row", "scale", "layers", "message"),
+        [
+            ("A-h32", "1/32", "1", r"Row A-h32: d_k = 16 \* 1/32 = 0\.5 is not a whole number"),
+            ("B-dk16", "1/32", "1", r"Row B-dk16: d_k = 16 \* 1/32"),
+            ("base", "0.3", "1", r"Row base: d_model = 512 \* 3/10 = 153\.6 is not a whole number"),
+            ("C-N2", "1", "1/4", r"Row C-N2: encoder_layers = 2 \* 1/4 = 0\.5 is not a whole number"),
+            ("D-drop0", "1/512", "1", r"Row D-drop0: d_k = 64 \* 1/512"),
+            ("A-h1", "1/512", "1", r"Row A-h1 with scale=1/512: .*d_model must be even"),
+        ],
+    )
+    def test_what_cannot_be_scaled_is_refused(self, row: str, scale: str, layers: str, message: str) -> None:
+        with pytest.raises(ValueError, match=re.compile(message, re.DOTALL)):
+            scale_overrides(row, scale=Fraction(scale), layers_factor=Fraction(layers))
+
+    def test_factors_are_exact(self) -> None:
+        assert parse_factor("scale", "0.1") == parse_factor("scale", "1/10") == Fraction(1, 10)
+
+    @pytest.mark.parametrize("text", ["0", "-1", "1/0", "half", "nan", "inf", ""])
+    def test_factors_must_be_positive_numbers(self, text: str) -> None:
+        with pytest.raises(ValueError, match=f"scale={re.escape(text)}: must be a positive number"):
+            parse_factor("scale", text)
+
+
+class TestTables:
+    MEASUREMENTS = (
+        Measurement(
+            "big", describe_config(VanillaTransformerConfig.from_preset("big")), 3000, 214_000_000, 4.4444, 26.06
+        ),
+        Measurement("base", describe_config(VanillaTransformerConfig.from_preset("base")), 1000, 63_049_000, 5.0, 25.0),
+    )
+
+    def test_the_papers_figures_stand_next_to_the_measured_ones_in_the_papers_order(self) -> None:
+        headers, base, big = make_cells(self.MEASUREMENTS)
+        assert dict(zip(headers, base, strict=True)) == {
+            "row": "base",
+            "N": "6",
+            "d_model": "512",
+            "d_ff": "2048",
+            "h": "8",
+            "d_k": "64",
+            "d_v": "64",
+            "P_drop": "0.1",
+            "eps_ls": "0.1",
+            "steps": "1,000",
+            "PPL paper": "4.92",
+            "PPL": "5.00",
+            "BLEU paper": "25.8",
+            "BLEU": "25.0",
+            "params*10^6 paper": "65",
+            "params*10^6": "63.0",
+        }
+        assert big[0] == "big"
+        assert big[-6:] == ["4.33", "4.44", "26.4", "26.1", "213", "214.0"]
+
+    def test_a_test_set_has_columns_of_its_own(self) -> None:
+        columns = describe_config(VanillaTransformerConfig.from_preset("base"))
+        tested = Measurement("base", columns, 1, 1, 2.0, 3.0, test_perplexity=4.0, test_bleu=5.0)
+        headers, base, big = make_cells([self.MEASUREMENTS[0], tested])
+        assert headers[-2:] == ["test PPL", "test BLEU"]
+        assert (base[-2:], big[-2:]) == (["4.00", "5.0"], ["", ""])
+
+    def test_text_is_aligned(self) -> None:
+        cells = make_cells(self.MEASUREMENTS)
+        lines = format_text(cells).splitlines()
+        assert [re.split(r"\s{2,}", line) for line in lines] == cells
+        assert len({len(line) for line in lines}) == 1
+
+    def test_markdown_says_the_same(self) -> None:
+        cells = make_cells(self.MEASUREMENTS)
+        headers, ruler, *rows = [line.strip("| ").split(" | ") for line in format_markdown(cells).splitlines()]
+        assert len(ruler) == len(headers)
+        assert [[re.sub(r"\\(.)", r"\1", cell) for cell in row] for row in (headers, *rows)] == cells
+
+    def test_without_measurements_there_is_no_table(self) -> None:
+        with pytest.raises(ValueError, match="measurements is empty"):
+            make_cells([])
+
+    def test_the_search_is_named_with_its_length_penalty(self) -> None:
+        assert describe_search({"num_beams": 4}).startswith("beam 4, length penalty 1 (score / length^penalty, the lib")
+        gnmt = describe_search({"num_beams": 4, "length_penalty": 0.6, "length_penalty_type": "gnmt"})
+        assert gnmt.startswith("beam 4, length penalty 0.6 (score / ((5 + length) / 6)^penalty, the paper's formula")
+
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "table3.py"
+
+
+def write_pairs(folder: Path, name: str, count: int, start: int = 0) -> list[str]:
+    """Two aligned files of numbers, spelled out."""
+    numbers = [divmod(number, 6) for number in range(start, start + count)]
+    files = []
+    for suffix, words in (("en", ENGLISH), ("de", GERMAN)):
+        path = folder / f"{name}.{suffix}"
+        path.write_text("".join(f"{words[tens % 6]} {words[ones]}\n" for tens, ones in numbers), encoding="utf-8")
+        files.append(str(path))
+    return files
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script as a module."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    return importlib.import_module("table3")
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Two rows of one layer, 32 wide, for eight updates."""
+    folder = tmp_path_factory.mktemp("data")
+    return {
+        "rows": ["base", "B-dk16"],
+        "scale": "1/16",
+        "layers_factor": "1/6",
+        "steps": 8,
+        "warmup_steps": 4,
+        "tokens_per_batch": 128,
+        "tokens_per_device": 64,
+        "save_steps": 2,
+        "vocab_size": 280,
+        "train_file": write_pairs(folder, "train", 30),
+        "validation_file": write_pairs(folder, "validation", 5, start=30),
+        "test_file": write_pairs(folder, "test", 3, start=33),
+        "source_lang": "en",
+        "target_lang": "de",
+        "training_overrides": "report_to=none,logging_steps=1",
+        "use_cpu": True,
+        "disable_tqdm": True,
+    }
+
+
+def command_line(settings: dict[str, Any], **changes: Any) -> list[str]:
+    words = []
+    for name, value in {**settings, **changes}.items():
+        words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    return words
+
+
+def start_and_interrupt(words: list[str], checkpoint: Path) -> tuple[int, str]:
+    """Runs the script until a training process has written the checkpoint, then presses Ctrl-C."""
+    process = subprocess.Popen(
+        [sys.executable, SCRIPT, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 200
+    while not (checkpoint / "trainer_state.json").is_file():
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            pytest.fail(f"there is no {checkpoint}:\n{process.communicate()[0]}")
+        time.sleep(0.02)
+    # The terminal sends it to the script and to the training process.
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=200)
+    return process.returncode, output
+
+
+@dataclass
+class Finished:
+    """A run that was stopped in its first row and started again."""
+
+    folder: Path
+    output_of_first_start: str
+    output_of_second_start: str
+
+    def times(self) -> list[float]:
+        """When the rows were finished."""
+        return [(self.folder / row / "result.json").stat().st_mtime for row in ("base", "B-dk16")]
+
+
+@pytest.fixture(scope="module")
+def finished(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = tmp_path_factory.mktemp("table3") / "out"
+    words = command_line(settings, output_dir=folder)
+    status, first = start_and_interrupt(words, folder / "base" / "checkpoint-2")
+    assert status == 130, first
+    assert not (folder / "base" / "result.json").exists()
+    command = [sys.executable, str(SCRIPT), *words]
+    second = subprocess.run(command, capture_output=True, check=False, text=True, timeout=500)
+    assert second.returncode == 0, second.stderr
+    return Finished(folder, first, second.stdout)
+
+
+class TestScript:
+    def test_ctrl_c_says_how_to_go_on(self, finished: Finished) -> None:
+        message = finished.output_of_first_start
+        message = message[message.rindex("Stopped.") :]
+        assert "the same command goes on from there" in message
+        assert "python scripts/table3.py --rows base B-dk16 --scale 1/16" in message
+        assert f"--output_dir {finished.folder}" in message
+
+    def test_the_second_start_went_on_from_the_last_checkpoint(self, finished: Finished) -> None:
+        assert re.search(rf"Resuming from {finished.folder}/base/checkpoint-[2468]\n", finished.output_of_second_start)
+        assert finished.output_of_second_start.count("Resuming from") == 1
+        state = json.loads((finished.folder / "base" / "trainer_state.json").read_text())
+        assert state["global_step"] == 8
+        assert [entry["step"] for entry in state["log_history"] if "loss" in entry] == list(range(1, 9))
+
+    def test_rows_share_one_tokenizer(self, finished: Finished) -> None:
+        folder = finished.folder
+        files = [folder / name / "tokenizer.json" for name in ("tokenizer", "base", "B-dk16")]
+        assert len({file.read_bytes() for file in files}) == 1
+        assert not list(folder.rglob("*.partial"))
+
+    def test_the_figures_are_those_of_the_saved_models(self, finished: Finished, settings: dict[str, Any]) -> None:
+        folder = finished.folder
+        table = json.loads((folder / "table3.json").read_text())
+        assert [row["measurement"]["row"] for row in table["rows"]] == ["base", "B-dk16"]
+        for row in table["rows"]:
+            measured = row["measurement"]
+            model = VanillaTransformerForConditionalGeneration.from_pretrained(folder / measured["row"])
+            tokenizer = AutoTokenizer.from_pretrained(folder / measured["row"])
+            assert measured["parameters"] == count_by_hand(model.config)
+            assert measured["config"]["d_model"] == 32
+            for split, prefix in (("validation", ""), ("test", "test_")):
+                sources, references = (Path(file).read_text().splitlines() for file in settings[f"{split}_file"])
+                loss = score_loss(model, tokenizer, sources, references, batch_size=1, progress=False)
+                assert measured[f"{prefix}perplexity"] == pytest.approx(loss["perplexity"], rel=1e-4)
+                hypotheses = (folder / measured["row"] / f"{split}.txt").read_text().splitlines()
+                assert measured[f"{prefix}bleu"] == pytest.approx(score_translations(hypotheses, references)["bleu"])
+        assert table["rows"][1]["measurement"]["config"]["d_k"] == 1
+        assert table["rows"][1]["paper"] == {"perplexity": 5.16, "bleu": 25.1, "parameters": 58}
+        assert table["settings"]["steps"] == 8
+
+    def test_rows_are_trained_by_the_recipe(self, finished: Finished) -> None:
+        folder = finished.folder
+        training = json.loads((folder / "B-dk16" / "arguments.json").read_text())["training"]
+        expected = {
+            "max_steps": 8,
+            "warmup_steps": 4,
+            "adam_beta2": 0.98,
+            "max_grad_norm": 0.0,
+            "average_checkpoints": 0,
+        }
+        assert {name: training[name] for name in expected} == expected
+        assert training["gradient_accumulation_steps"] * training["max_source_tokens"] == 128
+        state = json.loads((folder / "B-dk16" / "trainer_state.json").read_text())
+        rates = [entry["learning_rate"] for entry in state["log_history"] if "loss" in entry]
+        assert rates == pytest.approx(
+            [(32 * 4) ** -0.5 * min(step / 4, (4 / max(step, 1)) ** 0.5) for step in range(8)]
+        )
+
+    def test_the_table_is_written_in_markdown(self, finished: Finished) -> None:
+        text = (finished.folder / "table3.md").read_text()
+        assert re.search(
+            r"^\| base \| 1 \| 32 \| 128 \| 8 \| 4 \| 4 \| 0.1 \| 0.1 \| 8 \| 4.92 \| [\d,.]+ \| 25.8 ", text, re.M
+        )
+        assert re.search(r"^\| B-dk16 \| 1 \| 32 \| 128 \| 8 \| 1 \| 4 ", text, re.M)
+        assert "beam 4" in text
+        assert "no averaging" in text
+
+    def test_finished_rows_are_not_trained_again(
+        self,
+        finished: Finished,
+        script: Any,
+        settings: dict[str, Any],
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        folder, times = finished.folder, finished.times()
+        monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
+        script.main(command_line(settings, output_dir=folder))
+        assert finished.times() == times
+        output = capsys.readouterr().out
+        assert "base is finished" in output
+        assert re.search(r"^B-dk16 +1 +32 +128 +8 +1 ", output, re.M)
+
+    def test_other_settings_are_refused_with_what_differs(
+        self,
+        finished: Finished,
+        refuse: Callable[..., str],
+        settings: dict[str, Any],
+    ) -> None:
+        message = refuse(command_line(settings, output_dir=finished.folder, steps=9, rows="E-learned"))
+        assert "steps: 8 there, 9 now" in message
+        assert "rows:" not in message
+
+    def test_two_runs_do_not_work_in_one_folder(
+        self, finished: Finished, refuse: Callable[..., str], settings: dict[str, Any]
+    ) -> None:
+        with (finished.folder / ".lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            assert "is in use" in refuse(command_line(settings, output_dir=finished.folder))
+
+    @pytest.fixture
+    def refuse(self, script: Any, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+        def run(words: list[str]) -> str:
+            with pytest.raises(SystemExit) as end:
+                script.main(words)
+            assert end.value.code == 2
+            return capsys.readouterr().err
+
+        return run
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"rows": "tiny"}, "rows: tiny not among the rows of Table 3"),
+            ({"scale": "1/3"}, "d_model = 512 * 1/3 = 170.667 is not a whole number"),
+            ({"steps": 0}, "steps=0: must be at least 1"),
+            ({"learning_rate_factor": 0}, "learning_rate_factor=0.0: must be positive"),
+            ({"tokens_per_batch": 0}, "tokens_per_batch=0: must be at least 1"),
+            ({"training_overrides": "bf17=true"}, "training_overrides: bf17 not among the arguments"),
+            ({"streaming": True}, "streaming: the rows"),
+        ],
+    )
+    def test_wrong_arguments_are_refused_before_anything_is_written(
+        self,
+        changes: dict[str, Any],
+        message: str,
+        refuse: Callable[..., str],
+        settings: dict[str, Any],
+        tmp_path: Path,
+    ) -> None:
+        assert message in refuse(command_line(settings, output_dir=tmp_path / "new", **changes))
+        assert not (tmp_path / "new").exists()
+
+    def test_a_validation_set_is_needed(
+        self, refuse: Callable[..., str], settings: dict[str, Any], tmp_path: Path
+    ) -> None:
+        rest = {name: value for name, value in settings.items() if name != "validation_file"}
+        assert "validation_file is missing" in refuse(command_line(rest, output_dir=tmp_path))
+
+    def test_a_folder_of_something_else_is_refused(
+        self, refuse: Callable[..., str], settings: dict[str, Any], tmp_path: Path
+    ) -> None:
+        (tmp_path / "thesis.tex").write_text("precious")
+        assert "is not empty and has no settings.json" in refuse(command_line(settings, output_dir=tmp_path))
+        assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
+
+    def test_a_dry_run_shows_configurations_and_commands_and_writes_nothing(
+        self, script: Any, settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        script.main(
+            command_line(
+                settings, output_dir=tmp_path / "new", rows=["base", "big"], num_processes=2,
+                learning_rate_factor=0.5, dry_run=True,
+            )
+        )  # fmt: skip
+        assert not (tmp_path / "new").exists()
+        _, base, big, _, base_command, _, big_command, *_ = capsys.readouterr().out.splitlines()
+        expected = count_by_hand(scale_config("base", "1/16", "1/6", vocab_size=280))
+        assert base.split() == ["base", "1", "32", "128", "8", "4", "4", "0.1", "0.1", "8", f"{expected:,}"]
+        assert big.split()[9] == "24"
+        assert "torch.distributed.run --standalone --nproc_per_node=2" in base_command
+        assert "--config_overrides d_model=32,encoder_ffn_dim=128" in base_command
+        # Two processes with 64 tokens each come to 128 in one pass.
+        assert "--max_source_tokens 64 --max_target_tokens 64 --gradient_accumulation_steps 1" in base_command
+        assert f"--learning_rate {0.5 * (64 * 4) ** -0.5}" in big_command
+
+    def test_a_failing_training_ends_the_run_with_its_command(
+        self, script: Any, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        broken = tmp_path / "train.py"
+        broken.write_text("raise SystemExit(3)")
+        monkeypatch.setattr(script, "TRAIN_SCRIPT", broken)
+        with pytest.raises(SystemExit) as end:
+            script.main(command_line(settings, output_dir=tmp_path / "out"))
+        assert re.search(
+            r"--preset base .*\nended with status 3; .*the same command goes on", str(end.value.code), re.S
+        )
+        assert not (tmp_path / "out" / "table3.md").exists()
+
+    def test_a_training_does_not_outlive_the_script(
+        self, script: Any, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sign = tmp_path / "pid"
+        endless = tmp_path / "train.py"
+        endless.write_text(
+            "import os, pathlib, time\n"
+            f"pathlib.Path({str(sign) + '.partial'!r}).write_text(str(os.getpid()))\n"
+            f"os.rename({str(sign) + '.partial'!r}, {str(sign)!r})\n"
+            "time.sleep(600)\n"
+        )
+        monkeypatch.setattr(script, "TRAIN_SCRIPT", endless)
+
+        def interrupt_this_process_alone() -> None:
+            while not sign.exists():
+                time.sleep(0.02)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt_this_process_alone)
+        thread.start()
+        words = command_line(settings, output_dir=tmp_path / "out")
+        with pytest.raises(SystemExit) as end:
+            script.main(words)
+        thread.join()
+        assert end.value.code == 130
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(sign.read_text()), 0)
+        with (tmp_path / "out" / ".lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def test_a_training_that_outlives_a_killed_script_keeps_the_folder(
+        self, finished: Finished, script: Any, settings: dict[str, Any], tmp_path: Path, refuse: Callable[..., str]
+    ) -> None:
+        recorded = json.loads((finished.folder / "settings.json").read_text())
+        with script.claim(tmp_path / "out", recorded) as lock:
+            orphan = subprocess.Popen(["sleep", "600"], pass_fds=[lock])
+        try:
+            assert "is in use" in refuse(command_line(settings, output_dir=tmp_path / "out"))
+        finally:
+            orphan.kill()
+            orphan.wait()

@@ -1,0 +1,219 @@
+"""scripts/train.py beyond its defaults: recipe, averaging, two vocabularies, streams, and what it leaves behind."""
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from vanilla_transformer import VanillaTransformerConfig
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+ENGLISH = ("one", "two", "three", "four", "five", "six")
+GERMAN = ("eins", "zwei", "drei", "vier", "fünf", "sechs")
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    return importlib.import_module("train")
+
+
+@pytest.fixture
+def run(script: Any) -> Any:
+    return lambda settings: script.main(command_line(settings))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Two aligned files for training and two for validation, as arguments."""
+    folder = tmp_path_factory.mktemp("data")
+    arguments: dict[str, Any] = {}
+    for name, count in (("train_file", 36), ("validation_file", 6)):
+        arguments[name] = []
+        for suffix, words in (("en", ENGLISH), ("de", GERMAN)):
+            path = folder / f"{name}.{suffix}"
+            path.write_text("".join(f"{words[row // 6]} {words[row % 6]}\n" for row in range(count)), encoding="utf-8")
+            arguments[name].append(str(path))
+    return arguments
+
+
+@pytest.fixture
+def settings(data: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    return {
+        **data,
+        "preset": "tiny",
+        "vocab_size": 280,
+        "max_source_tokens": 60,
+        "learning_rate": 0.003,
+        "warmup_steps": 2,
+        "num_train_epochs": 2,
+        "logging_steps": 1,
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "output_dir": str(tmp_path / "run"),
+    }
+
+
+def command_line(settings: dict[str, Any]) -> list[str]:
+    words = []
+    for name, value in settings.items():
+        words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    return words
+
+
+class TestRecipe:
+    def parse(self, script: Any, *words: Any, preset: str = "big") -> Any:
+        argv = ["--preset", preset, "--train_file", "pairs.tsv", "--output_dir", "out", "--use_cpu", *map(str, words)]
+        return script.parse(script.make_parser(), argv)[-1]
+
+    def test_it_is_the_papers(self, script: Any) -> None:
+        arguments = self.parse(script, "--recipe", "paper")
+        assert (arguments.max_steps, arguments.average_checkpoints, arguments.save_total_limit) == (300_000, 20, 20)
+        assert arguments.max_grad_norm == 0
+        assert arguments.gradient_accumulation_steps * arguments.max_source_tokens == pytest.approx(25_000, rel=1e-3)
+        assert arguments.max_target_tokens == arguments.max_source_tokens
+        assert not arguments.load_best_model_at_end
+        assert self.parse(script, "--recipe", "paper", preset="base").max_steps == 100_000
+
+    def test_what_is_given_wins(self, script: Any) -> None:
+        arguments = self.parse(
+            script, "--recipe", "paper", "--max_steps", 7, "--max_grad_norm", 2, "--tokens_per_batch", 6000,
+            "--tokens_per_device", 1500, "--average_checkpoints", 30,
+        )  # fmt: skip
+        assert (arguments.max_steps, arguments.max_grad_norm) == (7, 2)
+        assert (arguments.gradient_accumulation_steps, arguments.max_source_tokens) == (4, 1500)
+        assert arguments.save_total_limit == 30, "as many as are averaged"
+        assert self.parse(script, "--recipe", "paper", "--num_train_epochs", 3).max_steps == -1
+
+    def test_without_it_nothing_changes(self, script: Any) -> None:
+        arguments = self.parse(script)
+        assert (arguments.max_steps, arguments.average_checkpoints, arguments.max_source_tokens) == (-1, 0, None)
+
+    def test_a_file_of_arguments_can_name_it(self, script: Any, tmp_path: Path) -> None:
+        path = tmp_path / "arguments.yaml"
+        words = {"recipe": "paper", "preset": "base", "train_file": ["pairs.tsv"], "output_dir": "out", "use_cpu": True}
+        path.write_text(yaml.safe_dump({**words, "max_steps": 9}))
+        arguments = script.parse(script.make_parser(), [str(path)])[-1]
+        assert (arguments.max_steps, arguments.average_checkpoints, arguments.adam_beta2) == (9, 5, 0.98)
+
+    @pytest.mark.parametrize("words", [["--recipe", "mine"], ["--recipe", "paper", "--tokens_per_batch", "many"]])
+    def test_wrong_words_are_explained(self, script: Any, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            script.main(["--preset", "base", "--train_file", "pairs.tsv", *words])
+        assert words[-2].removeprefix("--") in capsys.readouterr().err
+
+    def test_a_file_that_holds_no_names_is_refused(
+        self, script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "list.json").write_text("[1]")
+        with pytest.raises(SystemExit):
+            script.main([str(tmp_path / "list.json")])
+        assert "holds a list: it must hold names and values" in capsys.readouterr().err
+
+
+def test_the_average_of_the_checkpoints_is_the_model(run: Any, settings: dict[str, Any]) -> None:
+    run({**settings, "num_train_epochs": 4, "average_checkpoints": 3})
+    output = Path(settings["output_dir"])
+    checkpoints = sorted(output.glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]))
+    assert len(checkpoints) == 3
+    weights = [load_file(folder / "model.safetensors") for folder in checkpoints]
+    saved = load_file(output / "model.safetensors")
+    assert saved.keys() == weights[0].keys()
+    for name, tensor in saved.items():
+        torch.testing.assert_close(tensor, torch.stack([each[name] for each in weights]).mean(dim=0))
+    assert json.loads((output / "eval_results.json").read_text())["eval_loss"] > 0
+
+
+def test_a_run_leaves_its_record(run: Any, settings: dict[str, Any]) -> None:
+    run(settings)
+    output = Path(settings["output_dir"])
+    assert (output / "curves.png").read_bytes().startswith(b"\x89PNG")
+    record = json.loads((output / "metrics.json").read_text())
+    assert "eval_bleu" in json.dumps(record)
+    history = json.loads((output / "trainer_state.json").read_text())["log_history"]
+    for name in ("target_tokens_per_second", "padding_share", "grad_norm", "learning_rate"):
+        assert name in history[0]
+    assert any(path.name.startswith("events.") for path in (output / "runs").rglob("*"))
+
+
+def test_two_vocabularies(run: Any, settings: dict[str, Any], data: dict[str, Any], tmp_path: Path) -> None:
+    """From text to a model that reads in one vocabulary and writes in the other, and goes on being trained."""
+    run({**settings, "separate_vocabularies": True, "target_vocab_size": 300})
+    output = Path(settings["output_dir"])
+    tokenizer = AutoTokenizer.from_pretrained(output)
+    config = VanillaTransformerConfig.from_pretrained(output)
+    assert (len(tokenizer), tokenizer.target_vocab_size) == (config.vocab_size, config.decoder_vocab_size)
+    assert config.vocab_size < config.target_vocab_size
+    assert not config.share_encoder_decoder_embeddings
+    model = AutoModelForSeq2SeqLM.from_pretrained(output)
+    batch = tokenizer(["one two"], return_tensors="pt")
+    labels = tokenizer(text_target=["eins zwei"], return_tensors="pt")["input_ids"]
+    assert tokenizer.decode(labels[0], skip_special_tokens=True) == "eins zwei"
+    assert model(**batch, labels=labels).logits.shape[-1] == tokenizer.target_vocab_size
+    further = {**settings, "model_name_or_path": str(output), "output_dir": str(tmp_path / "further")}
+    del further["preset"]
+    run({**further, "num_train_epochs": 1})
+    assert AutoTokenizer.from_pretrained(tmp_path / "further").separate_vocabs
+
+
+class TestStreaming:
+    @pytest.fixture
+    def streaming(self, settings: dict[str, Any]) -> dict[str, Any]:
+        del settings["num_train_epochs"]
+        steps = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, "eval_strategy": "steps", "eval_steps": 3}
+        return {**settings, **steps, "streaming": True, "streaming_window": 12}
+
+    def test_it_trains_and_goes_on(self, run: Any, streaming: dict[str, Any], tmp_path: Path) -> None:
+        """Stopped after 3 of 6 steps and started again, it ends with the weights of an unbroken run."""
+        run({**streaming, "output_dir": str(tmp_path / "whole")})
+        run({**streaming, "max_steps": 3})
+        run(streaming)
+        weights = [load_file(Path(folder) / "checkpoint-6" / "model.safetensors") for folder in
+                   (tmp_path / "whole", streaming["output_dir"])]  # fmt: skip
+        assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+
+    def test_bpe_dropout_on_the_fly(self, run: Any, streaming: dict[str, Any]) -> None:
+        run({**streaming, "bpe_dropout": 0.2, "eval_strategy": "no"})
+        state = json.loads((Path(streaming["output_dir"]) / "trainer_state.json").read_text())
+        assert state["global_step"] == 6
+
+    def test_what_a_stream_lacks_is_said_at_once(
+        self, run: Any, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        del settings["max_source_tokens"]
+        with pytest.raises(SystemExit):
+            run({**settings, "streaming": True})
+        message = capsys.readouterr().err
+        for words in ("max_source_tokens must be given", "max_steps=-1", "eval_strategy must be", "save_strategy must"):
+            assert words in message
+        assert not Path(settings["output_dir"]).exists()
+
+    def test_the_builtin_corpus_is_no_stream(self, run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            run({"preset": "tiny", "builtin_corpus": True, "streaming": True})
+        assert "the built-in corpus is made in memory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"bpe_dropout": 1}, "bpe_dropout=1.0: must be at least 0 and less than 1"),
+        ({"target_vocab_size": 300}, "target_vocab_size=300 needs separate_vocabularies"),
+        ({"max_source_tokens": 0}, "max_source_tokens=0: must be at least 1 token"),
+        ({"average_checkpoints": 2, "load_best_model_at_end": True}, "two different models at the end"),
+        ({"average_checkpoints": -1}, "average_checkpoints=-1: must not be negative"),
+        ({"streaming_window": 0}, "streaming_window=0: must be at least 1"),
+    ],
+)
+def test_impossible_wishes_are_refused(
+    run: Any, settings: dict[str, Any], wrong: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run({**settings, **wrong})
+    assert message in capsys.readouterr().err

@@ -1,0 +1,311 @@
+"""The trainer: batches by tokens from datasets and streams, resumed exactly, counted and scored by token."""
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset, IterableDataset
+from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback, set_seed
+
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizer,
+)
+from vanilla_transformer.arguments import DataArguments, TranslationTrainingArguments
+from vanilla_transformer.streaming import StreamingTokenBatches
+from vanilla_transformer.trainer import TranslationTrainer
+from vanilla_transformer.training import build_trainer, settle_training_arguments
+
+TOKENIZER = VanillaTransformerTokenizer()
+BUDGET = 60
+
+
+def make_rows(count: int = 60, *, seed: int = 0, longest: int = 15) -> list[dict[str, list[int]]]:
+    generator = np.random.default_rng(seed)
+
+    def sentence() -> list[int]:
+        return [*generator.integers(4, 200, size=generator.integers(1, longest)).tolist(), 2]
+
+    return [{"input_ids": source, "labels": sentence()} for source in (sentence() for _ in range(count))]
+
+
+def make_model(**changes: Any) -> VanillaTransformerForConditionalGeneration:
+    set_seed(1)
+    config = VanillaTransformerConfig.from_preset("tiny", **{"vocab_size": len(TOKENIZER), **changes})
+    return VanillaTransformerForConditionalGeneration(config)
+
+
+def make_stream(rows: list[dict[str, list[int]]], **changes: Any) -> StreamingTokenBatches:
+    dataset = Dataset.from_list(rows).to_iterable_dataset(num_shards=4)
+    settings = {"max_source_tokens": BUDGET, "max_target_tokens": BUDGET, "window": 20, "seed": 3}
+    return StreamingTokenBatches(dataset, **{**settings, **changes})
+
+
+def make_trainer(output_dir: Path, train_dataset: Any, **changes: Any) -> TranslationTrainer:
+    settings: dict[str, Any] = {
+        "output_dir": str(output_dir),
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "eval_strategy": "no",
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "learning_rate": 1e-2,
+        "warmup_steps": 1,
+        "max_source_tokens": BUDGET,
+        "report_to": [],
+    }
+    trainer_settings = {name: changes.pop(name) for name in ("eval_dataset", "callbacks", "model") if name in changes}
+    model = trainer_settings.pop("model", None) or make_model()
+    return TranslationTrainer(
+        model=model,
+        args=TranslationTrainingArguments(**{**settings, **changes}),
+        train_dataset=train_dataset,
+        processing_class=TOKENIZER,
+        data_collator=DataCollatorForSeq2Seq(TOKENIZER, model=model),
+        **trainer_settings,
+    )
+
+
+def pairs_of(batches: Any) -> Counter[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The pairs in padded batches, without padding."""
+    return Counter(
+        (tuple(ids[mask.bool()].tolist()), tuple(labels[labels != -100].tolist()))
+        for batch in batches
+        for ids, mask, labels in zip(batch["input_ids"], batch["attention_mask"], batch["labels"], strict=True)
+    )
+
+
+def same_weights(one: Any, other: Any) -> bool:
+    others = other.state_dict()
+    return all(torch.equal(tensor, others[name]) for name, tensor in one.state_dict().items())
+
+
+class StopAfter(TrainerCallback):
+    """Ends the training as an interruption would, without a word to the rest."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_training_stop = state.global_step >= self.step
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_keep_both_budgets_and_hold_every_pair_once(tmp_path: Path, workers: int) -> None:
+    rows = make_rows()
+    trainer = make_trainer(tmp_path, Dataset.from_list(rows), max_target_tokens=45, dataloader_num_workers=workers)
+    batches = list(trainer.get_train_dataloader())
+    assert all(batch["input_ids"].numel() <= BUDGET and batch["labels"].numel() <= 45 for batch in batches)
+    assert pairs_of(batches) == Counter((tuple(row["input_ids"]), tuple(row["labels"])) for row in rows)
+    assert len(batches) == len(trainer.get_train_dataloader()) < len(rows) / 2
+
+
+def test_epochs_see_every_pair_and_come_in_different_orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = make_rows()
+    seen: list[dict[str, Any]] = []
+    trainer = make_trainer(tmp_path, Dataset.from_list(rows), num_train_epochs=2)
+    step = trainer.training_step
+
+    def watch(model: Any, inputs: dict[str, Any], *args: Any) -> torch.Tensor:
+        seen.append(inputs)
+        return step(model, inputs, *args)
+
+    monkeypatch.setattr(trainer, "training_step", watch)
+    trainer.train()
+    half = len(seen) // 2
+    expected = Counter((tuple(row["input_ids"]), tuple(row["labels"])) for row in rows)
+    assert pairs_of(seen[:half]) == pairs_of(seen[half:]) == expected
+    assert [batch["input_ids"].tolist() for batch in seen[:half]] != [
+        batch["input_ids"].tolist() for batch in seen[half:]
+    ]
+
+
+def test_without_budgets_it_is_the_librarys_trainer(tmp_path: Path) -> None:
+    """Plain arguments and plain batches: the same losses and weights as `Seq2SeqTrainer`."""
+    dataset = Dataset.from_list(make_rows(24))
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, logging_steps=1, max_steps=4, save_strategy="no", disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )  # fmt: skip
+    histories, models = [], []
+    for kind in (Seq2SeqTrainer, TranslationTrainer):
+        model = make_model()
+        trainer = kind(
+            model=model, args=arguments, train_dataset=dataset, data_collator=DataCollatorForSeq2Seq(TOKENIZER, model)
+        )
+        trainer.train()
+        histories.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+        models.append(model)
+    assert len(histories[0]) == 4
+    assert histories[0] == histories[1]
+    assert same_weights(*models)
+
+
+def test_a_dataset_that_has_no_lengths_is_refused(tmp_path: Path) -> None:
+    stream = IterableDataset.from_generator(make_rows)
+    trainer = make_trainer(tmp_path, stream, max_steps=1)
+    with pytest.raises(ValueError, match=r"max_source_tokens=60 needs .* not a IterableDataset"):
+        trainer.train()
+
+
+def test_lengths_that_are_given_count_instead_of_the_datasets(tmp_path: Path) -> None:
+    """As with BPE-dropout, where what a row will hold is drawn when it is read."""
+    rows = make_rows(20)
+    lengths = (np.full(20, 30), np.full(20, 20))
+    trainer = make_trainer(tmp_path, Dataset.from_list(rows))
+    trainer.train_lengths = lengths
+    assert {len(batch["labels"]) for batch in trainer.get_train_dataloader()} == {2}
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("kind", ["dataset", "stream"])
+def test_a_run_goes_on_where_its_checkpoint_left_it(tmp_path: Path, kind: str, accumulation: int) -> None:
+    """In the middle of an epoch: the same weights, bit for bit, and the same losses as without a break."""
+
+    def trainer(folder: str, **changes: Any) -> TranslationTrainer:
+        rows = make_rows(90)
+        return make_trainer(
+            tmp_path / folder,
+            Dataset.from_list(rows) if kind == "dataset" else make_stream(rows),
+            max_steps=12,
+            save_strategy="steps",
+            save_steps=4,
+            gradient_accumulation_steps=accumulation,
+            **changes,
+        )
+
+    whole = trainer("whole")
+    whole.train()
+    trainer("broken", callbacks=[StopAfter(9)]).train()
+    resumed = trainer("broken")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "broken" / "checkpoint-8"))
+    assert same_weights(whole.model, resumed.model)
+    losses = [
+        [(entry["step"], entry["loss"], entry["epoch"]) for entry in run.state.log_history if "loss" in entry]
+        for run in (whole, resumed)
+    ]
+    assert len(losses[0]) == 12
+    assert losses[0] == losses[1]
+
+
+def test_a_run_goes_on_at_the_end_of_an_epoch(tmp_path: Path) -> None:
+    def trainer(folder: str, **changes: Any) -> TranslationTrainer:
+        dataset = Dataset.from_list(make_rows(30))
+        return make_trainer(tmp_path / folder, dataset, num_train_epochs=3, save_strategy="epoch", **changes)
+
+    whole = trainer("whole")
+    whole.train()
+    steps = whole.state.global_step // 3
+    trainer("broken", callbacks=[StopAfter(steps + 1)]).train()
+    resumed = trainer("broken")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "broken" / f"checkpoint-{steps}"))
+    assert resumed.state.global_step == 3 * steps
+    assert same_weights(whole.model, resumed.model)
+
+
+class TestStream:
+    def test_it_trains_for_the_steps_asked_for(self, tmp_path: Path) -> None:
+        trainer = make_trainer(tmp_path, make_stream(make_rows(30)), max_steps=25, max_source_tokens=None)
+        assert trainer.train().global_step == 25
+        assert trainer.state.epoch == 1, "a stream has no length: 1 stands for all of its steps"
+
+    def test_the_last_checkpoint_is_found(self, tmp_path: Path) -> None:
+        settings = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2}
+        make_trainer(tmp_path, make_stream(make_rows()), callbacks=[StopAfter(4)], **settings).train()
+        trainer = make_trainer(tmp_path, make_stream(make_rows()), **settings)
+        trainer.train(resume_from_checkpoint=True)
+        assert [entry["step"] for entry in trainer.state.log_history if "loss" in entry] == [1, 2, 3, 4, 5, 6]
+        assert not trainer.args.ignore_data_skip, "as it was"
+
+    def test_a_checkpoint_without_a_position_is_refused(self, tmp_path: Path) -> None:
+        settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+        make_trainer(tmp_path, make_stream(make_rows()), **settings).train()
+        position = tmp_path / "checkpoint-2" / "data_state_0.json"
+        assert json.loads(position.read_text())["skip"] >= 0
+        position.unlink()
+        trainer = make_trainer(tmp_path, make_stream(make_rows()), **settings)
+        with pytest.raises(ValueError, match=r"data_state_0\.json is missing"):
+            trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+    def test_workers_are_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="dataloader_num_workers=1: must be 0 for a stream"):
+            make_trainer(tmp_path, make_stream(make_rows()), max_steps=1, dataloader_num_workers=1)
+
+
+class TestCounts:
+    def test_tokens_and_padding_are_counted(self, tmp_path: Path) -> None:
+        """Against the lengths of the rows and the cells of the batches that the same loader gives."""
+        rows = make_rows()
+        trainer = make_trainer(tmp_path, Dataset.from_list(rows), num_train_epochs=1, logging_steps=1000)
+        batches = list(trainer.get_train_dataloader())
+        metrics = trainer.train().metrics
+        source, target = (sum(len(row[name]) for row in rows) for name in ("input_ids", "labels"))
+        assert metrics["train_source_tokens"] == source
+        assert metrics["train_target_tokens"] == target
+        assert metrics["train_samples_per_second"] == pytest.approx(len(rows) / metrics["train_runtime"], rel=0.01)
+        trainer = make_trainer(tmp_path, Dataset.from_list(rows), num_train_epochs=1, logging_steps=len(batches))
+        trainer.train()
+        logged = trainer.state.log_history[0]
+        cells = sum(batch["input_ids"].numel() + batch["labels"].numel() for batch in batches)
+        assert logged["padding_share"] == pytest.approx(1 - (source + target) / cells, abs=1e-4)
+        assert logged["source_tokens_per_second"] / logged["target_tokens_per_second"] == pytest.approx(
+            source / target, rel=0.01
+        )
+
+    @pytest.mark.parametrize("batch_size", [1, 7])
+    @pytest.mark.parametrize("generate", [False, True])
+    def test_the_evaluation_loss_is_a_mean_over_tokens(self, tmp_path: Path, batch_size: int, generate: bool) -> None:
+        rows = make_rows(23)
+        model = make_model()
+        trainer = make_trainer(
+            tmp_path,
+            Dataset.from_list(rows),
+            model=model,
+            eval_dataset=Dataset.from_list(rows),
+            per_device_eval_batch_size=batch_size,
+            predict_with_generate=generate,
+            generation_max_length=5,
+            load_best_model_at_end=False,
+        )
+        metrics = trainer.evaluate()
+        total, tokens = 0.0, 0
+        with torch.no_grad():
+            for row in rows:
+                labels = torch.tensor([row["labels"]])
+                logits = model.eval()(input_ids=torch.tensor([row["input_ids"]]), labels=labels).logits
+                total -= logits.log_softmax(dim=-1).gather(-1, labels[..., None]).sum().item()
+                tokens += labels.numel()
+        assert metrics["eval_loss"] == pytest.approx(total / tokens, rel=1e-5)
+        assert metrics["eval_perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-5)
+        assert trainer.state.log_history[-1]["eval_perplexity"] == metrics["eval_perplexity"]
+
+
+def test_bpe_dropout_cuts_texts_anew_in_each_epoch(tmp_path: Path) -> None:
+    """From texts through `build_trainer`: other tokens each time, which spell the same texts."""
+    texts = [f"{'ab' * (number % 5 + 1)} cd" for number in range(40)]
+    corpora = {"train": Dataset.from_dict({"source": texts, "target": texts[::-1]})}
+    tokenizer = TOKENIZER.train_new_from_iterator(texts, vocab_size=290, show_progress=False)
+    arguments = TranslationTrainingArguments(output_dir=str(tmp_path), use_cpu=True, max_source_tokens=100)
+    model = make_model(vocab_size=len(tokenizer))
+    settle_training_arguments(arguments, model.config, validates=False, bpe_dropout=True)
+    data_arguments = DataArguments(train_file=["in memory"], bpe_dropout=0.5, max_target_length=40)
+    trainer = build_trainer(model, tokenizer, corpora, data_arguments, arguments)
+    epochs = [pairs_of(trainer.get_train_dataloader()) for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    for epoch in epochs:
+        spelt = Counter(
+            tuple(tokenizer.decode(list(side), skip_special_tokens=True) for side in pair) for pair in epoch.elements()
+        )
+        assert spelt == Counter(zip(texts, texts[::-1], strict=True))
+    plain = sum(len(tokenizer(text)["input_ids"]) for text in texts)
+    drawn = sum(len(source) for source, _ in epochs[0].elements())
+    assert drawn > 1.1 * plain
+    assert trainer.train_lengths is not None
+    # Rounded up, for texts of a few tokens only.
+    assert 0.9 * drawn < sum(trainer.train_lengths[0]) < 1.5 * drawn

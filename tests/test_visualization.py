@@ -1,0 +1,384 @@
+"""Learning curves: the figure's lines checked against the log, the files, and scripts/plot_learning_curves.py."""
+
+import builtins
+import importlib
+import json
+import math
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+from matplotlib.lines import Line2D
+
+from vanilla_transformer.visualization import compare_learning_curves, load_trainer_state, plot_learning_curves
+
+Log = list[dict[str, Any]]
+SIGNATURES = {".png": b"\x89PNG\r\n", ".svg": b"<?xml", ".pdf": b"%PDF"}
+
+
+def make_log(steps: int = 30, *, loss: float = 5.0) -> Log:
+    """What a `TranslationTrainer` logs, with an evaluation every ten steps and one after the training's end."""
+    log: Log = []
+    for step in range(1, steps + 1):
+        training = {
+            "epoch": step / 10,
+            "loss": loss + 3 / step,
+            "grad_norm": 1 + 1 / step,
+            "learning_rate": 1e-4 * step,
+            "source_tokens_per_second": 2000.0 + step,
+            "target_tokens_per_second": 2200.0 - step,
+            "padding_share": 0.03 + 0.001 * (step % 3),
+            "step": step,
+        }
+        log.append(training)
+        if step % 10 == 0:
+            evaluation = {"eval_loss": loss - step / 100, "eval_bleu": float(step), "eval_chrf": 20.0 + step}
+            evaluation["eval_perplexity"] = math.exp(evaluation["eval_loss"])
+            log.append({**evaluation, "eval_runtime": 1.5, "epoch": step / 10, "step": step})
+    log.append({"train_runtime": 9.0, "train_loss": 5.5, "epoch": steps / 10, "step": steps})
+    log.append({"eval_loss": 77.0, "eval_bleu": 88.0, "epoch": steps / 10, "step": steps})
+    return log
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Every figure that is saved, in order; rendering them, which takes half a second each, is left to other tests."""
+    saved: list[Figure] = []
+
+    def savefig(self: Figure, file: Path, **kwargs: Any) -> None:
+        saved.append(self)
+        file.write_bytes(b"a picture")
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    return saved
+
+
+def find_axes(figure: Figure, title: str) -> Axes:
+    (axes,) = [axes for axes in figure.axes if axes.get_title() == title]
+    return axes
+
+
+def points(log: Log, name: str, factor: float = 1.0) -> list[tuple[float, float]]:
+    """The oracle: what was logged under a name."""
+    return [(entry["step"], entry[name] * factor) for entry in log if name in entry]
+
+
+def drawn(line: Line2D) -> list[tuple[float, float]]:
+    return [(float(step), float(value)) for step, value in np.asarray(line.get_xydata())]
+
+
+def legend_texts(legend: Any) -> list[str]:
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def test_every_panel_shows_what_was_logged(figures: list[Figure], tmp_path: Path) -> None:
+    log = make_log()
+    plot_learning_curves(log, tmp_path / "curves.png", title="a run")
+    (figure,) = figures
+    during = log[:-1]
+    expected = {
+        "Loss": [points(during, "loss"), points(during, "eval_loss")],
+        "Validation perplexity": [points(during, "eval_perplexity")],
+        "Validation BLEU and chrF": [points(during, "eval_bleu"), points(during, "eval_chrf")],
+        "Learning rate": [points(during, "learning_rate")],
+        "Gradient norm": [points(during, "grad_norm")],
+        "Speed": [points(during, "source_tokens_per_second"), points(during, "target_tokens_per_second")],
+        "Padding": [points(during, "padding_share", 100.0)],
+    }
+    assert [axes.get_title() for axes in figure.axes] == list(expected)
+    for axes in figure.axes:
+        assert [drawn(line) for line in axes.lines] == expected[axes.get_title()]
+        assert axes.get_xlabel() == "training step (updates)"
+        assert axes.get_ylabel()
+    assert legend_texts(find_axes(figure, "Loss").get_legend()) == ["training", "validation"]
+    assert figure.get_suptitle() == "a run"
+
+
+def test_a_plain_trainer_gets_the_panels_it_has_data_for(figures: list[Figure], tmp_path: Path) -> None:
+    log: Log = [{"loss": 2.0, "learning_rate": 0.1, "epoch": 0.5, "step": 5}, {"eval_loss": 1.0, "step": 5}]
+    plot_learning_curves(log, tmp_path / "curves.png")
+    assert [axes.get_title() for axes in figures[0].axes] == ["Loss", "Learning rate"]
+    assert not figures[0].legends
+
+
+values = st.one_of(st.floats(-1e6, 1e6), st.sampled_from([math.nan, math.inf, -math.inf]))
+entries = st.fixed_dictionaries(
+    {"step": st.integers(0, 20)}, optional={"loss": values, "eval_loss": values, "eval_fr_loss": values}
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(log=st.lists(entries, max_size=12))
+def test_gaps_and_repeated_steps(log: Log, figures: list[Figure], tmp_path: Path) -> None:
+    expected = {}
+    for name in ("loss", "eval_loss", "eval_fr_loss"):
+        first = {entry["step"]: entry[name] for entry in reversed(log) if name in entry}
+        if any(map(math.isfinite, first.values())):
+            expected[name] = {step: value if math.isfinite(value) else math.nan for step, value in first.items()}
+    if not expected:
+        with pytest.raises(ValueError, match="nothing to draw"):
+            plot_learning_curves(log, tmp_path / "curves.png")
+        return
+    plot_learning_curves(log, tmp_path / "curves.png")
+    lines = figures[-1].axes[0].lines
+    assert len(lines) == len(expected)
+    for line, (name, values) in zip(lines, expected.items(), strict=True):
+        np.testing.assert_equal(dict(drawn(line)), values, err_msg=name)
+
+
+def test_the_best_checkpoint_is_marked_on_the_validation_curves(figures: list[Figure], tmp_path: Path) -> None:
+    plot_learning_curves(make_log(), tmp_path / "curves.png", best_step=20)
+    stars = {
+        (axes.get_title(), *drawn(line)[0])
+        for axes in figures[0].axes
+        for line in axes.lines
+        if line.get_marker() == "*"
+    }
+    assert stars == {
+        ("Loss", 20, 4.8),
+        ("Validation perplexity", 20, math.exp(4.8)),
+        ("Validation BLEU and chrF", 20, 20),
+        ("Validation BLEU and chrF", 20, 40),
+    }
+    assert legend_texts(figures[0].legends[0]) == ["best checkpoint (step 20)"]
+
+
+@pytest.mark.parametrize("count", [2, 3, 12])
+def test_runs_are_told_apart_by_colour_and_curves_by_line_style(
+    count: int, figures: list[Figure], tmp_path: Path
+) -> None:
+    logs = {f"run {number}": make_log(loss=5.0 + number) for number in range(count)}
+    compare_learning_curves(logs, tmp_path / "curves.png", best_steps={"run 1": 10})
+    (figure,) = figures
+    axes = find_axes(figure, "Loss")
+    curves = [line for line in axes.lines if line.get_marker() != "*"]
+    found = {(line.get_color(), line.get_linestyle()): drawn(line) for line in curves}
+    assert len(found) == 2 * count
+    (legend,) = figure.legends
+    assert legend_texts(legend) == [*logs, "best checkpoint"]
+    for handle, log in zip(legend.legend_handles, logs.values(), strict=False):
+        color = handle.get_color()  # type: ignore[union-attr]
+        assert found[color, "-"] == points(log[:-1], "loss")
+        assert found[color, "--"] == points(log[:-1], "eval_loss")
+    assert sum(line.get_marker() == "*" for line in axes.lines) == 1
+
+
+@pytest.mark.parametrize(("highest", "scale"), [(9.0, "linear"), (500.0, "log"), (1e6, "log"), (math.inf, "linear")])
+def test_a_wide_range_of_perplexities_is_logarithmic(
+    highest: float, scale: str, figures: list[Figure], tmp_path: Path
+) -> None:
+    log: Log = [{"eval_perplexity": value, "step": step} for step, value in enumerate([highest, 3.0, 2.0])]
+    plot_learning_curves(log, tmp_path / "curves.png")
+    (axes,) = figures[0].axes
+    assert axes.get_yscale() == scale
+    bottom, top = axes.get_ylim()
+    shown = [label.get_text() for label in axes.get_yticklabels() if bottom <= label.get_position()[1] <= top]
+    assert 3 <= len(shown) <= 12
+    assert not any("$" in text for text in shown)
+
+
+def test_long_noisy_curves_get_a_moving_average(figures: list[Figure], tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    losses = generator.normal(3, 1, size=500)
+    losses[100] = math.inf
+    log: Log = [
+        {"loss": float(loss), "learning_rate": 1e-3 * step, "step": step} for step, loss in enumerate(losses, start=1)
+    ]
+    plot_learning_curves(log, tmp_path / "curves.png")
+    pale, average = find_axes(figures[0], "Loss").lines
+    assert pale.get_alpha() is not None
+    assert np.isnan(pale.get_ydata()[100])  # type: ignore[index]
+    for position in (0, 3, 104, 250, 499):
+        window = losses[max(position - 5, 0) : position + 5]
+        expected = window[np.isfinite(window)].mean()
+        assert average.get_ydata()[position] == pytest.approx(expected)  # type: ignore[index]
+    (rate,) = find_axes(figures[0], "Learning rate").lines
+    assert drawn(rate) == points(log, "learning_rate")
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_nothing_overlaps_or_is_cut_off(several: bool, figures: list[Figure], tmp_path: Path) -> None:
+    path = tmp_path / "curves.png"
+    # Dollar signs: a name that is read as a formula would be an error.
+    if several:
+        names = [f"_out/a-run-with-rather-a-long-${{name$-{number}" for number in range(5)]
+        compare_learning_curves({name: make_log() for name in names}, path, best_steps={names[0]: 10}, title="runs")
+    else:
+        plot_learning_curves(make_log(), path, best_step=10, title=r"a run of $\nonsense$")
+    (figure,) = figures
+    figure.draw_without_rendering()
+    parts = [axes.get_tightbbox() for axes in figure.axes]
+    parts += [legend.get_window_extent() for legend in figure.legends]
+    width, height = figure.get_size_inches() * figure.dpi
+    for part in parts:
+        assert part is not None
+        assert part.x0 >= 0
+        assert part.y0 >= 0
+        assert part.x1 <= width
+        assert part.y1 <= height
+    for one, other in combinations(parts, 2):
+        assert not one.overlaps(other)  # type: ignore[union-attr, arg-type]
+
+
+@pytest.mark.parametrize("ending", [".png", ".svg", ".pdf", ".PNG"])
+def test_the_ending_names_the_format(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / "new folder" / f"curves{ending}"
+    plot_learning_curves(make_log(), path)
+    assert path.read_bytes().startswith(SIGNATURES[ending.lower()])
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_pictures_made_in_threads_without_pyplot_are_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # importing it fails
+    monkeypatch.delenv("DISPLAY", raising=False)
+    paths = [tmp_path / f"{number}.png" for number in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda path: plot_learning_curves(make_log(), path), paths))
+    pictures = [imread(path) for path in paths]
+    assert pictures[0].std() > 0
+    for picture in pictures[1:]:
+        np.testing.assert_array_equal(picture, pictures[0])
+
+
+@pytest.mark.parametrize(
+    ("log", "name", "message"),
+    [
+        ([], "curves.png", "nothing to draw"),
+        ([{"train_loss": 2.0, "step": 3}, {"eval_loss": 2.0, "step": 3}], "curves.png", "nothing to draw"),
+        ([{"loss": math.nan, "step": 1}], "curves.png", "nothing to draw"),
+        ([{"loss": 1.0, "step": 1}, {"loss": 1.0}], "curves.png", r"log_history\[1\] has no step"),
+        (make_log(), "curves.jpg", r"curves\.jpg: .* one of \.png, \.svg, \.pdf"),
+        (make_log(), "curves", r"one of \.png, \.svg, \.pdf"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(log: Log, name: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        plot_learning_curves(log, tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_comparison_names_the_run_that_cannot_be_drawn(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="The log of other has nothing"):
+        compare_learning_curves({"run": make_log(), "other": []}, tmp_path / "curves.png")
+    with pytest.raises(ValueError, match="at least one run"):
+        compare_learning_curves({}, tmp_path / "curves.png")
+
+
+def test_a_failure_leaves_the_old_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "curves.png"
+    plot_learning_curves(make_log(), path)
+    before = path.read_bytes()
+
+    def fail_half_way(self: Figure, file: Path, **kwargs: Any) -> None:
+        file.write_bytes(b"half")
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(Figure, "savefig", fail_half_way)
+    with pytest.raises(OSError, match="full"):
+        plot_learning_curves(make_log(20), path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    original = builtins.__import__
+
+    def without_matplotlib(name: str, *arguments: Any, **keywords: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return original(name, *arguments, **keywords)
+
+    monkeypatch.setattr(builtins, "__import__", without_matplotlib)
+    with pytest.raises(ImportError, match=r'pip install "vanilla-transformer\[train\]"'):
+        plot_learning_curves(make_log(), tmp_path / "curves.png")
+
+
+def write_state(folder: Path, step: int, **changes: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {"global_step": step, "best_global_step": 10, "log_history": make_log(step), **changes}
+    (folder / "trainer_state.json").write_text(json.dumps(state))
+    return folder
+
+
+def test_the_state_that_has_come_furthest_is_read(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_state(run / "checkpoint-30", 30)
+    write_state(run / "checkpoint-100", 100)
+    assert load_trainer_state(run).global_step == 100
+    assert load_trainer_state(run / "checkpoint-30").global_step == 30
+    assert load_trainer_state(run / "checkpoint-30" / "trainer_state.json").log_history == make_log(30)
+    write_state(run, 100, epoch=7.0, of_a_later_version=True)
+    assert load_trainer_state(run).epoch == 7.0
+    write_state(run / "checkpoint-120", 120)  # the run was continued
+    assert load_trainer_state(run).global_step == 120
+    (run / "checkpoint-120" / "trainer_state.json").write_text('{"global_step": 120, "log_')
+    assert load_trainer_state(run).global_step == 100
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"global_step": 3}', '{"log_history": 3}'])
+def test_a_state_that_is_none_is_refused(content: str, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"trainer_state\.json"):
+        load_trainer_state(tmp_path)
+    (tmp_path / "trainer_state.json").write_text(content)
+    with pytest.raises(ValueError, match=r"trainer_state\.json cannot be read"):
+        load_trainer_state(tmp_path)
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch, scripts_directory: Path) -> Callable[..., None]:
+    """The main function of scripts/plot_learning_curves.py."""
+    monkeypatch.syspath_prepend(str(scripts_directory))
+    function: Any = importlib.import_module("plot_learning_curves").main
+    return lambda *arguments: function(["--runs", *map(str, arguments)])
+
+
+def test_the_script_draws_one_run_into_its_folder(
+    script: Callable[..., None], figures: list[Figure], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_state(tmp_path / "run", 30)
+    script(run)
+    assert (run / "curves.png").is_file()
+    assert f"The picture is in {run / 'curves.png'}" in capsys.readouterr().out
+    assert figures[0].get_suptitle() == "run"
+    assert legend_texts(figures[0].legends[0]) == ["best checkpoint (step 10)"]
+    script(run / "trainer_state.json", "--output_file", tmp_path / "a.svg", "--title", "other")
+    assert (tmp_path / "a.svg").is_file()
+    assert figures[1].get_suptitle() == "other"
+
+
+def test_the_script_compares_runs(script: Callable[..., None], figures: list[Figure], tmp_path: Path) -> None:
+    runs = [write_state(tmp_path / name, 30) for name in ("a/run", "b/run", "b/other")]
+    write_state(runs[1], 30, best_global_step=None)
+    script(runs[0], runs[2], "--output_file", tmp_path / "two.png")
+    assert legend_texts(figures[0].legends[0]) == ["run", "other", "best checkpoint"]
+    script(*runs, "--output_file", tmp_path / "three.png")
+    assert legend_texts(figures[1].legends[0]) == [*map(str, runs), "best checkpoint"]
+
+
+def test_the_script_says_what_is_wrong(
+    script: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_state(tmp_path / "run", 30)
+    other = write_state(tmp_path / "other", 30)
+    picture = tmp_path / "x.png"
+    for arguments, message in (
+        ((run, other), "2 runs in one picture need --output_file"),
+        ((run, run, "--output_file", picture), "names a run twice"),
+        ((tmp_path / "nothing",), "trainer_state.json of a training"),
+        ((run, "--output_file", tmp_path / "x.gif"), "x.gif: the name of a picture must end in"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            script(*arguments)
+        assert end.value.code == 2
+        assert message in capsys.readouterr().err
+    assert not picture.exists()

@@ -1,0 +1,391 @@
+"""Watching real trainings of a tiny model: progress bar, curves.png, metrics.json and TensorBoard."""
+
+import builtins
+import json
+import logging
+import math
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from datasets import Dataset
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+from tiny_vanilla import make_model, make_sentences
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback, TrainerState
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+import vanilla_transformer
+from vanilla_transformer import watching
+from vanilla_transformer.trainer import TranslationTrainer
+from vanilla_transformer.visualization import plot_learning_curves
+from vanilla_transformer.watching import TokenProgressCallback, WriteCurves, use_token_progress, write_metrics
+
+STEPS = 6
+
+
+def make_dataset(count: int = 12) -> Dataset:
+    sentences = make_sentences([3 + number % 4 for number in range(count)])
+    return Dataset.from_dict(
+        {"input_ids": sentences, "attention_mask": [[1] * len(ids) for ids in sentences], "labels": sentences}
+    )
+
+
+def collate(examples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+    """Pads on the right; labels with -100."""
+    fillers = {"input_ids": 1, "attention_mask": 0, "labels": -100}
+    longest = max(len(example["input_ids"]) for example in examples)
+    return {
+        name: torch.tensor([example[name] + [filler] * (longest - len(example[name])) for example in examples])
+        for name, filler in fillers.items()
+    }
+
+
+def make_trainer(
+    output_dir: Path,
+    *callbacks: TrainerCallback,
+    trainer_class: type[Seq2SeqTrainer] = Seq2SeqTrainer,
+    **changes: Any,
+) -> Seq2SeqTrainer:
+    settings: dict[str, Any] = {
+        "max_steps": STEPS,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 0.05,
+        "logging_steps": 1,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "metric_for_best_model": "loss",
+        "greater_is_better": False,
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "report_to": "none",
+        **changes,
+    }
+    return trainer_class(
+        model=make_model(dropout=0.1).train(),
+        args=Seq2SeqTrainingArguments(output_dir=str(output_dir), **settings),
+        train_dataset=make_dataset(),
+        eval_dataset=make_dataset(6),
+        data_collator=collate,
+        callbacks=list(callbacks),
+    )
+
+
+class Pictures:
+    """Draws as the library does, and notes the arguments and what is in the log at the time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[dict[str, Any]] = []
+        monkeypatch.setattr(watching, "plot_learning_curves", self)
+
+    def __call__(self, log_history: list[dict[str, Any]], path: Path, **kwargs: Any) -> None:
+        self.calls.append({"log": list(log_history), "path": path, **kwargs})
+        plot_learning_curves(log_history, path, **kwargs)
+
+
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> Pictures:
+    return Pictures(monkeypatch)
+
+
+@pytest.fixture
+def propagated(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    """The package's warnings."""
+    monkeypatch.setattr(watching.logger, "propagate", True)
+    caplog.set_level(logging.WARNING)
+    return caplog
+
+
+class TestCurves:
+    def test_they_are_drawn_after_evaluations_and_at_the_end(self, pictures: Pictures, tmp_path: Path) -> None:
+        trainer = make_trainer(tmp_path / "run", WriteCurves(min_interval=0))
+        trainer.train()
+        trainer.evaluate()  # belongs to no training
+        assert [call["log"][-1]["step"] for call in pictures.calls] == [2, 4, 6, 6]
+        *evaluations, end = pictures.calls
+        assert all("eval_loss" in call["log"][-1] for call in evaluations)
+        assert "train_loss" in end["log"][-1]
+        for call in pictures.calls:
+            losses = {entry["step"]: entry["eval_loss"] for entry in call["log"] if "eval_loss" in entry}
+            if call is not end:
+                losses.popitem()  # is compared with the others, and its checkpoint saved, only afterwards
+            assert call["best_step"] == min(losses, key=lambda step: losses[step], default=None)
+            assert call["path"] == tmp_path / "run" / "curves.png"
+            assert call["title"] == "run"
+        assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+    def test_pictures_are_not_made_too_often(self, pictures: Pictures, tmp_path: Path) -> None:
+        trainer = make_trainer(tmp_path, WriteCurves("c.svg"), run_name="a run")
+        trainer.train()
+        assert [call["log"][-1]["step"] for call in pictures.calls] == [2, 6]
+        assert pictures.calls[0]["title"] == "a run"
+        assert (tmp_path / "c.svg").is_file()
+
+    def test_a_resumed_training_draws_what_came_before_it(self, pictures: Pictures, tmp_path: Path) -> None:
+        make_trainer(tmp_path, max_steps=4).train()
+        trainer = make_trainer(tmp_path, WriteCurves())
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+        assert [entry["step"] for entry in pictures.calls[-1]["log"] if "loss" in entry] == list(range(1, STEPS + 1))
+
+    def test_other_processes_draw_nothing(self, pictures: Pictures, tmp_path: Path) -> None:
+        trainer = make_trainer(tmp_path)
+        state = TrainerState(is_world_process_zero=False, log_history=[{"loss": 1.0, "step": 1}])
+        WriteCurves().on_train_end(trainer.args, state, trainer.control)
+        assert not pictures.calls
+
+    def test_a_picture_that_cannot_be_written_is_reported_once(
+        self, propagated: pytest.LogCaptureFixture, tmp_path: Path
+    ) -> None:
+        (tmp_path / "curves.png").mkdir()
+        trainer = make_trainer(tmp_path, WriteCurves(min_interval=0))
+        assert trainer.train().global_step == STEPS
+        (message,) = [message for message in propagated.messages if "was not written" in message]
+        assert message.startswith(f"{tmp_path / 'curves.png'} was not written: ")
+        assert not list(tmp_path.glob("*.partial"))
+
+    def test_a_training_without_matplotlib_ends_with_a_hint(
+        self, monkeypatch: pytest.MonkeyPatch, propagated: pytest.LogCaptureFixture, tmp_path: Path
+    ) -> None:
+        original = builtins.__import__
+
+        def without_matplotlib(name: str, *arguments: Any, **keywords: Any) -> Any:
+            if name.startswith("matplotlib"):
+                raise ImportError(name)
+            return original(name, *arguments, **keywords)
+
+        monkeypatch.setattr(builtins, "__import__", without_matplotlib)
+        assert make_trainer(tmp_path, WriteCurves(min_interval=0)).train().global_step == STEPS
+        (message,) = [message for message in propagated.messages if "was not written" in message]
+        assert 'pip install "vanilla-transformer[train]"' in message
+
+    def test_every_panel_has_data_from_a_translation_trainer(self, pictures: Pictures, tmp_path: Path) -> None:
+        trainer = make_trainer(tmp_path, WriteCurves("curves.svg"), trainer_class=TranslationTrainer)
+        trainer.train()
+        # matplotlib writes each text as a comment beside its outlines.
+        texts = re.findall("<!-- (.*?) -->", (tmp_path / "curves.svg").read_text())
+        for title in ("Loss", "Validation perplexity", "Learning rate", "Gradient norm", "Speed", "Padding"):
+            assert title in texts
+
+
+class TestProgress:
+    def train(self, tmp_path: Path, capsys: pytest.CaptureFixture[str], **changes: Any) -> tuple[str, str]:
+        """Returns what came to stdout and to stderr."""
+        trainer = make_trainer(tmp_path, disable_tqdm=False, **changes)
+        use_token_progress(trainer)
+        trainer.train()
+        captured = capsys.readouterr()
+        return captured.out, captured.err
+
+    def test_the_bar_shows_speed_and_padding(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        out, err = self.train(tmp_path, capsys, trainer_class=TranslationTrainer)
+        state = TrainerState.load_from_json(str(tmp_path / f"checkpoint-{STEPS}" / "trainer_state.json"))
+        logs = [entry for entry in state.log_history if "loss" in entry]
+        assert len(logs) == STEPS
+        for entry in logs:
+            assert (
+                f"loss {entry['loss']:.3f}, {entry['target_tokens_per_second']:,.0f} target tokens/s, "
+                f"padding {100 * entry['padding_share']:.1f}%, lr {entry['learning_rate']:.2e}"
+            ) in err
+        assert f"training: 100%|██████████| {STEPS}/{STEPS}" in err
+        # Nothing but the evaluations is written as a line.
+        scores = [entry for entry in state.log_history if "eval_loss" in entry]
+        assert out.splitlines() == [
+            f"step {entry['step']}: loss {entry['eval_loss']:.4g}, perplexity {entry['eval_perplexity']:.4g}"
+            for entry in scores
+        ]
+
+    def test_a_plain_trainer_shows_loss_and_rate(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        _, err = self.train(tmp_path, capsys)
+        assert re.search(r"step/s, loss \d\.\d{3}, lr \d\.\d\de-\d\d\]", err)
+        assert "tokens/s" not in err
+
+    def test_the_bar_of_an_evaluation_is_the_librarys(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        trainer = make_trainer(tmp_path, disable_tqdm=False, per_device_eval_batch_size=2)
+        use_token_progress(trainer)
+        trainer.evaluate()
+        assert "3/3" in capsys.readouterr().err
+
+    def test_a_resumed_training_begins_where_it_was_stopped(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        make_trainer(tmp_path, max_steps=4).train()
+        capsys.readouterr()
+        trainer = make_trainer(tmp_path, disable_tqdm=False)
+        use_token_progress(trainer)
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+        positions = [int(number) for number in re.findall(rf"(\d+)/{STEPS} ", capsys.readouterr().err)]
+        assert positions[0] == 4
+        assert positions[-1] == STEPS
+        assert positions == sorted(positions)
+
+    def test_every_log_is_a_line_if_asked(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        trainer = make_trainer(tmp_path, disable_tqdm=False)
+        use_token_progress(trainer, write_logs=True)
+        trainer.train()
+        lines = capsys.readouterr().out.splitlines()
+        assert sum("'grad_norm'" in line for line in lines) == STEPS
+        assert sum("'eval_loss'" in line for line in lines) == STEPS // 2
+
+    def test_it_takes_the_place_of_the_librarys_own_bar_only(self, tmp_path: Path) -> None:
+        trainer = make_trainer(tmp_path, disable_tqdm=False)
+        use_token_progress(trainer)
+        kinds = [type(callback) for callback in trainer.callback_handler.callbacks]
+        assert TokenProgressCallback in kinds
+        assert ProgressCallback not in kinds
+
+        class OwnProgress(ProgressCallback):
+            pass
+
+        trainer = make_trainer(tmp_path, disable_tqdm=False)
+        trainer.remove_callback(ProgressCallback)
+        trainer.add_callback(OwnProgress())
+        before = list(trainer.callback_handler.callbacks)
+        use_token_progress(trainer)
+        assert trainer.callback_handler.callbacks == before
+
+    def test_without_bars_logs_are_printed_as_usual(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        trainer = make_trainer(tmp_path, disable_tqdm=True)
+        use_token_progress(trainer)
+        assert any(isinstance(callback, PrinterCallback) for callback in trainer.callback_handler.callbacks)
+        trainer.train()
+        captured = capsys.readouterr()
+        assert captured.out.count("'grad_norm'") == STEPS
+        assert f"/{STEPS}" not in captured.err
+
+
+def strict_json(path: Path) -> dict[str, Any]:
+    """Reads JSON as the standard has it, without NaN and Infinity."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+    return content
+
+
+class TestMetrics:
+    def test_they_say_what_came_out_and_what_it_took(self, tmp_path: Path) -> None:
+        trainer = make_trainer(tmp_path, trainer_class=TranslationTrainer)
+        result = trainer.train()
+        assert trainer.model is not None
+        metrics = {**result.metrics, **trainer.evaluate()}
+        path = write_metrics(tmp_path, trainer.state, metrics, args=trainer.args, model=trainer.model)
+        assert path == tmp_path / "metrics.json"
+        content = strict_json(path)
+        assert content["metrics"] == metrics
+        assert content["steps"] == STEPS
+        assert content["epochs"] == trainer.state.epoch
+        assert content["runtime_seconds"] == metrics["train_runtime"]
+        losses = {e["step"]: e["eval_loss"] for e in reversed(trainer.state.log_history) if "eval_loss" in e}
+        best = min(losses, key=lambda step: losses[step])
+        assert content["best"] == {
+            "metric": "loss",
+            "value": losses[best],
+            "step": best,
+            "checkpoint": f"checkpoint-{best}",
+        }
+        (last,) = [entry for entry in trainer.state.log_history if "loss" in entry and entry["step"] == STEPS]
+        assert content["last_log"] == last
+        assert content["tokens_seen"] == {
+            "source": metrics["train_source_tokens"],
+            "target": metrics["train_target_tokens"],
+        }
+        # Two passes over the data: six updates of four sentences out of twelve.
+        assert content["tokens_seen"]["source"] == 2 * sum(map(len, make_dataset()["input_ids"]))
+        storages = {parameter.data_ptr(): parameter.numel() for parameter in trainer.model.parameters()}
+        assert content["parameters"] == content["trainable_parameters"] == sum(storages.values())
+        assert (content["device"], content["processes"]) == ("cpu", 1)
+        assert content["device_name"]
+        assert content["versions"]["python"] == platform.python_version()
+        assert content["versions"]["torch"] == str(torch.__version__)
+        assert content["versions"]["transformers"] == transformers.__version__
+        assert content["versions"]["vanilla_transformer"] == vanilla_transformer.__version__
+
+    def write(self, folder: Path, metrics: dict[str, Any], **changes: Any) -> dict[str, Any]:
+        trainer = make_trainer(folder)
+        state = TrainerState(**{"global_step": 10, **changes})
+        assert trainer.model is not None
+        path = write_metrics(folder, state, metrics, args=trainer.args, model=trainer.model)
+        assert path is not None
+        return strict_json(path)
+
+    def test_what_json_does_not_know_is_null(self, tmp_path: Path) -> None:
+        content = self.write(
+            tmp_path,
+            {
+                "eval_perplexity": math.inf,
+                "a": np.float32("nan"),
+                "b": np.int64(3),
+                "c": torch.tensor([1.5, -math.inf]),
+                "d": {"e": (True, "ß", None)},
+            },
+            log_history=[{"loss": math.nan, "step": 10}],
+        )
+        assert content["metrics"] == {
+            "eval_perplexity": None,
+            "a": None,
+            "b": 3,
+            "c": [1.5, None],
+            "d": {"e": [True, "ß", None]},
+        }
+        assert content["last_log"] == {"loss": None, "step": 10}
+        assert content["best"] is None
+        assert content["tokens_seen"] == {"source": None, "target": None}
+
+    def test_a_finished_training_that_is_started_again_keeps_its_record(self, tmp_path: Path) -> None:
+        self.write(tmp_path, {"train_loss": 1.0, "eval_bleu": 30.0})
+        assert self.write(tmp_path, {"eval_bleu": 31.0})["metrics"] == {"train_loss": 1.0, "eval_bleu": 31.0}
+        # One that went on is another one.
+        assert self.write(tmp_path, {"eval_bleu": 32.0}, global_step=20)["metrics"] == {"eval_bleu": 32.0}
+        (tmp_path / "metrics.json").write_text("[broken")
+        assert self.write(tmp_path, {"eval_bleu": 33.0}, global_step=20)["metrics"] == {"eval_bleu": 33.0}
+
+    def test_a_failure_leaves_the_old_file(self, tmp_path: Path) -> None:
+        self.write(tmp_path, {"eval_bleu": 30.0})
+        with pytest.raises(TypeError, match="object"):
+            self.write(tmp_path, {"eval_bleu": object()})
+        assert strict_json(tmp_path / "metrics.json")["metrics"] == {"eval_bleu": 30.0}
+        assert not list(tmp_path.glob("*.partial"))
+
+    def test_other_processes_write_nothing(self, tmp_path: Path) -> None:
+        trainer = make_trainer(tmp_path / "run")
+        state = TrainerState(is_world_process_zero=False)
+        assert trainer.model is not None
+        assert write_metrics(tmp_path, state, {}, args=trainer.args, model=trainer.model) is None
+        assert not (tmp_path / "metrics.json").exists()
+
+
+class TestTensorBoard:
+    def test_everything_that_is_logged_arrives(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.delenv("TENSORBOARD_LOGGING_DIR", raising=False)
+        trainer = make_trainer(tmp_path, WriteCurves(), trainer_class=TranslationTrainer, report_to="tensorboard")
+        trainer.train()
+        (folder,) = (tmp_path / "runs").iterdir()
+        events = EventAccumulator(str(folder)).Reload()
+        tags = events.Tags()["scalars"]
+        assert {"train/target_tokens_per_second", "train/padding_share", "train/learning_rate", "train/grad_norm"} <= {
+            *tags
+        }
+        assert {"eval/loss", "eval/perplexity"} <= {*tags}
+        expected: dict[str, list[tuple[float, float]]] = {}
+        for entry in trainer.state.log_history:
+            for name, value in entry.items():
+                tag = f"eval/{name.removeprefix('eval_')}" if name.startswith("eval_") else f"train/{name}"
+                expected.setdefault(tag, []).append((entry["step"], value))
+        del expected["train/step"]
+        assert set(tags) == set(expected)
+        for tag, values in expected.items():
+            found = [(event.step, event.value) for event in events.Scalars(tag)]
+            np.testing.assert_allclose(found, values, rtol=1e-6, err_msg=tag)
+
+    def test_the_environment_names_another_folder(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
+        make_trainer(tmp_path / "run", report_to="tensorboard", max_steps=1, eval_strategy="no").train()
+        assert "train/loss" in EventAccumulator(str(tmp_path / "events")).Reload().Tags()["scalars"]
+        assert not (tmp_path / "run" / "runs").exists()

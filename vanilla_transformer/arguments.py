@@ -1,0 +1,241 @@
+"""What the training script can be told: which recipe, which model, which sentence pairs, and how to train."""
+
+from dataclasses import dataclass, field
+
+import torch
+from transformers import Seq2SeqTrainingArguments
+from transformers.integrations.integration_utils import is_tensorboard_available
+
+
+@dataclass
+class RecipeArguments:
+    """A set of defaults for all that is not said otherwise."""
+
+    recipe: str | None = field(
+        default=None,
+        metadata={
+            "help": "paper: train as the paper did (optimizer, batches, steps, averaging) but for what you give."
+        },
+    )
+    tokens_per_batch: int = field(
+        default=25_000, metadata={"help": "With a recipe: source tokens, and as many target tokens, in an update."}
+    )
+    tokens_per_device: int | None = field(
+        default=None,
+        metadata={
+            "help": "With a recipe: those of one forward pass on one device. Default: by the GPU's memory; 4096."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        """Checks the name.
+
+        Raises:
+            ValueError: If there is no such recipe.
+        """
+        if self.recipe not in (None, "paper"):
+            raise ValueError(f"recipe={self.recipe!r}: must be paper, or absent.")
+
+
+@dataclass
+class ModelArguments:
+    """Which model to train: a new one by preset or configuration, or one that exists."""
+
+    preset: str | None = field(
+        default=None, metadata={"help": "A new model of the paper: base, big, small, iwslt, A-h4, E-learned, ..."}
+    )
+    config_name: str | None = field(
+        default=None, metadata={"help": "A new model with this configuration (path or id)."}
+    )
+    model_name_or_path: str | None = field(default=None, metadata={"help": "A trained model to go on from."})
+    config_overrides: str | None = field(
+        default=None,
+        metadata={"help": "Fields of the configuration to change, as in dropout=0.3,encoder_layers=4,d_k=null."},
+    )
+    tokenizer_name: str | None = field(
+        default=None,
+        metadata={"help": "A tokenizer (path or id). Default: the model's, or one trained on the training data."},
+    )
+    vocab_size: int = field(default=8000, metadata={"help": "Vocabulary size, where a tokenizer is trained."})
+    separate_vocabularies: bool = field(
+        default=False, metadata={"help": "Train a vocabulary for each language instead of one for both."}
+    )
+    target_vocab_size: int | None = field(
+        default=None, metadata={"help": "Size of the target's own vocabulary. Default: vocab_size."}
+    )
+
+    def __post_init__(self) -> None:
+        """Checks that exactly one kind of model is named.
+
+        Raises:
+            ValueError: If none or several are, or a second vocabulary has a size but is not asked for.
+        """
+        named = [name for name in ("preset", "config_name", "model_name_or_path") if getattr(self, name)]
+        if len(named) != 1:
+            found = ", ".join(named) or "none of them"
+            raise ValueError(f"Give exactly one of preset, config_name and model_name_or_path; got {found}.")
+        if self.target_vocab_size is not None and not self.separate_vocabularies:
+            raise ValueError(f"target_vocab_size={self.target_vocab_size} needs separate_vocabularies.")
+
+
+@dataclass
+class DataArguments:
+    """Which sentence pairs to train and validate on."""
+
+    builtin_corpus: bool = field(
+        default=False, metadata={"help": "Train on generated numbers and dates, spelled out in two languages."}
+    )
+    train_file: list[str] | None = field(
+        default=None,
+        metadata={"help": "Two aligned text files, source first, or one .tsv, .csv, .json(l) or .parquet; .gz too."},
+    )
+    validation_file: list[str] | None = field(default=None, metadata={"help": "The same for validation."})
+    dataset_name: str | None = field(default=None, metadata={"help": "A dataset of the Hub, or a local folder of one."})
+    dataset_config_name: str | None = field(default=None, metadata={"help": "The dataset's configuration."})
+    train_split: str = field(default="train", metadata={"help": "The dataset's split to train on."})
+    validation_split: str | None = field(
+        default="validation", metadata={"help": "The dataset's split to validate on; an empty string: none."}
+    )
+    source_column: str | None = field(default=None, metadata={"help": "Column of the source texts."})
+    target_column: str | None = field(default=None, metadata={"help": "Column of the target texts."})
+    source_lang: str | None = field(default=None, metadata={"help": "Source language, as in the data: en."})
+    target_lang: str | None = field(default=None, metadata={"help": "Target language, as in the data: de."})
+    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first so many pairs only."})
+    max_eval_samples: int | None = field(default=None, metadata={"help": "Validate on the first so many pairs only."})
+    drop_empty_lines: bool = field(
+        default=False, metadata={"help": "Leave out pairs that are empty on one side instead of stopping at them."}
+    )
+    max_source_length: int = field(default=256, metadata={"help": "Longer sources are cut to so many tokens."})
+    max_target_length: int = field(default=256, metadata={"help": "Longer targets are cut to so many tokens."})
+    streaming: bool = field(
+        default=False,
+        metadata={"help": "Read and tokenize the training data while training, for corpora that do not fit in memory."},
+    )
+    streaming_window: int = field(
+        default=20_000, metadata={"help": "Pairs that streaming reads ahead, to shuffle them and to sort by length."}
+    )
+    tokenizer_sample: int = field(
+        default=1_000_000,
+        metadata={"help": "With streaming, train a tokenizer on so many pairs from all over the corpus."},
+    )
+    bpe_dropout: float = field(
+        default=0.0,
+        metadata={"help": "Probability of leaving out a merge whenever a training text is tokenized (0.1 is usual)."},
+    )
+
+    def __post_init__(self) -> None:
+        """Checks that exactly one corpus is named, and the numbers.
+
+        Raises:
+            ValueError: If none or several are, or a number is not legal.
+        """
+        named = [name for name in ("builtin_corpus", "train_file", "dataset_name") if getattr(self, name)]
+        if len(named) != 1:
+            found = ", ".join(named) or "none of them"
+            raise ValueError(f"Give exactly one of builtin_corpus, train_file and dataset_name; got {found}.")
+        for name in ("max_source_length", "max_target_length", "streaming_window", "tokenizer_sample"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name}={value}: must be at least 1.")
+        if not 0 <= self.bpe_dropout < 1:
+            raise ValueError(f"bpe_dropout={self.bpe_dropout}: must be at least 0 and less than 1.")
+        if self.streaming and self.builtin_corpus:
+            raise ValueError("streaming reads train_file or dataset_name; the built-in corpus is made in memory.")
+
+
+@dataclass
+class TranslationTrainingArguments(Seq2SeqTrainingArguments):
+    """The library's `Seq2SeqTrainingArguments` with defaults for training a Transformer from scratch.
+
+    Optimiser and schedule are the paper's (5.3); the learning rate is `learning_rate` at the end of the warm-up, and if
+    none is given (d_model * warmup_steps)^-0.5, the paper's formula.
+    """
+
+    learning_rate: float | None = field(  # type: ignore[assignment]
+        default=None, metadata={"help": "Peak learning rate. Default: the paper's, (d_model * warmup_steps)^-0.5."}
+    )
+    lr_scheduler_type: str = field(default="inverse_sqrt", metadata={"help": "The paper's schedule by default."})
+    warmup_steps: float = field(default=4000, metadata={"help": "Steps of linear warm-up (a share if below 1)."})
+    adam_beta2: float = field(default=0.98, metadata={"help": "The paper's."})
+    adam_epsilon: float = field(default=1e-9, metadata={"help": "The paper's."})
+    num_train_epochs: float = field(default=10.0, metadata={"help": "Number of passes over the training data."})
+    per_device_train_batch_size: int = field(default=64, metadata={"help": "Sentence pairs in a training batch."})
+    per_device_eval_batch_size: int = field(default=64, metadata={"help": "Sentence pairs in a validation batch."})
+    max_source_tokens: int | None = field(
+        default=None,
+        metadata={
+            "help": "Fill a batch up to so many source tokens, padding included, instead of a number of sentence "
+            "pairs; per device and forward pass."
+        },
+    )
+    max_target_tokens: int | None = field(
+        default=None, metadata={"help": "The same on the target side. Default: max_source_tokens."}
+    )
+    average_checkpoints: int = field(
+        default=0,
+        metadata={"help": "End with the average of the last so many checkpoints; 0: do not."},
+    )
+    train_sampling_strategy: str = field(
+        default="group_by_length", metadata={"help": "Sentences of similar length in one batch, by default."}
+    )
+    eval_strategy: str = field(default="epoch", metadata={"help": "When to validate: no, steps or epoch."})
+    save_strategy: str = field(default="epoch", metadata={"help": "When to save a checkpoint: no, steps, epoch, best."})
+    save_total_limit: int | None = field(
+        default=2, metadata={"help": "Checkpoints to keep; the best, and those to average, always are."}
+    )
+    load_best_model_at_end: bool | None = field(  # type: ignore[assignment]
+        default=None,
+        metadata={
+            "help": "Whether to end with the best checkpoint. Default: yes, but with average_checkpoints or no eval."
+        },
+    )
+    metric_for_best_model: str | None = field(
+        default=None, metadata={"help": "What to choose the best checkpoint by. Default: bleu, or loss without it."}
+    )
+    dataloader_pin_memory: bool = field(
+        default=torch.accelerator.is_available(), metadata={"help": "Whether to pin memory; by default with a GPU."}
+    )
+    report_to: list[str] = field(
+        default_factory=lambda: ["tensorboard"] if is_tensorboard_available() else [],
+        metadata={"help": "Where to write the logs besides the output; by default TensorBoard's files, if installed."},
+    )
+    predict_with_generate: bool = field(default=True, metadata={"help": "Whether to translate when validating."})
+    generation_num_beams: int | None = field(
+        default=1, metadata={"help": "Beams when validating during training; the saved model's default is 4."}
+    )
+
+    def __post_init__(self) -> None:
+        """Chooses the metric before the library does.
+
+        Raises:
+            ValueError: If the peak learning rate is left to the paper's formula without a number of warm-up steps, or
+                batches or averages are asked for that cannot be made.
+        """
+        if self.learning_rate is None and self.warmup_steps < 1:
+            raise ValueError(
+                f"learning_rate must be given with warmup_steps={self.warmup_steps}: the paper's formula, which is "
+                "taken otherwise, needs a number of steps, at least 1."
+            )
+        if self.max_target_tokens is None:
+            self.max_target_tokens = self.max_source_tokens
+        elif self.max_source_tokens is None:
+            self.max_source_tokens = self.max_target_tokens
+        for name in ("max_source_tokens", "max_target_tokens"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name}={value}: must be at least 1 token, or absent.")
+        if self.average_checkpoints < 0:
+            raise ValueError(f"average_checkpoints={self.average_checkpoints}: must not be negative.")
+        if self.load_best_model_at_end is None:
+            self.load_best_model_at_end = not self.average_checkpoints and self.eval_strategy != "no"
+        elif self.average_checkpoints and self.load_best_model_at_end:
+            raise ValueError(
+                f"average_checkpoints={self.average_checkpoints} and load_best_model_at_end ask for two different "
+                "models at the end: give --load_best_model_at_end false, or average the checkpoints afterwards."
+            )
+        if self.save_total_limit and 0 < self.save_total_limit < self.average_checkpoints:
+            self.save_total_limit = self.average_checkpoints
+        if self.metric_for_best_model is None and self.load_best_model_at_end:
+            self.metric_for_best_model = "bleu" if self.predict_with_generate else "loss"
+        super().__post_init__()
+
+
+__all__ = ["DataArguments", "ModelArguments", "RecipeArguments", "TranslationTrainingArguments"]

@@ -1,0 +1,429 @@
+"""Averages of checkpoints (6.1: the last 5 of the base model, the last 20 of the big one) of any transformers model."""
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors import safe_open
+from safetensors.torch import save_file
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import SaveStrategy
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
+from transformers.utils.logging import tqdm
+
+from .checkpoints import find_weights_problem, list_checkpoints
+
+logger = logging.get_logger(__name__)
+
+AVERAGING_FILE = "averaging.json"
+AVERAGED_FOLDER = "averaged"
+
+# These say how and by what a config was saved, not what the model is; the dtypes of tensors are compared themselves.
+_HARMLESS_FIELDS = {"_commit_hash", "_name_or_path", "dtype", "torch_dtype", "transformers_version"}
+# Weights, what belongs to the training of one checkpoint, and the card with its scores.
+_NOT_COPIED = (
+    *("*.safetensors", "*.index.json", "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack"),
+    *(TRAINER_STATE_NAME, "data_state_*.json", "latest", "zero_to_fp32.py", AVERAGING_FILE),
+    *("README.md", "arguments.json", "metrics.json", "*_results.json", "*.png"),
+)
+_LOWER_IS_BETTER = ("loss", "perplexity", "ppl", "ter", "wer", "cer")
+
+
+def average_checkpoints(
+    checkpoints: Sequence[str | os.PathLike[str]],
+    output_dir: str | os.PathLike[str],
+    *,
+    max_shard_size: int | str = "50GB",
+    progress: bool = True,
+) -> None:
+    """Averages the weights of checkpoints of one model, element by element, into a folder that loads like any of them.
+
+    Config, generation config, tokenizer and code are those of the last checkpoint; `averaging.json` says what was
+    averaged. Sums are kept in float64, the mean is stored in the checkpoints' dtype; a tensor that does not hold
+    floating-point numbers must be the same in all of them. Weights are read tensor by tensor: what is in memory is one
+    file of the result, one tensor's sum, and one checkpoint's tensor to add to it.
+
+    Args:
+        checkpoints: Folders with a config and safetensors, sharded or not, of any transformers model.
+        output_dir: A new or an empty folder; it appears once it is complete.
+        max_shard_size: In bytes, or as in "5GB"; a larger result is split into several files.
+        progress: Whether to show a bar over the tensors. Obeys transformers' `disable_progress_bar`.
+
+    Raises:
+        FileExistsError: If the output folder is not empty.
+        ValueError: If there is no checkpoint, if one is named twice or has no config or no whole weights in
+            safetensors, or if they differ in config or in names, shapes or dtypes of tensors; everything is listed.
+    """
+    folders = [Path(checkpoint) for checkpoint in checkpoints]
+    output = Path(output_dir).absolute()
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise FileExistsError(
+            f"{output_dir} exists and is not an empty folder. Nothing is overwritten: name another one."
+        )
+    _check_each(folders)
+    sources = [_Weights(folder) for folder in folders]
+    _check_agreement(sources)
+    partial = _start_folder(output, _describe(folders))
+    try:
+        for entry in sorted(folders[-1].iterdir()):
+            if entry.is_file() and not any(fnmatch(entry.name, pattern) for pattern in _NOT_COPIED):
+                shutil.copy(entry, partial)
+        _write_mean(sources, partial, max_shard_size=max_shard_size, progress=progress)
+        if output.exists():
+            output.rmdir()
+        partial.rename(output)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def select_checkpoints(
+    output_dir: str | os.PathLike[str],
+    *,
+    last: int | None = None,
+    best: int | None = None,
+    metric: str | None = None,
+    greater_is_better: bool | None = None,
+) -> list[Path]:
+    """Chooses among the checkpoints of a run, not counting those whose weights are not whole.
+
+    Args:
+        output_dir: The Trainer's output folder.
+        last: How many of the last ones to take, or
+        best: how many of the best ones; of equal ones the later.
+        metric: What the best ones are chosen by: "eval_bleu", or "bleu" for short, as logged at their steps. Default:
+            what the run itself chose its best checkpoint by.
+        greater_is_better: Whether greater values are better. Default: unless the metric's name ends in loss,
+            perplexity, ppl, ter, wer or cer.
+
+    Returns:
+        Their folders, the first step first.
+
+    Raises:
+        ValueError: If not exactly one of `last` and `best` is given, or less than 1, if there is no such metric, or if
+            there are fewer checkpoints; the message lists those there are.
+    """
+    name, count = _check_choice(last=last, best=best, metric=metric)
+    usable = _usable_checkpoints(output_dir)
+    steps = sorted(usable, reverse=True)
+    if best is not None:
+        values, metric = _read_metric(usable, metric)
+        steps = _rank(values, metric, greater_is_better)
+    if len(steps) < count:
+        found = ", ".join(usable[step].name for step in sorted(steps)) or "none"
+        logged = f" with {metric}" if best is not None else ""
+        raise ValueError(f"{name}={count}: {output_dir} has {len(steps)} whole checkpoint(s){logged}: {found}.")
+    return [usable[step] for step in sorted(steps[:count])]
+
+
+class AverageCheckpoints(TrainerCallback):
+    """Averages a run's checkpoints at its end, into the folder `averaged` in the Trainer's output folder.
+
+    The main process does it, while the others go on to where they next need it. If there are fewer checkpoints than
+    asked for, those are averaged, with a warning. An earlier average is left alone if it was made of the same
+    checkpoints, and replaced if not.
+
+    Args:
+        last: How many of the last checkpoints to average, or
+        best: how many of the best of those that `save_total_limit` keeps.
+        metric: What the best ones are chosen by, as for `select_checkpoints`. Default: the Trainer's
+            `metric_for_best_model`, or else the loss.
+    """
+
+    def __init__(self, last: int | None = None, best: int | None = None, metric: str | None = None) -> None:
+        self.name, self.count = _check_choice(last=last, best=best, metric=metric)
+        self.metric = metric
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Makes sure that there will be something to average, and room for the average.
+
+        Raises:
+            ValueError: If the Trainer saves no checkpoints, or deletes too many, or the folder holds something else.
+        """
+        wanted = f"{type(self).__name__}({self.name}={self.count})"
+        if args.save_strategy == SaveStrategy.NO:
+            raise ValueError(f"{wanted} needs checkpoints: set save_strategy={args.save_strategy} to steps or epoch.")
+        # Among the checkpoints that it may keep the Trainer keeps the best one, which may be an old one.
+        protected = int(self.name == "last" and args.metric_for_best_model is not None)
+        if args.save_total_limit and 0 < args.save_total_limit < self.count + protected:
+            also = " (the Trainer keeps the best one as well)" if protected else ""
+            raise ValueError(
+                f"{wanted} needs more checkpoints than save_total_limit={args.save_total_limit} keeps: set it to at "
+                f"least {self.count + protected}{also}, or to None."
+            )
+        folder = Path(str(args.output_dir)) / AVERAGED_FOLDER
+        if folder.is_dir() and any(folder.iterdir()) and not (folder / AVERAGING_FILE).is_file():
+            raise ValueError(f"{folder}, where {wanted} writes, holds something else: move it away.")
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Averages them."""
+        if not state.is_world_process_zero:
+            return
+        run = Path(str(args.output_dir))
+        usable = _usable_checkpoints(run)
+        steps = sorted(usable, reverse=True)
+        if self.name == "best":
+            values, metric = _read_metric(usable, self.metric or args.metric_for_best_model or "loss")
+            is_the_runs = self.metric in (None, args.metric_for_best_model)
+            steps = _rank(values, metric, args.greater_is_better if is_the_runs else None)
+        if len(steps) < self.count:
+            logger.warning(f"{run} has {len(steps)} checkpoint(s) to average, not {self.count}.")
+        if steps:
+            chosen = [usable[step] for step in sorted(steps[: self.count])]
+            _replace_average(chosen, run / AVERAGED_FOLDER, progress=not args.disable_tqdm)
+
+
+class _Format(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
+
+
+class _Weights:
+    """The weights of one checkpoint, of which one file is open at a time, and no tensor is read until asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files = [folder / SAFE_WEIGHTS_NAME]
+        if not self.files[0].is_file():
+            index = json.loads((folder / SAFE_WEIGHTS_INDEX_NAME).read_text(encoding="utf-8"))
+            self.files = [folder / name for name in sorted(set(index["weight_map"].values()))]
+        self.metadata: dict[str, str] = {}
+        self.formats: dict[str, _Format] = {}
+        self._file_of: dict[str, Path] = {}
+        for path in self.files:
+            self._open(path)
+            self.metadata |= self._tensors.metadata() or {}
+            names: list[str] = self._tensors.keys()
+            for name in names:
+                self._file_of[name] = path
+                self.formats[name] = self._read_format(name)
+
+    def _open(self, path: Path) -> None:
+        self._path = path
+        self._tensors: Any = safe_open(path, framework="pt")
+
+    def _read_format(self, name: str) -> _Format:
+        values = self._tensors.get_slice(name)
+        shape = tuple(values.get_shape())
+        return _Format(shape, (values[:0] if shape else self._tensors.get_tensor(name)).dtype)
+
+    def read(self, name: str) -> torch.Tensor:
+        """Reads one tensor."""
+        if self._file_of[name] != self._path:
+            self._open(self._file_of[name])
+        tensor: torch.Tensor = self._tensors.get_tensor(name)
+        return tensor
+
+
+def _check_each(folders: Sequence[Path]) -> None:
+    if not folders:
+        raise ValueError("There is no checkpoint to average: name at least one.")
+    problems = [
+        f"{folder} is named more than once" for folder in {folder for folder in folders if folders.count(folder) > 1}
+    ]
+    for folder in folders:
+        problem = find_weights_problem(folder)
+        if not (folder / CONFIG_NAME).is_file():
+            problems.append(f"{folder} has no {CONFIG_NAME}")
+        elif problem is not None:
+            problems.append(f"{folder}: {problem}")
+        elif not any((folder / name).is_file() for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)):
+            problems.append(f"{folder} has neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}")
+    if problems:
+        raise ValueError(f"These checkpoints cannot be averaged: {'; '.join(problems)}. Only safetensors are read.")
+
+
+def _check_agreement(sources: Sequence[_Weights]) -> None:
+    first = sources[0]
+    differences = []
+    for other in sources[1:]:
+        pair = (str(first.folder), str(other.folder))
+        configs = [json.loads((source.folder / CONFIG_NAME).read_text(encoding="utf-8")) for source in (first, other)]
+        differences += _list_differences("config.", dict(_flatten(configs[0])), dict(_flatten(configs[1])), pair)
+        differences += _list_differences("tensor ", first.formats, other.formats, pair)
+        for name, (_, dtype) in first.formats.items():
+            if dtype.is_floating_point or other.formats.get(name) != first.formats[name]:
+                continue
+            if not torch.equal(first.read(name), other.read(name)):
+                differences.append(
+                    f"tensor {name}: of {dtype}, which has no mean, and not the same in {' and '.join(pair)}"
+                )
+    if differences:
+        raise ValueError("These checkpoints cannot be averaged:\n  " + "\n  ".join(differences))
+
+
+def _list_differences(
+    kind: str, first: Mapping[str, Any], other: Mapping[str, Any], pair: tuple[str, str]
+) -> list[str]:
+    absent = object()
+    differences = []
+    for name in [*first, *(name for name in other if name not in first)]:
+        values = [first.get(name, absent), other.get(name, absent)]
+        if values[0] != values[1]:
+            shown = ["absent" if value is absent else str(value) for value in values]
+            differences.append(f"{kind}{name}: {shown[0]} in {pair[0]}, {shown[1]} in {pair[1]}")
+    return differences
+
+
+def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The fields of a configuration and of those within it, by dotted names."""
+    for name, value in config.items():
+        if isinstance(value, dict) and value:
+            yield from _flatten(value, f"{prefix}{name}.")
+        elif name not in _HARMLESS_FIELDS:
+            yield prefix + name, value
+
+
+def _start_folder(output: Path, description: dict[str, Any]) -> Path:
+    """Makes the folder that will become the output; the Trainer never uploads what begins with an underscore."""
+    partial = output.with_name(f"_{output.name}.partial")
+    if partial.exists():
+        if any(partial.iterdir()) and not (partial / AVERAGING_FILE).is_file():
+            raise FileExistsError(f"{partial} is in the way, and not what an interrupted averaging left. Move it away.")
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True)
+    _write_json(partial / AVERAGING_FILE, description)
+    return partial
+
+
+def _describe(folders: Sequence[Path]) -> dict[str, Any]:
+    """What is averaged, by content too: a folder's name tells nothing of a run that was started anew."""
+    checkpoints = []
+    for folder in folders:
+        sums = {}
+        for path in _Weights(folder).files:
+            with path.open("rb") as file:
+                sums[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+        step = _read_json(folder / TRAINER_STATE_NAME).get("global_step")
+        checkpoints.append({"name": folder.resolve().name, "step": step, "sha256": sums})
+    return {"checkpoints": checkpoints}
+
+
+def _write_mean(sources: Sequence[_Weights], folder: Path, *, max_shard_size: int | str, progress: bool) -> None:
+    formats = sources[0].formats
+    empty = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in formats.items()}
+    shards = split_torch_state_dict_into_shards(
+        empty, filename_pattern="model{suffix}.safetensors", max_shard_size=max_shard_size
+    )
+    metadata = {**sources[-1].metadata, "format": "pt"}
+    with tqdm(total=len(formats), desc="Averaging", unit="tensor", disable=not progress) as bar:
+        for file_name, names in shards.filename_to_tensors.items():
+            tensors = {}
+            for name in names:
+                tensors[name] = _mean(name, sources)
+                bar.update()
+            save_file(tensors, folder / file_name, metadata=metadata)
+    if shards.is_sharded:
+        index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
+        _write_json(folder / SAFE_WEIGHTS_INDEX_NAME, index)
+
+
+def _mean(name: str, sources: Sequence[_Weights]) -> torch.Tensor:
+    shape, dtype = sources[0].formats[name]
+    if not dtype.is_floating_point:
+        return sources[0].read(name)
+    total = torch.zeros(shape, dtype=torch.float64)
+    for source in sources:
+        tensor = source.read(name)
+        # Float32 holds every smaller format, and torch adds it to float64 without a copy.
+        total += tensor if dtype == torch.float64 else tensor.to(torch.float32)
+        del tensor
+    return total.div_(len(sources)).to(dtype)
+
+
+def _check_choice(*, last: int | None, best: int | None, metric: str | None) -> tuple[str, int]:
+    given = [(name, count) for name, count in (("last", last), ("best", best)) if count is not None]
+    if len(given) != 1:
+        raise ValueError(f"Give exactly one of last and best; got last={last} and best={best}.")
+    name, count = given[0]
+    if count < 1:
+        raise ValueError(f"{name}={count}: must be at least 1.")
+    if metric is not None and name == "last":
+        raise ValueError(f"metric={metric!r} goes with best, not with last={last}.")
+    return name, count
+
+
+def _usable_checkpoints(output_dir: str | os.PathLike[str]) -> dict[int, Path]:
+    """Those that can be averaged, whether or not training could go on from them.
+
+    Nothing is asked of the files of other processes, which at the end of a training may still be writing them.
+    """
+    return {
+        step: folder
+        for step, folder in list_checkpoints(output_dir).items()
+        if (folder / CONFIG_NAME).is_file()
+        and _read_json(folder / TRAINER_STATE_NAME)
+        and find_weights_problem(folder) is None
+    }
+
+
+def _read_metric(usable: Mapping[int, Path], metric: str | None) -> tuple[dict[int, float], str]:
+    """The metric's values by the steps of checkpoints, from the log in the newest one, and its full name."""
+    state = _read_json(usable[max(usable)] / TRAINER_STATE_NAME) if usable else {}
+    log: list[dict[str, Any]] = state.get("log_history", [])
+    if metric is None:
+        best = [entry for entry in log if entry.get("step") == state.get("best_global_step")]
+        names = sorted({name for entry in log for name in entry if name.startswith("eval_")})
+        chosen_by = {name for entry in best for name in names if entry.get(name) == state.get("best_metric")}
+        if len(chosen_by) != 1:
+            raise ValueError(
+                f"The run does not say what its best checkpoint is. Give metric: {', '.join(names) or 'none'}."
+            )
+        metric = chosen_by.pop()
+    elif not metric.startswith("eval_"):
+        metric = f"eval_{metric}"
+    logged = {entry["step"]: entry[metric] for entry in log if isinstance(entry.get(metric), int | float)}
+    return {step: value for step, value in logged.items() if step in usable and math.isfinite(value)}, metric
+
+
+def _rank(values: Mapping[int, float], metric: str, greater_is_better: bool | None) -> list[int]:
+    """Steps, the best first."""
+    if greater_is_better is None:
+        greater_is_better = not metric.endswith(_LOWER_IS_BETTER)
+    sign = 1 if greater_is_better else -1
+    return sorted(values, key=lambda step: (sign * values[step], step), reverse=True)
+
+
+def _replace_average(checkpoints: Sequence[Path], folder: Path, *, progress: bool) -> None:
+    if _read_json(folder / AVERAGING_FILE) == _describe(checkpoints) and find_weights_problem(folder) is None:
+        logger.info(f"{folder} is the average of these checkpoints already.")
+        return
+    outdated = folder.with_name(f"_{folder.name}.old")
+    if (folder / AVERAGING_FILE).is_file():
+        shutil.rmtree(outdated, ignore_errors=True)
+        folder.rename(outdated)
+    average_checkpoints(checkpoints, folder, progress=progress)
+    shutil.rmtree(outdated, ignore_errors=True)
+    logger.info(f"The average of {', '.join(checkpoint.name for checkpoint in checkpoints)} is in {folder}.")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Its content, or an empty dictionary if there is none that can be read."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+__all__ = ["AVERAGED_FOLDER", "AVERAGING_FILE", "AverageCheckpoints", "average_checkpoints", "select_checkpoints"]

@@ -1,0 +1,294 @@
+"""The paper's training recipe (section 5) as training arguments, for whatever hardware there is."""
+
+import difflib
+import os
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+import torch
+
+from .arguments import TranslationTrainingArguments
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+
+TOKENS_PER_BATCH = 25_000
+WARMUP_STEPS = 4000
+_CPU_TOKENS_PER_DEVICE = 4096
+_SMALLEST_TOKENS_PER_DEVICE = 1024
+
+
+class _Length(NamedTuple):
+    """How long a model is trained (5.2), and which of its checkpoints are averaged (6.1)."""
+
+    max_steps: int
+    # The paper writes one every 10 minutes, an update taking 0.4 s (base) or 1.0 s (big).
+    save_steps: int
+    average_checkpoints: int
+
+
+_BASE = _Length(max_steps=100_000, save_steps=1500, average_checkpoints=5)
+_BIG = _Length(max_steps=300_000, save_steps=600, average_checkpoints=20)
+
+
+def paper_learning_rate(step: int, d_model: int, warmup_steps: int = WARMUP_STEPS) -> float:
+    """The learning rate of equation (3): d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5).
+
+    The library's schedule "inverse_sqrt" with the peak (d_model * warmup_steps)^-0.5 is this formula at each of its
+    steps, but one update late: it counts from 0, so that update number n, counted from 1, is made with the rate of step
+    n - 1. The first update has the rate 0 and changes nothing.
+
+    Args:
+        step: Number of the step; 0 gives 0.
+        d_model: Width of the model.
+        warmup_steps: Steps over which the rate grows.
+
+    Returns:
+        The rate.
+
+    Raises:
+        ValueError: If the step is negative, or a size is not positive.
+    """
+    if step < 0:
+        raise ValueError(f"step={step}: must be at least 0.")
+    for name, value in (("d_model", d_model), ("warmup_steps", warmup_steps)):
+        if value < 1:
+            raise ValueError(f"{name}={value}: must be at least 1.")
+    if step == 0:
+        return 0.0
+    return float(d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5))
+
+
+def split_token_batch(tokens_per_batch: int, tokens_per_device: int, num_devices: int) -> tuple[int, int]:
+    """Divides the tokens of an update over devices and forward passes: as few passes as fit, and all of one size.
+
+    Args:
+        tokens_per_batch: Tokens of one side (source or target) in an update.
+        tokens_per_device: Tokens of one side that fit into a forward pass on one device.
+        num_devices: Number of processes that train together.
+
+    Returns:
+        The number of passes before an update (`gradient_accumulation_steps`) and the tokens of each, at most
+        `tokens_per_device`. devices * passes * tokens exceeds `tokens_per_batch` by less than devices * passes.
+
+    Raises:
+        ValueError: If a number is less than 1, or there are more devices than tokens.
+    """
+    numbers = {
+        "tokens_per_batch": tokens_per_batch,
+        "tokens_per_device": tokens_per_device,
+        "num_devices": num_devices,
+    }
+    for name, value in numbers.items():
+        if value < 1:
+            raise ValueError(f"{name}={value}: must be at least 1.")
+    if num_devices > tokens_per_batch:
+        raise ValueError(f"num_devices={num_devices}: must not exceed tokens_per_batch={tokens_per_batch}.")
+    passes = -(-tokens_per_batch // (tokens_per_device * num_devices))
+    return passes, -(-tokens_per_batch // (num_devices * passes))
+
+
+def find_num_devices() -> int:
+    """The number of processes that train together, without starting their communication.
+
+    Returns:
+        The size of the running process group; else what the launcher (torchrun, accelerate) announces in the variable
+        WORLD_SIZE; else 1.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size()
+    return int(os.environ.get("WORLD_SIZE") or 1)
+
+
+def training_bytes_per_token(config: VanillaTransformerConfig) -> int:
+    """Estimates, from above, what a pair of tokens keeps in memory between forward and backward pass in float32.
+
+    An encoder layer keeps about 12 vectors of the model's width and 2 of the inner width, a decoder layer, with its
+    second attention, 20 and 2; the loss over the whole vocabulary keeps 3 vectors of its size, which a lean loss saves.
+
+    Args:
+        config: The model.
+
+    Returns:
+        Bytes per source token and target token taken together.
+    """
+    head_size = config.d_k or config.d_model // config.encoder_attention_heads
+    width = max(config.d_model, config.encoder_attention_heads * head_size)
+    encoder = config.encoder_layers * (12 * width + 2 * config.encoder_ffn_dim)
+    decoder = config.decoder_layers * (20 * width + 2 * config.decoder_ffn_dim)
+    return 4 * (encoder + decoder + 3 * config.target_vocab_size)
+
+
+def choose_tokens_per_device(config: VanillaTransformerConfig, *, use_cpu: bool = False) -> int:
+    """Chooses how many tokens of one side a forward pass has on one device.
+
+    On CUDA the greatest power of two, at least 1,024, for which parameters, gradients, Adam's two moments and
+    [`training_bytes_per_token`] take less than half of the memory of the smallest visible GPU. What counts is the
+    memory it has, not what is free at the moment: all processes must come to the same number, and so must a run that
+    is resumed. Elsewhere 4,096.
+
+    Args:
+        config: The model.
+        use_cpu: Whether to train on the CPU although there is a GPU.
+
+    Returns:
+        The number of tokens.
+    """
+    if use_cpu or not torch.cuda.is_available():
+        return _CPU_TOKENS_PER_DEVICE
+    memory = min(torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count()))
+    return _tokens_that_fit(config, memory)
+
+
+def _tokens_that_fit(config: VanillaTransformerConfig, memory: int) -> int:
+    # Imported here: the model takes time to import, and only a GPU asks how large it is.
+    from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+
+    with torch.device("meta"):
+        parameters = VanillaTransformerForConditionalGeneration(config).num_parameters()
+    free = memory // 2 - 4 * 4 * parameters
+    tokens = max(free // training_bytes_per_token(config), _SMALLEST_TOKENS_PER_DEVICE)
+    return 1 << tokens.bit_length() - 1
+
+
+def paper_recipe(
+    preset: str = "base",
+    *,
+    tokens_per_batch: int = TOKENS_PER_BATCH,
+    tokens_per_device: int | None = None,
+    num_devices: int | None = None,
+    use_cpu: bool = False,
+) -> dict[str, Any]:
+    """The recipe as defaults for [`TranslationTrainingArguments`], by name.
+
+    The learning rate is not among them: those arguments take the paper's where none is given, from the width of the
+    model that is really trained and the warm-up really asked for.
+
+    Args:
+        preset: A key of `PRESETS`. "big" has a training length of its own; every other preset, the rows of Table 3
+            among them, has that of "base".
+        tokens_per_batch: Source tokens, and as many target tokens, in an update.
+        tokens_per_device: How many of them fit into a forward pass on one device. Default:
+            [`choose_tokens_per_device`].
+        num_devices: Number of processes that train together. Default: [`find_num_devices`].
+        use_cpu: Whether to train on the CPU although there is a GPU.
+
+    Returns:
+        Names and values.
+
+    Raises:
+        ValueError: If there is no such preset, or the batch cannot be divided.
+    """
+    config = VanillaTransformerConfig.from_preset(preset)
+    if tokens_per_device is None:
+        tokens_per_device = choose_tokens_per_device(config, use_cpu=use_cpu)
+    if num_devices is None:
+        num_devices = find_num_devices()
+    passes, tokens = split_token_batch(tokens_per_batch, tokens_per_device, num_devices)
+    length = _BIG if preset == "big" else _BASE
+    return {
+        # 5.3
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.98,
+        "adam_epsilon": 1e-9,
+        "weight_decay": 0.0,
+        "max_grad_norm": 0.0,
+        "lr_scheduler_type": "inverse_sqrt",
+        "warmup_steps": WARMUP_STEPS,
+        # 5.4: the preset's configuration has the label smoothing, which the model's own loss applies.
+        "label_smoothing_factor": 0.0,
+        # 5.1
+        "max_source_tokens": tokens,
+        "max_target_tokens": tokens,
+        "gradient_accumulation_steps": passes,
+        # 5.2 and 6.1
+        "max_steps": length.max_steps,
+        "average_checkpoints": length.average_checkpoints,
+        "save_strategy": "steps",
+        "save_steps": length.save_steps,
+        "save_total_limit": length.average_checkpoints,
+        "load_best_model_at_end": False,
+        "eval_strategy": "steps",
+        "eval_steps": length.save_steps,
+        "logging_steps": 100,
+        "use_cpu": use_cpu,
+    }
+
+
+def paper_training_arguments(
+    preset: str = "base",
+    *,
+    output_dir: str | os.PathLike[str],
+    tokens_per_batch: int = TOKENS_PER_BATCH,
+    tokens_per_device: int | None = None,
+    num_devices: int | None = None,
+    **overrides: Any,
+) -> TranslationTrainingArguments:
+    """Returns the paper's recipe, ready for a [`TranslationTrainer`] or a plain `Seq2SeqTrainer`.
+
+    Adam with beta1 0.9, beta2 0.98 and epsilon 1e-9, no weight decay and no clipping of gradients; the learning rate of
+    [`paper_learning_rate`], with 4,000 steps of warm-up; 100,000 updates (big: 300,000), a checkpoint every 1,500 (600)
+    of them, which is the paper's 10 minutes at its 0.4 s (1.0 s) an update, and the average of the last 5 (20) at the
+    end. Validation comes with the checkpoints and needs an `eval_dataset`, or `eval_strategy="no"`.
+
+    An update has 25,000 source and 25,000 target tokens on any hardware: devices * `gradient_accumulation_steps` *
+    `max_source_tokens` come to `tokens_per_batch`. These are the cells of the padded batch, as in the authors' own
+    code; the real tokens are fewer by the share of padding, which sentences of similar length keep small. A plain
+    `Seq2SeqTrainer` knows no token budget and takes `per_device_train_batch_size` sentence pairs.
+
+    `label_smoothing_factor` is 0: the preset's configuration has `label_smoothing=0.1`, applied by the model's own loss
+    while it trains, and the Trainer would apply it a second time. Give it when you train another kind of model.
+
+    Args:
+        preset: A key of `PRESETS`.
+        output_dir: Where the run is written to.
+        tokens_per_batch: Source tokens, and as many target tokens, in an update.
+        tokens_per_device: How many of them fit into a forward pass on one device. Default: by the memory of the GPU,
+            or 4,096 on other hardware.
+        num_devices: Number of processes that train together. Default: those that there are.
+        **overrides: Any field of [`TranslationTrainingArguments`]; they win. `warmup_steps` changes the learning rate,
+            `average_checkpoints` the number of checkpoints that are kept, and `num_train_epochs` takes the place of
+            the number of updates.
+
+    Returns:
+        The arguments.
+
+    Raises:
+        ValueError: If there is no such preset, an override is not a field or not a legal value, or the batch cannot be
+            divided.
+    """
+    legal = {field.name for field in fields(TranslationTrainingArguments) if field.init}
+    if unknown := sorted(set(overrides) - legal):
+        raise ValueError(
+            f"Not fields of TranslationTrainingArguments: {', '.join(_hint(name, legal) for name in unknown)}."
+        )
+    settings = paper_recipe(
+        preset,
+        tokens_per_batch=tokens_per_batch,
+        tokens_per_device=tokens_per_device,
+        num_devices=num_devices,
+        use_cpu=overrides.get("use_cpu", False),
+    )
+    if "num_train_epochs" in overrides:
+        # The library's value for "as many as the epochs have".
+        settings["max_steps"] = -1
+    settings["save_total_limit"] = max(settings["save_total_limit"], overrides.get("average_checkpoints", 0))
+    settings |= overrides
+    if settings.get("learning_rate") is None and settings["warmup_steps"] >= 1:
+        d_model = VanillaTransformerConfig.from_preset(preset).d_model
+        settings["learning_rate"] = (d_model * settings["warmup_steps"]) ** -0.5
+    return TranslationTrainingArguments(output_dir=str(output_dir), **settings)
+
+
+def _hint(name: str, legal: set[str]) -> str:
+    similar = difflib.get_close_matches(name, sorted(legal))
+    return f"{name} (similar: {', '.join(similar)})" if similar else name
+
+
+__all__ = [
+    "choose_tokens_per_device",
+    "find_num_devices",
+    "paper_learning_rate",
+    "paper_recipe",
+    "paper_training_arguments",
+    "split_token_batch",
+    "training_bytes_per_token",
+]

@@ -1,0 +1,130 @@
+"""FSDP2 and tables of embeddings that several modules share: dividing the model among processes, and saving it.
+
+`fully_shard` makes a model an object of a new class, whose name begins with FSDP, and each of its parameters a part of
+the whole. Two things that accelerate and transformers do on top of it go wrong with encoder-decoder models, BART and
+Marian among them:
+
+- accelerate (1.15) makes a group of the input's table and the output layer. Where tables are shared, the encoder and
+  the decoder have the same weights outside that group, which torch refuses (from 2.13) or unties (before).
+- Of the gathered weights, each name of a shared table is a tensor of its own, and would be saved as often. And the code
+  saved with a model is that of its class, which is now one of torch's.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+from accelerate.accelerator import Accelerator
+from torch import nn
+from transformers import PreTrainedModel
+
+
+def is_sharded(model: nn.Module | None) -> bool:
+    """Whether `fully_shard` (FSDP2) divided the model."""
+    if not torch.distributed.is_available():
+        return False
+    from torch.distributed.fsdp import FSDPModule
+
+    return isinstance(model, FSDPModule)
+
+
+def keep_tables_together(accelerator: Accelerator) -> None:
+    """Makes `accelerator.prepare` divide tables and output layer with all that is in no layer, where it uses FSDP2.
+
+    Their weights are then gathered at the beginning of a forward pass and stay until its end, which they would anyway,
+    the output layer coming last. With other ways to train nothing changes.
+
+    Args:
+        accelerator: Changed in place. Call this once for an accelerator.
+    """
+    if getattr(accelerator, "is_fsdp2", False):
+        accelerator.prepare = _hide_tables(accelerator.prepare)
+
+
+def _hide_tables(prepare: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(prepare)
+    def prepare_without_tables(*args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            for model in args:
+                if isinstance(model, PreTrainedModel):
+                    stack.enter_context(_hidden_tables(model))
+            return prepare(*args, **kwargs)
+
+    return prepare_without_tables
+
+
+@contextmanager
+def _hidden_tables(model: PreTrainedModel) -> Iterator[None]:
+    names = ("get_input_embeddings", "get_output_embeddings")
+    for name in names:
+        setattr(model, name, lambda: None)
+    try:
+        yield
+    finally:
+        for name in names:
+            delattr(model, name)
+
+
+@contextmanager
+def unsharded_class(model: nn.Module) -> Iterator[None]:
+    """Gives a model that `fully_shard` divided its own class back for a while, for code that looks at the class.
+
+    Args:
+        model: Any other model stays as it is.
+    """
+    sharded = type(model)
+    if is_sharded(model):
+        model.__class__ = next(kind for kind in sharded.__mro__[1:] if not _is_sharded_class(kind))
+    try:
+        yield
+    finally:
+        model.__class__ = sharded
+
+
+def _is_sharded_class(kind: type) -> bool:
+    """Whether a class is FSDP2's own, or one that it made of another."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return issubclass(kind, FSDPModule)
+
+
+def drop_tied_copies(model: PreTrainedModel, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """Leaves one of the names of each shared table, the one that the model is saved with when it is not divided.
+
+    Args:
+        model: Knows which weights are tied.
+        state_dict: Gathered weights by name.
+
+    Returns:
+        Weights by name.
+    """
+    tied = model.all_tied_weights_keys
+    return {name: tensor for name, tensor in state_dict.items() if tied.get(name) not in state_dict}
+
+
+def save_sharded_model(model: PreTrainedModel, folder: str) -> None:
+    """Saves a model that `fully_shard` divided as if it had not, so that `from_pretrained` reads it.
+
+    To be called in all processes; the first one gathers the weights in its memory and writes.
+
+    Args:
+        model: The model.
+        folder: Where to save it.
+
+    Raises:
+        ValueError: If the model is not divided.
+    """
+    if not is_sharded(model):
+        raise ValueError(f"{type(model).__name__} was not divided by fully_shard: call its own save_pretrained.")
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if torch.distributed.get_rank() == 0:
+        with unsharded_class(model):
+            model.save_pretrained(folder, state_dict=drop_tied_copies(model, weights))
+    torch.distributed.barrier()
+
+
+__all__ = ["drop_tied_copies", "is_sharded", "keep_tables_together", "save_sharded_model", "unsharded_class"]

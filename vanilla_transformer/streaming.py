@@ -1,0 +1,315 @@
+"""Token batches from corpora that do not fit in memory, with a position that a killed run resumes at exactly."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from typing import Any
+
+import datasets
+import numpy as np
+from packaging.version import Version
+from torch.utils.data import IterableDataset, get_worker_info
+from transformers.utils import logging
+
+from .batching import check_budget, check_rank, plan_batches
+
+logger = logging.get_logger(__name__)
+
+Example = dict[str, Any]
+
+# Older ones let streams of parquet files go on at a wrong example: with those a shard is read again up to the position.
+_EXACT_STATES = Version(datasets.__version__) >= Version("5.1.0")
+
+_SHOWN_LEFT_OUT = 5
+# Beginnings of windows that are remembered for `state_dict(batches)`.
+_REMEMBERED_WINDOWS = 64
+
+
+@dataclass
+class _Position:
+    """Where a window begins."""
+
+    number: int = 0  # of the pass over the corpus, from 0
+    window: int = 0  # within the pass
+    turn: int = 0  # which shard of this rank's order is being read
+    shard_state: dict[str, Any] | None = None  # the `datasets` state of that shard; None for its beginning
+    shard_examples: int = 0  # read from that shard
+    pass_examples: int = 0  # read in this pass, those of other ranks included where every n-th is taken
+    left_out: int = 0  # in this pass
+    batches: int = 0  # yielded before this window, over all passes
+
+
+@dataclass
+class _Window:
+    """Examples read ahead, with their lengths, and where they were read."""
+
+    start: _Position
+    examples: list[Example] = field(default_factory=list)
+    source_lengths: list[int] = field(default_factory=list)
+    target_lengths: list[int] = field(default_factory=list)
+
+
+class StreamingTokenBatches(IterableDataset[list[Example]]):
+    """An endless stream of batches, each filled to a budget of padded source and target tokens.
+
+    Reads `window` examples ahead, puts those of similar lengths together and yields the batches in random order. After
+    the last example the next pass over the corpus begins, with its shards in another order; the training ends where
+    its number of steps says so. Memory depends on `window`, not on the corpus.
+
+        stream = StreamingTokenBatches(dataset, max_source_tokens=25000, max_target_tokens=25000,
+                                       num_replicas=world_size, rank=rank)
+        loader = DataLoader(stream, batch_size=None, collate_fn=DataCollatorForSeq2Seq(tokenizer))
+
+    The loader has no workers, which would keep the position to themselves, and does not go through
+    `accelerator.prepare`: the stream already divides the corpus among the ranks. If there are at least as many shards
+    as ranks, each pass deals the shards out to them; otherwise each rank reads everything and keeps every n-th example.
+    Either way each example is seen by one rank in each pass. Ranks go from pass to pass independently.
+
+    `state_dict()` is the position after the last batch yielded. A stream of the same arguments continues from there
+    with exactly the batches that would have followed, wherever its `iter()` is next called.
+
+    Args:
+        dataset: Yields examples with at least "input_ids" and "labels", lists of token ids. Must not have been shuffled
+            (a shuffle buffer cannot be resumed) or split by node. As wherever `datasets` shards a stream, its `take`
+            and `skip` count in each shard by itself.
+        max_source_tokens: Most source tokens of one batch, padding included: number of pairs times the longest source.
+        max_target_tokens: The same for the target.
+        window: Examples read ahead. The more, the better batches are mixed and the less they are padded; a hundred
+            times the pairs of a batch is plenty.
+        seed: Seed of the shuffling.
+        num_replicas: Number of processes.
+        rank: Which process this is, from 0.
+
+    Raises:
+        ValueError: If an argument is out of its range or of the wrong kind. Iterating raises it in a worker of a
+            `DataLoader`, if an example lacks a column, and if the corpus has no pair within the budget for this rank.
+    """
+
+    def __init__(
+        self,
+        dataset: datasets.IterableDataset,
+        *,
+        max_source_tokens: int,
+        max_target_tokens: int,
+        window: int = 20_000,
+        seed: int = 0,
+        num_replicas: int = 1,
+        rank: int = 0,
+    ) -> None:
+        super().__init__()
+        check_budget(max_source_tokens=max_source_tokens, max_target_tokens=max_target_tokens, seed=seed)
+        check_rank(num_replicas=num_replicas, rank=rank)
+        if window < 1:
+            raise ValueError(f"window={window}: must be at least 1.")
+        _check_dataset(dataset)
+        self.dataset = dataset
+        self.max_source_tokens = max_source_tokens
+        self.max_target_tokens = max_target_tokens
+        self.window = window
+        self.seed = seed
+        self.num_replicas = num_replicas
+        self.rank = rank
+        self.num_shards: int = dataset.num_shards
+        self._deals_shards = self.num_shards >= num_replicas
+        self._start = _Position()
+        self._skip = 0
+        self._batches = 0
+        self._remembered: deque[_Position] = deque([self._start], maxlen=_REMEMBERED_WINDOWS)
+        self._real_tokens = 0
+        self._padded_tokens = 0
+
+    @property
+    def batches(self) -> int:
+        """Number of batches yielded up to the current position, over all passes and resumptions."""
+        return self._batches
+
+    @property
+    def padding_share(self) -> float:
+        """Share of padding among all tokens of the batches that this object yielded, both sides together."""
+        return 1.0 - self._real_tokens / max(1, self._padded_tokens)
+
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
+        """The position after `batches` batches, as plain numbers, strings, lists and dicts.
+
+        Args:
+            batches: Number of batches consumed, counted as `self.batches` does; less than that if the loop around this
+                stream fetches batches ahead, as accelerate's loaders do. By default all that were yielded.
+
+        Raises:
+            ValueError: If fewer batches were yielded, or so many more that the position is no longer known.
+        """
+        consumed = self._batches if batches is None else batches
+        starts = [start for start in self._remembered if start.batches <= consumed]
+        if consumed > self._batches or not starts:
+            raise ValueError(
+                f"batches={batches}: must be from {self._remembered[0].batches} to {self._batches}, the number yielded."
+            )
+        start = starts[-1]
+        return {"arguments": self._arguments(), "position": asdict(start), "skip": consumed - start.batches}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Makes the next `iter()` begin where `state_dict` was taken.
+
+        Raises:
+            ValueError: If the state is of a stream with other arguments, which would go on with other batches.
+        """
+        missing = [key for key in ("arguments", "position", "skip") if key not in state_dict]
+        if missing:
+            raise ValueError(f"state_dict has no {missing}; its keys are {list(state_dict)}.")
+        saved, own = state_dict["arguments"], self._arguments()
+        differences = [
+            f"{key}={saved.get(key)!r} (now {own.get(key)!r})"
+            for key in {**saved, **own}
+            if saved.get(key) != own.get(key)
+        ]
+        if differences:
+            raise ValueError(f"The state is of a stream with {', '.join(differences)}: resume with the same arguments.")
+        self._start = _Position(**deepcopy(dict(state_dict["position"])))
+        self._skip = state_dict["skip"]
+        self._rewind()
+
+    def _arguments(self) -> dict[str, int]:
+        names = ("max_source_tokens", "max_target_tokens", "window", "seed", "num_replicas", "rank", "num_shards")
+        return {name: getattr(self, name) for name in names}
+
+    def _rewind(self) -> None:
+        self._batches = self._start.batches + self._skip
+        self._remembered.clear()
+        self._remembered.append(self._start)
+
+    def __iter__(self) -> Iterator[list[Example]]:
+        """Begins at the position that was loaded last, or else at the beginning of the corpus."""
+        if get_worker_info() is not None:
+            raise ValueError(
+                "A worker of a DataLoader keeps the position to itself: give the DataLoader num_workers=0."
+            )
+        self._rewind()
+        skip = self._skip
+        position = deepcopy(self._start)
+        for window in self._windows(position):
+            batches = self._window_batches(window)
+            position.batches += len(batches)  # where the next window begins
+            self._remembered.append(window.start)
+            for members in batches[skip:]:
+                self._batches += 1
+                self._count(window, members)
+                yield [window.examples[index] for index in members]
+            skip = max(0, skip - len(batches))
+
+    def _windows(self, position: _Position) -> Iterator[_Window]:
+        """Reads pass after pass from `position` on, which it moves. A window ends with its pass at the latest."""
+        barren: set[int] = set()  # shards read without finding a pair, since the last pair
+        while True:
+            order = self._shard_order(position.number)
+            window = _Window(start=deepcopy(position))
+            while position.turn < len(order):
+                shard = order[position.turn]
+                reader = self.dataset.shard(num_shards=self.num_shards, index=shard)
+                if not position.shard_examples:
+                    barren.add(shard)
+                for example in _rest(reader, position):
+                    if self._add(window, example, shard, position):
+                        barren.clear()
+                    if len(window.examples) == self.window:
+                        position.window += 1
+                        position.shard_state = reader.state_dict()
+                        yield window
+                        window = _Window(start=deepcopy(position))
+                position.turn += 1
+                position.shard_state, position.shard_examples = None, 0
+            if window.examples:
+                yield window
+            self._end_pass(position, barren)
+
+    def _shard_order(self, number: int) -> list[int]:
+        """The shards that this rank reads in a pass."""
+        order: list[int] = np.random.default_rng((0, self.seed, number)).permutation(self.num_shards).tolist()
+        return order[self.rank :: self.num_replicas] if self._deals_shards else order
+
+    def _add(self, window: _Window, example: Example, shard: int, position: _Position) -> bool:
+        """Counts the example and adds it to the window, unless it belongs to another rank or exceeds a budget."""
+        mine = self._deals_shards or position.pass_examples % self.num_replicas == self.rank
+        position.pass_examples += 1
+        position.shard_examples += 1
+        if not mine:
+            return False
+        source, target = _lengths(example)
+        if source > self.max_source_tokens or target > self.max_target_tokens:
+            position.left_out += 1
+            if position.left_out <= _SHOWN_LEFT_OUT:
+                logger.warning(
+                    "Example %d of shard %d (of %d) is left out of pass %d: %d source and %d target tokens are more "
+                    "than a batch may have, max_source_tokens=%d and max_target_tokens=%d.",
+                    *(position.shard_examples, shard + 1, self.num_shards, position.number + 1, source, target),
+                    *(self.max_source_tokens, self.max_target_tokens),
+                )
+            return False
+        window.examples.append(example)
+        window.source_lengths.append(source)
+        window.target_lengths.append(target)
+        return True
+
+    def _end_pass(self, position: _Position, barren: set[int]) -> None:
+        if position.left_out > _SHOWN_LEFT_OUT:
+            logger.warning("Pass %d left out %d examples in all.", position.number + 1, position.left_out)
+        if len(barren) == self.num_shards:
+            raise ValueError(
+                f"The corpus has no pair for rank {self.rank} of {self.num_replicas}: {position.pass_examples} "
+                f"examples in the last pass, {position.left_out} of them over "
+                f"max_source_tokens={self.max_source_tokens} or max_target_tokens={self.max_target_tokens}."
+            )
+        position.number += 1
+        position.window = position.turn = position.pass_examples = position.left_out = 0
+
+    def _window_batches(self, window: _Window) -> list[list[int]]:
+        """Indices of the window's examples, batch by batch; they depend on place and lengths only."""
+        rng = np.random.default_rng((1, self.seed, window.start.number, window.start.window, self.rank))
+        plan = plan_batches(
+            np.array(window.source_lengths, dtype=np.int64),
+            np.array(window.target_lengths, dtype=np.int64),
+            max_source_tokens=self.max_source_tokens,
+            max_target_tokens=self.max_target_tokens,
+            rng=rng,
+        )
+        batches = plan.deal(rng)
+        return [batches[index].tolist() for index in rng.permutation(len(batches))]
+
+    def _count(self, window: _Window, members: list[int]) -> None:
+        for lengths in (window.source_lengths, window.target_lengths):
+            own = [lengths[index] for index in members]
+            self._real_tokens += sum(own)
+            self._padded_tokens += len(own) * max(own)
+
+
+def _rest(reader: datasets.IterableDataset, position: _Position) -> Iterator[Example]:
+    """The examples of a shard from the position on."""
+    if position.shard_state is not None and _EXACT_STATES:
+        reader.load_state_dict(position.shard_state)
+        return iter(reader)
+    return islice(reader, position.shard_examples, None)
+
+
+def _lengths(example: Example) -> tuple[int, int]:
+    if not isinstance(example, Mapping) or "input_ids" not in example or "labels" not in example:
+        found = f"the columns {list(example)}" if isinstance(example, Mapping) else f"the type {type(example).__name__}"
+        raise ValueError(f'An example of the dataset has {found}: it must be a dict with "input_ids" and "labels".')
+    return len(example["input_ids"]), len(example["labels"])
+
+
+def _check_dataset(dataset: datasets.IterableDataset) -> None:
+    if not isinstance(dataset, datasets.IterableDataset):
+        raise ValueError(f"dataset is a {type(dataset).__name__}: it must be a datasets.IterableDataset.")
+    if dataset._distributed is not None:
+        raise ValueError("dataset was split by node already: pass the whole one and give num_replicas and rank.")
+    steps = [dataset._ex_iterable]
+    while steps:
+        step = steps.pop()
+        if type(step).__name__ == "BufferShuffledExamplesIterable":
+            raise ValueError(
+                "dataset was shuffled: the contents of its shuffle buffer would be lost on resuming. Leave out "
+                "`.shuffle()`; the stream shuffles shards and windows by itself."
+            )
+        steps += getattr(step, "ex_iterables", [])
+        steps += [step.ex_iterable] if hasattr(step, "ex_iterable") else []

@@ -1,0 +1,328 @@
+"""`TranslationTrainer`: a `Seq2SeqTrainer` that can fill batches by tokens, and that counts them."""
+
+import json
+import math
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from accelerate.data_loader import prepare_data_loader
+from datasets import Dataset
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, Seq2SeqTrainer, TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_checkpoint, seed_worker
+
+from .batching import IntArray, TokenBatchSampler, pair_lengths
+from .checkpoints import replacing_files
+from .sharding import drop_tied_copies, is_sharded, keep_tables_together, unsharded_class
+from .streaming import StreamingTokenBatches
+
+_IGNORED_LABEL = -100
+
+
+class TranslationTrainer(Seq2SeqTrainer):
+    """The library's `Seq2SeqTrainer`, with batches of a number of tokens where the arguments ask for them.
+
+    With `max_source_tokens` and `max_target_tokens` in its arguments ([`TranslationTrainingArguments`]) a batch of one
+    device holds as many sentence pairs of similar length as fit into these budgets, padding included; without them
+    batches are the library's own. `train_dataset` is an ordinary dataset with the columns "input_ids" and "labels", or
+    a [`StreamingTokenBatches`], which brings its own budgets and needs `max_steps`.
+
+    It logs `source_tokens_per_second` and `target_tokens_per_second` (real tokens of all processes; the time spent
+    on evaluating and saving does not count) and `padding_share`, the share of both sides' cells that is padding.
+    The evaluation loss is a mean over tokens rather than over batches, so that `eval_perplexity`, its exponential, does
+    not depend on the batches. Without a learning rate in the arguments it takes the paper's, (d_model * warmup)^-0.5.
+
+    Args:
+        *args: As `Seq2SeqTrainer` takes them.
+        train_lengths: Source and target tokens of each training pair, where the dataset does not tell: if its texts are
+            tokenized only when they are read. Shapes (pairs,).
+        **kwargs: As `Seq2SeqTrainer` takes them.
+
+    Raises:
+        ValueError: If a stream is to be read by workers.
+    """
+
+    def __init__(self, *args: Any, train_lengths: tuple[IntArray, IntArray] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.train_lengths = train_lengths
+        if self.args.learning_rate is None:
+            d_model = cast(PreTrainedModel, self.model).config.hidden_size
+            self.args.learning_rate = (d_model * self.args.warmup_steps) ** -0.5
+        if self.stream is not None and self.args.dataloader_num_workers:
+            raise ValueError(
+                f"dataloader_num_workers={self.args.dataloader_num_workers}: must be 0 for a stream, whose position a "
+                "worker would keep to itself."
+            )
+        self._counts: dict[str, torch.Tensor] = {}
+        self._totals = dict.fromkeys(("pairs", "source", "target"), 0)
+        self._resumed_step = 0
+        self._interval_start: float | None = None
+        self._pause = 0.0
+        self._loss_sums: list[torch.Tensor] = []
+
+    @property
+    def stream(self) -> StreamingTokenBatches | None:
+        """The training data, if they come as a stream of batches."""
+        return self.train_dataset if isinstance(self.train_dataset, StreamingTokenBatches) else None
+
+    # Batches
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Returns this process's training batches."""
+        if self.stream is not None:
+            return DataLoader(self.stream, batch_size=None, collate_fn=self.data_collator, **self._loader_settings())
+        if getattr(self.args, "max_source_tokens", None) is None:
+            return super().get_train_dataloader()
+        return self._token_dataloader()
+
+    def _loader_settings(self) -> dict[str, Any]:
+        arguments = self.args
+        return {
+            "num_workers": arguments.dataloader_num_workers,
+            "pin_memory": arguments.dataloader_pin_memory,
+            "persistent_workers": arguments.dataloader_persistent_workers,
+            "prefetch_factor": arguments.dataloader_prefetch_factor,
+            # Creating an iterator draws a seed, which must not come from the random state that a checkpoint restores.
+            "generator": torch.Generator().manual_seed(arguments.seed),
+        }
+
+    def _token_dataloader(self) -> DataLoader[Any]:
+        arguments: Any = self.args
+        if not isinstance(self.train_dataset, Dataset):
+            raise ValueError(
+                f"max_source_tokens={arguments.max_source_tokens} needs a datasets.Dataset or a StreamingTokenBatches "
+                f"to train on, not a {type(self.train_dataset).__name__}."
+            )
+        source_lengths, target_lengths = self.train_lengths or pair_lengths(self.train_dataset)
+        sampler = TokenBatchSampler(
+            source_lengths=source_lengths,
+            target_lengths=target_lengths,
+            max_source_tokens=arguments.max_source_tokens,
+            max_target_tokens=arguments.max_target_tokens,
+            seed=arguments.seed if arguments.data_seed is None else arguments.data_seed,
+            num_replicas=arguments.world_size,
+            rank=arguments.process_index,
+        )
+        loader: DataLoader[Any] = DataLoader(
+            self._remove_unused_columns(self.train_dataset, description="training"),
+            batch_sampler=sampler,
+            collate_fn=self.data_collator,
+            worker_init_fn=partial(
+                seed_worker, num_workers=arguments.dataloader_num_workers, rank=arguments.process_index
+            ),
+            **self._loader_settings(),
+        )
+        # The sampler knows its rank: as one of one process, accelerate leaves its batches alone.
+        return prepare_data_loader(
+            loader, device=arguments.device, num_processes=1, process_index=0, put_on_device=True, non_blocking=True
+        )
+
+    # Many processes
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Creates the accelerator, which is to divide models with shared tables of embeddings in one piece."""
+        super().create_accelerator_and_postprocess()
+        keep_tables_together(self.accelerator)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        model = cast(PreTrainedModel, self.model)
+        if state_dict is not None and is_sharded(model):
+            state_dict = drop_tied_copies(model, state_dict)
+        with unsharded_class(model):
+            if output_dir not in (None, self.args.output_dir):
+                super()._save(output_dir, state_dict=state_dict)
+                return
+            # The tokenizer there is the one that a run which is resumed goes on with.
+            with replacing_files(str(self.args.output_dir)) as partial_folder:
+                super()._save(str(partial_folder), state_dict=state_dict)
+
+    # Resuming
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
+        """Trains as the library does; a stream that is resumed goes on where the checkpoint left it.
+
+        Raises:
+            ValueError: If the checkpoint does not say where that is, or the stream has other arguments now.
+        """
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = get_last_checkpoint(str(self.args.output_dir))
+        self._resumed_step = 0
+        if resume_from_checkpoint:
+            state = TrainerState.load_from_json(str(Path(str(resume_from_checkpoint)) / TRAINER_STATE_NAME))
+            self._resumed_step = state.global_step
+        self._interval_start, self._pause = None, 0.0
+        self._totals = dict.fromkeys(self._totals, 0)
+        skips = self.args.ignore_data_skip
+        try:
+            if self.stream is not None and resume_from_checkpoint:
+                self.stream.load_state_dict(self._read_stream_state(str(resume_from_checkpoint)))
+                self.args.ignore_data_skip = True
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+        finally:
+            self.args.ignore_data_skip = skips
+
+    def set_initial_training_values(self, *args: Any, **kwargs: Any) -> Any:
+        """Works out the length of the training as the library does, but ends one that had already ended."""
+        values: tuple[Any, ...] = super().set_initial_training_values(*args, **kwargs)
+        num_train_epochs, num_update_steps_per_epoch, *others = values
+        # The library trains one step too many where a training that ended within an epoch is started again.
+        if self._resumed_step >= others[-1]:  # the number of steps in all
+            num_train_epochs = self._resumed_step // num_update_steps_per_epoch
+        return (num_train_epochs, num_update_steps_per_epoch, *others)
+
+    def _read_stream_state(self, checkpoint: str) -> dict[str, Any]:
+        path = Path(checkpoint) / data_state_name(self.args.process_index)
+        if not path.is_file():
+            raise ValueError(
+                f"{path} is missing: the position in the training data is known only for as many processes as wrote "
+                f"the checkpoint, and to a run that was streaming; now there are {self.args.world_size}."
+            )
+        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return state
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        if self.stream is not None:
+            path = Path(output_dir) / data_state_name(self.args.process_index)
+            path.write_text(json.dumps(self.stream.state_dict()), encoding="utf-8")
+
+    # Counting
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Trains on one batch, and counts its tokens."""
+        if self._interval_start is None:
+            self._interval_start = time.perf_counter()
+        if "labels" in inputs and "input_ids" in inputs:
+            source, labels = inputs["input_ids"], inputs["labels"]
+            mask = inputs.get("attention_mask")
+            # Sums stay on their device until they are logged, so that none of them waits for it.
+            counts = {
+                "pairs": torch.tensor(len(labels), device=labels.device),
+                "source": torch.tensor(source.numel(), device=labels.device) if mask is None else mask.sum(),
+                "target": labels.ne(_IGNORED_LABEL).sum(),
+                "cells": torch.tensor(source.numel() + labels.numel(), device=labels.device),
+            }
+            for name, count in counts.items():
+                self._counts[name] = self._counts.get(name, 0) + count
+        return super().training_step(model, inputs, *args, **kwargs)
+
+    def _take_counts(self) -> dict[str, int]:
+        """Returns what all processes counted since the last time."""
+        names = sorted(self._counts)
+        if not names:
+            return {}
+        counts = torch.stack([self._counts[name].to(self.args.device) for name in names])
+        if self.args.world_size > 1:
+            counts = self.accelerator.reduce(counts, reduction="sum")
+        self._counts = {}
+        taken = dict(zip(names, map(int, counts.tolist()), strict=True))
+        for name in self._totals:
+            self._totals[name] += taken[name]
+        return taken
+
+    def _speed(self) -> dict[str, float]:
+        now = time.perf_counter()
+        seconds = now - (self._interval_start or now) - self._pause
+        self._interval_start, self._pause = now, 0.0
+        counts = self._take_counts()
+        if not counts:
+            return {}
+        return {
+            "source_tokens_per_second": round(counts["source"] / seconds, 1),
+            "target_tokens_per_second": round(counts["target"] / seconds, 1),
+            "padding_share": round(1 - (counts["source"] + counts["target"]) / counts["cells"], 4),
+        }
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Logs what the library logs, and what was counted."""
+        if "loss" in logs:
+            logs.update(self._speed())
+        if "train_runtime" in logs:
+            # The library multiplies the number of updates by per_device_train_batch_size.
+            self._take_counts()
+            runtime = logs["train_runtime"]
+            logs["train_samples_per_second"] = round(self._totals["pairs"] / runtime, 3)
+            for side in ("source", "target"):
+                logs[f"train_{side}_tokens"] = self._totals[side]
+        if self.stream is not None:
+            # A stream has no length: what has been done of it is a share of max_steps.
+            self.state.epoch = self.state.global_step / self.state.max_steps
+        super().log(logs, *args, **kwargs)
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        start = time.perf_counter()
+        super()._save_checkpoint(*args, **kwargs)
+        self._pause += time.perf_counter() - start
+
+    # Evaluating
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluates as the library does."""
+        start = time.perf_counter()
+        metrics: dict[str, float] = super().evaluate(*args, **self._in_step(kwargs))
+        self._pause += time.perf_counter() - start
+        return metrics
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """Predicts as the library does."""
+        return super().predict(*args, **self._in_step(kwargs))
+
+    def _in_step(self, generation_settings: dict[str, Any]) -> dict[str, Any]:
+        """Lets no process stop generating before the others where their forward passes need each other (FSDP2)."""
+        return {"synced_gpus": True, **generation_settings} if is_sharded(self.model) else generation_settings
+
+    def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Evaluates one batch, and keeps the sum of its tokens' losses."""
+        if "labels" in inputs:
+            inputs = {**inputs, "labels": self._ignore_repeats(inputs["labels"])}
+        loss, predictions, labels = super().prediction_step(model, inputs, *args, **kwargs)
+        if loss is not None and "labels" in inputs:
+            tokens = inputs["labels"].ne(_IGNORED_LABEL).sum().to(self.args.device)
+            # Without any token the mean is not a number.
+            total = torch.where(tokens > 0, torch.as_tensor(loss).float() * tokens, 0.0)
+            sums = torch.stack([total, tokens.float()])
+            self._loss_sums.append(self.accelerator.gather(sums[None]).cpu().double().sum(dim=0))
+        return loss, predictions, labels
+
+    def _ignore_repeats(self, labels: torch.Tensor) -> torch.Tensor:
+        """Ignores the labels (B, T) of sentences that fill up the last batches, so that all processes have as many."""
+        state = self.accelerator.gradient_state
+        if self.args.world_size == 1 or not state.end_of_dataloader or state.remainder <= 0:
+            return labels
+        # What accelerate keeps of the last batches, put one after the other.
+        own = max(state.remainder - self.args.process_index * len(labels), 0)
+        repeats = torch.arange(len(labels), device=labels.device) >= own
+        return labels.masked_fill(repeats[:, None], _IGNORED_LABEL)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        """Goes through the data as the library does, and puts the loss per token in the place of the mean of means."""
+        self._loss_sums = []
+        if self.args.world_size > 1:
+            # The library's `Seq2SeqTrainer` also scores the sentences that fill up the last batches.
+            self.gather_function = self.accelerator.gather_for_metrics
+        output: EvalLoopOutput = super().evaluation_loop(*args, **kwargs)
+        sums, self._loss_sums = self._loss_sums, []
+        if output.metrics is not None and sums:
+            total, tokens = torch.stack(sums).sum(dim=0).tolist()
+            for name in [name for name in output.metrics if name.endswith("_loss")]:
+                output.metrics[name] = total / tokens if tokens else math.nan
+                output.metrics[name.removesuffix("loss") + "perplexity"] = _exponential(output.metrics[name])
+        return output
+
+
+def _exponential(loss: float) -> float:
+    """Where math.exp would overflow, torch's is infinite."""
+    return torch.tensor(loss, dtype=torch.float64).exp().item()
+
+
+def data_state_name(rank: int) -> str:
+    """The file of a checkpoint that says where a process stands in its stream of training data."""
+    return f"data_state_{rank}.json"
+
+
+__all__ = ["TranslationTrainer", "data_state_name"]

@@ -1,0 +1,283 @@
+"""Watching a training: a progress bar that shows the speed, learning curves, and `metrics.json`.
+
+All of it works with any `Seq2SeqTrainer`; `TranslationTrainer` logs more that can be shown.
+"""
+
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ProgressCallback
+from transformers.trainer_pt_utils import get_model_param_count
+from transformers.utils import logging
+from transformers.utils.logging import tqdm
+
+from . import __version__
+from .visualization import plot_learning_curves
+
+logger = logging.get_logger(__name__)
+
+METRICS_FILE = "metrics.json"
+
+# What the progress bar shows of a log, the most telling first, since a narrow terminal cuts off the rest.
+_SHOWN = {
+    "loss": "loss {:.3f}",
+    "target_tokens_per_second": "{:,.0f} target tokens/s",
+    "padding_share": "padding {:.1%}",
+    "learning_rate": "lr {:.2e}",
+}
+_TIMINGS = ("_runtime", "_per_second", "_time")
+
+
+class TokenProgressCallback(ProgressCallback):
+    """The library's progress bars, with loss, tokens per second, padding and learning rate at the training's one.
+
+    The library writes every log as a line below its bar. Here a line comes after each evaluation only, and a training
+    that is resumed begins where it was stopped, so that the time left is estimated from what this process does.
+
+    Args:
+        write_logs: Whether to write every log as a line too.
+        max_str_len: Longest string that such a line shows.
+    """
+
+    def __init__(self, *, write_logs: bool = False, max_str_len: int = 100) -> None:
+        super().__init__(max_str_len=max_str_len)
+        self.write_logs = write_logs
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Opens the bar, at the step that a resumed training goes on from."""
+        self.current_step = state.global_step
+        if state.is_world_process_zero:
+            self.training_bar = tqdm(
+                total=state.max_steps, initial=state.global_step, desc="training", unit="step", dynamic_ncols=True
+            )
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Shows a log beside the bar, or, if it is an evaluation's, as a line."""
+        if self.training_bar is None or logs is None:
+            return
+        if self.write_logs:
+            super().on_log(args, state, control, logs=logs, **kwargs)
+        elif scores := {name: value for name, value in logs.items() if _is_score(name, value)}:
+            shown = ", ".join(f"{name.removeprefix('eval_')} {value:.4g}" for name, value in scores.items())
+            self.training_bar.write(f"step {state.global_step:,}: {shown}")
+        if parts := [form.format(logs[name]) for name, form in _SHOWN.items() if name in logs]:
+            self.training_bar.set_postfix_str(", ".join(parts))
+
+
+def _is_score(name: str, value: Any) -> bool:
+    return name.startswith("eval_") and not name.endswith(_TIMINGS) and isinstance(value, int | float)
+
+
+def use_token_progress(trainer: Trainer, *, write_logs: bool = False) -> None:
+    """Puts [`TokenProgressCallback`] in the place of a Trainer's own progress bar.
+
+    Where the Trainer has none, since `disable_tqdm` is set or a notebook shows a table instead, nothing changes.
+
+    Args:
+        trainer: Any Trainer that is not training yet.
+        write_logs: Whether to write every log as a line too.
+    """
+    for callback in trainer.callback_handler.callbacks:
+        if type(callback) is ProgressCallback:
+            trainer.remove_callback(callback)
+            trainer.add_callback(TokenProgressCallback(write_logs=write_logs))
+            return
+
+
+class WriteCurves(TrainerCallback):
+    """Draws the learning curves into the output folder at the end of a training, and while it goes on.
+
+    What an earlier part of a resumed training logged is in the picture too. A picture that cannot be made (matplotlib
+    is not installed, the disk is full) is reported once, and never ends a training.
+
+    Args:
+        file_name: The picture's name in the output folder, ending in .png, .svg or .pdf.
+        min_interval: Seconds at least between two pictures while training. The first evaluation after them makes one,
+            which takes about half a second.
+    """
+
+    def __init__(self, file_name: str = "curves.png", *, min_interval: float = 60.0) -> None:
+        self.file_name = file_name
+        self.min_interval = min_interval
+        self._last_time = -math.inf
+        self._is_training = False
+        self._has_warned = False
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Notes that what is evaluated from now on belongs to the training."""
+        self._is_training = True
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Draws the training so far; the checkpoint that it marks as the best is the best of those that exist."""
+        if self._is_training and time.monotonic() - self._last_time >= self.min_interval:
+            self._write(args, state)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Draws the whole training."""
+        self._is_training = False
+        self._write(args, state)
+
+    def _write(self, args: TrainingArguments, state: TrainerState) -> None:
+        self._last_time = time.monotonic()
+        if not state.is_world_process_zero:
+            return
+        path = Path(str(args.output_dir)) / self.file_name
+        try:
+            plot_learning_curves(
+                state.log_history,
+                path,
+                title=args.run_name or path.absolute().parent.name,
+                best_step=state.best_global_step,
+            )
+        # Whatever goes wrong in drawing is no reason to lose a training.
+        except Exception as error:
+            if not self._has_warned:
+                logger.warning(f"{path} was not written: {error}")
+            self._has_warned = True
+
+
+def write_metrics(
+    output_dir: str | os.PathLike[str],
+    state: TrainerState,
+    metrics: Mapping[str, Any],
+    *,
+    args: TrainingArguments,
+    model: torch.nn.Module,
+) -> Path | None:
+    """Writes what came out of a training, and what it took, into `metrics.json`.
+
+        result = trainer.train()
+        metrics = {**result.metrics, **trainer.evaluate()}
+        write_metrics(args.output_dir, trainer.state, metrics, args=args, model=trainer.model)
+
+    The file holds one JSON object, in which a value that is unknown, infinite or not a number is null:
+
+    - "metrics": `metrics` under the Trainer's own names ("train_loss", "eval_bleu", ...);
+    - "last_log": what was logged last while training (loss, learning rate, tokens per second, ...);
+    - "best": "metric", "value", "step" and "checkpoint" (relative to the folder) of the best evaluation, or null;
+    - "steps" (updates) and "epochs";
+    - "tokens_seen": "source" and "target", without padding, in the part of the training that `metrics` describe;
+    - "runtime_seconds": of the same part;
+    - "parameters" and "trainable_parameters": their number, shared ones counted once;
+    - "device", "device_name", "processes" and "versions".
+
+    Metrics of an earlier call for the same number of steps are kept where `metrics` has none of that name, so that a
+    finished training that is started again does not lose its record.
+
+    Args:
+        output_dir: The folder to write to. The file is replaced in one go: nobody ever sees half of it.
+        state: The Trainer's state at the end.
+        metrics: What `train` and `evaluate` returned.
+        args: The Trainer's arguments.
+        model: The trained model.
+
+    Returns:
+        The file, or `None` in a process that is not the main one, which writes nothing.
+
+    Raises:
+        OSError: If the file cannot be written.
+        TypeError: If a metric is neither a number, a string, nor a list or dictionary of them.
+    """
+    if not state.is_world_process_zero:
+        return None
+    path = Path(output_dir) / METRICS_FILE
+    every_metric = _read_earlier_metrics(path, state.global_step) | dict(metrics)
+    content = {
+        "metrics": every_metric,
+        "last_log": next((entry for entry in reversed(state.log_history) if "loss" in entry), None),
+        "best": _describe_best(Path(output_dir), state, args),
+        "steps": state.global_step,
+        "epochs": state.epoch,
+        "tokens_seen": {side: every_metric.get(f"train_{side}_tokens") for side in ("source", "target")},
+        "runtime_seconds": every_metric.get("train_runtime"),
+        "parameters": get_model_param_count(model),
+        "trainable_parameters": get_model_param_count(model, trainable_only=True),
+        **_describe_surroundings(args),
+    }
+    text = json.dumps(_to_json(content), indent=2, ensure_ascii=False, allow_nan=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_text(text + "\n", encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
+
+
+def _read_earlier_metrics(path: Path, steps: int) -> dict[str, Any]:
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        earlier = json.loads(path.read_text(encoding="utf-8"))
+        if earlier["steps"] == steps:
+            return dict(earlier["metrics"])
+    return {}
+
+
+def _describe_best(output_dir: Path, state: TrainerState, args: TrainingArguments) -> dict[str, Any] | None:
+    if state.best_metric is None:
+        return None
+    checkpoint = (
+        None if state.best_model_checkpoint is None else os.path.relpath(state.best_model_checkpoint, output_dir)
+    )
+    return {
+        "metric": args.metric_for_best_model,
+        "value": state.best_metric,
+        "step": state.best_global_step,
+        "checkpoint": checkpoint,
+    }
+
+
+def _describe_surroundings(args: TrainingArguments) -> dict[str, Any]:
+    is_cuda = args.device.type == "cuda"
+    return {
+        "device": str(args.device),
+        "device_name": torch.cuda.get_device_name(args.device)
+        if is_cuda
+        else platform.processor() or platform.machine(),
+        "processes": args.world_size,
+        "versions": {
+            "python": platform.python_version(),
+            "vanilla_transformer": __version__,
+            **{name: version(name) for name in ("torch", "transformers", "accelerate")},
+        },
+    }
+
+
+def _to_json(value: Any) -> Any:
+    """Turns numbers of numpy and torch into Python's, and those that JSON does not know into null."""
+    if isinstance(value, Mapping):
+        return {str(name): _to_json(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_json(item) for item in value]
+    if isinstance(value, np.generic | np.ndarray | torch.Tensor):
+        return _to_json(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+__all__ = ["METRICS_FILE", "TokenProgressCallback", "WriteCurves", "use_token_progress", "write_metrics"]
