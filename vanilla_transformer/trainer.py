@@ -134,7 +134,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         if state_dict is not None and is_sharded(model):
             state_dict = drop_tied_copies(model, state_dict)
         with unsharded_class(model):
-            if output_dir not in (None, self.args.output_dir):
+            if output_dir not in (None, self.args.output_dir) or not self.args.should_save:
                 super()._save(output_dir, state_dict=state_dict)
                 return
             # The tokenizer there is the one that a run which is resumed goes on with.
@@ -264,17 +264,9 @@ class TranslationTrainer(Seq2SeqTrainer):
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluates as the library does."""
         start = time.perf_counter()
-        metrics: dict[str, float] = super().evaluate(*args, **self._in_step(kwargs))
+        metrics: dict[str, float] = super().evaluate(*args, **kwargs)
         self._pause += time.perf_counter() - start
         return metrics
-
-    def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """Predicts as the library does."""
-        return super().predict(*args, **self._in_step(kwargs))
-
-    def _in_step(self, generation_settings: dict[str, Any]) -> dict[str, Any]:
-        """Lets no process stop generating before the others where their forward passes need each other (FSDP2)."""
-        return {"synced_gpus": True, **generation_settings} if is_sharded(self.model) else generation_settings
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Evaluates one batch, and keeps the sum of its tokens' losses."""

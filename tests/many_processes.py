@@ -1,0 +1,189 @@
+"""Groups of processes that train together, started by torchrun's own agent without the seconds that imports take.
+
+One process imports everything, trains nothing itself, and for each request forks a group: the agent (`elastic_launch`,
+which is what torchrun calls) and the ranks that the agent forks in turn. Run as a program, this file is that process;
+imported, it is what tests ask it with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).resolve().parent
+SCRIPTS = TESTS.parent / "scripts"
+TIMEOUT = 120.0
+
+
+class Launcher:
+    """Starts groups of processes, and says how they ended.
+
+    Args:
+        folder: Holds the groups' logs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.groups = 0
+        self.server = subprocess.Popen(
+            [sys.executable, str(Path(__file__).resolve())], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def close(self) -> None:
+        self.server.communicate(timeout=2 * TIMEOUT)
+
+    def run(
+        self,
+        program: str,
+        options: dict[str, Any],
+        *,
+        processes: int = 2,
+        environment: dict[str, str] | None = None,
+        killed: bool = False,
+    ) -> str:
+        """Runs a function of `rank_programs` in several processes, or in one that knows of no others.
+
+        Args:
+            program: The function's name.
+            options: Its keyword arguments.
+            processes: How many.
+            environment: Variables on top of this process's.
+            killed: Whether the group kills itself, so that any other end fails the test.
+
+        Returns:
+            What the processes said.
+        """
+        assert self.server.stdin is not None
+        assert self.server.stdout is not None
+        self.groups += 1
+        log = self.folder / f"group-{self.groups}.log"
+        request = {
+            "program": program,
+            "options": options,
+            "processes": processes,
+            "environment": environment or {},
+            "log": str(log),
+        }
+        self.server.stdin.write(json.dumps(request) + "\n")
+        self.server.stdin.flush()
+        status = int(self.server.stdout.readline())
+        said = log.read_text()
+        expected = -signal.SIGKILL if killed else 0
+        assert status == expected, f"{program} {options} ended with status {status} instead of {expected}\n{said}"
+        return said
+
+
+@contextlib.contextmanager
+def launcher(folder: Path) -> Iterator[Launcher]:
+    """A launcher that ends with the block."""
+    instance = Launcher(folder)
+    try:
+        yield instance
+    finally:
+        instance.close()
+
+
+def lead_group(request: dict[str, Any]) -> None:
+    """Becomes the leader of a group of processes: the agent of several ranks, or the only one."""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    status = 1
+    try:
+        server = os.getppid()
+        os.setsid()
+        end_with(server)
+        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.environ |= request["environment"]
+        program = getattr(importlib.import_module("rank_programs"), request["program"])
+        if request["processes"] == 1:
+            program(**request["options"])
+        else:
+            config = LaunchConfig(
+                min_nodes=1,
+                max_nodes=1,
+                nproc_per_node=request["processes"],
+                run_id=str(os.getpid()),
+                rdzv_backend="c10d",
+                rdzv_endpoint="localhost:0",
+                max_restarts=0,
+                monitor_interval=0.02,
+                start_method="fork",
+                local_addr="localhost",
+            )
+            elastic_launch(config, run_rank)(program, request["options"])
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def end_with(server: int) -> None:
+    """Ends this group within a second after the process that forked it has been killed."""
+
+    def check(*_: Any) -> None:
+        if os.getppid() != server:
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    signal.signal(signal.SIGALRM, check)
+    signal.siginterrupt(signal.SIGALRM, False)
+    signal.setitimer(signal.ITIMER_REAL, 1.0, 1.0)
+
+
+def run_rank(program: Any, options: dict[str, Any]) -> None:
+    """What the agent runs in each rank."""
+    try:
+        program(**options)
+    except BaseException:
+        # The agent would keep it to itself.
+        traceback.print_exc()
+        raise
+    finally:
+        sys.stdout.flush()
+
+
+def wait_for_group(leader: int) -> int:
+    """Waits until its leader has ended, and ends all others of it, or the whole group after too long a time."""
+    deadline = time.monotonic() + TIMEOUT
+    while True:
+        process, status = os.waitpid(leader, os.WNOHANG)
+        late = time.monotonic() > deadline
+        if process or late:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(leader, signal.SIGKILL)
+        if process:
+            return os.waitstatus_to_exitcode(status)
+        if late:
+            os.waitpid(leader, 0)
+            return 124
+        time.sleep(0.02)
+
+
+def serve() -> None:
+    """Forks a group for each line of standard input, and answers with the exit status of its leader."""
+    sys.path[:0] = [str(SCRIPTS), str(TESTS)]
+    importlib.import_module("rank_programs")
+    for line in sys.stdin:
+        request = json.loads(line)
+        leader = os.fork()
+        if leader == 0:
+            lead_group(request)
+        print(wait_for_group(leader), flush=True)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,65 @@
+"""scripts/benchmark_training.py at toy sizes: each side does what its name says, and the file holds it."""
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+TINY = ["--d_model=64", "--layers=1", "--vocab_size=300", "--dtype=float32", "--rounds=1"]
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    return importlib.import_module("benchmark_training")
+
+
+def test_throughput_counts_real_tokens_of_every_side(benchmark: Any, tmp_path: Path) -> None:
+    files = []
+    for name in ("source", "target"):
+        path = tmp_path / name
+        path.write_text("".join(f"{'ab ' * (1 + number % 9)}c\n" for number in range(120)), encoding="utf-8")
+        files.append(str(path))
+    output_file = tmp_path / "results.json"
+    options = ["--part=throughput", "--max_tokens=80", "--steps=2", f"--output_file={output_file}"]
+    benchmark.main([*TINY, *options, "--train_file", *files])
+    report = json.loads(output_file.read_text())
+    rows = {row["side"]: row for row in report["results"]["throughput"]}
+    assert list(rows) == list(benchmark.BATCHES)
+    assert rows["ours"]["padding_share"] < rows["marian"]["padding_share"]
+    assert rows["ours"]["padding_share"] == rows["marian, token batches"]["padding_share"], "the same batches"
+    for row in rows.values():
+        ratio = rows["ours"]["tokens_per_second"] / row["tokens_per_second"]
+        assert row["ours_over_this_tokens_per_second"] == pytest.approx(ratio)
+    assert "transformers" in report["versions"]
+
+
+def test_the_loss_is_measured_in_a_process_of_its_own(benchmark: Any) -> None:
+    """A vocabulary so large that building all logits shows in the memory of the process."""
+    arguments = benchmark.BenchmarkArguments(d_model=64, vocab_size=20_000, sentence_length=32, rounds=1)
+    sides = ("ours", "ours, with logits")
+    level = "output layer and loss"
+    workloads = [benchmark.Workload(arguments, level, side, "float32", 2048) for side in sides]
+    (ours, *_), (plain, *_) = benchmark.measure(workloads)
+    megabytes_of_logits = 2048 * 20_000 * 4 / 2**20
+    assert plain[2] > megabytes_of_logits > ours[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--part=throughput"], "--train_file must be given"),
+        (["--rounds=0"], "--rounds is 0; it must be at least 1"),
+        (["--d_model=100"], "--d_model is 100; it must be a multiple of 64"),
+        (["--target_tokens=3"], "--target_tokens is 3; it must be at least 32"),
+    ],
+)
+def test_wrong_arguments_are_explained(
+    benchmark: Any, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        benchmark.main(words)
+    assert message in capsys.readouterr().err

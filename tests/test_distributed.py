@@ -1,0 +1,532 @@
+"""Many processes, for real: torchrun with two ranks on the CPU, against one process and against independent counts.
+
+`accelerate launch --cpu --num_processes 2` would start a single process, and accelerate ignores FSDP on CPUs, so all
+tests here assert the number of processes, and those of FSDP2 that each parameter is divided.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+from many_processes import Launcher, launcher
+from safetensors.torch import load_file
+from tiny_vanilla import SHARING, make_model
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, set_seed
+
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.batching import TokenBatchSampler
+from vanilla_transformer.checkpoints import read_world_size
+from vanilla_transformer.evaluation import score_loss, score_translations
+from vanilla_transformer.sharding import save_sharded_model
+from vanilla_transformer.trainer import data_state_name
+
+CONFIGS = Path(__file__).resolve().parent.parent / "scripts" / "accelerate_configs"
+PAIRS, VALIDATION_PAIRS = 60, 7
+WORDS = ["one", "two", "three", "four", "five", "six"]
+
+Log = dict[tuple[int, str], float]
+
+
+def write_texts(folder: Path, name: str, count: int) -> list[str]:
+    """Two files of as many lines, of 1 to 9 words each."""
+    chooser = random.Random(name)
+    paths = [folder / f"{name}.{language}" for language in ("en", "de")]
+    for path in paths:
+        lines = (" ".join(chooser.choices(WORDS, k=chooser.randint(1, 9))) for _ in range(count))
+        path.write_text("".join(f"{line}\n" for line in lines))
+    return [str(path) for path in paths]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("distributed")
+
+
+@pytest.fixture(scope="module")
+def groups(folder: Path) -> Iterator[Launcher]:
+    with launcher(folder) as instance:
+        yield instance
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path) -> list[str]:
+    """What all trainings have in common."""
+    return [
+        *("--preset", "tiny", "--vocab_size", "280", "--max_train_samples", str(PAIRS)),
+        *("--train_file", *write_texts(folder, "train", PAIRS)),
+        *("--validation_file", *write_texts(folder, "validation", VALIDATION_PAIRS)),
+        *("--learning_rate", "0.01", "--warmup_steps", "2", "--logging_steps", "1", "--save_strategy", "steps"),
+        *("--report_to", "none", "--use_cpu", "--disable_tqdm", "true"),
+        *("--per_device_eval_batch_size", "2"),
+    ]
+
+
+def read_log(output_dir: Path) -> Log:
+    """Everything that was logged but times, by step and name."""
+    state = json.loads((output_dir / "trainer_state.json").read_text())
+    return {
+        (entry["step"], name): value
+        for entry in state["log_history"]
+        for name, value in entry.items()
+        if not name.endswith(("runtime", "per_second", "total_flos"))
+    }
+
+
+def select(log: Log, *names: str) -> dict[tuple[int, str], float]:
+    chosen = {key: value for key, value in log.items() if key[1] in names}
+    assert {name for _, name in chosen} == set(names)
+    return chosen
+
+
+def without_sums(log: Log) -> Log:
+    """Without what is a sum or a mean over the steps of one start only."""
+    return {key: value for key, value in log.items() if not key[1].startswith("train_")}
+
+
+def read_batches(folder: Path, world: int) -> list[list[dict[str, Any]]]:
+    """The batches of each rank, which must have known that it was one of `world`."""
+    files = [folder / f"{rank}.jsonl" for rank in range(world)]
+    ranks = [[json.loads(line) for line in path.read_text().splitlines()] for path in files]
+    assert {entry["world"] for rank in ranks for entry in rank} == {world}
+    assert not (folder / f"{world}.jsonl").exists()
+    return ranks
+
+
+def pairs_of(entries: list[dict[str, Any]]) -> Counter[str]:
+    return Counter(json.dumps(pair) for entry in entries for pair in entry["pairs"])
+
+
+def corpus_of(output_dir: Path, folder: Path) -> Counter[str]:
+    """The training pairs as the run's tokenizer takes them apart."""
+    tokenizer = AutoTokenizer.from_pretrained(output_dir)
+    sources, targets = ((folder / f"train.{language}").read_text().splitlines() for language in ("en", "de"))
+    encoded = tokenizer(sources, text_target=targets)
+    return Counter(json.dumps(pair) for pair in zip(encoded["input_ids"], encoded["labels"], strict=True))
+
+
+def assert_same_weights(one: Path, other: Path, *, exact: bool = True) -> None:
+    weights, others = (load_file(path / "model.safetensors") for path in (one, other))
+    assert weights.keys() == others.keys()
+    for name, tensor in weights.items():
+        assert torch.allclose(others[name], tensor, rtol=0 if exact else 1e-3, atol=0 if exact else 1e-4), name
+
+
+@pytest.fixture(scope="module")
+def recipe_arguments(shared: list[str]) -> list[str]:
+    return [
+        *shared,
+        *("--config_overrides", "dropout=0.0", "--recipe", "paper", "--average_checkpoints", "0"),
+        *("--tokens_per_batch", "240", "--tokens_per_device", "120"),
+        *("--max_steps", "8", "--save_steps", "4", "--eval_steps", "4"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def by_torchrun(folder: Path, recipe_arguments: list[str], scripts_directory: Path) -> Path:
+    """The command as a user types it."""
+    output_dir = folder / "torchrun"
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "localhost"),
+        *("--nproc_per_node", "2", str(scripts_directory / "train.py"), "--output_dir", str(output_dir)),
+    ]
+    process = subprocess.Popen(
+        [*command, *recipe_arguments, "--generation_max_length", "12"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        said, _ = process.communicate(timeout=240)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    assert process.returncode == 0, said
+    assert said.count(f"The model is in {output_dir}") == 1, "the first process speaks for all"
+    return output_dir
+
+
+@pytest.fixture(scope="module")
+def forked(groups: Launcher, folder: Path, recipe_arguments: list[str]) -> Path:
+    """The same once more, with the batches of each rank written down."""
+    groups.run(
+        "train",
+        {"arguments": ["--output_dir", str(folder / "forked"), *recipe_arguments], "batches": str(folder / "two")},
+    )
+    return folder / "forked"
+
+
+@pytest.fixture(scope="module")
+def alone(groups: Launcher, folder: Path, recipe_arguments: list[str]) -> Path:
+    options = {"arguments": ["--output_dir", str(folder / "alone"), *recipe_arguments], "batches": str(folder / "one")}
+    groups.run("train", options, processes=1)
+    return folder / "alone"
+
+
+class TestTokenBatches:
+    """The same command, with as many tokens in an update, for two processes and for one."""
+
+    def test_there_are_two_processes(self, by_torchrun: Path, alone: Path) -> None:
+        for output_dir, world, random_states in (
+            (by_torchrun, 2, ["rng_state_0.pth", "rng_state_1.pth"]),
+            (alone, 1, ["rng_state.pth"]),
+        ):
+            for step in (4, 8):
+                checkpoint = output_dir / f"checkpoint-{step}"
+                assert read_world_size(checkpoint) == world
+                assert sorted(path.name for path in checkpoint.glob("rng_state*")) == random_states
+
+    def test_forked_ranks_are_as_good_as_started_ones(self, by_torchrun: Path, forked: Path) -> None:
+        assert read_log(forked) == read_log(by_torchrun)
+        assert_same_weights(forked, by_torchrun)
+
+    def test_the_recipe_keeps_the_tokens_of_an_update(self, by_torchrun: Path, alone: Path) -> None:
+        """Devices times accumulation times budget."""
+        for output_dir, world, accumulation in ((by_torchrun, 2, 1), (alone, 1, 2)):
+            training = json.loads((output_dir / "arguments.json").read_text())["training"]
+            assert training["gradient_accumulation_steps"] == accumulation
+            assert training["max_source_tokens"] == training["max_target_tokens"] == 120
+            assert world * accumulation * 120 == 240
+
+    def test_each_pair_is_in_one_batch_of_one_rank(self, forked: Path, folder: Path) -> None:
+        ranks = read_batches(folder / "two", 2)
+        assert len(ranks[0]) == len(ranks[1]) == 8
+        epochs = [pairs_of(ranks[0][start : start + 4] + ranks[1][start : start + 4]) for start in (0, 4)]
+        assert epochs[0] == epochs[1] == corpus_of(forked, folder)
+        assert [entry["pairs"] for entry in ranks[0][:4]] != [entry["pairs"] for entry in ranks[0][4:]]
+
+    def test_an_update_has_the_same_pairs(self, forked: Path, alone: Path, folder: Path) -> None:
+        ranks, (batches,) = read_batches(folder / "two", 2), read_batches(folder / "one", 1)
+        for step in range(8):
+            first, second, whole = (
+                [entry for entry in entries if entry["step"] == step] for entries in (*ranks, batches)
+            )
+            assert len(first) == len(second) == 1
+            assert pairs_of(first + second) == pairs_of(whole)
+
+    def test_losses_and_scores_are_those_of_one_process(self, by_torchrun: Path, alone: Path) -> None:
+        """Also on the uneven shards of the validation sentences: 7, in batches of 2, for 2 ranks."""
+        names = ("loss", "grad_norm", "learning_rate", "eval_loss", "eval_perplexity", "train_loss")
+        expected, found = (select(read_log(path), *names) for path in (alone, by_torchrun))
+        assert sum(name == "loss" for _, name in expected) == 8
+        assert found == pytest.approx(expected, rel=1e-4)
+        scores = ("eval_bleu", "eval_chrf", "eval_exact_match", "eval_gen_len")
+        expected, found = (select(read_log(path), *scores) for path in (alone, by_torchrun))
+        assert expected[8, "eval_bleu"] > 0
+        assert found == pytest.approx(expected)
+        assert_same_weights(by_torchrun, alone, exact=False)
+
+    def test_tokens_of_all_ranks_are_counted(self, forked: Path, alone: Path, folder: Path) -> None:
+        log, log_alone = read_log(forked), read_log(alone)
+        ranks = read_batches(folder / "two", 2)
+        everything = [entry for rank in ranks for entry in rank]
+        for index, side in enumerate(("source", "target")):
+            counted = sum(len(pair[index]) for entry in everything for pair in entry["pairs"])
+            assert log[8, f"train_{side}_tokens"] == log_alone[8, f"train_{side}_tokens"] == counted
+        for step in range(8):
+            entries = [entry for entry in everything if entry["step"] == step]
+            tokens = sum(len(side) for entry in entries for pair in entry["pairs"] for side in pair)
+            cells = sum(entry["cells"] for entry in entries)
+            assert log[step + 1, "padding_share"] == pytest.approx(1 - tokens / cells, abs=1e-4)
+
+    def test_scores_on_uneven_shards_are_right(self, by_torchrun: Path, folder: Path) -> None:
+        """Of the same checkpoint, with nothing of the Trainer's."""
+        metrics = json.loads((by_torchrun / "eval_results.json").read_text())
+        model, tokenizer = (
+            AutoModelForSeq2SeqLM.from_pretrained(by_torchrun),
+            AutoTokenizer.from_pretrained(by_torchrun),
+        )
+        sources, targets = ((folder / f"validation.{language}").read_text().splitlines() for language in ("en", "de"))
+        loss = score_loss(model, tokenizer, sources, targets, batch_size=3)
+        assert metrics["eval_loss"] == pytest.approx(loss["loss"], rel=1e-4)
+        hypotheses: list[str] = []
+        for source in sources:
+            output = model.generate(**tokenizer(source, return_tensors="pt"), num_beams=1, max_length=12)
+            hypotheses += tokenizer.batch_decode(output, skip_special_tokens=True)
+        scores = score_translations(hypotheses, targets)
+        for name in ("bleu", "chrf", "exact_match"):
+            assert metrics[f"eval_{name}"] == pytest.approx(scores[name])
+
+    def test_one_process_goes_on_where_two_were(
+        self, groups: Launcher, by_torchrun: Path, folder: Path, recipe_arguments: list[str]
+    ) -> None:
+        """With a warning; the recipe accumulates instead, so that the batches stay the same."""
+        output_dir = folder / "fewer"
+        shutil.copytree(by_torchrun, output_dir, ignore=shutil.ignore_patterns("checkpoint-8", "*.safetensors"))
+        shutil.copy(by_torchrun / "checkpoint-4" / "model.safetensors", output_dir / "checkpoint-4")
+        said = groups.run("train", {"arguments": ["--output_dir", str(output_dir), *recipe_arguments]}, processes=1)
+        assert "checkpoint-4 was saved by 2 process(es), and now there are 1" in said
+        expected, found = (select(read_log(path), "loss") for path in (by_torchrun, output_dir))
+        assert found == pytest.approx(expected, rel=1e-4)
+        assert read_world_size(output_dir / "checkpoint-8") == 1
+
+    def test_divided_by_fsdp2_it_is_the_same_training(
+        self, groups: Launcher, by_torchrun: Path, folder: Path, recipe_arguments: list[str]
+    ) -> None:
+        """What fsdp2.yaml says but for the devices and bf16: evaluation, checkpoint and model included."""
+        environment = launch_environment("fsdp2") | {"ACCELERATE_MIXED_PRECISION": "no"}
+        output_dir = folder / "sharded"
+        options = {
+            "arguments": ["--output_dir", str(output_dir), *recipe_arguments],
+            "batches": str(folder / "sharded-batches"),
+            "sharded": True,
+            "longer": 3,  # so that a rank that has finished must go on for the others' sake
+        }
+        groups.run("train", {**options, "in_step": (1, 6)}, environment=environment, killed=True)
+        said = groups.run("train", options, environment=environment)
+        assert f"Resuming from {output_dir / 'checkpoint-4'}\n" in said
+        for rank in read_batches(folder / "sharded-batches", 2):
+            assert all(entry["sharded"] for entry in rank)
+        expected, found = (read_log(path) for path in (by_torchrun, output_dir))
+        assert found[8, "eval_gen_len"] > expected[8, "eval_gen_len"] == 12
+        names = ("loss", "grad_norm", "eval_loss", "padding_share")
+        assert select(found, *names) == pytest.approx(select(expected, *names), rel=1e-3)
+        assert_saved_as_unsharded(output_dir, by_torchrun)
+        assert_saved_as_unsharded(output_dir / "checkpoint-4", by_torchrun / "checkpoint-4")
+
+
+def assert_saved_as_unsharded(folder: Path, expected: Path) -> None:
+    """The same weights, each once, the same configuration, and the model's code, not torch's."""
+    assert_same_weights(folder, expected, exact=False)
+    assert json.loads((folder / "config.json").read_text()) == json.loads((expected / "config.json").read_text())
+    assert sorted(path.name for path in folder.glob("*.py")) == sorted(path.name for path in expected.glob("*.py"))
+
+
+class TestSentenceBatches:
+    def test_losses_are_those_of_one_process(self, groups: Launcher, folder: Path, shared: list[str]) -> None:
+        """Two ranks with batches of 5 as one with batches of 10, by tokens: the two halves have not as many."""
+        arguments = [
+            *(*shared, "--config_overrides", "dropout=0.0", "--train_sampling_strategy", "random"),
+            *("--max_steps", "8", "--save_strategy", "no", "--eval_strategy", "no"),
+        ]
+        for name, processes, size in (("halves", 2, "5"), ("wholes", 1, "10")):
+            options = {
+                "arguments": ["--output_dir", str(folder / name), *arguments, "--per_device_train_batch_size", size],
+                "batches": str(folder / f"{name}-batches"),
+            }
+            groups.run("train", options, processes=processes)
+        ranks, (batches,) = read_batches(folder / "halves-batches", 2), read_batches(folder / "wholes-batches", 1)
+        for first, second, whole in zip(*ranks, batches, strict=True):
+            assert pairs_of([first, second]) == pairs_of([whole])
+        expected, found = (select(read_log(folder / name), "loss", "grad_norm") for name in ("wholes", "halves"))
+        assert sum(name == "loss" for _, name in expected) == 8
+        assert found == pytest.approx(expected, rel=1e-4)
+        assert_same_weights(folder / "halves", folder / "wholes", exact=False)
+
+
+def train_in(groups: Launcher, folder: Path, arguments: list[str], name: str, **options: Any) -> str:
+    """Trains with two processes in the folder `name`, which may hold an earlier part of the same training."""
+    options["arguments"] = ["--output_dir", str(folder / name), *arguments]
+    return groups.run("train", options, killed=not options.keys().isdisjoint({"in_step", "in_save"}))
+
+
+class TestResuming:
+    """With dropout, and the default sampling by length."""
+
+    def test_two_killed_processes_reach_the_same_weights(
+        self, groups: Launcher, folder: Path, shared: list[str]
+    ) -> None:
+        arguments = [
+            *(*shared, "--config_overrides", "dropout=0.3", "--per_device_train_batch_size", "10"),
+            *("--max_steps", "9", "--save_steps", "3", "--save_total_limit", "9", "--eval_strategy", "no"),
+            *("--predict_with_generate", "false"),
+        ]
+        run = partial(train_in, groups, folder, arguments)
+        run("unbroken", batches=str(folder / "unbroken-batches"))
+        ranks = read_batches(folder / "unbroken-batches", 2)
+        for start in (0, 3, 6):
+            epoch = [entry for rank in ranks for entry in rank[start : start + 3]]
+            assert pairs_of(epoch) == corpus_of(folder / "unbroken", folder)
+
+        broken = folder / "broken"
+        run("broken", batches=str(folder / "broken-batches"), in_save=(1, 6))
+        assert not (broken / "checkpoint-6" / "rng_state_1.pth").exists()
+        said = run("broken", batches=str(folder / "broken-batches"), in_step=(0, 8))
+        assert f"Resuming from {broken / 'checkpoint-3'}\n" in said
+        assert "renamed to _incomplete-checkpoint-6" in said
+        said = run("broken")
+        assert f"Resuming from {broken / 'checkpoint-6'}\n" in said
+
+        assert without_sums(read_log(broken)) == without_sums(read_log(folder / "unbroken"))
+        assert_same_weights(broken, folder / "unbroken")
+        for rank in range(2):
+            name = f"checkpoint-9/rng_state_{rank}.pth"
+            found, expected = (torch.load(path / name, weights_only=False) for path in (broken, folder / "unbroken"))
+            assert found["cpu"].equal(expected["cpu"])
+
+
+class TestStreaming:
+    def test_each_pair_is_seen_by_one_rank_and_a_killed_run_goes_on(
+        self, groups: Launcher, folder: Path, shared: list[str]
+    ) -> None:
+        """And the average of its last checkpoints, which the first process makes, is the model of all."""
+        arguments = [
+            *(*shared, "--config_overrides", "dropout=0.3", "--streaming", "--max_source_tokens", "120"),
+            *("--max_steps", "12", "--save_steps", "4", "--average_checkpoints", "2", "--eval_strategy", "no"),
+            *("--max_eval_samples", "1"),  # a rank has none of its own
+        ]
+        run = partial(train_in, groups, folder, arguments)
+        batches = folder / "stream-batches"
+        run("stream", batches=str(batches))
+        first_pass: Counter[str] = Counter()
+        for rank in read_batches(batches, 2):
+            entries = iter(rank)
+            seen: list[dict[str, Any]] = []
+            while sum(len(entry["pairs"]) for entry in seen) < PAIRS / 2:
+                seen.append(next(entries))
+            first_pass += pairs_of(seen)
+        assert first_pass == corpus_of(folder / "stream", folder)
+        for step in (8, 12):
+            checkpoint = folder / "stream" / f"checkpoint-{step}"
+            states = [json.loads((checkpoint / data_state_name(rank)).read_text()) for rank in range(2)]
+            assert [state["arguments"]["rank"] for state in states] == [0, 1]
+        metrics = json.loads((folder / "stream" / "eval_results.json").read_text())
+        assert metrics["eval_loss"] > 0
+
+        last, before = (load_file(folder / "stream" / f"checkpoint-{step}/model.safetensors") for step in (12, 8))
+        for name, tensor in load_file(folder / "stream" / "model.safetensors").items():
+            torch.testing.assert_close(tensor, (last[name] + before[name]) / 2)
+
+        run("broken-stream", in_step=(1, 6))
+        said = run("broken-stream")
+        assert f"Resuming from {folder / 'broken-stream' / 'checkpoint-4'}\n" in said
+        expected, found = (read_log(folder / name) for name in ("stream", "broken-stream"))
+        assert without_sums(found) == without_sums(expected)
+        assert_same_weights(folder / "broken-stream", folder / "stream")
+
+
+@pytest.fixture(scope="module")
+def results(groups: Launcher, folder: Path) -> Path:
+    output = folder / "fully-shard"
+    output.mkdir()
+    changes = {
+        name: {**SHARING[name], "label_smoothing": 0.1, "lm_head_bias": True}
+        for name in ("shared-tied", "separate-untied")
+    }
+    groups.run("fully_shard_by_hand", {"folder": str(output), "changes": changes, "steps": 4})
+    return output
+
+
+class TestFullyShard:
+    @pytest.mark.parametrize("name", ["shared-tied", "separate-untied"])
+    def test_losses_are_those_of_the_whole_model(self, results: Path, name: str) -> None:
+        result = json.loads((results / f"{name}.json").read_text())
+        assert result["world"] == 2
+        assert set(result["sharded"].values()) == {"DTensor"}
+        assert len(result["losses"]) == len(set(result["losses"])) == 4
+        assert result["losses"] == pytest.approx(result["expected"], rel=1e-5)
+        if hasattr(torch.nn, "LinearCrossEntropyOptions"):
+            assert len(result["lean"]) == 4, "the output layer is gathered with the root, so no logits are needed"
+
+    @pytest.mark.parametrize("name", ["shared-tied", "separate-untied"])
+    def test_from_pretrained_reads_what_is_saved(self, results: Path, name: str) -> None:
+        assert_saved_as_unsharded(results / name, results / f"{name}-whole")
+        model, info = AutoModelForSeq2SeqLM.from_pretrained(results / name, output_loading_info=True)
+        assert not any(info.values())
+        saved = load_file(results / name / "model.safetensors")
+        for key, tensor in saved.items():
+            assert torch.equal(model.state_dict()[key], tensor)
+
+
+def test_a_whole_model_is_not_saved_as_a_divided_one(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="was not divided by fully_shard"):
+        save_sharded_model(make_model(), str(tmp_path / "model"))
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_users_own_loop_sees_each_batch_once(groups: Launcher, folder: Path) -> None:
+    """By accelerate, which divides the batches of a sampler without a rank; three epochs, an odd number of batches."""
+    chooser = random.Random(0)
+    rows = [
+        {name: [*chooser.choices(range(4, 200), k=chooser.randint(1, 12)), 2] for name in ("input_ids", "labels")}
+        for _ in range(PAIRS - 1)
+    ]
+    lengths = ([len(row[name]) for row in rows] for name in ("input_ids", "labels"))
+    sampler = TokenBatchSampler(*lengths, max_source_tokens=60, max_target_tokens=60)
+    assert len(sampler) % 2 == 1
+    output = folder / "loop"
+    output.mkdir()
+    groups.run("prepared_loader", {"folder": str(output), "rows": rows, "budget": 60, "epochs": 3})
+    ranks = read_batches(output, 2)
+    assert len(ranks[0]) == len(ranks[1])
+    expected = Counter(json.dumps([row["input_ids"], row["labels"]]) for row in rows)
+    epochs = [[entry for rank in ranks for entry in rank if entry["epoch"] == epoch] for epoch in range(3)]
+    assert [pairs_of(epoch) for epoch in epochs] == [expected] * 3
+    assert len({json.dumps([entry["pairs"] for entry in epoch]) for epoch in epochs}) == 3
+
+
+# The files for GPUs, as far as they can be followed without one
+
+
+def launch_environment(name: str, *more: str) -> dict[str, str]:
+    """The variables that `accelerate launch --config_file` sets for its processes."""
+    arguments = launch_command_parser().parse_args(
+        ["--config_file", str(CONFIGS / f"{name}.yaml"), "--main_process_port", "0", *more, "train.py"]
+    )
+    arguments, *_ = _validate_launch_command(arguments)
+    if arguments.use_deepspeed:
+        arguments.deepspeed_fields_from_accelerate_config = ""  # which `accelerate launch` puts in between
+        _, environment = prepare_deepspeed_cmd_env(arguments)
+    else:
+        environment = prepare_multi_gpu_env(arguments)
+    return {key: value for key, value in environment.items() if key.startswith(("ACCELERATE_", "FSDP_"))}
+
+
+class TestConfigFiles:
+    @pytest.mark.parametrize("name", ["ddp", "fsdp2", "deepspeed_zero3"])
+    def test_accelerate_knows_every_key(self, name: str) -> None:
+        path = CONFIGS / f"{name}.yaml"
+        loaded = load_config_from_file(str(path))  # which refuses unknown keys
+        assert loaded.num_processes > 1
+        known = vars(launch_command_parser().parse_args(["train.py"]))
+        content = yaml.safe_load(path.read_text())
+        for part in ("fsdp_config", "deepspeed_config"):
+            # Of these accelerate would take any.
+            assert content.get(part, {}).keys() <= known.keys()
+
+    def test_there_is_no_other_file(self) -> None:
+        assert sorted(path.stem for path in CONFIGS.iterdir()) == ["ddp", "deepspeed_zero3", "fsdp2"]
+
+    def test_ddp(self) -> None:
+        environment = launch_environment("ddp", "--num_processes", "8")
+        assert environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
+        assert not any(key.startswith(("FSDP_", "ACCELERATE_USE")) for key in environment)
+
+    def test_fsdp2(self) -> None:
+        environment = launch_environment("fsdp2")
+        assert environment["ACCELERATE_USE_FSDP"] == "true"
+        assert environment["FSDP_VERSION"] == "2"
+        assert environment["FSDP_AUTO_WRAP_POLICY"] == "TRANSFORMER_BASED_WRAP"
+        assert environment["FSDP_STATE_DICT_TYPE"] == "FULL_STATE_DICT"
+
+    def test_deepspeed(self) -> None:
+        environment = launch_environment("deepspeed_zero3")
+        assert environment["ACCELERATE_USE_DEEPSPEED"] == "true"
+        assert environment["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "3"
+        assert environment["ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL"] == "true"
+        # Taken from the Trainer's own arguments.
+        assert "ACCELERATE_GRADIENT_ACCUMULATION_STEPS" not in environment
+        assert "ACCELERATE_GRADIENT_CLIPPING" not in environment
+
+    def test_the_layers_by_which_models_are_divided_exist(self) -> None:
+        set_seed(0)
+        model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig.from_preset("tiny"))
+        layers = [*model.model.encoder.layers, *model.model.decoder.layers]
+        names = model._no_split_modules
+        assert names is not None
+        assert {type(layer).__name__ for layer in layers} == set(names)
