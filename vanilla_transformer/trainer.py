@@ -58,7 +58,7 @@ class TranslationTrainer(Seq2SeqTrainer):
                 f"dataloader_num_workers={self.args.dataloader_num_workers}: must be 0 for a stream, whose position a "
                 "worker would keep to itself."
             )
-        self._counts: dict[str, torch.Tensor] = {}
+        self._counts: dict[str, int | torch.Tensor] = {}
         self._totals = dict.fromkeys(("pairs", "source", "target"), 0)
         self._resumed_step = 0
         self._interval_start: float | None = None
@@ -201,11 +201,11 @@ class TranslationTrainer(Seq2SeqTrainer):
             source, labels = inputs["input_ids"], inputs["labels"]
             mask = inputs.get("attention_mask")
             # Sums stay on their device until they are logged, so that none of them waits for it.
-            counts = {
-                "pairs": torch.tensor(len(labels), device=labels.device),
-                "source": torch.tensor(source.numel(), device=labels.device) if mask is None else mask.sum(),
+            counts: dict[str, int | torch.Tensor] = {
+                "pairs": len(labels),
+                "source": source.numel() if mask is None else mask.sum(),
                 "target": labels.ne(_IGNORED_LABEL).sum(),
-                "cells": torch.tensor(source.numel() + labels.numel(), device=labels.device),
+                "cells": source.numel() + labels.numel(),
             }
             for name, count in counts.items():
                 self._counts[name] = self._counts.get(name, 0) + count
@@ -216,7 +216,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         names = sorted(self._counts)
         if not names:
             return {}
-        counts = torch.stack([self._counts[name].to(self.args.device) for name in names])
+        counts = torch.stack([torch.as_tensor(self._counts[name], device=self.args.device) for name in names])
         if self.args.world_size > 1:
             counts = self.accelerator.reduce(counts, reduction="sum")
         self._counts = {}
