@@ -47,6 +47,7 @@ from vanilla_transformer.training import (
     build_config,
     build_model,
     build_trainer,
+    check_model_arguments,
     check_output_dir,
     check_streaming,
     claim_output_dir,
@@ -87,6 +88,11 @@ def read_settings(path: str) -> dict[str, Any]:
     return settings
 
 
+def float_fields() -> set[str]:
+    """The names of the arguments that are numbers with a fraction."""
+    return {item.name for item in fields(TranslationTrainingArguments) if "float" in str(item.type)}
+
+
 def recipe_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The defaults that a recipe brings, given what was said: nothing without `recipe`."""
     if settings.get("recipe") is None:
@@ -108,7 +114,12 @@ def parse(parser: HfArgumentParser, argv: list[str]) -> Any:
     recipe = {item.name: item.default for item in fields(RecipeArguments)}
     if len(argv) == 1 and argv[0].endswith((".json", ".yaml", ".yml")):
         settings = read_settings(argv[0])
+        for name in float_fields() & settings.keys():
+            if isinstance(settings[name], str):
+                settings[name] = float(settings[name])  # YAML takes 1e-3 for text
         return parser.parse_dict(recipe_defaults(recipe | settings) | settings)
+    if argv and argv[0].endswith((".json", ".yaml", ".yml")):
+        parser.error(f"{argv[0]} must be the only argument; it was followed by {' '.join(argv[1:])}")
     # What a recipe depends on must be known before its defaults are.
     look_ahead = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("recipe", "preset", "num_train_epochs"):
@@ -187,7 +198,8 @@ def main(argv: list[str] | None = None) -> None:
     """Trains, saves the model, and prints its validation scores."""
     parser = make_parser()
     try:
-        _, model_arguments, data_arguments, arguments = parse(parser, sys.argv[1:] if argv is None else argv)
+        recipe, model_arguments, data_arguments, arguments = parse(parser, sys.argv[1:] if argv is None else argv)
+        check_model_arguments(model_arguments)
         check_streaming(data_arguments, arguments)
         set_seed(arguments.seed)
         corpora, tokenizer, config = prepare(model_arguments, data_arguments, arguments)
@@ -203,6 +215,11 @@ def main(argv: list[str] | None = None) -> None:
     trainer = build_trainer(model, tokenizer, corpora, data_arguments, arguments)
     if trainer.is_world_process_zero():
         print(describe(model, tokenizer, corpora))
+        if recipe.recipe:
+            print(
+                f"An update: {arguments.world_size} process(es) x {arguments.gradient_accumulation_steps} passes x "
+                f"{arguments.max_source_tokens:,} source and {arguments.max_target_tokens:,} target tokens"
+            )
         if checkpoint:
             print(f"Resuming from {checkpoint}")
 

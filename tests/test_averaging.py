@@ -441,7 +441,10 @@ class TestSelect:
             select_checkpoints(run, last=4)
         with pytest.raises(ValueError, match=r"best=3: .* 2 whole .* with eval_loss: checkpoint-2, checkpoint-10\."):
             select_checkpoints(run, best=3, metric="loss")
+        (tmp_path / "empty").mkdir()
         with pytest.raises(ValueError, match=r"0 whole checkpoint\(s\): none"):
+            select_checkpoints(tmp_path / "empty", last=1)
+        with pytest.raises(ValueError, match=r"There is no folder .*nothing"):
             select_checkpoints(tmp_path / "nothing", last=1)
 
     @pytest.mark.parametrize(
@@ -623,7 +626,7 @@ class TestScript:
             (["--output_dir", "out", "--model_dir", "run", "--checkpoints", "a"], "Give either --model_dir"),
             (["--output_dir", "out", "--checkpoints", "a", "--last", "2"], "--last chooses among"),
             (["--output_dir", "out", "--model_dir", "run"], "exactly one of last and best"),
-            (["--output_dir", "out", "--model_dir", "run", "--last", "2"], "0 whole checkpoint(s)"),
+            (["--output_dir", "out", "--model_dir", "run", "--last", "2"], "There is no folder run"),
             (["--output_dir", "out", "--checkpoints", "nowhere"], "nowhere has no config.json"),
             (["--model_dir", "run", "--last", "2"], "--output_dir"),
         ],

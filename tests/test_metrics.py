@@ -391,6 +391,12 @@ class TestComparison:
         assert results[0] == results[1] == results[2]
         assert compare_translations(systems, references, samples=50, seed=6) != results[0]
 
+    def test_the_same_translations_do_not_differ(self) -> None:
+        systems, references = make_systems()
+        (name, translations), *_ = systems.items()
+        _, again = compare_translations({name: translations, "again": translations}, references, samples=50)["systems"]
+        assert (again["bleu"]["p_value"], again["chrf"]["p_value"]) == (1, 1)
+
     def test_options_reach_the_scores(self) -> None:
         systems = {"a": ["THE CAT SAT ON THE MAT"], "b": ["no"]}
         references = ["the cat sat on the mat"]

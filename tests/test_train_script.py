@@ -162,6 +162,12 @@ def test_two_vocabularies(run: Any, settings: dict[str, Any], data: dict[str, An
     assert AutoTokenizer.from_pretrained(tmp_path / "further").separate_vocabs
 
 
+def test_numbers_that_yaml_takes_for_text(script: Any, tmp_path: Path) -> None:
+    path = tmp_path / "arguments.yaml"
+    path.write_text("preset: tiny\ntrain_file: [pairs.tsv]\noutput_dir: out\nlearning_rate: 1e-3\nwarmup_steps: 10\n")
+    assert script.parse(script.make_parser(), [str(path)])[-1].learning_rate == 0.001
+
+
 class TestStreaming:
     @pytest.fixture
     def streaming(self, settings: dict[str, Any]) -> dict[str, Any]:
@@ -190,7 +196,12 @@ class TestStreaming:
         with pytest.raises(SystemExit):
             run({**settings, "streaming": True})
         message = capsys.readouterr().err
-        for words in ("max_source_tokens must be given", "max_steps=-1", "eval_strategy must be", "save_strategy must"):
+        for words in (
+            "max_source_tokens must be given",
+            "max_steps must be given",
+            "eval_strategy must",
+            "save_strategy must",
+        ):
             assert words in message
         assert not Path(settings["output_dir"]).exists()
 
@@ -203,6 +214,9 @@ class TestStreaming:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
+        ({"preset": "tinny"}, "tinny"),
+        ({"config_overrides": "dropuot=0.3"}, "dropuot not among the fields"),
+        ({"tokens_per_batch": 1000}, "tokens_per_batch=1000 needs a recipe"),
         ({"bpe_dropout": 1}, "bpe_dropout=1.0: must be at least 0 and less than 1"),
         ({"target_vocab_size": 300}, "target_vocab_size=300 needs separate_vocabularies"),
         ({"max_source_tokens": 0}, "max_source_tokens=0: must be at least 1 token"),
@@ -216,4 +230,6 @@ def test_impossible_wishes_are_refused(
 ) -> None:
     with pytest.raises(SystemExit):
         run({**settings, **wrong})
-    assert message in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert "vocabulary has" not in errors, "said before a tokenizer is trained"

@@ -678,3 +678,19 @@ class TestOutputDir:
         monkeypatch.setattr(Seq2SeqTrainingArguments, "should_save", False)
         self.claim(tmp_path / "new")
         assert not (tmp_path / "new").exists()
+
+
+def test_arguments_that_change_what_a_run_comes_to_are_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run may go on with more epochs in silence, but not with another learning rate."""
+    data = DataArguments(train_file=["in memory"])
+    for changes, expected in (
+        ({}, ""),
+        ({"num_train_epochs": 20}, ""),
+        ({"learning_rate": 0.5, "seed": 7}, "learning_rate from None to 0.5, seed from 42 to 7"),
+    ):
+        caplog.clear()
+        claim_output_dir(tmp_path / "run", TINY, data, make_arguments(tmp_path / "run", **changes), TOKENIZER)
+        assert bool(expected) == bool(caplog.text), caplog.text
+        assert expected in caplog.text

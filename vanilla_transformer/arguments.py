@@ -31,10 +31,14 @@ class RecipeArguments:
         """Checks the name.
 
         Raises:
-            ValueError: If there is no such recipe.
+            ValueError: If there is no such recipe, or none is named that the numbers could belong to.
         """
         if self.recipe not in (None, "paper"):
             raise ValueError(f"recipe={self.recipe!r}: must be paper, or absent.")
+        if self.recipe is None:
+            for name, default in (("tokens_per_batch", 25_000), ("tokens_per_device", None)):
+                if (value := getattr(self, name)) != default:
+                    raise ValueError(f"{name}={value} needs a recipe; without one give max_source_tokens.")
 
 
 @dataclass
@@ -157,6 +161,9 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     warmup_steps: float = field(default=4000, metadata={"help": "Steps of linear warm-up (a share if below 1)."})
     adam_beta2: float = field(default=0.98, metadata={"help": "The paper's."})
     adam_epsilon: float = field(default=1e-9, metadata={"help": "The paper's."})
+    logging_steps: float = field(
+        default=50, metadata={"help": "Updates between two lines of the log (a share if < 1)."}
+    )
     num_train_epochs: float = field(default=10.0, metadata={"help": "Number of passes over the training data."})
     per_device_train_batch_size: int = field(default=64, metadata={"help": "Sentence pairs in a training batch."})
     per_device_eval_batch_size: int = field(default=64, metadata={"help": "Sentence pairs in a validation batch."})

@@ -363,7 +363,12 @@ def _usable_checkpoints(output_dir: str | os.PathLike[str]) -> dict[int, Path]:
     """Those that can be averaged, whether or not training could go on from them.
 
     Nothing is asked of the files of other processes, which at the end of a training may still be writing them.
+
+    Raises:
+        ValueError: If there is no such folder.
     """
+    if not Path(output_dir).is_dir():
+        raise ValueError(f"There is no folder {output_dir}.")
     return {
         step: folder
         for step, folder in list_checkpoints(output_dir).items()

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, Seq2SeqTrainer, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_checkpoint, seed_worker
 
+from .averaging import AverageCheckpoints
 from .batching import IntArray, TokenBatchSampler, pair_lengths
 from .checkpoints import replacing_files
 from .sharding import drop_tied_copies, is_sharded, keep_tables_together, unsharded_class
@@ -35,7 +36,9 @@ class TranslationTrainer(Seq2SeqTrainer):
     It logs `source_tokens_per_second` and `target_tokens_per_second` (real tokens of all processes; the time spent
     on evaluating and saving does not count) and `padding_share`, the share of both sides' cells that is padding.
     The evaluation loss is a mean over tokens rather than over batches, so that `eval_perplexity`, its exponential, does
-    not depend on the batches. Without a learning rate in the arguments it takes the paper's, (d_model * warmup)^-0.5.
+    not depend on the batches. Of a stream it logs `corpus_pass`, counted from 0; `epoch` is then the share of
+    `max_steps` that is done. With `average_checkpoints` it averages the last ones at the end ([`AverageCheckpoints`]).
+    Without a learning rate in the arguments it takes the paper's, (d_model * warmup_steps)^-0.5.
 
     Args:
         *args: As `Seq2SeqTrainer` takes them.
@@ -53,6 +56,11 @@ class TranslationTrainer(Seq2SeqTrainer):
         if self.args.learning_rate is None:
             d_model = cast(PreTrainedModel, self.model).config.hidden_size
             self.args.learning_rate = (d_model * self.args.warmup_steps) ** -0.5
+        average = getattr(self.args, "average_checkpoints", 0)
+        if average and not any(
+            isinstance(callback, AverageCheckpoints) for callback in self.callback_handler.callbacks
+        ):
+            self.add_callback(AverageCheckpoints(last=average))
         if self.stream is not None and self.args.dataloader_num_workers:
             raise ValueError(
                 f"dataloader_num_workers={self.args.dataloader_num_workers}: must be 0 for a stream, whose position a "
@@ -252,6 +260,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         if self.stream is not None:
             # A stream has no length: what has been done of it is a share of max_steps.
             self.state.epoch = self.state.global_step / self.state.max_steps
+            if "loss" in logs:
+                logs["corpus_pass"] = self.stream.state_dict()["position"]["number"]
         super().log(logs, *args, **kwargs)
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:

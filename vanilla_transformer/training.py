@@ -27,7 +27,6 @@ from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import logging
 
 from .arguments import DataArguments, ModelArguments, TranslationTrainingArguments
-from .averaging import AverageCheckpoints
 from .batching import IntArray, pair_lengths
 from .bpe_dropout import BpeDropout, measure_length_growth
 from .callbacks import KeepGenerationConfig, MixLengthGroups
@@ -38,6 +37,7 @@ from .evaluation import make_compute_metrics
 from .recipe import paper_training_arguments
 from .streaming import StreamingTokenBatches
 from .streaming_data import sample_pairs, stream_parallel_corpus, tokenize_stream
+from .tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from .tokenizer_training import train_separate_tokenizer, train_tokenizer
 from .trainer import TranslationTrainer
 from .watching import WriteCurves, use_token_progress
@@ -45,6 +45,13 @@ from .watching import WriteCurves, use_token_progress
 logger = logging.get_logger(__name__)
 
 ARGUMENTS_FILE = "arguments.json"
+# Arguments without which a run that is resumed is not the one that was begun.
+_WATCHED_ARGUMENTS = (
+    *("learning_rate", "lr_scheduler_type", "warmup_steps", "optim", "adam_beta1", "adam_beta2", "adam_epsilon"),
+    *("weight_decay", "max_grad_norm", "label_smoothing_factor", "bf16", "fp16", "seed", "data_seed"),
+    *("max_source_tokens", "max_target_tokens", "per_device_train_batch_size", "gradient_accumulation_steps"),
+    "train_sampling_strategy",
+)
 _GROWTH_SAMPLE = 2000  # pairs by which BPE-dropout's longer texts are measured
 
 
@@ -237,6 +244,19 @@ def build_config(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
         raise ValueError(f"config_overrides: {error}") from error
 
 
+def check_model_arguments(arguments: ModelArguments) -> None:
+    """Checks preset and overrides before data are read and a tokenizer is trained.
+
+    Args:
+        arguments: Those of a new model by preset; of others nothing is checked yet.
+
+    Raises:
+        ValueError: If there is no such preset, or an override is not a field or not a legal value of it.
+    """
+    if arguments.preset is not None:
+        build_config(arguments, VanillaTransformerTokenizer())
+
+
 def build_model(arguments: ModelArguments, config: PreTrainedConfig) -> PreTrainedModel:
     """Builds a new model, or loads the one to go on from.
 
@@ -360,10 +380,29 @@ def claim_output_dir(
         "data": asdict(data_arguments),
         "training": training_arguments.to_sanitized_dict(),
     }
+    _report_changes(Path(output_dir) / ARGUMENTS_FILE, settings["training"])
     with replacing_files(output_dir) as partial:
         text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
         (partial / ARGUMENTS_FILE).write_text(text, encoding="utf-8")
         tokenizer.save_pretrained(partial)
+
+
+def _report_changes(marker: Path, training: dict[str, Any]) -> None:
+    """Warns where a run goes on in another way than it began, which is legal but no longer the same run."""
+    if not marker.is_file():
+        return
+    found = json.loads(marker.read_text(encoding="utf-8")).get("training", {})
+    changes = [
+        f"{name} from {found[name]} to {training.get(name)}"
+        for name in _WATCHED_ARGUMENTS
+        if name in found and found[name] != training.get(name)
+    ]
+    if changes:
+        logger.warning(
+            f"{marker.parent} began with other arguments; changed: {', '.join(changes)}. The run goes on from its last "
+            "checkpoint, which keeps its learning rate schedule and optimizer settings, but not to the same weights as "
+            "an unbroken one; where batches changed, it goes on at another place of the epoch."
+        )
 
 
 def build_trainer(
@@ -414,8 +453,6 @@ def build_trainer(
             and training_arguments.train_sampling_strategy == "group_by_length"
         ):
             callbacks.append(MixLengthGroups(np.maximum(*train_lengths).tolist()))
-    if training_arguments.average_checkpoints:
-        callbacks.append(AverageCheckpoints(last=training_arguments.average_checkpoints))
     trainer = TranslationTrainer(
         model=model,
         args=training_arguments,
@@ -498,10 +535,10 @@ def check_streaming(data_arguments: DataArguments, arguments: TranslationTrainin
     if arguments.max_source_tokens is None:
         problems.append("max_source_tokens must be given: its batches are filled by tokens")
     if arguments.max_steps <= 0:
-        problems.append(f"max_steps={arguments.max_steps} must be given instead of epochs: a stream has no length")
+        problems.append("max_steps must be given instead of a number of epochs: a stream has no length")
     for name in ("eval_strategy", "save_strategy"):
         if getattr(arguments, name) == "epoch":
-            problems.append(f"{name} must be steps or no, not epoch: a stream has no length")
+            problems.append(f"{name} must be steps or no, not epoch")
     if problems:
         raise ValueError(f"streaming: {'; '.join(problems)}.")
 
@@ -534,6 +571,7 @@ __all__ = [
     "build_config",
     "build_model",
     "build_trainer",
+    "check_model_arguments",
     "check_output_dir",
     "check_streaming",
     "claim_output_dir",

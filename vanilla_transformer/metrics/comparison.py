@@ -123,6 +123,7 @@ def compare_translations(
             n_samples=samples,
         )
         signatures, scores = test()
+    baseline = list(next(iter(systems.values())))
     # One entry per scorer, in their order, under the full name of the score; among the scores the systems' names first.
     bleu, chrf = [column for name, column in scores.items() if name != "System"]
     bleu_signature, chrf_signature = map(str, signatures.values())
@@ -134,15 +135,22 @@ def compare_translations(
         "bleu_signature": bleu_signature,
         "chrf_signature": chrf_signature,
         "systems": [
-            {"system": name, "bleu": _paired_score(bleu[index]), "chrf": _paired_score(chrf[index])}
-            for index, name in enumerate(systems)
+            {
+                "system": name,
+                "bleu": _paired_score(bleu[index], same=list(translations) == baseline),
+                "chrf": _paired_score(chrf[index], same=list(translations) == baseline),
+            }
+            for index, (name, translations) in enumerate(systems.items())
         ],
     }
 
 
-def _paired_score(result: Any) -> PairedScore:
+def _paired_score(result: Any, *, same: bool) -> PairedScore:
     # The means and intervals are NumPy's floats.
     mean, ci, p_value = (None if value is None else float(value) for value in (result.mean, result.ci, result.p_value))
+    if same and p_value is not None:
+        # sacreBLEU gives its smallest value to a difference of nothing.
+        p_value = 1.0
     return {"score": float(result.score), "mean": mean, "ci": ci, "p_value": p_value}
 
 
