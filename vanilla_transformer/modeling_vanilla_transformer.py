@@ -602,6 +602,8 @@ class VanillaTransformerForConditionalGeneration(
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config)
+        # From the class's name the library would take a loss that shifts labels, and count one target too few.
+        self.loss_type = None  # type: ignore[assignment]
         self.model = VanillaTransformerModel(config)
         self.lm_head = nn.Linear(config.d_model, config.target_vocab_size, bias=config.lm_head_bias)
         self.post_init()

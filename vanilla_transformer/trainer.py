@@ -1,5 +1,6 @@
 """`TranslationTrainer`: a `Seq2SeqTrainer` that can fill batches by tokens, and that counts them."""
 
+import copy
 import json
 import math
 import time
@@ -12,17 +13,36 @@ from accelerate.data_loader import prepare_data_loader
 from datasets import Dataset
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, Seq2SeqTrainer, TrainerState
+from transformers import (
+    PreTrainedModel,
+    Seq2SeqTrainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_checkpoint, seed_worker
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput, seed_worker
 
 from .averaging import AverageCheckpoints
 from .batching import IntArray, TokenBatchSampler, pair_lengths
-from .checkpoints import replacing_files
+from .checkpoints import find_last_whole_checkpoint, replacing_files
 from .sharding import drop_tied_copies, is_sharded, keep_tables_together, unsharded_class
 from .streaming import StreamingTokenBatches
 
 _IGNORED_LABEL = -100
+
+
+class _SetEpoch(TrainerCallback):
+    """Tells a sampler which epoch begins."""
+
+    def __init__(self, sampler: TokenBatchSampler) -> None:
+        self.sampler = sampler
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.sampler.set_epoch(int(state.epoch or 0))
 
 
 class TranslationTrainer(Seq2SeqTrainer):
@@ -54,6 +74,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         super().__init__(*args, **kwargs)
         self.train_lengths = train_lengths
         if self.args.learning_rate is None:
+            # The caller's own may serve a model of another width next.
+            self.args = copy.copy(self.args)
             d_model = cast(PreTrainedModel, self.model).config.hidden_size
             self.args.learning_rate = (d_model * self.args.warmup_steps) ** -0.5
         average = getattr(self.args, "average_checkpoints", 0)
@@ -83,7 +105,8 @@ class TranslationTrainer(Seq2SeqTrainer):
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Returns this process's training batches."""
         if self.stream is not None:
-            return DataLoader(self.stream, batch_size=None, collate_fn=self.data_collator, **self._loader_settings())
+            collate = self._get_collator_with_removed_columns(self.data_collator)
+            return DataLoader(self.stream, batch_size=None, collate_fn=collate, **self._loader_settings())
         if getattr(self.args, "max_source_tokens", None) is None:
             return super().get_train_dataloader()
         return self._token_dataloader()
@@ -107,6 +130,10 @@ class TranslationTrainer(Seq2SeqTrainer):
                 f"to train on, not a {type(self.train_dataset).__name__}."
             )
         source_lengths, target_lengths = self.train_lengths or pair_lengths(self.train_dataset)
+        if len(source_lengths) != len(self.train_dataset):
+            raise ValueError(
+                f"train_lengths has {len(source_lengths)} pairs, the training data have {len(self.train_dataset)}."
+            )
         sampler = TokenBatchSampler(
             source_lengths=source_lengths,
             target_lengths=target_lengths,
@@ -116,6 +143,9 @@ class TranslationTrainer(Seq2SeqTrainer):
             num_replicas=arguments.world_size,
             rank=arguments.process_index,
         )
+        # Older versions of the library do not tell a sampler behind `skip_first_batches` which epoch it is.
+        self.remove_callback(_SetEpoch)
+        self.add_callback(_SetEpoch(sampler))
         loader: DataLoader[Any] = DataLoader(
             self._remove_unused_columns(self.train_dataset, description="training"),
             batch_sampler=sampler,
@@ -158,7 +188,11 @@ class TranslationTrainer(Seq2SeqTrainer):
             ValueError: If the checkpoint does not say where that is, or the stream has other arguments now.
         """
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = get_last_checkpoint(str(self.args.output_dir))
+            folder = str(self.args.output_dir)
+            found = find_last_whole_checkpoint(folder, world_size=self.args.world_size, set_aside=False)
+            if found is None:
+                raise ValueError(f"resume_from_checkpoint=True, but {folder} holds no whole checkpoint.")
+            resume_from_checkpoint = str(found)
         self._resumed_step = 0
         if resume_from_checkpoint:
             state = TrainerState.load_from_json(str(Path(str(resume_from_checkpoint)) / TRAINER_STATE_NAME))
@@ -198,6 +232,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         if self.stream is not None:
             path = Path(output_dir) / data_state_name(self.args.process_index)
             path.write_text(json.dumps(self.stream.state_dict()), encoding="utf-8")
+        # The main process says that the checkpoint is whole, and deletes older ones, only when all have written.
+        self.accelerator.wait_for_everyone()
 
     # Counting
 
@@ -273,16 +309,22 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluates as the library does."""
-        start = time.perf_counter()
+        start, pause = time.perf_counter(), self._pause
         metrics: dict[str, float] = super().evaluate(*args, **kwargs)
-        self._pause += time.perf_counter() - start
+        # Not in addition to what was counted inside: several evaluation sets are evaluated by calls of this method.
+        self._pause = pause + time.perf_counter() - start
         return metrics
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Evaluates one batch, and keeps the sum of its tokens' losses."""
         if "labels" in inputs:
             inputs = {**inputs, "labels": self._ignore_repeats(inputs["labels"])}
-        loss, predictions, labels = super().prediction_step(model, inputs, *args, **kwargs)
+        # Else the library may divide by the tokens of all processes' batches instead of this one's.
+        accepts_loss_kwargs, self.model_accepts_loss_kwargs = self.model_accepts_loss_kwargs, False
+        try:
+            loss, predictions, labels = super().prediction_step(model, inputs, *args, **kwargs)
+        finally:
+            self.model_accepts_loss_kwargs = accepts_loss_kwargs
         if loss is not None and "labels" in inputs:
             tokens = inputs["labels"].ne(_IGNORED_LABEL).sum().to(self.args.device)
             # Without any token the mean is not a number.
