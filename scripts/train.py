@@ -98,12 +98,15 @@ def recipe_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     if settings.get("recipe") is None:
         return {}
     arguments = RecipeArguments(**{item.name: settings[item.name] for item in fields(RecipeArguments)})
+    budget = settings.get("max_source_tokens")
     defaults = paper_recipe(
         settings.get("preset") or "base",
         tokens_per_batch=arguments.tokens_per_batch,
-        tokens_per_device=arguments.tokens_per_device,
+        tokens_per_device=budget or arguments.tokens_per_device,
         use_cpu=bool(settings.get("use_cpu")),
     )
+    if budget:
+        defaults |= {"max_source_tokens": budget, "max_target_tokens": budget}
     if settings.get("num_train_epochs") is not None:
         defaults["max_steps"] = -1  # the library's value for "as many as the epochs have"
     return defaults
@@ -126,6 +129,7 @@ def parse(parser: HfArgumentParser, argv: list[str]) -> Any:
         look_ahead.add_argument(f"--{name}")
     for name in ("tokens_per_batch", "tokens_per_device"):
         look_ahead.add_argument(f"--{name}", type=int, default=recipe[name])
+    look_ahead.add_argument("--max_source_tokens", type=int)
     look_ahead.add_argument("--use_cpu", type=string_to_bool, nargs="?", const=True)
     try:
         given, _ = look_ahead.parse_known_args(argv)

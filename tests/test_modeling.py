@@ -475,6 +475,35 @@ def test_gradient_accumulation_in_the_trainer(tmp_path: Path) -> None:
     torch.testing.assert_close(weights[1], weights[0], atol=1e-5, rtol=1e-4)
 
 
+def test_the_trainer_divides_by_every_label(tmp_path: Path) -> None:
+    """The loss that the library's own loop logs is the mean over all target tokens, the first ones included."""
+    model = make_model(vocab_size=len(make_tokenizer()))
+    collator = DataCollatorForSeq2Seq(make_tokenizer(), model=model)
+    examples = uneven_examples()
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=len(examples),
+        max_steps=1,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+    with torch.no_grad():
+        expected = model(**collator(examples)).loss.item()
+    trainer = Seq2SeqTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=cast(Any, examples),
+        data_collator=collator,
+        processing_class=make_tokenizer(),
+    )
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(expected, rel=1e-3)
+
+
 # Saving and loading
 
 ALL_SHARING = {**SHARING, **TWO_VOCABULARIES}

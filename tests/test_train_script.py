@@ -90,6 +90,9 @@ class TestRecipe:
         assert (arguments.gradient_accumulation_steps, arguments.max_source_tokens) == (4, 1500)
         assert arguments.save_total_limit == 30, "as many as are averaged"
         assert self.parse(script, "--recipe", "paper", "--num_train_epochs", 3).max_steps == -1
+        arguments = self.parse(script, "--recipe", "paper", "--max_source_tokens", 2500)
+        assert (arguments.max_source_tokens, arguments.max_target_tokens) == (2500, 2500)
+        assert arguments.gradient_accumulation_steps == 10, "the update stays what it is"
 
     def test_without_it_nothing_changes(self, script: Any) -> None:
         arguments = self.parse(script)

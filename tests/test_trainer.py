@@ -194,6 +194,42 @@ def test_a_run_goes_on_where_its_checkpoint_left_it(tmp_path: Path, kind: str, a
     assert losses[0] == losses[1]
 
 
+def test_a_run_goes_on_within_a_later_epoch(tmp_path: Path) -> None:
+    def trainer(folder: str, **changes: Any) -> TranslationTrainer:
+        dataset = Dataset.from_list(make_rows(30))
+        settings = {"num_train_epochs": 4, "save_strategy": "steps", "save_steps": 1, **changes}
+        return make_trainer(tmp_path / folder, dataset, **settings)
+
+    whole = trainer("whole")
+    whole.train()
+    step = whole.state.global_step * 5 // 8  # in the middle of the third epoch
+    assert step % (whole.state.global_step // 4) > 0
+    trainer("broken", callbacks=[StopAfter(step)]).train()
+    resumed = trainer("broken")
+    resumed.train(resume_from_checkpoint=True)
+    assert same_weights(whole.model, resumed.model)
+
+
+def test_without_a_checkpoint_there_is_nothing_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no whole checkpoint"):
+        make_trainer(tmp_path, Dataset.from_list(make_rows(9))).train(resume_from_checkpoint=True)
+
+
+def test_lengths_of_other_data_are_refused(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, Dataset.from_list(make_rows(20)))
+    trainer.train_lengths = (np.full(10, 3), np.full(10, 3))
+    with pytest.raises(ValueError, match="train_lengths has 10 pairs, the training data have 20"):
+        trainer.train()
+
+
+def test_the_callers_arguments_stay_as_they_are(tmp_path: Path) -> None:
+    arguments = TranslationTrainingArguments(output_dir=str(tmp_path), use_cpu=True, warmup_steps=100, report_to=[])
+    for d_model in (32, 64):
+        trainer = TranslationTrainer(model=make_model(d_model=d_model), args=arguments, eval_dataset=[])
+        assert trainer.args.learning_rate == pytest.approx((d_model * 100) ** -0.5)
+    assert arguments.learning_rate is None
+
+
 def test_a_run_goes_on_at_the_end_of_an_epoch(tmp_path: Path) -> None:
     def trainer(folder: str, **changes: Any) -> TranslationTrainer:
         dataset = Dataset.from_list(make_rows(30))
@@ -307,5 +343,9 @@ def test_bpe_dropout_cuts_texts_anew_in_each_epoch(tmp_path: Path) -> None:
     drawn = sum(len(source) for source, _ in epochs[0].elements())
     assert drawn > 1.1 * plain
     assert trainer.train_lengths is not None
+    # The next start plans the same batches, although the tokens are drawn anew.
+    again = build_trainer(model, tokenizer, corpora, data_arguments, arguments)
+    assert again.train_lengths is not None
+    assert [list(lengths) for lengths in again.train_lengths] == [list(lengths) for lengths in trainer.train_lengths]
     # Rounded up, for texts of a few tokens only.
     assert 0.9 * drawn < sum(trainer.train_lengths[0]) < 1.5 * drawn

@@ -6,7 +6,8 @@ input. It is for training only: validation, generation and whatever is stored us
 
 So the tokens must be drawn when a batch is made, never in a `Dataset.map`, whose result is cached and the same in every
 epoch. The tokenizers library draws from a generator of its own that takes no seed: a training run with BPE-dropout is
-not repeatable, and when it is resumed, it sees the same sentence pairs as an unbroken run but not the same tokens.
+not repeatable, and when it is resumed, it does not see the same tokens as an unbroken run; nor, from a stream, quite
+the same sentence pairs around the place where it stopped, since batches are made of lengths.
 """
 
 import copy

@@ -45,6 +45,7 @@ from .watching import WriteCurves, use_token_progress
 logger = logging.get_logger(__name__)
 
 ARGUMENTS_FILE = "arguments.json"
+LENGTH_GROWTH_FILE = "bpe_dropout_lengths.json"
 # Arguments without which a run that is resumed is not the one that was begun.
 _WATCHED_ARGUMENTS = (
     *("learning_rate", "lr_scheduler_type", "warmup_steps", "optim", "adam_beta1", "adam_beta2", "adam_epsilon"),
@@ -141,7 +142,8 @@ def load_or_train_tokenizer(
         The tokenizer, of one vocabulary or, if the arguments ask for it, of two.
     """
     name = arguments.tokenizer_name or arguments.model_name_or_path
-    if name is None and (Path(output_dir) / "tokenizer.json").is_file():
+    # Of its files, the one that takes its place last.
+    if name is None and (Path(output_dir) / "tokenizer_config.json").is_file():
         name = str(output_dir)
     if name is not None:
         return AutoTokenizer.from_pretrained(name)
@@ -447,7 +449,9 @@ def build_trainer(
     if isinstance(corpora["train"], IterableDataset):
         train_dataset = stream_batches(corpora["train"], tokenizer, data_arguments, training_arguments)
     else:
-        train_dataset, train_lengths = _drop_merges(corpora["train"], tokenized["train"], tokenizer, data_arguments)
+        train_dataset, train_lengths = _prepare_training_data(
+            corpora["train"], tokenized["train"], tokenizer, data_arguments, training_arguments
+        )
         if (
             training_arguments.max_source_tokens is None
             and training_arguments.train_sampling_strategy == "group_by_length"
@@ -468,8 +472,12 @@ def build_trainer(
     return trainer
 
 
-def _drop_merges(
-    pairs: Dataset, tokenized: Dataset, tokenizer: PreTrainedTokenizerBase, arguments: DataArguments
+def _prepare_training_data(
+    pairs: Dataset,
+    tokenized: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    arguments: DataArguments,
+    training_arguments: TranslationTrainingArguments,
 ) -> tuple[Dataset, tuple[IntArray, IntArray]]:
     """Returns what to train on, tokenized once or with BPE-dropout whenever it is read, and its lengths."""
     source_lengths, target_lengths = pair_lengths(tokenized)
@@ -477,14 +485,28 @@ def _drop_merges(
         return tokenized, (source_lengths, target_lengths)
     limits = (arguments.max_source_length, arguments.max_target_length)
     dropout = BpeDropout(tokenizer, arguments.bpe_dropout, *limits)
-    sample = pairs.take(min(len(pairs), _GROWTH_SAMPLE))
-    growth = measure_length_growth(tokenizer, arguments.bpe_dropout, sample["source"], sample["target"])
+    growth = _agree_on_growth(pairs, tokenizer, arguments.bpe_dropout, training_arguments)
     expected = [
         np.minimum(np.ceil(lengths * factor), limit).astype(np.int64)
         for lengths, factor, limit in zip((source_lengths, target_lengths), growth, limits, strict=True)
     ]
     lengths = np.maximum(*expected)
     return pairs.add_column("length", lengths).with_transform(dropout), (expected[0], expected[1])
+
+
+def _agree_on_growth(
+    pairs: Dataset, tokenizer: PreTrainedTokenizerBase, p: float, training_arguments: TranslationTrainingArguments
+) -> tuple[float, float]:
+    """Measures once how much BPE-dropout lengthens texts: all processes, now and later, must plan the same batches."""
+    path = Path(str(training_arguments.output_dir)) / LENGTH_GROWTH_FILE
+    with training_arguments.main_process_first(local=False, desc="measuring BPE-dropout"):
+        if not path.is_file():
+            sample = pairs.take(min(len(pairs), _GROWTH_SAMPLE))
+            growth = measure_length_growth(tokenizer, p, sample["source"], sample["target"])
+            with replacing_files(path.parent) as partial:
+                (partial / path.name).write_text(json.dumps(growth), encoding="utf-8")
+        source, target = json.loads(path.read_text(encoding="utf-8"))
+    return source, target
 
 
 def stream_batches(
