@@ -5,6 +5,7 @@ import importlib
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -46,8 +47,15 @@ def _block_network() -> None:
     sys.path.remove(str(_NETWORK_GUARD))
 
 
+def _allow_interrupts() -> None:
+    """Undoes what a shell does to its background jobs, since some tests press Ctrl-C."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 _prepare_environment()
 _block_network()
+_allow_interrupts()
 
 import hypothesis  # noqa: E402 (these read the environment)
 import numpy as np  # noqa: E402
