@@ -31,7 +31,7 @@ _GROUP_FACTORS = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6)
 # How far chance may favour one side over the other, as a logarithm; more changes batches more, but pads more too.
 _TILT = 0.05
 
-_SHOWN_LEFT_OUT = 5
+SHOWN_LEFT_OUT = 5
 
 
 @dataclass(frozen=True)
@@ -215,12 +215,12 @@ class TokenBatchSampler(Sampler[list[int]]):
         if not len(self._left_out):
             return
         lines = ", ".join(
-            f"line {index + 1} ({source[index]} and {target[index]})" for index in self._left_out[:_SHOWN_LEFT_OUT]
+            f"line {index + 1} ({source[index]} and {target[index]})" for index in self._left_out[:SHOWN_LEFT_OUT]
         )
         message = (
             f"{len(self._left_out):,} of {len(source):,} pairs have more tokens than a whole batch may have, "
             f"max_source_tokens={max_source_tokens} and max_target_tokens={max_target_tokens}: {lines}"
-            + (", ..." if len(self._left_out) > _SHOWN_LEFT_OUT else "")
+            + (", ..." if len(self._left_out) > SHOWN_LEFT_OUT else "")
         )
         if not len(self._kept):
             raise ValueError(f"{message}. None is left.")

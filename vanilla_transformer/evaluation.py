@@ -12,10 +12,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase
 
+from .loss_vanilla_transformer import IGNORED_LABEL
 from .metrics.sacrebleu_scores import corpus_score, import_sacrebleu, make_bleu, make_chrf, make_ter
 from .translation import encode_texts, inference, length_limit, progress_bar
-
-_IGNORED_LABEL = -100
 
 
 class TranslationScores(TypedDict):
@@ -154,15 +153,18 @@ def score_loss(
             labels = pad_sequence(
                 [torch.tensor(target_ids[index], dtype=torch.long) for index in batch],
                 batch_first=True,
-                padding_value=_IGNORED_LABEL,
+                padding_value=IGNORED_LABEL,
             )
             total += _sum_of_losses(model, inputs.to(model.device), labels.to(model.device))
             bar.update(len(batch))
     tokens = sum(target_length for _, target_length in lengths)
     loss = total / tokens
-    # Where math.exp would overflow, torch's is infinite.
-    perplexity = torch.tensor(loss, dtype=torch.float64).exp().item()
-    return {"loss": loss, "perplexity": perplexity, "tokens": tokens}
+    return {"loss": loss, "perplexity": to_perplexity(loss), "tokens": tokens}
+
+
+def to_perplexity(loss: float) -> float:
+    """The exponential of a loss in nats per token; infinite where `math.exp` would overflow."""
+    return torch.tensor(loss, dtype=torch.float64).exp().item()
 
 
 def _sum_of_losses(model: PreTrainedModel, inputs: Any, labels: torch.Tensor) -> float:
@@ -174,11 +176,11 @@ def _sum_of_losses(model: PreTrainedModel, inputs: Any, labels: torch.Tensor) ->
         inputs["decoder_input_ids"] = shift(labels=labels)
     else:
         inputs["labels"] = labels
-    inputs["decoder_attention_mask"] = (labels != _IGNORED_LABEL).long()
+    inputs["decoder_attention_mask"] = (labels != IGNORED_LABEL).long()
     forward: Any = model
     logits = forward(**inputs, use_cache=False).logits
     losses = torch.nn.functional.cross_entropy(
-        logits.float().flatten(0, 1), labels.flatten(), ignore_index=_IGNORED_LABEL, reduction="none"
+        logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="none"
     )
     return float(losses.cpu().double().sum())
 
@@ -212,8 +214,8 @@ def make_compute_metrics(tokenizer: PreTrainedTokenizerBase) -> Callable[[EvalPr
         generated = prediction.predictions
         if isinstance(generated, tuple):
             generated = generated[0]
-        generated = np.where(generated == _IGNORED_LABEL, pad_token_id, generated)
-        labels = np.where(prediction.label_ids == _IGNORED_LABEL, pad_token_id, prediction.label_ids)
+        generated = np.where(generated == IGNORED_LABEL, pad_token_id, generated)
+        labels = np.where(prediction.label_ids == IGNORED_LABEL, pad_token_id, prediction.label_ids)
         scores = score_translations(decode(generated), decode(labels))
         return {
             "bleu": scores["bleu"],

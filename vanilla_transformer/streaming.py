@@ -13,7 +13,7 @@ from packaging.version import Version
 from torch.utils.data import IterableDataset, get_worker_info
 from transformers.utils import logging
 
-from .batching import check_budget, check_rank, plan_batches
+from .batching import SHOWN_LEFT_OUT, check_budget, check_rank, plan_batches
 
 logger = logging.get_logger(__name__)
 
@@ -22,7 +22,6 @@ Example = dict[str, Any]
 # Older ones let streams of parquet files go on at a wrong example: with those a shard is read again up to the position.
 _EXACT_STATES = Version(datasets.__version__) >= Version("5.1.0")
 
-_SHOWN_LEFT_OUT = 5
 # Beginnings of windows that are remembered for `state_dict(batches)`.
 _REMEMBERED_WINDOWS = 64
 
@@ -238,7 +237,7 @@ class StreamingTokenBatches(IterableDataset[list[Example]]):
         source, target = _lengths(example)
         if source > self.max_source_tokens or target > self.max_target_tokens:
             position.left_out += 1
-            if position.left_out <= _SHOWN_LEFT_OUT:
+            if position.left_out <= SHOWN_LEFT_OUT:
                 logger.warning(
                     "Example %d of shard %d (of %d) is left out of pass %d: %d source and %d target tokens are more "
                     "than a batch may have, max_source_tokens=%d and max_target_tokens=%d.",
@@ -252,7 +251,7 @@ class StreamingTokenBatches(IterableDataset[list[Example]]):
         return True
 
     def _end_pass(self, position: _Position, barren: set[int]) -> None:
-        if position.left_out > _SHOWN_LEFT_OUT:
+        if position.left_out > SHOWN_LEFT_OUT:
             logger.warning("Pass %d left out %d examples in all.", position.number + 1, position.left_out)
         if len(barren) == self.num_shards:
             raise ValueError(

@@ -27,10 +27,10 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput, seed_worker
 from .averaging import AverageCheckpoints
 from .batching import IntArray, TokenBatchSampler, pair_lengths
 from .checkpoints import find_last_whole_checkpoint, replacing_files
+from .evaluation import to_perplexity
+from .loss_vanilla_transformer import IGNORED_LABEL
 from .sharding import drop_tied_copies, is_sharded, keep_tables_together, unsharded_class
 from .streaming import StreamingTokenBatches
-
-_IGNORED_LABEL = -100
 
 
 class _SetEpoch(TrainerCallback):
@@ -248,7 +248,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             counts: dict[str, int | torch.Tensor] = {
                 "pairs": len(labels),
                 "source": source.numel() if mask is None else mask.sum(),
-                "target": labels.ne(_IGNORED_LABEL).sum(),
+                "target": labels.ne(IGNORED_LABEL).sum(),
                 "cells": source.numel() + labels.numel(),
             }
             for name, count in counts.items():
@@ -326,7 +326,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         finally:
             self.model_accepts_loss_kwargs = accepts_loss_kwargs
         if loss is not None and "labels" in inputs:
-            tokens = inputs["labels"].ne(_IGNORED_LABEL).sum().to(self.args.device)
+            tokens = inputs["labels"].ne(IGNORED_LABEL).sum().to(self.args.device)
             # Without any token the mean is not a number.
             total = torch.where(tokens > 0, torch.as_tensor(loss).float() * tokens, 0.0)
             sums = torch.stack([total, tokens.float()])
@@ -341,7 +341,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         # What accelerate keeps of the last batches, put one after the other.
         own = max(state.remainder - self.args.process_index * len(labels), 0)
         repeats = torch.arange(len(labels), device=labels.device) >= own
-        return labels.masked_fill(repeats[:, None], _IGNORED_LABEL)
+        return labels.masked_fill(repeats[:, None], IGNORED_LABEL)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Goes through the data as the library does, and puts the loss per token in the place of the mean of means."""
@@ -355,13 +355,8 @@ class TranslationTrainer(Seq2SeqTrainer):
             total, tokens = torch.stack(sums).sum(dim=0).tolist()
             for name in [name for name in output.metrics if name.endswith("_loss")]:
                 output.metrics[name] = total / tokens if tokens else math.nan
-                output.metrics[name.removesuffix("loss") + "perplexity"] = _exponential(output.metrics[name])
+                output.metrics[name.removesuffix("loss") + "perplexity"] = to_perplexity(output.metrics[name])
         return output
-
-
-def _exponential(loss: float) -> float:
-    """Where math.exp would overflow, torch's is infinite."""
-    return torch.tensor(loss, dtype=torch.float64).exp().item()
 
 
 def data_state_name(rank: int) -> str:
