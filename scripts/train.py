@@ -51,6 +51,7 @@ from vanilla_transformer.training import (
     check_output_dir,
     check_streaming,
     claim_output_dir,
+    known_languages,
     load_corpora,
     load_or_train_tokenizer,
     settle_training_arguments,
@@ -151,7 +152,7 @@ def prepare(
         tokenizer = load_or_train_tokenizer(
             model_arguments, corpora["train"], output_dir, sample=data_arguments.tokenizer_sample
         )
-        config = build_config(model_arguments, tokenizer)
+        config = build_config(model_arguments, tokenizer, langs=known_languages(data_arguments))
         claim_output_dir(output_dir, model_arguments, data_arguments, arguments, tokenizer)
     return corpora, tokenizer, config
 

@@ -15,17 +15,16 @@ from transformers.configuration_utils import PreTrainedConfig
 
 if TYPE_CHECKING:
     # Never executed: transformers copies the files named in import lines beside a saved config, and a process without
-    # this package finds there the pipeline that CUSTOM_PIPELINES names.
+    # this package finds there the pipeline that _TRANSLATION_PIPELINE names.
     from .pipeline_vanilla_transformer import TranslationPipeline as TranslationPipeline
 
 POSITION_EMBEDDING_TYPES = ("sinusoidal", "sinusoidal_concatenated", "sinusoidal_tensor2tensor", "learned")
 
-CUSTOM_PIPELINES = {
-    "translation": {
-        "impl": "pipeline_vanilla_transformer.TranslationPipeline",
-        "pt": ["AutoModelForSeq2SeqLM"],
-        "type": "text",
-    }
+# How a process without this package finds the pipeline for its tasks.
+_TRANSLATION_PIPELINE = {
+    "impl": "pipeline_vanilla_transformer.TranslationPipeline",
+    "pt": ["AutoModelForSeq2SeqLM"],
+    "type": "text",
 }
 
 # Where a process without this package finds the classes. Saving a model names only the class of that model.
@@ -155,6 +154,10 @@ class VanillaTransformerConfig(PreTrainedConfig):
         label_smoothing (`float`, defaults to 0.0):
             Label smoothing of the model's own loss, in training mode only (5.4); in evaluation mode the loss is the
             plain negative log-likelihood per token.
+        langs (`list[str]`, *optional*):
+            The languages translated from and to, such as `["en", "de"]` (FSMT's name for them). They add the task
+            `"translation_en_to_de"` to those that the saved folder offers without this package, unless one contains
+            "_", which divides the parts of that name.
         bos_token_id, pad_token_id, eos_token_id, decoder_start_token_id (`int`, default to 0, 1, 2, 0):
             Ids of the special tokens.
 
@@ -207,6 +210,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     share_encoder_decoder_embeddings: bool = True
     tie_word_embeddings: bool = True
     label_smoothing: float | int = 0.0
+    langs: list[str] | None = None
     use_cache: bool = True
     is_encoder_decoder: bool = True
     bos_token_id: int | None = 0
@@ -249,6 +253,14 @@ class VanillaTransformerConfig(PreTrainedConfig):
         """Number of tokens of the target vocabulary (`decoder_vocab_size`, or `vocab_size` where there is one)."""
         return self.vocab_size if self.decoder_vocab_size is None else self.decoder_vocab_size
 
+    @property
+    def custom_pipeline_tasks(self) -> dict[str, dict[str, Any]]:
+        """The tasks of `pipeline()` that a process without this package finds in the saved configuration."""
+        tasks = ["translation"]
+        if self.langs is not None and not any("_" in lang for lang in self.langs):
+            tasks.append("translation_{}_to_{}".format(*self.langs))
+        return {task: dict(_TRANSLATION_PIPELINE) for task in tasks}
+
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
         """Returns the configuration, or a copy in which one side's fields have the plain names of a single stack."""
         config = self
@@ -262,7 +274,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         """Serialises the configuration, with the entries by which the library finds the code that travels with it."""
         settings = super().to_dict()
         auto_map = {**AUTO_MAP, **settings.get("auto_map", {})}
-        return {**settings, "auto_map": auto_map, "custom_pipelines": CUSTOM_PIPELINES}
+        return {**settings, "auto_map": auto_map, "custom_pipelines": self.custom_pipeline_tasks}
 
     def validate_sizes(self) -> None:
         """Every size is a positive integer; heads divide the width where no head size is given."""
@@ -330,6 +342,11 @@ class VanillaTransformerConfig(PreTrainedConfig):
             for token_id in value if isinstance(value, list) else [value]:
                 if token_id is not None and not 0 <= token_id < smallest:
                     raise ValueError(f"{name} must be in [0, {smallest}), the smallest vocabulary, not {token_id}.")
+
+    def validate_langs(self) -> None:
+        """Languages come in pairs."""
+        if self.langs is not None and (len(self.langs) != 2 or not all(lang.strip() for lang in self.langs)):
+            raise ValueError(f"langs must be the source and the target language, as ['en', 'de'], not {self.langs}.")
 
 
 __all__ = ["PRESETS", "VanillaTransformerConfig"]

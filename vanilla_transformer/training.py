@@ -192,12 +192,24 @@ def _split_off_value(text: str) -> tuple[Any, str]:
     return word.strip(), rest
 
 
-def build_config(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
+def known_languages(arguments: DataArguments) -> list[str] | None:
+    """The source and the target language of the data, or `None` where the arguments do not name both."""
+    if arguments.builtin_corpus:
+        return [arguments.source_lang or "en", arguments.target_lang or "de"]
+    if arguments.source_lang is None or arguments.target_lang is None:
+        return None
+    return [arguments.source_lang, arguments.target_lang]
+
+
+def build_config(
+    arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, *, langs: list[str] | None = None
+) -> PreTrainedConfig:
     """Builds the configuration that preset, configuration or model and the overrides ask for.
 
     Args:
         arguments: Which of them.
         tokenizer: Gives a new model its vocabulary size and special tokens.
+        langs: Source and target language, where they are known; recorded in configurations that have a field for it.
 
     Returns:
         The configuration.
@@ -238,6 +250,8 @@ def build_config(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
         for name in ("bos_token_id", "pad_token_id", "eos_token_id"):
             settings[name] = getattr(tokenizer, name)
         settings["decoder_start_token_id"] = tokenizer.bos_token_id
+    if langs is not None and "langs" in legal:
+        settings["langs"] = langs
     for name, value in overrides.items():
         settings[base.attribute_map.get(name, name)] = value
     try:
@@ -597,6 +611,7 @@ __all__ = [
     "check_output_dir",
     "check_streaming",
     "claim_output_dir",
+    "known_languages",
     "load_corpora",
     "load_or_train_tokenizer",
     "paper_training_arguments",
