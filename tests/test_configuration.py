@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from transformers import AutoConfig
 
 from vanilla_transformer import PRESETS, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.configuration_vanilla_transformer import CONFIG_VERSION
 
 # The library's strict dataclasses wrap a ValueError in an exception of their own.
 REFUSED = (ValueError, StrictDataclassError)
@@ -459,3 +462,119 @@ def test_target_vocabulary() -> None:
     # Beam search and the like ask for the decoder's side under the plain name.
     assert separate.get_text_config(decoder=True).vocab_size == 40
     assert VanillaTransformerConfig(vocab_size=50).get_text_config(decoder=True).vocab_size == 50
+
+
+class TestFilesOfOthers:
+    """A config.json holds what its writer liked: misspelt fields, other tools' fields, those of newer versions."""
+
+    @pytest.fixture
+    def load(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Callable[..., Any]:
+        """Loads a file with these entries; the messages are in `caplog.messages`."""
+
+        def load_file(**entries: Any) -> Any:
+            VanillaTransformerConfig(d_model=64).save_pretrained(tmp_path)
+            saved = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+            (tmp_path / "config.json").write_text(json.dumps({**saved, **entries}), encoding="utf-8")
+            caplog.clear()
+            return AutoConfig.from_pretrained(tmp_path)
+
+        return load_file
+
+    def test_misspelt_fields_are_named(self, load: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+        config = load(d_modle=3, encoder_layer=2, num_hidden_layer=4, note="mine")
+        (message,) = caplog.messages
+        for name, near in (
+            ("d_modle", "d_model"),
+            ("encoder_layer", "encoder_layers"),
+            ("num_hidden_layer", "num_hidden_layers"),
+        ):
+            assert f"{name} (did you mean {near}?)" in message
+        assert message.endswith(", note.")
+        # Once per load: not when the configuration is copied, looked into, or saved.
+        copy.deepcopy(config).get_text_config(decoder=True).to_json_string()
+        assert len(caplog.messages) == 1
+        caplog.clear()
+        misspelt: dict[str, Any] = {"dropuot": 0.5}
+        VanillaTransformerConfig(**misspelt)
+        assert "dropuot (did you mean dropout?)" in caplog.text
+
+    def test_what_the_library_writes_or_once_wrote_is_silent(
+        self, load: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        current: dict[str, Any] = {
+            "_name_or_path": "somewhere",
+            "_private": 1,
+            "architectures": ["VanillaTransformerForConditionalGeneration"],
+            "attn_implementation": "eager",
+            "dtype": "float32",
+            "id2label": {"0": "LABEL_0"},
+            "label2id": {"LABEL_0": 0},
+            "num_labels": 1,
+            "output_attentions": False,
+            "quantization_config": {"quant_method": "torchao"},
+            "transformers_version": "5.12.0",
+            "transformers.js_config": {},
+        }
+        older: dict[str, Any] = {
+            "add_cross_attention": False,
+            "bad_words_ids": None,
+            "chunk_size_feed_forward": 0,
+            "cross_attention_hidden_size": None,
+            "diversity_penalty": 0.0,
+            "do_sample": False,
+            "early_stopping": False,
+            "encoder_no_repeat_ngram_size": 0,
+            "finetuning_task": None,
+            "forced_eos_token_id": 2,
+            "is_decoder": False,
+            "length_penalty": 0.6,
+            "max_length": 20,
+            "num_beams": 4,
+            "prefix": None,
+            "problem_type": None,
+            "pruned_heads": {},
+            "return_dict": True,
+            "sep_token_id": None,
+            "task_specific_params": None,
+            "tf_legacy_loss": False,
+            "tie_encoder_decoder": False,
+            "tokenizer_class": None,
+            "torch_dtype": "float32",
+            "torchscript": False,
+            "typical_p": 1.0,
+            "use_bfloat16": False,
+        }
+        for entries in (current, older, {"hidden_size": 32}):
+            load(**entries)
+            assert caplog.messages == []
+        for name in PRESETS:
+            VanillaTransformerConfig(**VanillaTransformerConfig.from_preset(name).to_dict())
+        assert caplog.messages == []
+
+    def test_a_newer_version_is_told_with_what_is_lost(
+        self, load: Callable[..., Any], caplog: pytest.LogCaptureFixture, tmp_path: Path
+    ) -> None:
+        config = load(config_version=CONFIG_VERSION + 2, relative_attention=True, max_length=20)
+        (message,) = caplog.messages
+        assert f"is of version {CONFIG_VERSION + 2}, and this code reads versions up to {CONFIG_VERSION}." in message
+        assert "unknown to it: relative_attention." in message
+        assert "pip install --upgrade vanilla-transformer" in message
+        # What this code saves is of its own version.
+        config.save_pretrained(tmp_path)
+        assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["config_version"] == CONFIG_VERSION
+
+    @pytest.mark.parametrize("entries", [{"position_embedding_type": "rotary"}, {"d_k": [8, 16]}])
+    def test_values_of_a_newer_version_come_with_the_hint(
+        self, load: Callable[..., Any], entries: dict[str, Any]
+    ) -> None:
+        with pytest.raises(StrictDataclassError) as caught:
+            load(config_version=CONFIG_VERSION + 1, window=3, **entries)
+        (note,) = caught.value.__notes__
+        assert "unknown to it: window." in note
+        with pytest.raises(StrictDataclassError) as caught:
+            load(**entries)
+        assert not getattr(caught.value, "__notes__", [])
+
+    def test_a_version_is_a_number(self, load: Callable[..., Any]) -> None:
+        with pytest.raises(ValueError, match="config_version must be an integer, not 'two'"):
+            load(config_version="two")

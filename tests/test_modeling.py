@@ -754,7 +754,7 @@ def test_initial_values(sharing: str, kind: str) -> None:
 
 
 def test_missing_weights_get_initial_values(tmp_path: Path) -> None:
-    """What a checkpoint lacks is initialised, what it has is kept: its padding row and its other tables too."""
+    """What a checkpoint may lack is initialised, what it has is kept: its padding row and its other tables too."""
     config = make_config(**WIDE, **SHARING["separate-untied"])
     model = Model(config)
     with torch.no_grad():
@@ -772,7 +772,9 @@ def test_missing_weights_get_initial_values(tmp_path: Path) -> None:
     for name in dropped:
         del weights[name]
     save_file(weights, path, metadata={"format": "pt"})
-    loaded, info = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, output_loading_info=True)
+    loaded, info = AutoModelForSeq2SeqLM.from_pretrained(
+        tmp_path, output_loading_info=True, ignore_mismatched_sizes=True
+    )
     assert set(info["missing_keys"]) == set(dropped)
     assert (loaded.model.decoder.embed_tokens.weight == 5.0).all()
     assert (loaded.model.decoder.layers[0].fc1.weight == 6.0).all()

@@ -28,7 +28,7 @@ AVERAGING_FILE = "averaging.json"
 AVERAGED_FOLDER = "averaged"
 
 # These say how and by what a config was saved, not what the model is; the dtypes of tensors are compared themselves.
-_HARMLESS_FIELDS = {"_commit_hash", "_name_or_path", "dtype", "torch_dtype", "transformers_version"}
+_HARMLESS_FIELDS = {"_commit_hash", "_name_or_path", "config_version", "dtype", "torch_dtype", "transformers_version"}
 # Weights, what belongs to the training of one checkpoint, and the card with its scores.
 _NOT_COPIED = (
     *("*.safetensors", "*.index.json", "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack"),

@@ -5,18 +5,40 @@ those of BART and Marian, so that tools which read those configurations read thi
 """
 
 import copy
+import difflib
 import math
+from collections.abc import Iterable
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassError
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.generation.configuration_utils import GenerationConfig
+from transformers.utils import logging
 
 if TYPE_CHECKING:
     # Never executed: transformers copies the files named in import lines beside a saved config, and a process without
     # this package finds there the pipeline that _TRANSLATION_PIPELINE names.
     from .pipeline_vanilla_transformer import TranslationPipeline as TranslationPipeline
+
+logger = logging.get_logger(__name__)
+
+# Saved with every configuration. To be raised by one with a new field, or a new legal value of a field, without which
+# older code would build another model.
+CONFIG_VERSION = 1
+
+# What the library and its tools write into config.json, or once did, and no class declares.
+_LIBRARY_FIELDS = {
+    *("adapters", "add_cross_attention", "attn_implementation", "auto_map", "base_model_pp_plan", "base_model_tp_plan"),
+    *("compression_config", "configuration_files", "cross_attention_hidden_size", "custom_pipelines"),
+    *("distributed_config", "experts_implementation", "finetuning_task", "fusion_config", "gradient_checkpointing"),
+    *("is_decoder", "output_past", "per_layer_config", "prefix", "processor_class", "pruned_heads"),
+    *("quantization_config", "sep_token_id", "task_specific_params", "tf_legacy_loss", "tie_encoder_decoder"),
+    *("tie_last_hidden_states", "tokenizer_class", "torchscript", "transformers.js_config", "transformers_weights"),
+    *("use_bfloat16",),
+}
 
 POSITION_EMBEDDING_TYPES = ("sinusoidal", "sinusoidal_concatenated", "sinusoidal_tensor2tensor", "learned")
 
@@ -219,6 +241,12 @@ class VanillaTransformerConfig(PreTrainedConfig):
     decoder_start_token_id: int | None = 0
 
     def __post_init__(self, **kwargs: Any) -> None:
+        version = kwargs.pop("config_version", CONFIG_VERSION)
+        unknown = self._find_unknown(kwargs)
+        if _is_newer(version):
+            logger.warning(_explain_newer_version(version, unknown))
+        elif unknown:
+            logger.warning(self._explain_unknown(unknown))
         # Where the package is installed its pipelines are registered, and an entry in the config, which the library
         # consults first, would only make it ask for `trust_remote_code`. `to_dict` writes the entry for the others.
         if not __name__.startswith("transformers_modules."):
@@ -248,6 +276,49 @@ class VanillaTransformerConfig(PreTrainedConfig):
             )
         return cls(**{**PRESETS[name], **overrides})
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
+        """Builds a configuration from what a file holds, as the library does.
+
+        Code that the file would have the library fetch, a kernel of the Hub for attention, is left out: that is asked
+        for by the argument `attn_implementation` only.
+
+        Args:
+            config_dict (`dict[str, Any]`): The content of a `config.json`.
+            **kwargs: As in the library.
+
+        Returns:
+            `VanillaTransformerConfig`: The configuration.
+
+        Raises:
+            StrictDataclassError: If a value is not legal; a note says so if the file was written by newer code.
+        """
+        config_dict = dict(config_dict)
+        for name in ("attn_implementation", "_attn_implementation"):
+            if "/" in str(config_dict.get(name)):
+                logger.warning(f"{name}={config_dict.pop(name)!r} of the file is ignored: give it as an argument.")
+        try:
+            return super().from_dict(config_dict, **kwargs)
+        except StrictDataclassError as error:
+            version = config_dict.get("config_version", CONFIG_VERSION)
+            if _is_newer(version):
+                error.add_note(_explain_newer_version(version, cls._find_unknown(config_dict)))
+            raise
+
+    @classmethod
+    def _find_unknown(cls, names: Iterable[str]) -> list[str]:
+        """Those that neither this class nor the library has a use for."""
+        known = {"config_version", *cls.attribute_map, *_LIBRARY_FIELDS, *vars(GenerationConfig())}
+        # As attributes the class has its fields, and properties that the library accepts for fields.
+        return [name for name in names if name not in known and not name.startswith("_") and not hasattr(cls, name)]
+
+    @classmethod
+    def _explain_unknown(cls, unknown: Iterable[str]) -> str:
+        legal = [*(field.name for field in fields(cls)), *cls.attribute_map]
+        near = {name: difflib.get_close_matches(name, legal, n=1, cutoff=0.7) for name in unknown}
+        described = [name + (f" (did you mean {match[0]}?)" if match else "") for name, match in near.items()]
+        return f"Not fields of {cls.__name__}, and without effect: {', '.join(described)}."
+
     @property
     def target_vocab_size(self) -> int:
         """Number of tokens of the target vocabulary (`decoder_vocab_size`, or `vocab_size` where there is one)."""
@@ -271,10 +342,11 @@ class VanillaTransformerConfig(PreTrainedConfig):
         return super(VanillaTransformerConfig, config).get_text_config(decoder=decoder, encoder=encoder)
 
     def to_dict(self) -> dict[str, Any]:
-        """Serialises the configuration, with the entries by which the library finds the code that travels with it."""
+        """Serialises the configuration, with its format's version and where the library finds the code that travels."""
         settings = super().to_dict()
         auto_map = {**AUTO_MAP, **settings.get("auto_map", {})}
-        return {**settings, "auto_map": auto_map, "custom_pipelines": self.custom_pipeline_tasks}
+        tasks = self.custom_pipeline_tasks
+        return {**settings, "auto_map": auto_map, "config_version": CONFIG_VERSION, "custom_pipelines": tasks}
 
     def validate_sizes(self) -> None:
         """Every size is a positive integer; heads divide the width where no head size is given."""
@@ -349,4 +421,19 @@ class VanillaTransformerConfig(PreTrainedConfig):
             raise ValueError(f"langs must be the source and the target language, as ['en', 'de'], not {self.langs}.")
 
 
-__all__ = ["PRESETS", "VanillaTransformerConfig"]
+def _is_newer(version: Any) -> bool:
+    if not isinstance(version, int):
+        raise ValueError(f"config_version must be an integer, not {version!r}.")
+    return version > CONFIG_VERSION
+
+
+def _explain_newer_version(version: int, unknown: Iterable[str]) -> str:
+    return (
+        f"The configuration is of version {version}, and this code reads versions up to {CONFIG_VERSION}. "
+        f"Fields unknown to it: {', '.join(unknown) or 'none'}. Upgrade the package (pip install --upgrade "
+        "vanilla-transformer), or use the code in the model's own folder: in a process without the package, with "
+        "trust_remote_code=True."
+    )
+
+
+__all__ = ["CONFIG_VERSION", "PRESETS", "VanillaTransformerConfig"]

@@ -38,6 +38,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
+from .loading_vanilla_transformer import SafeLoadingMixin
 from .loss_vanilla_transformer import compute_logits_and_loss, shift_tokens_right, should_skip_logits
 from .positions_vanilla_transformer import LearnedPositions, SinusoidalPositions, count_tokens_before
 from .resizing_vanilla_transformer import ResizableVocabulariesMixin
@@ -267,7 +268,7 @@ class CrossAttention(MultiHeadAttention):
 # The stacks of Figure 1
 
 
-class VanillaTransformerPreTrainedModel(ResizableVocabulariesMixin, PreTrainedModel):
+class VanillaTransformerPreTrainedModel(SafeLoadingMixin, ResizableVocabulariesMixin, PreTrainedModel):
     """What the library needs to know of every class below."""
 
     config: VanillaTransformerConfig

@@ -1,0 +1,461 @@
+"""What is read when a model is loaded, that nothing in it runs, and what is said of files that cannot be loaded."""
+
+import json
+import os
+import pickle
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_vanilla import make_config, make_model
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    pipeline,
+)
+
+from vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
+from vanilla_transformer.averaging import average_checkpoints
+from vanilla_transformer.loading_vanilla_transformer import WeightsFileError, find_damage
+from vanilla_transformer.modeling_vanilla_transformer import (
+    VanillaTransformerEncoder,
+    VanillaTransformerPreTrainedModel,
+)
+from vanilla_transformer.tokenizer_training import train_tokenizer
+
+TEXTS = ["a man rides a horse", "two dogs"]
+WEIGHTS, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 52324\n"
+
+Copy: TypeAlias = Callable[..., Path]
+
+
+class Trap:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.mark),)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with its tokenizer."""
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    tokenizer = train_tokenizer(TEXTS * 3, vocab_size=275, show_progress=False)
+    make_model(vocab_size=len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sharded(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model in several files."""
+    folder = tmp_path_factory.mktemp("sharded") / "model"
+    AutoModelForSeq2SeqLM.from_pretrained(saved).save_pretrained(folder, max_shard_size="10KB")
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    return folder
+
+
+@pytest.fixture
+def copy(saved: Path, tmp_path: Path) -> Copy:
+    """Copies a folder and changes its configuration."""
+
+    def copy_folder(source: Path = saved, **fields: Any) -> Path:
+        folder = Path(shutil.copytree(source, tmp_path / "model"))
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **fields}))
+        return folder
+
+    return copy_folder
+
+
+def refusal(load: Callable[[], object], kind: type[Exception] | tuple[type[Exception], ...] = WeightsFileError) -> str:
+    with pytest.raises(kind) as caught:
+        load()
+    return str(caught.value)
+
+
+def write_cache(cache: Path, folder: Path, absent: list[str]) -> None:
+    """Writes the cache as it is after a download of someone/something: what it has, and what it is known to lack."""
+    repository, commit = cache / "models--someone--something", "0" * 40
+    shutil.copytree(folder, repository / "snapshots" / commit)
+    files = {"refs/main": commit, **{f".no_exist/{commit}/{name}": "" for name in absent}}
+    for path, text in files.items():
+        (repository / path).parent.mkdir(parents=True, exist_ok=True)
+        (repository / path).write_text(text)
+
+
+class TestNothingIsUnpickled:
+    @pytest.fixture
+    def mark(self, tmp_path: Path) -> Path:
+        return tmp_path / "trapped"
+
+    @pytest.fixture
+    def trapped(self, copy: Copy, mark: Path) -> Path:
+        """A folder whose weights are a trap; without a dtype in the configuration the library looks for one in them."""
+        folder = copy(dtype=None)
+        (folder / WEIGHTS).unlink()
+        torch.save({"model.shared.weight": Trap(mark)}, folder / PICKLE)
+        return folder
+
+    def test_by_no_way_of_loading(self, trapped: Path, saved: Path, mark: Path, tmp_path: Path) -> None:
+        make_pipeline: Any = pipeline
+        for load in (
+            VanillaTransformerForConditionalGeneration.from_pretrained,
+            VanillaTransformerModel.from_pretrained,
+            AutoModel.from_pretrained,
+            AutoModelForSeq2SeqLM.from_pretrained,
+            lambda folder: make_pipeline("translation", model=str(folder), device="cpu"),
+        ):
+            # pipeline() makes a ValueError of it.
+            message = refusal(lambda load=load: load(trapped), (WeightsFileError, ValueError))  # type: ignore[misc]
+            assert f"{trapped} has its weights in a pickle ({PICKLE})" in message
+            assert "use_safetensors=False" in message
+            assert "save_pretrained" in message
+        assert len(AutoTokenizer.from_pretrained(trapped)) == 275
+        with pytest.raises(ValueError, match="there are no weights"):
+            average_checkpoints([saved, trapped], tmp_path / "average")
+        # Asked for, torch reads tensors and nothing else.
+        with pytest.raises(pickle.UnpicklingError, match="weights_only"):
+            AutoModelForSeq2SeqLM.from_pretrained(trapped, use_safetensors=False)
+        assert not mark.exists()
+        torch.load(trapped / PICKLE, weights_only=False)
+        assert mark.exists()
+
+    def test_a_pickle_beside_the_weights_is_left_alone(self, copy: Copy, mark: Path) -> None:
+        folder = copy()
+        for name in (PICKLE, "training_args.bin", "optimizer.pt"):
+            torch.save(Trap(mark), folder / name)
+        AutoModelForSeq2SeqLM.from_pretrained(folder)
+        assert not mark.exists()
+
+    def test_the_advice_works(self, copy: Copy, saved: Path, tmp_path: Path) -> None:
+        folder = copy()
+        original = VanillaTransformerForConditionalGeneration.from_pretrained(saved)
+        torch.save(original.state_dict(), folder / PICKLE)
+        (folder / WEIGHTS).unlink()
+        AutoModelForSeq2SeqLM.from_pretrained(folder, use_safetensors=False).save_pretrained(tmp_path / "converted")
+        assert (tmp_path / "converted" / WEIGHTS).read_bytes() == (saved / WEIGHTS).read_bytes()
+
+    @pytest.mark.parametrize("known_to_lack_safetensors", [False, True])
+    def test_nor_from_the_hub(self, trapped: Path, mark: Path, tmp_path: Path, known_to_lack_safetensors: bool) -> None:
+        write_cache(tmp_path / "cache", trapped, [WEIGHTS, INDEX] if known_to_lack_safetensors else [])
+        message = refusal(
+            lambda: AutoModelForSeq2SeqLM.from_pretrained("someone/something", cache_dir=tmp_path / "cache")
+        )
+        assert "someone/something has its weights in a pickle" in message
+        assert not mark.exists()
+
+    @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", PICKLE])
+    def test_nor_to_resume(self, name: str, mark: Path, tmp_path: Path) -> None:
+        """The Trainer has torch read tensors and nothing else, and has no use for the other two files."""
+        rows = [{"input_ids": torch.tensor([5, 6, 2]), "labels": torch.tensor([6, 5, 2])}] * 4
+        arguments = Seq2SeqTrainingArguments(
+            output_dir=str(tmp_path / "run"),
+            max_steps=1,
+            save_steps=1,
+            per_device_train_batch_size=2,
+            use_cpu=True,
+            disable_tqdm=True,
+            report_to="none",
+        )
+        Seq2SeqTrainer(model=make_model(), args=arguments, train_dataset=rows).train()
+        checkpoint = tmp_path / "run" / "checkpoint-1"
+        torch.save(Trap(mark), checkpoint / name)
+        arguments.max_steps = 2
+        trainer = Seq2SeqTrainer(model=make_model(), args=arguments, train_dataset=rows)
+        if name in ("training_args.bin", PICKLE):
+            trainer.train(resume_from_checkpoint=str(checkpoint))
+        else:
+            with pytest.raises(pickle.UnpicklingError, match="weights_only"):
+                trainer.train(resume_from_checkpoint=str(checkpoint))
+        assert not mark.exists()
+
+    def test_nor_in_an_adapter(self, copy: Copy, mark: Path, tmp_path: Path) -> None:
+        peft = pytest.importorskip("peft")
+        base, adapter, name = copy(), tmp_path / "adapter", "adapter_model.safetensors"
+        model = VanillaTransformerForConditionalGeneration.from_pretrained(base)
+        model.add_adapter(peft.LoraConfig(target_modules=["q_proj"], r=2, base_model_name_or_path=str(base)))
+        model.save_pretrained(adapter)
+        assert AutoModelForSeq2SeqLM.from_pretrained(adapter).active_adapters() == ["default"]
+        whole = (adapter / name).read_bytes()
+        (adapter / name).write_bytes(whole[:-4])
+        message = refusal(lambda: AutoModelForSeq2SeqLM.from_pretrained(adapter))
+        assert f"{adapter / name} is cut off" in message
+        (adapter / name).unlink()
+        torch.save({"x": Trap(mark)}, adapter / "adapter_model.bin")
+        write_cache(tmp_path / "cache", adapter, [name])
+        load = VanillaTransformerForConditionalGeneration.from_pretrained
+        message = refusal(lambda: load("someone/something", cache_dir=tmp_path / "cache"))
+        assert "someone/something has its weights in a pickle (adapter_model.bin)" in message
+        assert not mark.exists()
+
+
+class TestNothingRuns:
+    def test_code_beside_a_checkpoint(self, copy: Copy, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        mark = tmp_path / "trapped"
+        entry = {"impl": "evil.Evil", "pt": ["AutoModelForSeq2SeqLM"], "type": "text"}
+        auto = ("AutoConfig", "AutoModel", "AutoModelForSeq2SeqLM", "AutoTokenizer")
+        folder = copy(
+            auto_map=dict.fromkeys(auto, "evil.Evil"),
+            custom_pipelines={"translation": entry, "translation_en_to_de": entry},
+            attn_implementation="evil/kernel",
+            _attn_implementation="kernels-community/flash-attn2",
+        )
+        settings = json.loads((folder / "tokenizer_config.json").read_text())
+        settings["auto_map"] = {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        code = f"import os\nos.mkdir({str(mark)!r})\nclass Evil: pass\n"
+        (folder / "custom_generate").mkdir()
+        own = [path.name for path in folder.glob("*.py")]
+        for name in ("evil.py", "custom_generate/generate.py", "__init__.py", "sitecustomize.py", *own):
+            (folder / name).write_text(code)
+        assert AutoConfig.from_pretrained(folder)._attn_implementation is None
+        assert "attn_implementation='evil/kernel' of the file is ignored" in caplog.text
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder)
+        AutoModel.from_pretrained(folder)
+        make_pipeline: Any = pipeline
+        for task in ("translation", "translation_en_to_de"):
+            make_pipeline(task, model=str(folder), device="cpu")("two dogs", max_new_tokens=3)
+        model.generate(**tokenizer("two dogs", return_tensors="pt"), max_new_tokens=3)
+        assert not mark.exists()
+
+
+class TestDamagedFiles:
+    @pytest.mark.parametrize(
+        ("damage", "complaint"),
+        [
+            (lambda whole: whole[:-4], r"cut off: its header announces (\d+) bytes, and the file has (\d+)\."),
+            (lambda whole: whole + b"more", r"damaged: its header announces (\d+) bytes, and the file has (\d+)\."),
+            (lambda whole: whole[:50], r"cut off: its header alone takes \d+ bytes, and the file has 50\."),
+            (lambda whole: whole[:5], r"cut off: it has 5 bytes\."),
+            (lambda whole: b"", r"empty\."),
+            (lambda whole: b"<!DOCTYPE html><html>", r"not a safetensors file: it begins with b'<!DOCTYP'\."),
+            (lambda whole: LFS_POINTER, r"a pointer of git-lfs and not the weights: run `git lfs pull`"),
+            (lambda whole: bytes(len(whole)), r"damaged: its header cannot be read"),
+            (lambda whole: whole[:8] + b"!" + whole[9:], r"damaged: its header cannot be read \("),
+            (lambda whole: whole.replace(b'"F32"', b'"F64"', 1), r"damaged \("),
+        ],
+    )
+    def test_are_named_and_explained(self, copy: Copy, damage: Callable[[bytes], bytes], complaint: str) -> None:
+        folder = copy()
+        whole = (folder / WEIGHTS).read_bytes()
+        (folder / WEIGHTS).write_bytes(damage(whole))
+        message = refusal(lambda: AutoModelForSeq2SeqLM.from_pretrained(folder))
+        found = re.search(f"{re.escape(str(folder / WEIGHTS))} is {complaint}", message)
+        assert found, message
+        if found.groups():
+            assert found.groups() == (str(len(whole)), str(len(damage(whole))))
+        assert "download them again" in message
+
+    def test_also_where_the_library_looks_for_a_dtype_in_them(self, copy: Copy) -> None:
+        folder = copy(dtype=None)
+        (folder / WEIGHTS).write_bytes(b"")
+        assert f"{folder / WEIGHTS} is empty" in refusal(lambda: AutoModel.from_pretrained(folder))
+
+    def test_whole_files(self, saved: Path, tmp_path: Path) -> None:
+        assert find_damage(saved / WEIGHTS) is None
+        assert find_damage(tmp_path / "none") == "is missing"
+
+    def test_shards(self, sharded: Path, copy: Copy) -> None:
+        """All that is wrong is said at once."""
+        folder = copy(sharded)
+        first, second, *_ = sorted(folder.glob("*.safetensors"))
+        first.unlink()
+        second.write_bytes(LFS_POINTER)
+        message = refusal(lambda: AutoModelForSeq2SeqLM.from_pretrained(folder))
+        assert f"{first} is missing." in message
+        assert f"{second} is a pointer of git-lfs" in message
+
+    @pytest.mark.parametrize(
+        "text", ["{", LFS_POINTER.decode(), '{"metadata": {}}', "[]", '{"weight_map": {"a": "b"}}']
+    )
+    def test_an_index(self, sharded: Path, copy: Copy, text: str) -> None:
+        folder = copy(sharded)
+        (folder / INDEX).write_text(text)
+        message = refusal(lambda: AutoModelForSeq2SeqLM.from_pretrained(folder))
+        assert f"{folder / INDEX} is damaged" in message
+
+    def test_an_index_of_other_files(self, sharded: Path, copy: Copy) -> None:
+        folder = copy(sharded)
+        name = "model.encoder.layers.0.fc1.weight"
+        shard = folder / json.loads((folder / INDEX).read_text())["weight_map"][name]
+        tensors = load_file(shard)
+        del tensors[name]
+        save_file(tensors, shard, metadata={"format": "pt"})
+        message = refusal(lambda: AutoModelForSeq2SeqLM.from_pretrained(folder), RuntimeError)
+        assert f"Promised by the index, which therefore belongs to other files:\n    {name}\n" in message
+
+    def test_other_failures_keep_their_errors(self, saved: Path, copy: Copy) -> None:
+        with pytest.raises(TypeError, match="no_such_argument"):
+            AutoModelForSeq2SeqLM.from_pretrained(saved, no_such_argument=1)
+        folder = copy()
+        (folder / WEIGHTS).unlink()
+        message = refusal(lambda: AutoModelForSeq2SeqLM.from_pretrained(folder), OSError)
+        assert WEIGHTS in message
+        assert "pickle" not in message
+
+
+class WithNewHead(VanillaTransformerPreTrainedModel):
+    """The whole model, and a head that no file has."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.model = VanillaTransformerModel(config)
+        self.classifier = nn.Linear(config.d_model, 3)
+        self.post_init()
+
+
+class TestDisagreement:
+    def test_each_wrong_shape_is_listed(self, saved: Path) -> None:
+        message = refusal(
+            lambda: AutoModelForSeq2SeqLM.from_pretrained(saved, decoder_ffn_dim=30, vocab_size=270), RuntimeError
+        )
+        lines = {line.strip() for line in message.splitlines()}
+        assert {
+            "model.decoder.layers.{0-1}.fc1.weight: [20, 16], [30, 16]",
+            "model.decoder.layers.{0-1}.fc1.bias: [20], [30]",
+            "model.decoder.layers.{0-1}.fc2.weight: [16, 20], [16, 30]",
+            "model.shared.weight: [275, 16], [270, 16]",
+            "The weights fit decoder_ffn_dim=20 (not 30), vocab_size=275 (not 270).",
+        } <= lines
+        assert len([line for line in lines if re.search(r"\], \[", line)]) == 4
+
+    def test_layers_of_different_shapes_are_listed_apart(self, copy: Copy) -> None:
+        """The library's own report would give both the shape of the last."""
+        folder = copy()
+        tensors = load_file(folder / WEIGHTS)
+        tensors["model.decoder.layers.1.fc1.bias"] = torch.zeros(7)
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        message = refusal(lambda: AutoModelForSeq2SeqLM.from_pretrained(folder, decoder_ffn_dim=30), RuntimeError)
+        assert "model.decoder.layers.0.fc1.bias: [20], [30]" in message
+        assert "model.decoder.layers.1.fc1.bias: [7], [30]" in message
+
+    @pytest.mark.parametrize("model_class", [AutoModel, AutoModelForSeq2SeqLM])
+    @pytest.mark.parametrize(
+        ("fields", "missing", "unexpected", "hint"),
+        [
+            ({"encoder_layers": 3}, "encoder.layers.{1-2}.fc1.weight", None, "encoder_layers=1 (not 3)"),
+            ({"decoder_layers": 1}, None, "decoder.layers.1.encoder_attn.q_proj.weight", "decoder_layers=2 (not 1)"),
+            ({"attention_bias": True}, "decoder.layers.{0-1}.self_attn.q_proj.bias", None, None),
+            ({"ffn_bias": False}, None, "encoder.layers.0.fc2.bias", None),
+            ({"normalize_before": True}, "decoder.layer_norm.weight", None, None),
+            ({"position_embedding_type": "learned"}, "encoder.embed_positions.weight", None, None),
+            (
+                {"share_encoder_decoder_embeddings": False},
+                "decoder.embed_tokens.weight",
+                "shared.weight",
+                None,
+            ),
+        ],
+    )
+    def test_names(
+        self,
+        saved: Path,
+        model_class: Any,
+        fields: dict[str, Any],
+        missing: str | None,
+        unexpected: str | None,
+        hint: str | None,
+    ) -> None:
+        message = refusal(lambda: model_class.from_pretrained(saved, **fields), RuntimeError)
+        absent, _, extra = message.partition("In the file, and not in the model:")
+        assert ("In the model, and not in the file:" in absent) == (missing is not None)
+        assert missing is None or re.search(rf"    (model\.)?{re.escape(missing)}\n", absent)
+        assert unexpected is None or re.search(rf"    (model\.)?{re.escape(unexpected)}\n", extra)
+        assert hint is None or f"The weights fit {hint}." in message
+        # As in the library, the user may want it so.
+        model, info = model_class.from_pretrained(
+            saved, **fields, ignore_mismatched_sizes=True, output_loading_info=True
+        )
+        assert bool(info["missing_keys"]) == (missing is not None)
+        assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
+
+    def test_wrong_shapes_are_drawn_anew_when_asked_for(self, saved: Path) -> None:
+        load: Any = VanillaTransformerForConditionalGeneration.from_pretrained
+        model, info = load(saved, encoder_ffn_dim=30, ignore_mismatched_sizes=True, output_loading_info=True)
+        assert {name for name, *_ in info["mismatched_keys"]} == {
+            f"model.encoder.layers.0.{name}" for name in ("fc1.weight", "fc1.bias", "fc2.weight")
+        }
+        assert model.model.encoder.layers[0].fc1.weight.shape == (30, 16)
+
+    def test_a_model_of_its_own_class_must_be_whole(self, saved: Path) -> None:
+        """Untied in the configuration only, the output layer would be random."""
+        message = refusal(lambda: AutoModelForSeq2SeqLM.from_pretrained(saved, tie_word_embeddings=False), RuntimeError)
+        assert "In the model, and not in the file:\n    lm_head.weight\n" in message
+
+    def test_weights_of_something_else(self, saved: Path, copy: Copy) -> None:
+        folder = copy()
+        save_file({"bert.pooler.weight": torch.zeros(2)}, folder / WEIGHTS, metadata={"format": "pt"})
+        message = refusal(lambda: AutoModel.from_pretrained(folder), RuntimeError)
+        assert "In the file, and not in the model:\n    bert.pooler.weight\n" in message
+        # Names in a file begin with "model.encoder", so none of them is this class's.
+        refusal(lambda: VanillaTransformerEncoder.from_pretrained(saved), RuntimeError)
+
+    @pytest.mark.parametrize("tied", [True, False])
+    def test_new_and_unused_parts_are_as_in_the_library(self, tied: bool, tmp_path: Path) -> None:
+        make_model(tie_word_embeddings=tied).save_pretrained(tmp_path / "whole")
+
+        def load(model_class: Any, folder: str) -> tuple[Any, set[str], set[str]]:
+            model, info = model_class.from_pretrained(tmp_path / folder, output_loading_info=True)
+            return model, info["missing_keys"], info["unexpected_keys"]
+
+        output_layer = set() if tied else {"lm_head.weight"}
+        base, *names = load(VanillaTransformerModel, "whole")
+        assert names == [set(), output_layer]
+        base.save_pretrained(tmp_path / "base")
+        assert load(VanillaTransformerForConditionalGeneration, "base")[1:] == (output_layer, set())
+        for folder in ("whole", "base"):
+            assert load(WithNewHead, folder)[1] == {"classifier.weight", "classifier.bias"}
+        refusal(lambda: WithNewHead.from_pretrained(tmp_path / "base", encoder_layers=2), RuntimeError)
+
+    @pytest.mark.parametrize("kept", ["model.shared.weight", "lm_head.weight", "model.decoder.embed_tokens.weight"])
+    def test_one_name_of_a_tied_weight_is_enough(self, saved: Path, copy: Copy, kept: str) -> None:
+        folder = copy()
+        tensors = load_file(folder / WEIGHTS)
+        tensors[kept] = tensors.pop("model.shared.weight")
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        loaded, original = (
+            VanillaTransformerForConditionalGeneration.from_pretrained(each) for each in (folder, saved)
+        )
+        for name, tensor in original.state_dict().items():
+            torch.testing.assert_close(loaded.state_dict()[name], tensor, rtol=0, atol=0)
+
+    def test_other_ways_of_loading(self, saved: Path, tmp_path: Path) -> None:
+        """A state dict, a configuration, dtypes and devices; the last layer stays on the disk."""
+        original = VanillaTransformerForConditionalGeneration.from_pretrained(saved)
+        load = VanillaTransformerForConditionalGeneration.from_pretrained
+        on_cpu = ("embed_tokens", "embed_positions", "layernorm_embedding", "layers.0", "layer_norm", "dropout")
+        devices = dict.fromkeys(["lm_head", "model.shared", "model.encoder"], "cpu")
+        devices |= {f"model.decoder.{name}": "cpu" for name in on_cpu} | {"model.decoder.layers.1": "disk"}
+        ways: list[dict[str, Any]] = [
+            {"pretrained_model_name_or_path": None, "config": original.config, "state_dict": original.state_dict()},
+            {"config": AutoConfig.from_pretrained(saved)},
+            {"device_map": "auto"},
+            {"dtype": torch.bfloat16},
+            {"device_map": devices, "offload_folder": tmp_path / "offload"},
+        ]
+        ids = torch.tensor([[5, 6, 7, 2]])
+        expected = original(input_ids=ids, decoder_input_ids=ids).logits
+        for way in ways:
+            model = load(**{"pretrained_model_name_or_path": saved, **way}).eval()
+            found = model(input_ids=ids, decoder_input_ids=ids).logits
+            torch.testing.assert_close(found.float(), expected, rtol=0, atol=1.0 if "dtype" in way else 1e-5)
+        wrong = make_config(vocab_size=275, encoder_layers=2)
+        for way in ways[:1] + ways[2:]:
+            source = {"pretrained_model_name_or_path": saved, **way, "config": wrong}
+            assert "encoder_layers=1 (not 2)" in refusal(lambda source=source: load(**source), RuntimeError)  # type: ignore[misc]
