@@ -5,8 +5,8 @@ r"""Score a model on a test set (BLEU, chrF, TER, exact match, loss, perplexity)
         --source_lang en --target_lang de --output_dir out/my-model/test
     python scripts/evaluate_translation.py --model_name_or_path out/demo --builtin_corpus
 
-Prints a table; with --output_dir, also writes hypotheses.txt and references.txt (one sentence per line) and
-metrics.json there.
+Prints a table; with --output_dir, also writes sources.txt, hypotheses.txt and references.txt (one sentence per line)
+and metrics.json there.
 
     python scripts/evaluate_translation.py --compare out/baseline/test out/my-model/test
     python scripts/evaluate_translation.py --compare baseline.de other.de --test_file test.en test.de
@@ -38,7 +38,7 @@ from vanilla_transformer.evaluation import score_loss, score_translations
 from vanilla_transformer.metrics.comparison import Comparison, PairedScore, compare_translations
 from vanilla_transformer.translation import InferenceArguments, one_line, translate
 
-OUTPUT_FILES = ("hypotheses.txt", "references.txt", "metrics.json")
+OUTPUT_FILES = ("sources.txt", "hypotheses.txt", "references.txt", "metrics.json")
 COMPARISON_FILES = ("comparison.json",)
 DISTRIBUTIONS = ("vanilla-transformer", "transformers", "torch", "tokenizers", "datasets", "sacrebleu")
 
@@ -167,7 +167,8 @@ def evaluate(arguments: EvaluationArguments, pairs: Dataset, output_dir: Path | 
     )
     seconds = time.perf_counter() - start
     if output_dir is not None:
-        for name, texts in (("hypotheses.txt", hypotheses), ("references.txt", references)):
+        written = {"sources.txt": sources, "hypotheses.txt": hypotheses, "references.txt": references}
+        for name, texts in written.items():
             lines = "".join(one_line(text) + "\n" for text in texts)
             (output_dir / name).write_text(lines, encoding="utf-8", newline="\n")
     scores = score_translations(

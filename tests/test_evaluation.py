@@ -294,6 +294,7 @@ def test_script_reports_what_the_library_computes(
     hypotheses = translate(MODEL, TOKENIZER, sources, num_beams=2, progress=False)
     assert (output_dir / "hypotheses.txt").read_text(encoding="utf-8") == "".join(line + "\n" for line in hypotheses)
     assert (output_dir / "references.txt").read_text(encoding="utf-8") == "".join(line + "\n" for line in targets)
+    assert len((output_dir / "sources.txt").read_text(encoding="utf-8").splitlines()) == len(targets)
     metrics = json.loads((output_dir / "metrics.json").read_text(encoding="utf-8"))
     expected = score_translations(hypotheses, targets, ter=True)
     loss = score_loss(MODEL, TOKENIZER, sources, targets, progress=False)
@@ -313,7 +314,7 @@ def test_script_reports_what_the_library_computes(
     with pytest.raises(SystemExit) as refusal:
         main(*arguments)
     assert refusal.value.code == 2
-    assert "holds hypotheses.txt, references.txt, metrics.json" in capsys.readouterr().err
+    assert "holds sources.txt, hypotheses.txt, references.txt, metrics.json" in capsys.readouterr().err
     assert json.loads((output_dir / "metrics.json").read_text(encoding="utf-8")) == metrics
     main(*arguments, "--overwrite")
     assert json.loads((output_dir / "metrics.json").read_text(encoding="utf-8"))["sentences"] == 9

@@ -1,0 +1,626 @@
+"""Model cards: what they say of real trainings and scores, what a user's edits survive, and that the template ships."""
+
+import importlib
+import importlib.util
+import json
+import logging
+import shutil
+import tarfile
+import zipfile
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import RunPython
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from hypothesis import given
+from hypothesis import strategies as st
+from local_hub import LocalHub
+from tiny_vanilla import make_model
+from transformers import MarianConfig, MarianMTModel
+
+from vanilla_transformer.model_card import build_model_card, merge_model_card, write_model_card
+
+ROOT = Path(__file__).parents[1]
+ENGLISH = ("one", "two", "three", "four", "five", "six")
+GERMAN = ("eins", "zwei", "drei", "vier", "fünf", "sechs")
+
+
+def write_pairs(folder: Path, name: str, rows: range) -> list[str]:
+    paths = []
+    for suffix, words in (("en", ENGLISH), ("de", GERMAN)):
+        path = folder / f"{name}.{suffix}"
+        path.write_text("".join(f"{words[row // 6]} | {words[row % 6]}\n" for row in rows), encoding="utf-8")
+        paths.append(str(path))
+    return paths
+
+
+def run_script(name: str, *words: object) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "scripts"))
+        importlib.import_module(name).main([str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that scripts/train.py trained and scripts/evaluate_translation.py scored, five times."""
+    secret = tmp_path_factory.mktemp("secret-place")
+    train, validation = write_pairs(secret, "train", range(30)), write_pairs(secret, "val", range(30, 36))
+    test = write_pairs(secret, "news", range(7, 14))
+    folder = secret / "numbers"
+    options = (
+        "--preset tiny --vocab_size 280 --source_lang en --target_lang de --max_source_tokens 60 --warmup_steps 2 "
+        "--learning_rate 0.003 --num_train_epochs 2 --average_checkpoints 2 --label_smoothing_factor 0.1 --seed 3 "
+        "--logging_steps 1 --use_cpu --disable_tqdm true --train_file"
+    )
+    run_script("train", *options.split(), *train, "--validation_file", *validation, "--output_dir", folder)
+    for name, model, beams, pairs, more in (
+        ("test", folder, 2, test, []),
+        ("test-greedy", folder, 1, test, ["--max_new_tokens", 3]),
+        ("test-part", folder, 1, test, ["--max_samples", 3]),
+        ("val", folder, 1, validation, []),
+        ("test-checkpoint", next(folder.glob("checkpoint-*")), 1, test, []),
+    ):
+        scored = ["--model_name_or_path", model, "--num_beams", beams, "--output_dir", folder / name, "--disable_tqdm"]
+        run_script("evaluate_translation", *scored, "--test_file", *pairs, *more)
+    return folder
+
+
+@pytest.fixture
+def trained(original: Path, tmp_path: Path) -> Path:
+    """A copy of it, at another place."""
+    return shutil.copytree(original, tmp_path / "numbers", ignore=shutil.ignore_patterns("checkpoint-*", "runs"))
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    """Nothing but configuration, code and weights."""
+    make_model().save_pretrained(tmp_path / "plain")
+    return tmp_path / "plain"
+
+
+def data_of(card: ModelCard) -> Any:
+    """The metadata; huggingface_hub declares those of any card."""
+    return card.data
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def change(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**read(path), **changes}), encoding="utf-8")
+
+
+def rows_of(card: ModelCard) -> dict[str, str]:
+    """The cards' tables of two columns."""
+    cells = [line.strip("| ").split(" | ") for line in card.text.splitlines() if line.startswith("| ")]
+    return {row[0]: row[1] for row in cells if len(row) == 2}
+
+
+def part(card: ModelCard, name: str) -> str:
+    """A section's text."""
+    begin = card.text.index("\n", card.text.index(f"<!-- generated: {name} "))
+    return card.text[begin + 1 : card.text.index(f"\n<!-- end: {name} -->")]
+
+
+def names_of(card: ModelCard) -> list[str]:
+    return [line.split()[2] for line in card.text.splitlines() if line.startswith("<!-- generated: ")]
+
+
+class TestContent:
+    def test_metadata_are_those_of_the_model(self, trained: Path) -> None:
+        card = build_model_card(
+            trained, repo_id="alice/numbers-en-de", license="mit", datasets="alice/pairs", tags="numbers"
+        )
+        data = data_of(card).to_dict()
+        assert data["language"] == ["en", "de"]
+        assert data["license"] == "mit"
+        assert data["datasets"] == ["alice/pairs"]
+        assert data["library_name"] == "transformers"
+        assert data["pipeline_tag"] == "translation"
+        assert data["metrics"] == ["sacrebleu", "chrf"]
+        assert data["tags"] == ["translation", "vanilla_transformer", "attention-is-all-you-need", "numbers"]
+        assert "model_name" not in data
+        assert data["model-index"][0]["name"] == "numbers-en-de"
+        assert "base_model" not in data
+
+    def test_the_model_index_has_scores_and_signatures_of_whole_test_sets(self, trained: Path) -> None:
+        results = data_of(build_model_card(trained)).eval_results
+        found = {result.metric_name: (result.metric_value, result.metric_args) for result in results}
+        expected = {}
+        for name, search in (("test", "2 beams"), ("test-greedy", "greedy")):
+            scores = read(trained / name / "metrics.json")
+            for key, metric in (("bleu", "sacreBLEU"), ("chrf", "chrF")):
+                value = round(scores[key], 2), {"signature": scores[f"{key}_signature"]}
+                expected[f"{metric} ({search})"] = value
+        assert found == expected
+        assert {(result.task_type, result.dataset_name) for result in results} == {("translation", "news")}
+
+    def test_the_text_tells_what_was_trained_how_and_how_well(self, trained: Path) -> None:
+        card = build_model_card(trained, repo_id="alice/numbers")
+        metrics, test = read(trained / "metrics.json"), read(trained / "test" / "metrics.json")
+        assert part(card, "summary").startswith("# numbers\n")
+        assert f"It has {metrics['parameters']:,} parameters. It was trained from scratch" in card.text
+        assert f"On news it scores {test['bleu']:.2f} sacreBLEU and {test['chrf']:.2f} chrF (2 beams)." in card.text
+        assert 'pipeline("translation", model="alice/numbers")' in card.text
+        assert 'pipeline("translation", model="alice/numbers", trust_remote_code=True)' in card.text
+        assert "The task's other name is `translation_en_to_de`." in card.text
+        assert "searches with 4 beams" in card.text
+        assert "![Learning curves](curves.png)" in card.text
+        assert "vaswani2017attention" in card.text
+        expected = {
+            "parameters": f"{metrics['parameters']:,}, float32",
+            "layers, encoder + decoder": "2 + 2",
+            "width (d_model)": "32",
+            "attention heads": "4",
+            "vocabulary": f"{read(trained / 'config.json')['vocab_size']:,} tokens, the same for both languages",
+            "positions": "sinusoidal",
+            "layer normalization": "after each sub-layer (post-LN)",
+            "training": "`train.en`, `train.de`",
+            "validation": "`val.en`, `val.de`",
+            "number of training pairs": str(metrics["metrics"]["train_samples"]),
+            "tokenizer": "trained on the training data",
+            "updates": f"{metrics['steps']} (2 epochs)",
+            "batch": "at most 60 source and 60 target tokens, padding included",
+            "learning rate": "peak 0.003; schedule `inverse_sqrt`, 2 warm-up updates",
+            "label smoothing": "0.1",
+            "precision": "float32",
+            "seed": "3",
+            "weights": "average of the last 2 checkpoints",
+            "tokens seen, without padding": "{source:,} source, {target:,} target".format(**metrics["tokens_seen"]),
+            "hardware": f"{metrics['device_name']} (CPU)",
+        }
+        rows = rows_of(card)
+        assert {name: rows.get(name) for name in expected} == expected
+        assert f"torch {metrics['versions']['torch']}" in rows["software"]
+
+    def test_scores_are_listed_test_sets_first_and_validation_data_marked(self, trained: Path) -> None:
+        table = [line.strip("| ").split(" | ") for line in part(build_model_card(trained), "evaluation").splitlines()]
+        assert [row[:3] for row in table[4:8]] == [
+            ["news", "7", "2 beams"],
+            ["news", "7", "greedy"],
+            ["news (first 3 pairs)", "3", "greedy"],
+            ["val (validation data)", "6", "greedy"],
+        ]
+        scores = read(trained / "test" / "metrics.json")
+        assert table[2][3:] == ["sacreBLEU", "lowercased", "chrF", "TER", "exact match, %", "perplexity"]
+        names = ("bleu", "bleu_lowercase", "chrf", "ter", "exact_match", "perplexity")
+        assert table[4][3:] == [f"{scores[name]:.2f}" for name in names]
+        text = part(build_model_card(trained), "evaluation")
+        assert f"- sacreBLEU: `{scores['bleu_signature']}`\n" in text
+        assert f"(greedy): BLEU {read(trained / 'metrics.json')['metrics']['eval_bleu']:.2f}, chrF" in text
+
+    def test_signatures_that_differ_name_their_rows(self, trained: Path) -> None:
+        change(trained / "val" / "metrics.json", bleu_signature="tok:char")
+        text = part(build_model_card(trained), "evaluation")
+        assert "- sacreBLEU (val (validation data), greedy): `tok:char`\n" in text
+        assert "- sacreBLEU (news, 2 beams; news, greedy; news (first 3 pairs), greedy): `nrefs" in text
+
+    def test_scores_of_other_weights_are_left_out(
+        self, trained: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+        checkpoint = read(trained / "test-checkpoint" / "metrics.json")
+        change(trained / "test-checkpoint" / "metrics.json", bleu=77.77)
+        change(trained / "test-greedy" / "metrics.json", bleu=88.88, parameters=5)
+        card = build_model_card(trained)
+        assert "77.77" not in card.content
+        assert "88.88" not in card.content
+        scored = Path(checkpoint["arguments"]["model_name_or_path"]).name
+        assert f"metrics.json is left out of the card: it scores {scored}, not the model" in caplog.text
+
+    @pytest.mark.parametrize(
+        ("model", "output", "is_own"),
+        [
+            ("out/numbers", "out/numbers/test", True),
+            ("./out/numbers/", "out/numbers/test/", True),
+            ("../numbers", "/home/me/numbers/test", True),
+            ("/home/me/numbers", "numbers/test", True),
+            (".", "test", True),
+            (r"out\numbers", "out/numbers/test", True),
+            ("alice/numbers", "elsewhere", True),
+            ("bob/numbers", "elsewhere", False),
+            ("numbers", "out/numbers/test", False),
+            ("/home/me/numbers", "/home/you/numbers/test", False),
+            ("..", "/home/me/numbers/test", False),
+            ("out/numbers/averaged", "out/numbers/test", False),
+            (None, "out/numbers/test", False),
+        ],
+    )
+    def test_whose_scores_they_are_is_told_from_the_paths_of_that_time(
+        self, trained: Path, model: str | None, output: str, is_own: bool
+    ) -> None:
+        path = trained / "test" / "metrics.json"
+        arguments = {**read(path)["arguments"], "model_name_or_path": model, "output_dir": output}
+        change(path, arguments=arguments, bleu=66.66)
+        assert ("66.66" in build_model_card(trained, repo_id="alice/numbers").content) == is_own
+
+    def test_examples_are_the_first_ones_with_their_sources_if_these_are_there(self, trained: Path) -> None:
+        (trained / "test" / "hypotheses.txt").write_text("a|b <!-- end: examples -->\n" * 7, encoding="utf-8")
+        (trained / "test" / "sources.txt").unlink(missing_ok=True)
+        card = build_model_card(trained)
+        lines = part(card, "examples").splitlines()
+        assert lines[-7] == "| reference | translation |"
+        assert lines[-5] == r"| zwei \| zwei | a\|b &lt;!-- end: examples --> |"
+        assert 'translate("A sentence in English.")' in card.text or 'translate("A sentence in en.")' in card.text
+        (trained / "test" / "sources.txt").write_text('"two" | two\n' * 7, encoding="utf-8")
+        card = build_model_card(trained)
+        assert part(card, "examples").splitlines()[-5].startswith(r'| "two" \| two | zwei \| zwei | a')
+        assert r'translate("\"two\" | two")' in card.text
+
+    def test_nothing_of_a_local_path_gets_out(self, original: Path, trained: Path, plain: Path) -> None:
+        assert "secret-place" in (trained / "arguments.json").read_text()
+        local = {"dataset_name": f"{original.parent}/corpus", "train_file": None, "validation_file": None}
+        for changes in ({}, local):
+            arguments = read(trained / "arguments.json")
+            arguments["data"] |= changes
+            arguments["model"] |= {"model_name_or_path": str(original), "tokenizer_name": f"{original}/"}
+            change(trained / "arguments.json", **arguments)
+            card = build_model_card(trained)
+            assert "secret-place" not in card.content
+            assert "from `numbers`" in card.text
+            assert "base_model" not in data_of(card).to_dict()
+            assert "datasets" not in data_of(card).to_dict()
+        assert str(plain.parent) not in build_model_card(plain).content
+
+    def test_names_of_the_hub_become_metadata(self, trained: Path) -> None:
+        arguments = read(trained / "arguments.json")
+        arguments["data"] |= {"train_file": None, "dataset_name": "some/corpus", "dataset_config_name": "de-en"}
+        arguments["model"] |= {"model_name_or_path": "some/model"}
+        change(trained / "arguments.json", **arguments)
+        scores = read(trained / "test" / "metrics.json")["arguments"]
+        scores |= {"test_file": None, "dataset_name": "some/corpus", "dataset_config_name": "de-en"}
+        change(trained / "test" / "metrics.json", arguments=scores)
+        card = build_model_card(trained, datasets=["more/pairs", "some/corpus"])
+        assert data_of(card).datasets == ["some/corpus", "more/pairs"]
+        assert data_of(card).base_model == "some/model"
+        assert rows_of(card)["training"] == "`some/corpus`, configuration `de-en`, split `train`"
+        (result,) = {result.unique_identifier: result for result in data_of(card).eval_results if result.dataset_split}
+        assert result == ("translation", "some/corpus", "de-en", "test", None)
+
+    def test_a_folder_of_a_model_alone_says_what_is_unknown(self, plain: Path) -> None:
+        card = build_model_card(plain)
+        assert "its languages are not recorded" in card.text
+        assert "How it was trained is not recorded." in card.text
+        assert part(card, "data").startswith("## Training data\n\nNot recorded")
+        assert part(card, "training").startswith("## Training\n\nNot recorded")
+        assert part(card, "evaluation").endswith("No scores on a test set are recorded.")
+        assert part(card, "license") == "## License\n\nNo license was given."
+        assert "It has no tokenizer" in card.text
+        assert rows_of(card)["attention heads"] == "4 + 2"
+        count = make_model().num_parameters()
+        assert rows_of(card)["parameters"] == f"{count:,}, float32"
+        assert set(data_of(card).to_dict()) == {"library_name", "pipeline_tag", "tags"}
+        assert "license" not in names_of(build_model_card(plain, license="mit"))
+
+    def test_models_of_the_library_need_no_code(self, tmp_path: Path) -> None:
+        sizes: dict[str, Any] = {
+            f"{side}_{size}": 1 for side in ("encoder", "decoder") for size in ("layers", "attention_heads")
+        }
+        config = MarianConfig(vocab_size=9, d_model=4, pad_token_id=1, decoder_start_token_id=1, **sizes)
+        MarianMTModel(config).save_pretrained(tmp_path)
+        card = build_model_card(tmp_path, repo_id="alice/marian")
+        assert 'AutoModelForSeq2SeqLM.from_pretrained("alice/marian")' in card.text
+        assert "trust_remote_code" not in card.text
+        assert "An encoder-decoder of the type `marian`" in card.text
+        assert "vanilla_transformer" not in data_of(card).tags
+
+    def test_remote_code_is_promised_only_where_it_is(self, plain: Path) -> None:
+        (plain / "modeling_vanilla_transformer.py").unlink()
+        assert "trust_remote_code" not in build_model_card(plain).text
+
+    @pytest.mark.parametrize(
+        ("langs", "codes"), [(["eng_Latn", "deu_Latn"], ["eng", "deu"]), (["pt-BR", "x"], ["pt"]), (["a", "b"], None)]
+    )
+    def test_only_iso_codes_become_languages(self, plain: Path, langs: list[str], codes: list[str] | None) -> None:
+        change(plain / "config.json", langs=langs)
+        assert data_of(build_model_card(plain)).language == codes
+        assert data_of(build_model_card(plain, language="sw")).language == "sw"
+
+    def test_an_unfinished_record_is_no_error(self, trained: Path) -> None:
+        for name in ("metrics.json", "trainer_state.json", "eval_results.json", "train_results.json"):
+            (trained / name).write_text("{}")
+        rows = rows_of(build_model_card(trained))
+        assert {rows[name] for name in ("updates", "weights", "time", "hardware", "software")} == {"not recorded"}
+        assert rows["seed"] == "3"
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "config.json",
+            "generation_config.json",
+            "arguments.json",
+            "metrics.json",
+            "trainer_state.json",
+            "eval_results.json",
+            "averaged/averaging.json",
+            "test/metrics.json",
+        ],
+    )
+    @pytest.mark.parametrize("content", [b'{"a": ', b"[1]", b"\xff\xfe"])
+    def test_a_damaged_file_is_named(self, trained: Path, name: str, content: bytes) -> None:
+        (trained / name).write_bytes(content)
+        with pytest.raises(ValueError, match=f"{trained / name} (is not JSON|must hold a JSON object, not a list)"):
+            build_model_card(trained)
+
+    def test_a_folder_without_a_model_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
+            build_model_card(tmp_path)
+
+    def test_weights_that_cannot_be_counted_are_not(self, plain: Path) -> None:
+        weights = (plain / "model.safetensors").read_bytes()
+        (plain / "model.safetensors").write_bytes(weights[:-1])
+        assert rows_of(build_model_card(plain))["parameters"] == "not recorded"
+
+
+class TestValidation:
+    def test_the_hub_takes_the_cards(self, trained: Path, plain: Path, run_python: RunPython, tmp_path: Path) -> None:
+        language_only = ModelCard("---\nlanguage: xx-nonsense-\n---\n")
+        texts = [build_model_card(trained, license="apache-2.0"), build_model_card(plain), language_only]
+        for number, card in enumerate(texts):
+            (tmp_path / f"{number}.md").write_text(card.content, encoding="utf-8", newline="")
+        program = """if True:
+            from huggingface_hub import ModelCard
+            for number in range(3):
+                try:
+                    ModelCard.load(f"{number}.md").validate()
+                    print("valid")
+                except ValueError as error:
+                    print("invalid", error)
+        """
+        with LocalHub(tokens={"hf_alice": "alice"}) as hub:
+            environment = hub.env("hf_alice", hf_home=tmp_path / "home")
+            result = run_python("-c", program, environment={**environment, "HF_HUB_OFFLINE": "0"})
+            assert [request["path"].rpartition("/")[-1] for request in hub.requests] == ["validate-yaml"] * 3
+        lines = result.stdout.splitlines()
+        assert lines[:2] == ["valid", "valid"]
+        assert lines[2].startswith("invalid")
+
+    def test_metadata_come_back_as_they_were(self, trained: Path) -> None:
+        card = build_model_card(trained, license="mit")
+        again = ModelCard(card.content)
+        assert again.content == card.content
+        assert data_of(again).to_dict() == ModelCardData(**data_of(card).to_dict()).to_dict()
+        assert all(isinstance(result, EvalResult) for result in data_of(again).eval_results)
+        assert data_of(again).eval_results == data_of(card).eval_results
+
+
+class TestWriting:
+    def test_edits_survive_and_the_rest_is_renewed(self, trained: Path) -> None:
+        path = write_model_card(trained, repo_id="alice/numbers", license="mit")
+        assert path == trained / "README.md"
+        text = path.read_text(encoding="utf-8")
+        edited = text.replace("## Limits\n", "## Limits\n\n- It says \u201cdrölf\u201d.\n")
+        edited = edited.replace("license: mit", "license: cc0-1.0\nthumbnail: a.png") + "\nMy own words.\n"
+        path.write_text(edited, encoding="utf-8")
+        change(trained / "test" / "metrics.json", bleu=12.345)
+        write_model_card(trained, repo_id="alice/numbers")
+        renewed = path.read_text(encoding="utf-8")
+        for words in ("- It says \u201cdrölf\u201d.", "license: cc0-1.0", "thumbnail: a.png", "\nMy own words.\n"):
+            assert words in renewed
+        assert "12.35 sacreBLEU" in renewed or "12.34 sacreBLEU" in renewed
+        assert not (trained / "_partial").exists()
+        write_model_card(trained, repo_id="alice/numbers")
+        assert path.read_text(encoding="utf-8") == renewed
+        write_model_card(trained, repo_id="alice/numbers", license="wtfpl")
+        assert data_of(ModelCard.load(path)).license == "wtfpl"
+
+    @pytest.mark.parametrize(
+        "content",
+        [b"---\n- a\n---\n", b"---\na: [\n---\n", b"---\nmodel-index: [1]\n---\n", b"\xff", b"---\n1: a\n---\n"],
+    )
+    def test_a_card_that_cannot_be_read_is_named_and_kept(self, plain: Path, content: bytes) -> None:
+        (plain / "README.md").write_bytes(content)
+        with pytest.raises(ValueError, match=r"README\.md cannot be read as a model card"):
+            write_model_card(plain)
+        assert (plain / "README.md").read_bytes() == content
+
+    def test_misspelt_metadata_are_refused(self, plain: Path) -> None:
+        misspelt: Any = {"licence": "mit"}
+        with pytest.raises(TypeError, match="licence"):
+            write_model_card(plain, **misspelt)
+        assert not (plain / "README.md").exists()
+
+
+class TestMerging:
+    def test_a_foreign_card_keeps_its_text_and_gains_metadata(self, trained: Path) -> None:
+        text = "\n# Mine\n\n<!-- generated: none -->\r\n  text  \n"
+        foreign = ModelCard(f"---\ntags:\n- mine\nlicense: mit\nlanguage: fr\n---\n{text}")
+        merged = merge_model_card(foreign, build_model_card(trained))
+        assert merged.text == text
+        data = data_of(merged).to_dict()
+        assert data["tags"] == ["mine"]
+        assert data["license"] == "mit"
+        assert data["language"] == "fr"
+        assert data["pipeline_tag"] == "translation"
+        assert len(data_of(merged).eval_results) == 4
+
+    def test_a_card_of_metadata_alone_gets_the_text(self, trained: Path) -> None:
+        # As the Hub makes one where a license is chosen for a new repository.
+        merged = merge_model_card(ModelCard("---\nlicense: mit\n---\n"), build_model_card(trained))
+        assert data_of(merged).license == "mit"
+        assert "No license was given" not in merged.text
+        assert names_of(merged) == [name for name in names_of(build_model_card(trained)) if name != "license"]
+        data_of(merged).license = None
+        again = merge_model_card(ModelCard(merged.content), build_model_card(trained))
+        assert "No license was given" in again.text
+
+    def test_deleted_sections_stay_deleted_and_new_ones_find_their_place(self, trained: Path) -> None:
+        (trained / "curves.png").rename(trained / "later.png")
+        card = build_model_card(trained)
+        begin, end = card.text.index("<!-- generated: limits"), card.text.index("<!-- end: limits")
+        card.text = card.text[:begin] + card.text[end:]
+        (trained / "later.png").rename(trained / "curves.png")
+        merged = merge_model_card(card, build_model_card(trained))
+        assert "limits" not in names_of(merged)
+        assert names_of(merged) == [name for name in names_of(build_model_card(trained)) if name != "limits"]
+
+    def test_sections_of_which_nothing_is_known_now_go_and_come_back(self, trained: Path) -> None:
+        whole = build_model_card(trained)
+        (trained / "curves.png").rename(trained / "later.png")
+        without = build_model_card(trained)
+        merged = merge_model_card(whole, without)
+        assert names_of(merged) == names_of(without)
+        assert names_of(merge_model_card(merged, whole)) == names_of(whole)
+        edited = ModelCard(whole.content.replace("![Learning curves]", "![Curves]"))
+        assert "![Curves](curves.png)" in merge_model_card(edited, without).text
+
+    def test_line_endings_stay_what_they_are(self, trained: Path) -> None:
+        card = build_model_card(trained)
+        windows = ModelCard(card.content.replace("\n", "\r\n"))
+        merged = merge_model_card(windows, build_model_card(trained, repo_id="alice/other"))
+        assert "alice/other" in merged.text
+        assert merged.content.count("\n") == merged.content.count("\r\n")
+
+    def test_metadata_that_the_user_changed_or_removed_stay_so(self, trained: Path) -> None:
+        card = build_model_card(trained, tags=["first"])
+        data = data_of(card)
+        data.language, data.pipeline_tag = ["en", "de", "nl"], None
+        change(trained / "config.json", langs=["fr", "it"], auto_map={})
+        merged = data_of(merge_model_card(ModelCard(card.content), build_model_card(trained, tags=["second"])))
+        assert merged.language == ["en", "de", "nl"]
+        assert merged.pipeline_tag is None
+        assert merged.tags[-2:] == ["first", "second"]
+        untouched = data_of(merge_model_card(build_model_card(trained), build_model_card(trained, language="eu")))
+        assert untouched.language == "eu"
+
+    def test_results_are_merged_one_by_one(self, trained: Path) -> None:
+        card = build_model_card(trained)
+        data = data_of(card)
+        own = EvalResult("translation", "wmt", "WMT", "bleurt", 0.5)
+        bleu, chrf, greedy, removed = data.eval_results
+        bleu.metric_value = 99.0
+        for result in (bleu, chrf, greedy):
+            result.dataset_name = "News of the day"
+        data.eval_results = [bleu, own, chrf, greedy]
+        for name in ("test", "test-greedy"):
+            change(trained / name / "metrics.json", bleu=11.0, chrf=22.0)
+        merged = data_of(merge_model_card(ModelCard(card.content), build_model_card(trained)))
+        found = {result.metric_name or "own": result for result in merged.eval_results}
+        assert len(found) == len(merged.eval_results) == 4
+        assert removed.metric_name not in found
+        assert found["own"] == own
+        assert found["sacreBLEU (2 beams)"].metric_value == 99.0
+        assert found["chrF (2 beams)"].metric_value == 22.0
+        assert found["chrF (2 beams)"].dataset_name == "News of the day"
+        assert found["sacreBLEU (greedy)"].metric_value == 11.0
+
+    def test_results_that_are_gone_leave_no_index(self, trained: Path) -> None:
+        card = build_model_card(trained)
+        for name in ("test", "test-greedy"):
+            shutil.rmtree(trained / name)
+        data = data_of(merge_model_card(card, build_model_card(trained))).to_dict()
+        assert not {"model-index", "model_name", "metrics"} & data.keys()
+
+    @pytest.mark.parametrize("record", ["{", "{}", "[]", '{"sections": 1, "metadata": {}}'])
+    def test_with_a_broken_record_all_metadata_are_the_users(self, trained: Path, record: str) -> None:
+        card = build_model_card(trained)
+        head, _, tail = card.content.rpartition('{"sections"')
+        broken = ModelCard(f"{head}{record}{tail[tail.index(' -->') :]}")
+        change(trained / "config.json", langs=["fr", "it"])
+        merged = merge_model_card(broken, build_model_card(trained))
+        assert data_of(merged).language == ["en", "de"]
+        assert names_of(merged) == names_of(card)
+
+
+@pytest.fixture(scope="module")
+def cards(original: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Cards of one model at different times."""
+    folder = shutil.copytree(
+        original, tmp_path_factory.mktemp("times") / "numbers", ignore=shutil.ignore_patterns("checkpoint-*", "runs")
+    )
+    texts = [build_model_card(folder).content]
+    change(folder / "test" / "metrics.json", bleu=1.5)
+    (folder / "curves.png").unlink()
+    texts.append(build_model_card(folder, repo_id="alice/numbers", license="mit", tags=["new"]).content)
+    shutil.rmtree(folder / "test")
+    (folder / "arguments.json").unlink()
+    texts.append(build_model_card(folder, language=["fr"]).content)
+    return texts
+
+
+LINES = st.one_of(
+    st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp")), min_size=1, max_size=20).filter(str.strip),
+    st.sampled_from(["<!-- end: use -->", "<!-- generated: limits 0123456789ab -->", "# Mine", "---", "-->", "<!--"]),
+)
+EDITS = st.lists(st.tuples(st.sampled_from(["insert", "delete"]), st.integers(0, 300), LINES), max_size=6)
+VALUES = st.one_of(
+    st.text("abc", max_size=3), st.integers(), st.lists(st.text("abc", min_size=1, max_size=3)), st.none()
+)
+METADATA = st.dictionaries(st.sampled_from(["license", "language", "pipeline_tag", "mine", "base_model"]), VALUES)
+
+
+@given(
+    first=st.integers(-1, 2), then=st.lists(st.integers(0, 2), min_size=1, max_size=3), edits=EDITS, metadata=METADATA
+)
+def test_whatever_is_edited_survives_and_merging_again_changes_nothing(
+    cards: list[str], first: int, then: list[int], edits: list[tuple[str, int, str]], metadata: dict[str, Any]
+) -> None:
+    content = "---\nmine: 1\n---\nforeign\n" if first < 0 else cards[first]
+    card = ModelCard(content)
+    lines = card.text.split("\n")
+    inserted = []
+    for kind, place, text in edits:
+        place %= len(lines) + 1
+        if kind == "insert":
+            lines.insert(place, text)
+            inserted.append(text)
+        elif place < len(lines) and lines[place] not in inserted:
+            del lines[place]
+    card.text = "\n".join(lines)
+    for key, value in metadata.items():
+        card.data[key] = value
+    card = ModelCard(card.content)
+    before = deepcopy(card.data.to_dict())
+    blank = not card.text.strip()
+    for number in then:
+        generated = ModelCard(cards[number])
+        merged = merge_model_card(card, generated)
+        assert merge_model_card(merged, generated).content == merged.content
+        found = merged.text.split("\n")
+        for text in inserted:
+            assert blank or found.count(text) >= inserted.count(text), text
+        given_now = {1: "license", 2: "language"}.get(number)
+        for key, value in metadata.items():
+            if key in before and value != data_of(ModelCard(content)).get(key) and key != given_now:
+                assert merged.data.to_dict().get(key) == before[key], key
+        card, before = merged, deepcopy(merged.data.to_dict())
+
+
+class TestPackage:
+    def test_the_template_is_also_at_the_top(self) -> None:
+        assert (ROOT / "model_card.md").resolve() == ROOT / "vanilla_transformer" / "model_card.md"
+
+    @pytest.mark.skipif(importlib.util.find_spec("setuptools") is None, reason="setuptools builds the distributions")
+    def test_wheel_and_sdist_render_a_card(self, plain: Path, run_python: RunPython, tmp_path: Path) -> None:
+        sources = tmp_path / "sources"
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / "vanilla_transformer", sources / "vanilla_transformer", ignore=ignore)
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(ROOT / name, sources)
+        build = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
+        run_python("-c", build, "build_wheel", tmp_path / "direct", cwd=sources)
+        run_python("-c", build, "build_sdist", tmp_path, cwd=sources)
+        (archive,) = tmp_path.glob("*.tar.gz")
+        with tarfile.open(archive) as sdist:
+            sdist.extractall(tmp_path / "unpacked", filter="data")
+        (unpacked,) = (tmp_path / "unpacked").iterdir()
+        run_python("-c", build, "build_wheel", tmp_path / "indirect", cwd=unpacked)
+
+        (wheel,), (indirect,) = (tmp_path / "direct").glob("*.whl"), (tmp_path / "indirect").glob("*.whl")
+        template = (ROOT / "vanilla_transformer" / "model_card.md").read_bytes()
+        for path in (wheel, indirect):
+            with zipfile.ZipFile(path) as content:
+                assert content.read("vanilla_transformer/model_card.md") == template
+        program = """if True:
+            import sys
+            sys.path.insert(0, sys.argv[1])
+            from vanilla_transformer import model_card
+            assert model_card.__file__.startswith(sys.argv[1]), model_card.__file__
+            sys.stdout.reconfigure(encoding="utf-8", newline="")
+            print(model_card.build_model_card(sys.argv[2]).content, end="")
+        """
+        result = run_python("-c", program, indirect, plain)
+        assert result.stdout == build_model_card(plain).content

@@ -1,0 +1,341 @@
+"""Model cards: the README.md of a trained model's folder, filled in from what its training left there.
+
+A card says nothing that the folder's files do not: what they leave open is "not recorded". Each part of a generated
+card stands between comments with a digest of its text, so that a card that is made again replaces the parts that nobody
+has touched, and leaves alone what somebody wrote, changed or deleted.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from .checkpoints import replacing_files
+from .model_card_facts import ModelFolder, escape, identify_result
+
+CARD_FILE = "README.md"
+TEMPLATE_FILE = "model_card.md"
+
+# Metadata that several may add to.
+_ADDED = ("datasets", "tags")
+_SECTION = re.compile(
+    r"<!-- generated: (?P<name>[a-z]+) (?P<digest>[0-9a-f]+) -->\r?\n(?P<content>.*?)\r?\n<!-- end: (?P=name) -->",
+    re.DOTALL,
+)
+_SECTION_START = re.compile(r"<!-- generated: ([a-z]+) [0-9a-f]+ -->")
+_RECORD_NOTE = "What stands between such comments is written anew with the card, unless you change or delete it."
+_RECORD = re.compile(rf"<!-- {re.escape(_RECORD_NOTE)} (\{{[^\r\n]*\}}) -->")
+
+
+class CardMetadata(TypedDict, total=False):
+    """What a user can say about a model that its files do not."""
+
+    license: str | None
+    datasets: str | list[str] | None
+    tags: str | list[str] | None
+    language: str | list[str] | None
+    model_name: str | None
+
+
+def build_model_card(
+    folder: str | os.PathLike[str],
+    *,
+    repo_id: str | None = None,
+    license: str | None = None,
+    datasets: str | list[str] | None = None,
+    tags: str | list[str] | None = None,
+    language: str | list[str] | None = None,
+    model_name: str | None = None,
+) -> ModelCard:
+    """Makes the card of a model from the files in its folder, which must be one that `save_pretrained` wrote.
+
+    What `scripts/train.py` leaves there tells of the training, and sub-folders that `scripts/evaluate_translation.py
+    --output_dir` made bring scores and examples. Scores that belong to other weights, as of a checkpoint, are left out.
+    Of local paths only the last part is told.
+
+    Args:
+        folder: The model's folder. Nothing is written to it.
+        repo_id: The model's name on the Hub, `"user/name"`; without it the card names the folder.
+        license: The license's identifier, `"apache-2.0"`; without it the card says that none was given.
+        datasets: Datasets of the Hub that it was trained on, besides the one that the training recorded.
+        tags: More tags.
+        language: Codes of its languages, in place of those in the configuration.
+        model_name: Title; by default the last part of `repo_id`, or else the folder's name.
+
+    Returns:
+        The card.
+
+    Raises:
+        FileNotFoundError: If the folder has no config.json.
+        ValueError: If a file is damaged; the message names it.
+    """
+    found = ModelFolder(Path(folder), repo_id)
+    name = model_name or (repo_id or found.name).rpartition("/")[-1]
+    given = {
+        "license": license,
+        "datasets": datasets,
+        "tags": tags,
+        "language": language,
+        "model_name": model_name,
+    }
+    metadata = found.metadata(name)
+    for key, value in given.items():
+        if value is not None:
+            metadata[key] = _add(metadata.get(key), value) if key in _ADDED else value
+    if not metadata["eval_results"]:
+        metadata["model_name"] = None  # a part of the model-index
+    sections: list[str] = []
+
+    def section(section_name: str, caller: Callable[[], str]) -> str:
+        sections.append(section_name)
+        return _enclose(section_name, caller().strip())
+
+    card = ModelCard.from_template(
+        ModelCardData(**metadata),
+        template_str=resources.files(__package__).joinpath(TEMPLATE_FILE).read_text(encoding="utf-8"),
+        section=section,
+        title=escape(name),
+        **found.facts(),
+    )
+    derived = {key: _digest(_comparable(value)) for key, value in _entries(card.data).items() if given.get(key) is None}
+    card.text = f"{card.text.rstrip()}\n\n{_Record(sections, derived)}\n"
+    return card
+
+
+def merge_model_card(existing: ModelCard, generated: ModelCard) -> ModelCard:
+    """Brings a card up to date without touching what its user wrote.
+
+    * Sections of the text that are as they were generated are replaced; changed ones and all other text stay, deleted
+      ones stay deleted. A card in which nothing was generated keeps its text whole, unless it has none.
+    * Metadata are added, and replaced where they are as they were generated; what the user set, changed or removed
+      stays so. So do the results in the `model-index`, each by itself.
+    * What was given as an argument to `build_model_card` is the user's latest word and wins; tags and datasets are
+      added to those that are there.
+
+    Args:
+        existing: The card so far.
+        generated: What `build_model_card` returned now.
+
+    Returns:
+        A new card. Merging the same card into it again changes nothing.
+    """
+    old, new = _Record.find(existing.text), _Record.find(generated.text)
+    entries, metadata_record = _merge_entries(
+        _entries(existing.data),
+        _entries(generated.data),
+        old=None if old is None else old.metadata,
+        new=None if new is None else new.metadata,
+    )
+    generated_text = generated.text
+    if entries.get("license") and not generated.data.get("license"):
+        # It says that there is none.
+        generated_text = _remove_section(generated_text, "license")
+    merged = ModelCard(existing.content)
+    merged.data = _card_data(entries, existing.data, generated.data)
+    merged.text = _merge_text(existing.text, generated_text, old=old, metadata=metadata_record)
+    # Read again, for the results of one test set share its name once they are written.
+    return ModelCard(merged.content)
+
+
+def write_model_card(
+    folder: str | os.PathLike[str], *, repo_id: str | None = None, **metadata: Unpack[CardMetadata]
+) -> Path:
+    """Writes the card of a model into its folder, merged with the one that is there.
+
+    Args:
+        folder: The model's folder.
+        repo_id: The model's name on the Hub.
+        **metadata: As of `build_model_card`.
+
+    Returns:
+        The card's file, README.md, which is replaced in one go.
+
+    Raises:
+        FileNotFoundError: If the folder has no config.json.
+        ValueError: If a file is damaged, the card among them; the message names it.
+    """
+    path = Path(folder) / CARD_FILE
+    card = build_model_card(folder, repo_id=repo_id, **metadata)
+    if path.is_file():
+        card = merge_model_card(_load_card(path), card)
+    with replacing_files(folder) as partial, open(partial / CARD_FILE, "w", encoding="utf-8", newline="") as file:
+        file.write(card.content)
+    return path
+
+
+def _load_card(path: Path) -> ModelCard:
+    try:
+        return ModelCard.load(path)
+    # Besides ValueError, YAML's own errors.
+    except Exception as error:
+        raise ValueError(
+            f"{path} cannot be read as a model card: {error} Mend its metadata, or move it away to get a new card."
+        ) from error
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What a card says of its own making, in a comment: which sections it had, and digests of its metadata."""
+
+    sections: Sequence[str]
+    metadata: Mapping[str, str]
+
+    @classmethod
+    def find(cls, text: str) -> "_Record | None":
+        """The one in a card's text, or `None` if there is none, or somebody has broken it."""
+        match = _RECORD.search(text)
+        try:
+            content = json.loads(match[1]) if match else {}
+        except ValueError:
+            return None
+        sections, metadata = content.get("sections"), content.get("metadata")
+        if isinstance(sections, list) and isinstance(metadata, dict):
+            return cls(sections, metadata)
+        return None
+
+    def __str__(self) -> str:
+        content = json.dumps({"sections": self.sections, "metadata": self.metadata})
+        return f"<!-- {_RECORD_NOTE} {content} -->"
+
+
+def _merge_entries(
+    existing: Mapping[str, Any],
+    generated: Mapping[str, Any],
+    *,
+    old: Mapping[str, str] | None,
+    new: Mapping[str, str] | None,
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Merges metadata by the digests of what was generated before (`old`) and now (`new`).
+
+    Returns:
+        The metadata, and the digests to record with them.
+    """
+    before, now = old or {}, generated.keys() if new is None else new
+    merged = dict(existing)
+    for key, value in generated.items():
+        if key not in now:  # an argument of the user's
+            merged[key] = _add(existing.get(key), value) if key in _ADDED else value
+        elif key not in existing:
+            if key not in before:
+                merged[key] = value
+        elif _is_untouched(existing[key], before.get(key)):
+            merged[key] = _update(existing[key], value)
+    gone = [key for key in before if key not in generated]
+    for key in gone:
+        if key in existing and _is_untouched(existing[key], before[key]):
+            del merged[key]
+    removed = {key: before[key] for key in gone if key not in existing}
+    return merged, {**(new or {}), **removed}
+
+
+def _is_untouched(value: Any, digest: str | None) -> bool:
+    return _digest(_comparable(value)) == digest
+
+
+def _update(value: Any, generated: Any) -> Any:
+    """Of a result only the value is ours to change: its test set may have been given another name."""
+    if not isinstance(value, EvalResult):
+        return generated
+    return replace(value, metric_value=generated.metric_value, metric_args=generated.metric_args)
+
+
+def _comparable(value: Any) -> Any:
+    return [value.metric_value, value.metric_args] if isinstance(value, EvalResult) else value
+
+
+def _digest(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.replace("\r\n", "\n").encode()).hexdigest()[:12]
+
+
+def _entries(data: Any) -> dict[str, Any]:
+    """Metadata by name, each result of the model-index being an entry of its own."""
+    entries = {key: value for key, value in data.to_dict().items() if key != "model-index"}
+    if not data.eval_results:
+        return entries
+    entries["model_name"] = data.model_name
+    counts: dict[str, int] = {}
+    for result in data.eval_results:
+        identity = identify_result(result)
+        counts[identity] = counts.get(identity, 0) + 1
+        # As a digest, since the names in it could end the comment that they are recorded in.
+        entries[f"result {_digest([identity, counts[identity]])}"] = result
+    return entries
+
+
+def _card_data(entries: Mapping[str, Any], existing: Any, generated: Any) -> ModelCardData:
+    """The reverse of `_entries`; the name of a model-index needs results, and the results need a name."""
+    results = [value for value in entries.values() if isinstance(value, EvalResult)]
+    others = {key: value for key, value in entries.items() if not isinstance(value, EvalResult)}
+    if results:
+        others["model_name"] = others.get("model_name") or generated.model_name
+        return ModelCardData(**others, eval_results=results)
+    had_results = bool(existing.eval_results)
+    others["model_name"] = None if had_results else existing.model_name
+    return ModelCardData(**others, eval_results=None if had_results else existing.eval_results)
+
+
+def _merge_text(existing: str, generated: str, *, old: _Record | None, metadata: Mapping[str, str]) -> str:
+    """Merges the texts of two cards; `metadata` is recorded if the existing text has a record, or there is no text."""
+    blocks = {match["name"]: match[0] for match in _SECTION.finditer(generated)}
+    if not existing.strip():
+        return _set_record(generated, _Record(list(blocks), metadata))
+    line_break = "\r\n" if "\r\n" in existing else "\n"
+    blocks = {name: block.replace("\n", line_break) for name, block in blocks.items()}
+
+    def renew(match: re.Match[str]) -> str:
+        is_untouched = _digest(match["content"]) == match["digest"]
+        return blocks.get(match["name"], "") if is_untouched else match[0]
+
+    text = _SECTION.sub(renew, existing)
+    if old is None:
+        return text
+    earlier: list[str] = []
+    for name, block in blocks.items():
+        if name not in old.sections and name not in _SECTION_START.findall(text):
+            text = _insert(text, block, earlier, line_break)
+        earlier.append(name)
+    # Not those that have gone because nothing is known for them now: once there is, they come again.
+    known = set(old.sections) - set(_SECTION_START.findall(existing)) | set(_SECTION_START.findall(text))
+    sections = dict.fromkeys([*blocks, *(name for name in old.sections if name in known)])
+    return _set_record(text, _Record(list(sections), metadata))
+
+
+def _insert(text: str, block: str, before: Sequence[str], line_break: str) -> str:
+    """Puts a new section behind the last of those `before` it that the text has, or else ahead of the record."""
+    ends = [match.end() for name in before for match in re.finditer(f"<!-- end: {name} -->", text)]
+    if ends:
+        return f"{text[: max(ends)]}{line_break * 2}{block}{text[max(ends) :]}"
+    record = _RECORD.search(text)
+    place = record.start() if record else len(text)
+    return f"{text[:place]}{block}{line_break * 2}{text[place:]}"
+
+
+def _set_record(text: str, record: _Record) -> str:
+    return _RECORD.sub(lambda _: str(record), text, count=1)
+
+
+def _enclose(name: str, content: str) -> str:
+    return f"<!-- generated: {name} {_digest(content)} -->\n{content}\n<!-- end: {name} -->"
+
+
+def _remove_section(text: str, name: str) -> str:
+    return _SECTION.sub(lambda match: "" if match["name"] == name else match[0], text)
+
+
+def _as_list(value: str | list[str] | None) -> list[str] | None:
+    return [value] if isinstance(value, str) else value
+
+
+def _add(one: Any, other: Any) -> list[str]:
+    return list(dict.fromkeys([*(_as_list(one) or []), *(_as_list(other) or [])]))
+
+
+__all__ = ["CARD_FILE", "CardMetadata", "build_model_card", "merge_model_card", "write_model_card"]

@@ -1,0 +1,692 @@
+"""What the files in a trained model's folder say about it, in words and numbers, for its model card."""
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult
+from safetensors import SafetensorError, safe_open
+from transformers.utils import logging
+
+from .averaging import AVERAGED_FOLDER, AVERAGING_FILE
+
+logger = logging.get_logger(__name__)
+
+NOT_RECORDED = "not recorded"
+
+_EXAMPLES = 5
+_SHOWN_FILES = 6
+# How the Trainer's arguments are written that are not set.
+_NOTHING = ("None", "[]", "{}", "")
+_SCORES = {
+    "sacreBLEU": "bleu",
+    "lowercased": "bleu_lowercase",
+    "chrF": "chrf",
+    "TER": "ter",
+    "exact match, %": "exact_match",
+    "perplexity": "perplexity",
+}
+_FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+# A name of the Hub, unless it is the path of a local folder.
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+# The Hub wants ISO 639 codes; corpora say en, en_XX, eng_Latn or en-US.
+_LANGUAGE = re.compile(r"([A-Za-z]{2,3})([-_].*)?")
+
+
+@dataclass(frozen=True)
+class _TestSet:
+    """What an evaluation was run on: its name for readers, and for the model-index."""
+
+    name: str
+    type: str
+    config: str | None = None
+    split: str | None = None
+    note: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} ({self.note})" if self.note else self.name
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """What scripts/evaluate_translation.py wrote into a sub-folder."""
+
+    folder: Path
+    scores: Mapping[str, Any]
+    test_set: _TestSet
+
+    @cached_property
+    def search(self) -> str:
+        settings = _mapping(self.scores, "generation_config")
+        beams = self.scores.get("num_beams", settings.get("num_beams"))
+        dtype = self.scores.get("dtype")
+        parts = [_describe_search(beams, settings), *([str(dtype)] if dtype not in (None, "float32") else [])]
+        return ", ".join(part for part in parts if part)
+
+    def results(self) -> Iterator[EvalResult]:
+        """The scores as the Hub's model-index has them."""
+        for key, kind, name in (("bleu", "sacrebleu", "sacreBLEU"), ("chrf", "chrf", "chrF")):
+            score, signature = _number(self.scores.get(key)), self.scores.get(f"{key}_signature")
+            if score is not None:
+                yield EvalResult(
+                    task_type="translation",
+                    dataset_type=self.test_set.type,
+                    dataset_name=self.test_set.name,
+                    dataset_config=self.test_set.config,
+                    dataset_split=self.test_set.split,
+                    metric_type=kind,
+                    metric_name=f"{name} ({self.search})",
+                    metric_value=round(score, 2),
+                    metric_args={"signature": signature} if isinstance(signature, str) else None,
+                )
+
+
+class ModelFolder:
+    """Reads a model's folder, and says in words what is in it."""
+
+    def __init__(self, path: Path, repo_id: str | None) -> None:
+        self.path = path
+        self.repo_id = repo_id
+        self.name = path.resolve().name
+        config = _read_json(path / "config.json")
+        if config is None:
+            raise FileNotFoundError(f"{path} has no config.json: a card is made for a folder with a saved model.")
+        self.config = config
+        self.generation = _read_json(path / "generation_config.json") or {}
+        self.metrics = _read_json(path / "metrics.json") or {}
+        self.state = _read_json(path / "trainer_state.json") or {}
+        arguments = _read_json(path / "arguments.json")
+        self.has_arguments = arguments is not None
+        self.model, self.data, self.training = (
+            {name: None if value in _NOTHING else value for name, value in _mapping(arguments or {}, part).items()}
+            for part in ("model", "data", "training")
+        )
+        # metrics.json has what these have, and more; older trainings have only these.
+        self.scores: dict[str, Any] = {
+            **(_read_json(path / "train_results.json") or {}),
+            **(_read_json(path / "eval_results.json") or {}),
+            **_mapping(self.metrics, "metrics"),
+        }
+
+    @cached_property
+    def was_trained_here(self) -> bool:
+        """Whether a training left anything here but the model."""
+        return bool(self.has_arguments or self.metrics or self.state)
+
+    @cached_property
+    def languages(self) -> list[str] | None:
+        """Source and target."""
+        languages = self.config.get("langs")
+        if not languages and self.data.get("builtin_corpus"):
+            languages = [self.data.get("source_lang") or "en", self.data.get("target_lang") or "de"]
+        languages = languages or [self.data.get("source_lang"), self.data.get("target_lang")]
+        is_pair = isinstance(languages, list) and len(languages) == 2 and all(languages)
+        return [str(language) for language in languages] if is_pair else None
+
+    @cached_property
+    def parameters(self) -> int | None:
+        """Their number, tied ones counted once."""
+        recorded = self.metrics.get("parameters")
+        if isinstance(recorded, int):
+            return recorded
+        return None if self.stored is None else self.stored[0]
+
+    @cached_property
+    def stored(self) -> tuple[int, str] | None:
+        """Number and type of the stored parameters; a type of model that stores more than parameters has more."""
+        return _count_stored(self.path)
+
+    @cached_property
+    def base_model(self) -> str | None:
+        """The model that the training went on from."""
+        name = self.model.get("model_name_or_path")
+        return str(name) if name else None
+
+    @cached_property
+    def evaluations(self) -> list[_Evaluation]:
+        """Those of this folder's own weights, test sets before data that the training has seen, wide searches first."""
+        found = []
+        for path in sorted(self.path.glob("*/metrics.json")):
+            scores = _read_json(path) or {}
+            if _number(scores.get("bleu")) is None:
+                continue  # the metrics of a training in a sub-folder
+            if self._is_own(scores):
+                found.append(_Evaluation(path.parent, scores, self._test_set(scores)))
+            else:
+                scored = _base_name(str(_mapping(scores, "arguments").get("model_name_or_path", "another model")))
+                logger.warning(f"{path} is left out of the card: it scores {scored}, not the model in {self.path}.")
+
+        def place(item: _Evaluation) -> tuple[bool, str, float]:
+            return bool(item.test_set.note), item.test_set.name, -(_number(item.scores.get("num_beams")) or 0)
+
+        return sorted(found, key=place)
+
+    def _is_own(self, scores: Mapping[str, Any]) -> bool:
+        """The folder may have been moved since; the two paths of that time have not."""
+        arguments = _mapping(scores, "arguments")
+        model, output = arguments.get("model_name_or_path"), arguments.get("output_dir")
+        recorded = self.metrics.get("parameters")
+        if recorded is not None and scores.get("parameters", recorded) != recorded:
+            return False
+        if not isinstance(model, str) or not isinstance(output, str):
+            return False
+        return model == self.repo_id or _is_same_path(model, os.path.join(output, ".."))
+
+    def _test_set(self, scores: Mapping[str, Any]) -> _TestSet:
+        arguments = _mapping(scores, "arguments")
+        split = arguments.get("dataset_split")
+        notes = []
+        for part, files, split_key in (
+            ("training", "train_file", "train_split"),
+            ("validation", "validation_file", "validation_split"),
+        ):
+            same_files = arguments.get("test_file") and _base_names(arguments["test_file"]) == _base_names(
+                self.data.get(files)
+            )
+            same_name = arguments.get("dataset_name") and arguments["dataset_name"] == self.data.get("dataset_name")
+            both_built_in = arguments.get("builtin_corpus") and self.data.get("builtin_corpus")
+            if same_files or ((same_name or both_built_in) and split == (self.data.get(split_key) or part)):
+                notes.append(f"{part} data")
+        if arguments.get("max_samples"):
+            notes.append(f"first {_form(arguments['max_samples'])} pairs")
+        return _name_test_set(arguments, split, self.languages, ", ".join(notes))
+
+    def metadata(self, name: str) -> dict[str, Any]:
+        """What the Hub reads, as keyword arguments of `ModelCardData`."""
+        results: dict[str, EvalResult] = {}
+        for evaluation in self.evaluations:
+            if not evaluation.test_set.note:
+                for result in evaluation.results():
+                    results.setdefault(identify_result(result), result)
+        codes = [match[1].lower() for language in self.languages or [] if (match := _LANGUAGE.fullmatch(language))]
+        dataset = self.data.get("dataset_name")
+        is_paper = self.config.get("model_type") == "vanilla_transformer"
+        return {
+            "language": codes or None,
+            "library_name": "transformers",
+            "pipeline_tag": "translation",
+            "tags": ["translation", *(["vanilla_transformer", "attention-is-all-you-need"] if is_paper else [])],
+            "datasets": [dataset] if _is_hub_name(dataset) else None,
+            "base_model": self.base_model if _is_hub_name(self.base_model) else None,
+            "metrics": sorted({result.metric_type for result in results.values()}, reverse=True) or None,
+            "eval_results": list(results.values()) or None,
+            "model_name": name if results else None,
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """What the template needs besides the metadata."""
+        examples = self._examples()
+        source = next((row[0] for row in examples or [] if len(row) == 3), None)
+        language = _name_language(self.languages[0]) if self.languages else None
+        sentence = source or (f"A sentence in {language}." if language else "A sentence to translate.")
+        modules = {str(name).partition(".")[0] for name in _mapping(self.config, "auto_map").values()}
+        return {
+            "is_vanilla": self.config.get("model_type") == "vanilla_transformer",
+            "model_type": self.config.get("model_type", NOT_RECORDED),
+            "direction": " to ".join(map(_name_language, self.languages)) if self.languages else None,
+            "parameters": "an unknown number of" if self.parameters is None else f"{self.parameters:,}",
+            "origin": self._origin(),
+            "headline": self._headline(),
+            "needs_code": bool(modules),
+            "has_tokenizer": any(self.path.glob("token*.json")),
+            "has_code": bool(modules) and all((self.path / f"{module}.py").is_file() for module in modules),
+            "address": _quote(self.repo_id or f"path/to/{self.name}"),
+            "sentence": _quote(sentence),
+            "other_tasks": ", ".join(
+                f"`{task}`" for task in _mapping(self.config, "custom_pipelines") if task != "translation"
+            ),
+            "default_search": self._default_search(),
+            "architecture": self._architecture(),
+            "data_rows": self._data() if self.has_arguments else None,
+            "cut": self._cut(),
+            "recipe": self._recipe() if self.was_trained_here else None,
+            "curves": "curves.png" if (self.path / "curves.png").is_file() else None,
+            "validation": self._validation(),
+            **self._evaluation_table(),
+            "examples": None if examples is None else [[escape(text) for text in row] for row in examples],
+            "examples_from": examples and f"{escape(self.evaluations[0].test_set.name)} ({self.evaluations[0].search})",
+            "examples_head": ["source", "reference", "translation"][-len(examples[0]) :] if examples else None,
+        }
+
+    def _origin(self) -> str:
+        if not self.has_arguments:
+            return "How it was trained is not recorded."
+        if self.base_model is None:
+            return "It was trained from scratch with `vanilla_transformer`."
+        return f"It was trained further with `vanilla_transformer`, from {_code(_public_name(self.base_model))}."
+
+    def _default_search(self) -> str | None:
+        if self.generation.get("do_sample"):
+            return "samples"
+        search = _describe_search(self.generation.get("num_beams", 1), self.generation)
+        return "decodes greedily" if search == "greedy" else f"searches with {search}"
+
+    def _headline(self) -> str | None:
+        best = next((item for item in self.evaluations if not item.test_set.note), None)
+        if best is None:
+            return None
+        scores = [f"{best.scores['bleu']:.2f} sacreBLEU"]
+        if (chrf := _number(best.scores.get("chrf"))) is not None:
+            scores.append(f"{chrf:.2f} chrF")
+        return f"On {escape(best.test_set.name)} it scores {' and '.join(scores)} ({best.search})."
+
+    def _architecture(self) -> list[list[str]]:
+        config = self.config
+        heads = _both_sides(config, "{}_attention_heads")
+        key_sizes = ", ".join(f"{name} {_form(config[name])}" for name in ("d_k", "d_v") if config.get(name))
+        parameters = _form(self.parameters) + (f", {self.stored[1]}" if self.stored is not None else "")
+        rows = [
+            ("parameters", parameters),
+            ("layers, encoder + decoder", _both_sides(config, "{}_layers", always=True)),
+            ("width (d_model)", config.get("d_model")),
+            ("inner width of feed-forward layers (d_ff)", _both_sides(config, "{}_ffn_dim")),
+            ("attention heads", f"{heads} ({key_sizes})" if key_sizes else heads),
+            ("vocabulary", _describe_vocabulary(config)),
+            ("embedding tables", _describe_tables(config)),
+            ("positions", config.get("position_embedding_type")),
+            ("layer normalization", _describe_norm(config)),
+            ("activation", config.get("activation_function")),
+        ]
+        return _table(rows)
+
+    def _data(self) -> list[list[str]]:
+        tokenizer = self.model.get("tokenizer_name")
+        if tokenizer:
+            origin = _code(_public_name(str(tokenizer)))
+        else:
+            origin = "trained on the training data" if self.base_model is None else "the base model's"
+        if rate := self.data.get("bpe_dropout"):
+            origin += f"; BPE-dropout {_form(rate)} in training"
+        return _table(
+            [
+                ("training", self._corpus("train")),
+                ("number of training pairs", self.scores.get("train_samples")),
+                ("validation", self._corpus("validation")),
+                ("tokenizer", origin),
+            ]
+        )
+
+    def _corpus(self, part: str) -> str | None:
+        data = self.data
+        limit = data.get("max_train_samples" if part == "train" else "max_eval_samples")
+        suffix = "" if limit is None else f", at most the first {_form(limit)} pairs"
+        if data.get("builtin_corpus"):
+            return f"numbers and dates in words, generated by `vanilla_transformer`{suffix}"
+        if files := _base_names(data.get(f"{part}_file")):
+            shown = ", ".join(map(_code, files[:_SHOWN_FILES]))
+            more = len(files) - _SHOWN_FILES
+            return shown + (f" and {more} more files" if more > 0 else "") + suffix
+        name, split = data.get("dataset_name"), data.get(f"{part}_split")
+        if not name or not split:
+            return "none" if part == "validation" else None
+        config = data.get("dataset_config_name")
+        parts = [_code(_public_name(str(name))), *([f"configuration {_code(config)}"] if config else [])]
+        return ", ".join([*parts, f"split {_code(split)}"]) + suffix
+
+    def _cut(self) -> str | None:
+        source, target = self.data.get("max_source_length"), self.data.get("max_target_length")
+        if not source or not target:
+            return None
+        return f"sources were cut to {_form(source)} tokens and targets to {_form(target)}"
+
+    def _recipe(self) -> list[list[str]]:
+        """Hyper-parameters as they were when training began, results as they were at its end."""
+        training, has = self.training, self.has_arguments
+        steps = self.metrics.get("steps", self.state.get("global_step"))
+        epochs = _number(self.metrics.get("epochs", self.state.get("epoch")))
+        updates = None if steps is None else _form(steps)
+        if updates is not None and epochs is not None:
+            updates += f" ({epochs:.4g} epochs)"
+        tokens = _mapping(self.metrics, "tokens_seen")
+        seconds = _number(self.scores.get("train_runtime"))
+        smoothing = self.config.get("label_smoothing", training.get("label_smoothing_factor"))
+        processes = self.metrics.get("processes")
+        seed = training.get("seed")
+        rows: list[tuple[str, Any]] = [
+            ("updates", updates),
+            ("batch", _describe_batch(training, processes) if has else None),
+            ("optimizer", _describe_optimizer(training) if has else None),
+            ("learning rate", _describe_rate(training, self.config) if has else None),
+            ("dropout", _describe_dropout(self.config)),
+            ("label smoothing", smoothing),
+            ("gradients clipped to norm", training.get("max_grad_norm") or ("not clipped" if has else None)),
+            ("precision", _describe_precision(training) if has else None),
+            ("seed", None if seed is None else str(seed)),
+            ("weights", self._weights()),
+            (
+                "tokens seen, without padding",
+                f"{_form(tokens['source'])} source, {_form(tokens['target'])} target"
+                if tokens.get("source") and tokens.get("target")
+                else None,
+            ),
+            ("time", None if seconds is None else _duration(seconds)),
+            ("hardware", _describe_hardware(self.metrics)),
+            ("software", ", ".join(f"{name} {number}" for name, number in _mapping(self.metrics, "versions").items())),
+        ]
+        return _table(rows)
+
+    def _weights(self) -> str | None:
+        """Which of a training's weights these are."""
+        if not self.has_arguments or not (self.metrics or self.state):
+            return None
+        sharded = self.training.get("fsdp") or self.training.get("deepspeed")
+        if (most := self.training.get("average_checkpoints")) and not sharded:
+            averaged = (_read_json(self.path / AVERAGED_FOLDER / AVERAGING_FILE) or {}).get("checkpoints")
+            count = _form(len(averaged)) if isinstance(averaged, list) else f"at most {_form(most)}"
+            return f"average of the last {count} checkpoints"
+        best = _mapping(self.metrics, "best")
+        step = best.get("step", self.state.get("best_global_step"))
+        if self.training.get("load_best_model_at_end") and step:
+            metric = best.get("metric") or self.training.get("metric_for_best_model")
+            by = f"by {metric} on the validation data" if metric else "on the validation data"
+            return f"best checkpoint {by}, that of update {_form(step)}"
+        return "those of the last update"
+
+    def _validation(self) -> str | None:
+        """The Trainer's own scores, which sacreBLEU's signatures do not cover."""
+        forms = {"bleu": "BLEU {:.2f}", "chrf": "chrF {:.2f}", "perplexity": "perplexity {:.2f}", "loss": "loss {:.3f}"}
+        found = [
+            form.format(score)
+            for name, form in forms.items()
+            if (score := _number(self.scores.get(f"eval_{name}"))) is not None
+        ]
+        if not found:
+            return None
+        beams = self.training.get("generation_num_beams")
+        search = f" ({_describe_search(beams, {})})" if beams else ""
+        return (
+            f"The trainer's last evaluation on the validation data{search}: {', '.join(found)}. Such figures compare "
+            "checkpoints of one training, not systems."
+        )
+
+    def _evaluation_table(self) -> dict[str, Any]:
+        columns = {
+            head: key
+            for head, key in _SCORES.items()
+            if any(_number(item.scores.get(key)) is not None for item in self.evaluations)
+        }
+        rows = []
+        for item in self.evaluations:
+            scores = [_number(item.scores.get(key)) for key in columns.values()]
+            shown = ["" if score is None else f"{score:.2f}" for score in scores]
+            rows.append([escape(item.test_set.label), _form(item.scores.get("sentences")), item.search, *shown])
+        return {
+            "evaluations": rows,
+            "evaluation_head": ["test set", "sentences", "search", *columns],
+            "signatures": self._signatures(columns),
+        }
+
+    def _signatures(self, columns: Mapping[str, str]) -> list[str]:
+        """One for each kind of score, unless evaluations differ in it."""
+        found: dict[str, dict[str, list[str]]] = {head: {} for head in columns}
+        for item in self.evaluations:
+            for head, key in columns.items():
+                if isinstance(signature := item.scores.get(f"{key}_signature"), str):
+                    found[head].setdefault(signature, []).append(f"{item.test_set.label}, {item.search}")
+        lines = []
+        for head, signatures in found.items():
+            for signature, labels in signatures.items():
+                where = f" ({escape('; '.join(labels))})" if len(signatures) > 1 else ""
+                lines.append(f"{head}{where}: {_code(signature)}")
+        return lines
+
+    def _examples(self) -> list[list[str]] | None:
+        """The first sentences of the first evaluation, with sources if they are there."""
+        for item in self.evaluations[:1]:
+            names = [
+                name for name in ("sources", "references", "hypotheses") if (item.folder / f"{name}.txt").is_file()
+            ]
+            if "references" in names and "hypotheses" in names:
+                columns = [_first_lines(item.folder / f"{name}.txt", _EXAMPLES) for name in names]
+                return [list(row) for row in zip(*columns, strict=False)] or None
+        return None
+
+
+def identify_result(result: EvalResult) -> str:
+    """Tells a result of the model-index from the others, whatever its value and however its test set is called."""
+    return json.dumps([*result.unique_identifier, result.metric_type, result.metric_name, result.metric_config])
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """A file's object, or `None` if there is no such file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object, not a {type(content).__name__}.")
+    return content
+
+
+def _mapping(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = content.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return value if is_number else None
+
+
+def _first_lines(path: Path, count: int) -> list[str]:
+    try:
+        with open(path, encoding="utf-8", newline="\n") as file:
+            return [line.strip() for line in islice(file, count)]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error}") from error
+
+
+def _count_stored(folder: Path) -> tuple[int, str] | None:
+    """Number and type of the stored parameters, from the headers; `None` for quantized, damaged or absent weights."""
+    count, types = 0, set()
+    for path in sorted(folder.glob("model*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as weights:
+                slices = [weights.get_slice(name) for name in weights.keys()]  # noqa: SIM118 (not a mapping)
+                count += sum(math.prod(part.get_shape()) for part in slices)
+                types |= {part.get_dtype() for part in slices}
+        except (OSError, SafetensorError):
+            return None
+    if not types or not types <= _FLOATS.keys():
+        return None
+    return count, ", ".join(sorted(_FLOATS[name] for name in types))
+
+
+def _base_name(path: str) -> str:
+    return re.split(r"[\\/]", path.rstrip("\\/"))[-1]
+
+
+def _base_names(paths: Any) -> list[str]:
+    return [_base_name(str(path)) for path in paths] if isinstance(paths, list) else []
+
+
+def _is_hub_name(name: Any) -> bool:
+    return isinstance(name, str) and _HUB_NAME.fullmatch(name) is not None and not Path(name).exists()
+
+
+def _public_name(name: str) -> str:
+    """A name of the Hub whole, of a local path the last part."""
+    return name if _is_hub_name(name) else _base_name(name)
+
+
+def _is_same_path(one: str, other: str) -> bool:
+    """Whether two paths, seen from the same unknown folder, can only be the same; one of them may be absolute."""
+    normal = [os.path.normpath(path.replace("\\", "/")) for path in (one, other)]
+    if normal[0] == normal[1]:
+        return True
+    relative, *more = [path for path in normal if not os.path.isabs(path)] or [""]
+    known = relative.split("../")[-1]
+    if more or not known or known in (".", ".."):
+        return False
+    return any(os.path.isabs(path) and f"{path}/".endswith(f"/{known}/") for path in normal)
+
+
+def _name_test_set(arguments: Mapping[str, Any], split: Any, languages: list[str] | None, note: str) -> _TestSet:
+    split = str(split) if split else None
+    if arguments.get("builtin_corpus"):
+        sides = "-".join(languages) if languages else None
+        return _TestSet(f"numbers and dates in words ({split})", "generated", config=sides, split=split, note=note)
+    if name := arguments.get("dataset_name"):
+        public, config = _public_name(str(name)), arguments.get("dataset_config_name")
+        kind = public if _is_hub_name(name) else "local"
+        return _TestSet(f"{public} ({split})", kind, config=config, split=split, note=note)
+    files = _base_names(arguments.get("test_file"))
+    stems = {name.partition(".")[0] for name in files}
+    stem = stems.pop() if len(stems) == 1 else ", ".join(files)
+    name = stem or NOT_RECORDED
+    return _TestSet(name, "local", config=name, note=note)
+
+
+def _name_language(code: str) -> str:
+    try:
+        from babel import Locale
+    except ImportError:  # it is needed for scripts only
+        return code
+    return str(Locale("en").languages.get(code.replace("-", "_"), code))
+
+
+def _form(value: Any) -> str:
+    if value is None or value == "":
+        return NOT_RECORDED
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else escape(str(value))
+
+
+def _table(rows: list[tuple[str, Any]]) -> list[list[str]]:
+    """Numbers are formatted; texts stand as they are, since they may hold Markdown."""
+    return [[label, value if isinstance(value, str) and value else _form(value)] for label, value in rows]
+
+
+def escape(text: str) -> str:
+    """Keeps Markdown from reading a text; tables take care of their own separator."""
+    text = re.sub(r"([\\`*\[\]])", r"\\\1", " ".join(text.split()))
+    return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _code(value: Any) -> str:
+    text = " ".join(str(value).split()).replace("`", "'").replace("<", "&lt;")
+    return f"`{text}`"
+
+
+def _quote(text: str) -> str:
+    """As a string of Python."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _describe_norm(config: Mapping[str, Any]) -> str | None:
+    if config.get("normalize_before") is None:
+        return None
+    return "before each sub-layer (pre-LN)" if config["normalize_before"] else "after each sub-layer (post-LN)"
+
+
+def _both_sides(config: Mapping[str, Any], name: str, *, always: bool = False) -> str | None:
+    """What encoder and decoder have, once if it is the same."""
+    sides = [config.get(name.format(side)) for side in ("encoder", "decoder")]
+    if None in sides:
+        return None
+    return _form(sides[0]) if sides[0] == sides[1] and not always else " + ".join(map(_form, sides))
+
+
+def _describe_vocabulary(config: Mapping[str, Any]) -> str | None:
+    source, target = config.get("vocab_size"), config.get("decoder_vocab_size")
+    if source is None:
+        return None
+    if target is None or config.get("share_encoder_decoder_embeddings"):
+        return f"{_form(source)} tokens, the same for both languages"
+    return f"{_form(source)} source tokens, {_form(target)} target tokens"
+
+
+def _describe_tables(config: Mapping[str, Any]) -> str | None:
+    shared, tied = config.get("share_encoder_decoder_embeddings"), config.get("tie_word_embeddings")
+    if shared is None or tied is None:
+        return None
+    if shared:
+        return "one for encoder, decoder and output layer" if tied else "one for encoder and decoder"
+    return "one for the encoder, one for decoder and output layer" if tied else "one each for encoder and decoder"
+
+
+def _describe_search(beams: Any, settings: Mapping[str, Any]) -> str:
+    if settings.get("do_sample"):
+        return "sampling"
+    search = "greedy" if beams == 1 else f"{_form(beams)} beams"
+    penalty = settings.get("length_penalty")
+    return search if penalty in (None, 1) or beams == 1 else f"{search}, length penalty {_form(penalty)}"
+
+
+def _describe_batch(training: Mapping[str, Any], processes: Any) -> str | None:
+    source, target = training.get("max_source_tokens"), training.get("max_target_tokens")
+    pairs = training.get("per_device_train_batch_size")
+    if source:
+        batch = f"at most {_form(source)} source and {_form(target or source)} target tokens, padding included"
+    elif pairs:
+        batch = f"{_form(pairs)} sentence pairs"
+    else:
+        return None
+    passes = training.get("gradient_accumulation_steps") or 1
+    factors = [f"{_form(passes)} passes"] if passes != 1 else []
+    if processes is None:
+        factors.append("devices (their number is not recorded)")
+    elif processes != 1:
+        factors.append(f"{_form(processes)} devices")
+    return " x ".join([batch, *factors])
+
+
+def _describe_optimizer(training: Mapping[str, Any]) -> str:
+    betas = ", ".join(_form(training.get(name)) for name in ("adam_beta1", "adam_beta2"))
+    text = f"{_code(training.get('optim'))}, betas {betas}, epsilon {_form(training.get('adam_epsilon'))}"
+    decay = training.get("weight_decay")
+    return f"{text}, weight decay {_form(decay)}" if decay else text
+
+
+def _describe_rate(training: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    rate, warmup = training.get("learning_rate"), _number(training.get("warmup_steps"))
+    peak = _form(rate)
+    if rate is None and warmup and config.get("d_model"):
+        peak = f"{(config['d_model'] * warmup) ** -0.5:.3g}, the paper's (d_model · warm-up)^-0.5"
+    text = f"peak {peak}; schedule {_code(training.get('lr_scheduler_type'))}"
+    if not warmup:
+        return text
+    return f"{text}, {_form(warmup)} warm-up updates" if warmup >= 1 else f"{text}, warm-up {warmup:.3g} of the updates"
+
+
+def _describe_dropout(config: Mapping[str, Any]) -> str | None:
+    kinds = {"dropout": "{}", "attention_dropout": "attention {}", "activation_dropout": "activations {}"}
+    parts = [form.format(_form(config[name])) for name, form in kinds.items() if config.get(name)]
+    return ", ".join(parts) or (None if config.get("dropout") is None else "0")
+
+
+def _describe_precision(training: Mapping[str, Any]) -> str:
+    for name, precision in (("bf16", "bfloat16 autocast"), ("fp16", "float16 autocast")):
+        if training.get(name):
+            return precision
+    return "float32"
+
+
+def _describe_hardware(metrics: Mapping[str, Any]) -> str | None:
+    name, device, processes = (metrics.get(key) for key in ("device_name", "device", "processes"))
+    if not name or not device:
+        return None
+    kind = str(device).partition(":")[0].upper()
+    count = f"{_form(processes)} x " if processes not in (None, 1) else ""
+    return f"{count}{escape(str(name))} ({kind})"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+__all__ = ["NOT_RECORDED", "ModelFolder", "escape", "identify_result"]
