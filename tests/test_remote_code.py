@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
+from remote_process import BLOCK_THE_PACKAGE
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -39,26 +40,14 @@ from vanilla_transformer.training import build_trainer
 
 PACKAGE = Path(vanilla_transformer.__file__).parent
 REMOTE_FILES = {path.name: path for path in sorted(PACKAGE.glob("*_vanilla_transformer.py"))}
-LEGAL_PACKAGES = {"torch", "transformers", "tokenizers", "huggingface_hub", *sys.stdlib_module_names}
+# safetensors is transformers' own requirement, and its exception is what tells a damaged file from other errors.
+LEGAL_PACKAGES = {"torch", "transformers", "tokenizers", "huggingface_hub", "safetensors", *sys.stdlib_module_names}
 TEXTS = ["a man rides a horse", "two dogs", "", "a man rides a horse and two dogs rest 🐎"]
 
-# Runs before everything else in a process "without the package", which is installed in editable mode here.
-WITHOUT_THE_PACKAGE = """
-import importlib.abc, json, sys
-
-class Blocker(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "vanilla_transformer":
-            raise ModuleNotFoundError(f"No module named {name!r}")
-
-sys.meta_path.insert(0, Blocker())
-try:
-    import vanilla_transformer
-except ModuleNotFoundError:
-    pass
-else:
-    raise SystemExit("the package can be imported")
-
+WITHOUT_THE_PACKAGE = (
+    BLOCK_THE_PACKAGE
+    + """
+import json
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
@@ -73,6 +62,7 @@ def translate(folder, **kwargs):
     pipe = pipeline("translation", model=folder, trust_remote_code=True, device="cpu")
     return pipe, pipe(texts, **kwargs)
 """
+)
 
 FIRST_PROCESS = (
     WITHOUT_THE_PACKAGE

@@ -1,0 +1,599 @@
+"""A small Hugging Face Hub on this machine, for tests that run real clients against it.
+
+    with LocalHub(tokens={"hf_alice": "alice"}, read_only_tokens={"hf_reader": "alice"}) as hub:
+        hub.failures.append(["POST", "/commit/", 500, 1])      # the next commit fails
+        env = hub.env("hf_alice", hf_home=tmp_path)            # for a process of its own: HF_ENDPOINT is read at import
+        ...
+        hub.files("alice/model"), hub.requests                 # what arrived
+
+It speaks what huggingface_hub and transformers say to push and pull models: repositories, private ones too, branches,
+pull requests, commits, model cards, and large files over LFS and xet. It knows nothing of datasets and spaces, tags,
+organisations, gated models, LFS in parts, or git. Contents lie in a temporary folder, all else in memory.
+"""
+
+import base64
+import hashlib
+import json
+import os
+import re
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from contextlib import nullcontext
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypedDict
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import hf_xet  # type: ignore[import-untyped]  # it ships no types
+from local_hub_repo import (
+    GITATTRIBUTES,
+    File,
+    HubError,
+    Repo,
+    card_errors,
+    front_matter,
+    git_blob,
+    is_large,
+    lfs_pointer,
+)
+from local_hub_xet import XetStore
+
+CUT_UPLOAD = "cut upload"
+CUT_DOWNLOAD = "cut download"
+
+
+class Request(TypedDict):
+    """A request as it came in; no status means that the connection was cut."""
+
+    method: str
+    path: str
+    status: int | None
+    body: bytes
+    auth: str | None
+
+
+class User(NamedTuple):
+    """Whose token it was."""
+
+    name: str
+    may_write: bool
+
+
+class LocalHub:
+    """The Hub: who may do what, the repositories, the contents, and a server on a free port.
+
+    Attributes:
+        repos: `Repo` by "owner/name", in small letters.
+        requests: every `Request` so far, in the order in which they came.
+        failures: what is to go wrong, as lists of method, regular expression for the path, what happens (a status, or
+            CUT_UPLOAD after half the client's body or CUT_DOWNLOAD after half the server's), and how often it still
+            happens.
+    """
+
+    def __init__(
+        self, tokens: Mapping[str, str] | None = None, read_only_tokens: Mapping[str, str] | None = None
+    ) -> None:
+        self.users = {token: User(name, True) for token, name in (tokens or {"hf_test": "user"}).items()}
+        self.users |= {token: User(name, False) for token, name in (read_only_tokens or {}).items()}
+        self.repos: dict[str, Repo] = {}
+        self.requests: list[Request] = []
+        self.failures: list[list[Any]] = []
+        self.lock = threading.RLock()
+        self._folder = tempfile.TemporaryDirectory(prefix="local-hub-")
+        self.root = Path(self._folder.name)
+        (self.root / "blobs").mkdir()
+        self.xet = XetStore(self.root / "xorbs")
+        self._server = _Server(self)
+        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._folder.cleanup()
+
+    def env(self, token: str | None = None, hf_home: str | Path | None = None, **extra: str) -> dict[str, str]:
+        """The environment of a client of this Hub, in a process of its own.
+
+        Args:
+            token: whose requests they are; None for nobody's.
+            hf_home: the client's caches, one for several processes that share them; by default the Hub's own folder.
+            extra: further variables.
+        """
+        foreign = ("HF_", "HUGGING_FACE_")
+        env = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(foreign) and not name.upper().endswith("_PROXY")
+        }
+        env.setdefault("OMP_NUM_THREADS", "1")
+        env |= {
+            "HF_ENDPOINT": self.endpoint,
+            "HF_HOME": str(hf_home or self.root / "hf_home"),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+        }
+        return env | ({"HF_TOKEN": token} if token else {}) | extra
+
+    def repo(self, repo_id: str) -> Repo:
+        """The repository of this name; KeyError if there is none."""
+        return self.repos[repo_id.lower()]
+
+    def files(self, repo_id: str, revision: str = "main") -> dict[str, File]:
+        """The files of a repository by their paths."""
+        return self.repo(repo_id).find(revision)["files"]
+
+    def read(self, repo_id: str, path: str, revision: str = "main") -> bytes:
+        """The bytes of a file."""
+        return self.content(self.files(repo_id, revision)[path]["sha256"]).read_bytes()
+
+    def user(self, authorization: str | None) -> User | None:
+        """Who sends this header; None is anybody."""
+        if not authorization:
+            return None
+        user = self.users.get(authorization.removeprefix("Bearer ").strip())
+        if user is None:
+            raise HubError(401, "Invalid credentials in Authorization header")
+        return user
+
+    def readable(self, repo_id: str, user: User | None) -> Repo:
+        """The repository, if this user may know of it."""
+        repo = self.repos.get(repo_id.lower())
+        if repo is None or (repo.private and (user is None or user.name != repo.id.split("/")[0])):
+            if user is None:
+                raise HubError(401, "Invalid username or password.", "RepoNotFound")
+            raise HubError(404, "Repository not found", "RepoNotFound")
+        return repo
+
+    def writable(self, repo_id: str, user: User | None, ref: str) -> Repo:
+        """The repository, if this user may commit to `ref`; a pull request is anybody's who has a token to write."""
+        repo = self.readable(repo_id, user)
+        if user is None:
+            raise HubError(401, "Invalid username or password.", "RepoNotFound")
+        if not user.may_write:
+            raise HubError(403, "Forbidden: the token is read-only")
+        if user.name != repo.id.split("/")[0] and not ref.startswith("refs/pr/"):
+            raise HubError(403, "Forbidden: pass `create_pr=1` as a query parameter to create a Pull Request")
+        return repo
+
+    def take_failure(self, method: str, path: str) -> int | str | None:
+        """What is to go wrong with this request."""
+        with self.lock:
+            for failure in self.failures:
+                wanted, pattern, what, times = failure
+                if times > 0 and wanted == method and re.search(pattern, path):
+                    failure[3] -= 1
+                    return what
+        return None
+
+    def store(self, data: bytes) -> str:
+        """Keeps the bytes and returns their sha256."""
+        sha256 = hashlib.sha256(data).hexdigest()
+        (self.root / "blobs" / sha256).write_bytes(data)
+        return sha256
+
+    def small_file(self, data: bytes) -> File:
+        """A file that git itself holds."""
+        return File(oid=git_blob(data), size=len(data), sha256=self.store(data), lfs=False, xet=None)
+
+    def large_file(self, sha256: str) -> File:
+        """A file whose contents came in before, over LFS or xet."""
+        if not self.has(sha256):
+            raise HubError(400, f"Your push was rejected because an LFS pointer points to nothing: {sha256}")
+        xet = self.xet.by_sha256.get(sha256)
+        size = self.xet.size(xet) if xet else self.content(sha256).stat().st_size
+        return File(oid=git_blob(lfs_pointer(sha256, size)), size=size, sha256=sha256, lfs=True, xet=xet)
+
+    def has(self, sha256: str) -> bool:
+        """Whether these contents came in."""
+        return (self.root / "blobs" / sha256).exists() or sha256 in self.xet.by_sha256
+
+    def content(self, sha256: str) -> Path:
+        """A file with these contents; what came in over xet is put together by a client of that protocol."""
+        path = self.root / "blobs" / sha256
+        if not path.exists():
+            name = self.xet.by_sha256[sha256]
+            part = path.with_suffix(f".{threading.get_ident()}")
+            session, expiry = hf_xet.XetSession(), int(time.time()) + 3600
+            with session.new_file_download_group(
+                endpoint=f"{self.endpoint}/_cas", token="server", token_expiry_unix_secs=expiry
+            ) as group:
+                group.start_download_file(hf_xet.XetFileInfo(name, self.xet.size(name)), str(part))
+            if hashlib.sha256(part.read_bytes()).hexdigest() != sha256:
+                raise HubError(500, f"the xet file {name} is not {sha256}")
+            part.replace(path)
+        return path
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, hub: LocalHub) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.hub = hub
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers requests. The methods named in _ROUTES get the parts of the path that the pattern names."""
+
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Keeps silent; `LocalHub.requests` is the log."""
+
+    def handle_request(self) -> None:
+        url = urlsplit(self.path)
+        self.hub = self.server.hub
+        self.query = {name: values[-1] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
+        self.record = Request(
+            method=self.command, path=self.path, status=None, body=b"", auth=self.headers.get("Authorization")
+        )
+        self.hub.requests.append(self.record)
+        self.failure = self.hub.take_failure(self.command, url.path)
+        try:
+            if self.failure == CUT_UPLOAD:
+                self.rfile.read(int(self.headers.get("Content-Length") or 0) // 2)
+                self.close_connection = True
+                return
+            self.record["body"] = self.read_body()
+            if isinstance(self.failure, int):
+                raise HubError(self.failure, "a failure that the test asked for")
+            self.route(url.path)
+        except HubError as error:
+            self.send_json({"error": str(error)}, error.status, error.headers)
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
+        except Exception as error:
+            traceback.print_exc()
+            if self.record["status"] is None:
+                self.send_json({"error": repr(error)}, 500)
+
+    do_GET = do_HEAD = do_POST = do_PUT = handle_request  # noqa: N815 (the base class's names)
+
+    def read_body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = b""
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        while self.rfile.readline().strip():
+            pass
+        return body
+
+    def route(self, path: str) -> None:
+        for method, pattern, name in _ROUTES:
+            match = re.fullmatch(pattern, path)
+            if match and method in (self.command, "GET" if self.command == "HEAD" else None):
+                parts = {key: unquote(value or "") for key, value in match.groupdict().items()}
+                # Contents are fetched by this process too, to put together what came in over xet.
+                with nullcontext() if path.startswith(("/_cas/", "/_cdn/")) else self.hub.lock:
+                    getattr(self, name)(**parts)
+                return
+        raise HubError(404, f"no such page: {self.command} {path}")
+
+    def send(self, body: bytes, status: int, headers: Mapping[str, str]) -> None:
+        is_cut = self.failure == CUT_DOWNLOAD
+        self.record["status"] = None if is_cut else status
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), "X-Request-Id": os.urandom(8).hex(), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.close_connection |= is_cut
+        if self.command != "HEAD":
+            self.wfile.write(body[: len(body) // 2] if is_cut else body)
+
+    def send_json(self, content: Any, status: int = 200, headers: Mapping[str, str] = {}) -> None:
+        self.send(json.dumps(content).encode(), status, {"Content-Type": "application/json; charset=utf-8", **headers})
+
+    def send_file(self, path: Path, headers: Mapping[str, str] = {}) -> None:
+        size = path.stat().st_size
+        start, stop = self.wanted_range(size)
+        with open(path, "rb") as file:
+            file.seek(start)
+            data = file.read(stop - start + 1)
+        headers = {"Content-Type": "application/octet-stream", "Accept-Ranges": "bytes", **headers}
+        if self.headers.get("Range"):
+            headers["Content-Range"] = f"bytes {start}-{stop}/{size}"
+        self.send(data, 206 if self.headers.get("Range") else 200, headers)
+
+    def wanted_range(self, size: int) -> tuple[int, int]:
+        """The first and the last byte of the range that the client asks for, by default of the whole."""
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
+        if match is None:
+            return 0, size - 1
+        start, stop = int(match[1]), int(match[2] or size - 1)
+        if start >= size:
+            raise HubError(416, "Range Not Satisfiable", headers={"Content-Range": f"bytes */{size}"})
+        return start, min(stop, size - 1)
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.record["body"] or b"{}")
+
+    @property
+    def user(self) -> User | None:
+        return self.hub.user(self.record["auth"])
+
+    @property
+    def author(self) -> str:
+        return self.user.name if self.user else "anybody"
+
+    def target(self, revision: str) -> str:
+        """The reference that a commit to this revision moves; a pull request that is yet to be opened has none."""
+        if self.query.get("create_pr"):
+            return "refs/pr/"
+        return revision if revision.startswith("refs/") else f"refs/heads/{revision}"
+
+    # Accounts and repositories
+
+    def whoami(self) -> None:
+        if self.user is None:
+            raise HubError(401, "Invalid username or password.")
+        token = {"displayName": "token", "role": "write" if self.user.may_write else "read"}
+        auth = {"type": "access_token", "accessToken": token}
+        self.send_json({"type": "user", "name": self.user.name, "orgs": [], "auth": auth})
+
+    def validate_card(self) -> None:
+        errors = [{"message": error} for error in card_errors(self.json["content"])]
+        self.send_json({"errors": errors, "warnings": []}, 400 if errors else 200)
+
+    def create_repo(self) -> None:
+        wanted, user = self.json, self.user
+        if user is None:
+            raise HubError(401, "Invalid username or password.")
+        owner = wanted.get("organization") or user.name
+        repo_id = f"{owner}/{wanted['name']}"
+        if owner != user.name or not user.may_write:
+            raise HubError(403, f'You don\'t have the rights to create a model under the namespace "{owner}"')
+        url = f"{self.hub.endpoint}/{repo_id}"
+        if repo_id.lower() in self.hub.repos:
+            # With exist_ok the client takes the address from the refusal.
+            self.send_json({"error": "You already created this model repo", "url": url}, 409)
+            return
+        private = wanted.get("visibility") == "private" or bool(wanted.get("private"))
+        files = {".gitattributes": self.hub.small_file(GITATTRIBUTES.encode())}
+        self.hub.repos[repo_id.lower()] = Repo(repo_id, private=private, author=user.name, files=files)
+        self.send_json({"url": url, "name": repo_id, "id": repo_id})
+
+    def model_info(self, repo_id: str, revision: str = "main") -> None:
+        repo = self.hub.readable(repo_id, self.user)
+        commit = repo.find(revision)
+        files = commit["files"]
+        card = front_matter(self.text_of(files, "README.md")) or {}
+        config = json.loads(self.text_of(files, "config.json") or "{}")
+        library = card.get("library_name") or ("transformers" if "model_type" in config else None)
+        tags = [library, *(card.get("tags") or []), "custom_code" if "auto_map" in config else None]
+        info: dict[str, Any] = {
+            "id": repo.id,
+            "sha": commit["id"],
+            "lastModified": commit["date"],
+            "createdAt": repo.created,
+        }
+        info |= {"private": repo.private, "gated": False, "disabled": False, "downloads": 0, "likes": 0}
+        info |= {"tags": [tag for tag in tags if tag], "pipeline_tag": card.get("pipeline_tag")}
+        info |= {"library_name": library, "cardData": card, "spaces": []}
+        info["siblings"] = [self.sibling(path, file) for path, file in sorted(files.items())]
+        self.send_json(info)
+
+    @staticmethod
+    def sibling(path: str, file: File) -> dict[str, Any]:
+        entry = {"rfilename": path, "size": file["size"], "blobId": file["oid"]}
+        if file["lfs"]:
+            pointer = len(lfs_pointer(file["sha256"], file["size"]))
+            entry["lfs"] = {"sha256": file["sha256"], "size": file["size"], "pointerSize": pointer}
+        return entry
+
+    def text_of(self, files: dict[str, File], path: str) -> str:
+        return self.hub.content(files[path]["sha256"]).read_text() if path in files else ""
+
+    def tree(self, repo_id: str, revision: str, folder: str) -> None:
+        files = self.hub.readable(repo_id, self.user).find(revision)["files"]
+        prefix = f"{folder}/" if folder else ""
+        inside = {path: file for path, file in sorted(files.items()) if path.startswith(prefix)}
+        if folder and not inside:
+            raise HubError(404, f"{folder} does not exist", "EntryNotFound")
+        entries: dict[str, dict[str, Any]] = {}
+        for path, file in inside.items():
+            names = path.removeprefix(prefix).split("/")
+            is_deep = self.query.get("recursive", "").lower() in ("true", "1")
+            for depth in range(1, len(names) if is_deep else min(len(names), 2)):
+                parent = prefix + "/".join(names[:depth])
+                entries[parent] = self.describe(parent, None)
+            if is_deep or len(names) == 1:
+                entries[path] = self.describe(path, file)
+        self.send_json(list(entries.values()))
+
+    @staticmethod
+    def describe(path: str, file: File | None) -> dict[str, Any]:
+        """A file, or a folder."""
+        if file is None:
+            return {"type": "directory", "path": path, "oid": hashlib.sha1(path.encode()).hexdigest(), "size": 0}
+        entry = {"type": "file", "path": path, "oid": file["oid"], "size": file["size"]}
+        if file["lfs"]:
+            pointer = len(lfs_pointer(file["sha256"], file["size"]))
+            entry["lfs"] = {"oid": file["sha256"], "size": file["size"], "pointerSize": pointer}
+        return entry | ({"xetHash": file["xet"]} if file["xet"] else {})
+
+    def create_branch(self, repo_id: str, name: str) -> None:
+        ref = f"refs/heads/{name}"
+        repo = self.hub.writable(repo_id, self.user, ref)
+        if ref in repo.refs:
+            raise HubError(409, f"Reference already exists: {ref}")
+        repo.refs[ref] = repo.find(self.json.get("startingPoint", "main"))["id"]
+        self.send_json({}, 201)
+
+    # Pull requests
+
+    def open_pull_request(self, repo_id: str) -> None:
+        repo = self.hub.writable(repo_id, self.user, "refs/pr/")
+        if not self.json["pullRequest"]:
+            raise HubError(400, "discussions that are no pull requests are not kept here")
+        pull_request = repo.add_pull_request(self.json["title"], self.author)
+        self.send_json({"num": pull_request["num"], "pullRequest": True})
+
+    def pull_request(self, repo_id: str, number: str) -> None:
+        repo = self.hub.readable(repo_id, self.user)
+        pull_request = repo.pull_requests[int(number)]
+        author = {"name": pull_request["author"]}
+        details = {"isPullRequest": True, "repo": {"name": repo.id, "type": "model"}, "author": author}
+        details |= {"events": [], "filesWithConflicts": [], "changes": {"base": "refs/heads/main"}, "diff": ""}
+        self.send_json(pull_request | details)
+
+    # Commits
+
+    def preupload(self, repo_id: str, revision: str) -> None:
+        """Says of each file whether it is large, and what is there, so that the client can leave out what is."""
+        commit = self.hub.writable(repo_id, self.user, self.target(revision)).find(revision)
+        answers = []
+        for wanted in self.json["files"]:
+            large = is_large(wanted["path"], wanted["size"], base64.b64decode(wanted["sample"]))
+            answer = {"path": wanted["path"], "uploadMode": "lfs" if large else "regular", "shouldIgnore": False}
+            if old := commit["files"].get(wanted["path"]):
+                answer["oid"] = old["sha256"] if old["lfs"] else old["oid"]
+            answers.append(answer)
+        self.send_json({"files": answers, "commitOid": commit["id"]})
+
+    def commit(self, repo_id: str, revision: str) -> None:
+        ref = self.target(revision)
+        repo = self.hub.writable(repo_id, self.user, ref)
+        header, *operations = (json.loads(line) for line in self.record["body"].splitlines() if line.strip())
+        commit = repo.find(revision)
+        if header["value"].get("parentCommit") not in (None, commit["id"]):
+            raise HubError(412, "A commit has happened since. Please refresh and try again.")
+        files = dict(commit["files"])
+        for operation in operations:
+            self.apply(operation["key"], operation["value"], files)
+        summary, message = header["value"]["summary"], header["value"].get("description", "")
+        answer = {"success": True, "hookOutput": ""}
+        if ref == "refs/pr/":
+            number = repo.add_pull_request(summary, self.author)["num"]
+            ref = f"refs/pr/{number}"
+            answer["pullRequestUrl"] = f"{self.hub.endpoint}/{repo.id}/discussions/{number}"
+        changed = [operation["value"]["path"] for operation in operations]
+        name = repo.commit(ref, self.author, summary, message, files, changed)
+        self.send_json(answer | {"commitOid": name, "commitUrl": f"{self.hub.endpoint}/{repo.id}/commit/{name}"})
+
+    def apply(self, key: str, value: dict[str, Any], files: dict[str, File]) -> None:
+        path = value["path"]
+        if key == "file":
+            files[path] = self.hub.small_file(base64.b64decode(value["content"]))
+        elif key == "lfsFile":
+            files[path] = self.hub.large_file(value["oid"])
+        elif key == "deletedFile" and path in files:
+            del files[path]
+        elif key == "deletedFolder":
+            for inside in [other for other in files if other.startswith(path.rstrip("/") + "/")]:
+                del files[inside]
+        else:
+            raise HubError(404, f"no file to do {key} to: {path}", "EntryNotFound")
+
+    # Contents
+
+    def resolve(self, repo_id: str, revision: str, path: str) -> None:
+        repo = self.hub.readable(repo_id, self.user)
+        commit = repo.find(revision)
+        # With an absent file it makes the client remember the absence.
+        headers = {"X-Repo-Commit": commit["id"]}
+        file = commit["files"].get(path)
+        if file is None:
+            raise HubError(404, f"Entry not found: {path}", "EntryNotFound", headers)
+        if not file["lfs"]:
+            self.send_file(self.hub.content(file["sha256"]), headers | {"ETag": f'"{file["oid"]}"'})
+            return
+        if file["xet"]:
+            token_page = f"{self.hub.endpoint}/api/models/{repo.id}/xet-read-token/{commit['id']}"
+            headers |= {"X-Xet-Hash": file["xet"], "Link": f'<{token_page}>; rel="xet-auth"'}
+        headers |= {"X-Linked-Size": str(file["size"]), "X-Linked-ETag": f'"{file["sha256"]}"'}
+        # Another name of the host, as on the real Hub: a client must not send its token there.
+        address = self.hub.endpoint.replace("127.0.0.1", "localhost")
+        self.send(b"", 302, headers | {"Location": f"{address}/_cdn/{file['sha256']}"})
+
+    def cdn(self, sha256: str) -> None:
+        self.send_file(self.hub.content(sha256), {"ETag": f'"{sha256}"'})
+
+    def lfs_batch(self, repo_id: str) -> None:
+        # A client that is about to open a pull request names no reference.
+        ref = (self.json.get("ref") or {}).get("name", "refs/pr/")
+        self.hub.writable(repo_id, self.user, ref)
+        objects = []
+        for wanted in self.json["objects"]:
+            answer = {"oid": wanted["oid"], "size": wanted["size"], "authenticated": True}
+            if not self.hub.has(wanted["oid"]):
+                upload = {"href": f"{self.hub.endpoint}/_lfs/{wanted['oid']}", "header": {}}
+                answer["actions"] = {"upload": upload}
+            objects.append(answer)
+        # Older clients leave the choice to the server; newer ones do not ask when they use xet.
+        transfer = "xet" if "xet" in self.json.get("transfers", []) else "basic"
+        self.send_json({"transfer": transfer, "objects": objects})
+
+    def lfs_upload(self, sha256: str) -> None:
+        if hashlib.sha256(self.record["body"]).hexdigest() != sha256:
+            raise HubError(400, f"these are not the contents of {sha256}")
+        self.hub.store(self.record["body"])
+        self.send_json({})
+
+    def xet_token(self, repo_id: str, access: str, revision: str) -> None:
+        if access == "write":
+            self.hub.writable(repo_id, self.user, self.target(revision))
+        else:
+            self.hub.readable(repo_id, self.user)
+        address, token, expiry = f"{self.hub.endpoint}/_cas", f"xet-{access}", int(time.time()) + 3600
+        headers = {"X-Xet-Cas-Url": address, "X-Xet-Access-Token": token, "X-Xet-Token-Expiration": str(expiry)}
+        self.send_json({"casUrl": address, "accessToken": token, "exp": expiry}, headers=headers)
+
+    def xorb(self, name: str) -> None:
+        self.send_file(self.hub.xet.root / name)
+
+    def add_xorb(self, name: str) -> None:
+        with self.hub.lock:
+            self.send_json({"was_inserted": self.hub.xet.add_xorb(name, self.record["body"])})
+
+    def add_shard(self) -> None:
+        with self.hub.lock:
+            self.hub.xet.add_shard(self.record["body"])
+        self.send_json({"result": 1})
+
+    def reconstruction(self, name: str) -> None:
+        start, stop = self.wanted_range(self.hub.xet.size(name))
+        self.send_json(self.hub.xet.reconstruction(name, f"{self.hub.endpoint}/_cas/xorbs", start, stop))
+
+
+# The names of owner and model are asked for without the owner too, by those who mistyped them.
+_REPO = r"(?P<repo_id>[^/]+(?:/[^/]+)?)"
+_REVISION = r"(?P<revision>[^/]+)"
+_SHA256 = r"(?P<sha256>[0-9a-f]{64})"
+_NAME = r"(?P<name>[^/]+)"
+
+# Method, pattern of the whole path, method of _Handler; whoever may GET may ask for the HEAD.
+_ROUTES = (
+    ("GET", "/api/whoami-v2", "whoami"),
+    ("POST", "/api/validate-yaml", "validate_card"),
+    ("POST", "/api/repos/create", "create_repo"),
+    ("GET", f"/api/models/{_REPO}/tree/{_REVISION}(?:/(?P<folder>.+))?", "tree"),
+    ("POST", f"/api/models/{_REPO}/branch/{_NAME}", "create_branch"),
+    ("POST", f"/api/models/{_REPO}/discussions", "open_pull_request"),
+    ("GET", rf"/api/models/{_REPO}/discussions/(?P<number>\d+)", "pull_request"),
+    ("POST", f"/api/models/{_REPO}/preupload/{_REVISION}", "preupload"),
+    ("POST", f"/api/models/{_REPO}/commit/{_REVISION}", "commit"),
+    ("GET", f"/api/models/{_REPO}/xet-(?P<access>read|write)-token/{_REVISION}", "xet_token"),
+    ("GET", f"/api/models/{_REPO}/revision/{_REVISION}", "model_info"),
+    ("GET", f"/api/models/{_REPO}", "model_info"),
+    ("GET", f"/{_REPO}/resolve/{_REVISION}/(?P<path>.+)", "resolve"),
+    ("POST", rf"/{_REPO}\.git/info/lfs/objects/batch", "lfs_batch"),
+    ("PUT", f"/_lfs/{_SHA256}", "lfs_upload"),
+    ("GET", f"/_cdn/{_SHA256}", "cdn"),
+    ("GET", f"/_cas/xorbs/{_NAME}", "xorb"),
+    ("POST", f"/_cas/v1/xorbs/[^/]+/{_NAME}", "add_xorb"),
+    ("POST", "/_cas/v1/shards", "add_shard"),
+    ("GET", f"/_cas/v1/reconstructions/{_NAME}", "reconstruction"),
+)

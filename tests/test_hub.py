@@ -1,0 +1,452 @@
+"""Models on a Hub: real clients in processes of their own push to a local one and pull from it.
+
+One process has the package and pushes over xet; one lacks it, and pulls without xet; a third does so from its cache.
+What the server saw and holds is what counts.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import huggingface_hub
+import pytest
+import torch
+from local_hub import CUT_DOWNLOAD, CUT_UPLOAD, LocalHub
+from remote_process import BLOCK_THE_PACKAGE, RemoteError, RemotePython, remote_python
+
+import vanilla_transformer
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.tokenizer_training import train_tokenizer
+
+REMOTE_FILES = {
+    path.name: path.read_bytes() for path in Path(vanilla_transformer.__file__).parent.glob("*_vanilla_transformer.py")
+}
+TEXTS = ["a man rides a horse", "two dogs", "", "a man rides a horse and two dogs rest 🐎"]
+# What the Hub and the client add to the files of a folder.
+ADDED = {".gitattributes", "README.md"}
+WITHOUT_XET = {"HF_HUB_DISABLE_XET": "1"}
+# How large files travel: with which environment, and by which requests, each a method and a pattern of the path.
+MODES = {
+    "xet": SimpleNamespace(
+        environment={"HF_XET_CLIENT_RETRY_BASE_DELAY": "10ms", "HF_XET_CLIENT_RETRY_MAX_ATTEMPTS": "2"},
+        send=("POST", "^/_cas/v1/xorbs/"),
+        fetch=("GET", "^/_cas/xorbs/"),
+    ),
+    "lfs": SimpleNamespace(environment=WITHOUT_XET, send=("PUT", "^/_lfs/"), fetch=("GET", "^/_cdn/")),
+}
+
+LOADING = """
+import sys
+import torch
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+
+def load(name, **kwargs):
+    return AutoModelForSeq2SeqLM.from_pretrained(name, **kwargs), AutoTokenizer.from_pretrained(name, **kwargs)
+
+def generate(name, **kwargs):
+    model, tokenizer = load(name, **kwargs)
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    return [model.generate(**batch, num_beams=beams).tolist() for beams in (1, 4)]
+
+def translate(name, task="translation", **kwargs):
+    pipe = pipeline(task, model=name, device="cpu", **kwargs)
+    assert type(pipe).__name__ == "TranslationPipeline"
+    return pipe(texts, num_beams=4)
+"""
+
+UPLOADING = """
+import time
+time.sleep = lambda seconds: None  # between attempts
+from pathlib import Path
+from huggingface_hub import CommitOperationAdd, HfApi, snapshot_download
+api = HfApi()
+
+def commit(repo_id, folder):
+    files = [CommitOperationAdd(path.name, path) for path in sorted(Path(folder).iterdir())]
+    return api.create_commit(repo_id, files, commit_message="a commit").oid
+"""
+
+
+def make_model(vocab_size: int, seed: int) -> VanillaTransformerForConditionalGeneration:
+    """Weights with which sources and beams matter."""
+    torch.manual_seed(seed)
+    config = VanillaTransformerConfig.from_preset("tiny", vocab_size=vocab_size, d_k=5, langs=["en", "de"])
+    model = VanillaTransformerForConditionalGeneration(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter + 0.1 * torch.randn_like(parameter))
+    model.generation_config.max_new_tokens = 12
+    return model.eval()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def pushed_contents(hub: LocalHub, repo_id: str, revision: str = "main") -> dict[str, bytes]:
+    return {path: hub.read(repo_id, path, revision) for path in hub.files(repo_id, revision)}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Two models with one tokenizer, saved to `model` and `other`."""
+    folder = tmp_path_factory.mktemp("saved")
+    tokenizer = train_tokenizer(TEXTS * 3, vocab_size=275, show_progress=False)
+    for seed, name in enumerate(("model", "other")):
+        make_model(len(tokenizer), seed).save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return SimpleNamespace(model=folder / "model", other=folder / "other")
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[LocalHub]:
+    tokens = {"hf_alice": "alice", "hf_bob": "bob"}
+    with LocalHub(tokens=tokens, read_only_tokens={"hf_reader": "alice"}) as hub:
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def here(hub: LocalHub, folders: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemotePython]:
+    """A process with the package, and alice's token."""
+    folder = tmp_path_factory.mktemp("here")
+    with remote_python(folder, hub.env("hf_alice", hf_home=folder / "home")) as python:
+        python.run(f"import vanilla_transformer\n{LOADING}", texts=TEXTS)
+        python.run(
+            "model, tokenizer = load(folder); other = load(another)[0]",
+            folder=str(folders.model),
+            another=str(folders.other),
+        )
+        yield python
+
+
+@pytest.fixture(scope="module")
+def expected(here: RemotePython, folders: SimpleNamespace) -> SimpleNamespace:
+    """What the process with the package makes of the folders."""
+    found = SimpleNamespace(
+        model=here.run("generate(folder)"),
+        other=here.run("generate(another)"),
+        translations=here.run("translate(folder)"),
+    )
+    assert len({tuple(row) for rows in (*found.model, *found.other) for row in rows}) > 8, "all of it must matter"
+    return found
+
+
+@pytest.fixture(scope="module")
+def pinned(hub: LocalHub, here: RemotePython) -> str:
+    """Fills alice/model with the other model, then with the right one; the first state's commit."""
+    here.run('other.push_to_hub("alice/model", commit_message="the other one"); tokenizer.push_to_hub("alice/model")')
+    commit = hub.repo("alice/model").find("main")["id"]
+    here.run('model.push_to_hub("alice/model", commit_message="the right one")')
+    return commit
+
+
+class TestPush:
+    def test_model_and_tokenizer_make_a_commit_each_and_bring_their_code(
+        self, hub: LocalHub, pinned: str, folders: SimpleNamespace
+    ) -> None:
+        found, saved = pushed_contents(hub, "alice/model"), contents(folders.model)
+        assert {path: found[path] for path in found.keys() - ADDED} == saved
+        assert REMOTE_FILES.items() <= found.items()
+        titles = [commit["title"] for commit in hub.repo("alice/model").history()]
+        assert titles == ["the right one", "Upload tokenizer", "the other one", "initial commit"]
+
+    def test_a_pipeline_makes_one_commit_with_all_of_it(
+        self, hub: LocalHub, here: RemotePython, folders: SimpleNamespace
+    ) -> None:
+        here.run('pipe = pipeline("translation", model=folder, device="cpu"); pipe.push_to_hub("alice/pipeline")')
+        found = pushed_contents(hub, "alice/pipeline")
+        assert {path: found[path] for path in found.keys() - ADDED} == contents(folders.model)
+        assert len(hub.repo("alice/pipeline").history()) == 2
+
+    def test_a_configuration_alone(self, hub: LocalHub, here: RemotePython, folders: SimpleNamespace) -> None:
+        here.run('model.config.push_to_hub("alice/config")')
+        found = pushed_contents(hub, "alice/config")
+        assert found["config.json"] == (folders.model / "config.json").read_bytes()
+        code = {"configuration_vanilla_transformer.py", "pipeline_vanilla_transformer.py"}
+        assert code <= {path for path in found if path.endswith(".py")} <= REMOTE_FILES.keys()
+
+    def test_shards(self, hub: LocalHub, here: RemotePython, expected: SimpleNamespace) -> None:
+        here.run('model.push_to_hub("alice/shards", max_shard_size="50KB"); tokenizer.push_to_hub("alice/shards")')
+        index = json.loads(hub.read("alice/shards", "model.safetensors.index.json"))
+        shards = {path for path in hub.files("alice/shards") if path.endswith(".safetensors")}
+        assert set(index["weight_map"].values()) == shards
+        assert len(shards) > 2
+        assert here.run('generate("alice/shards")') == expected.model
+
+    def test_a_branch_leaves_the_main_one_alone(
+        self, hub: LocalHub, here: RemotePython, pinned: str, expected: SimpleNamespace
+    ) -> None:
+        before = hub.files("alice/model")
+        here.run('other.push_to_hub("alice/model", revision="dev", commit_message="try this")')
+        assert hub.files("alice/model") == before
+        assert hub.repo("alice/model").find("dev")["title"] == "try this"
+        assert here.run('generate("alice/model", revision="dev")') == expected.other
+
+    def test_a_pull_request_by_somebody_else(
+        self, hub: LocalHub, here: RemotePython, pinned: str, expected: SimpleNamespace
+    ) -> None:
+        before = hub.files("alice/model")
+        here.run('other.push_to_hub("alice/model", create_pr=True, token="hf_bob")')
+        assert hub.files("alice/model") == before
+        assert hub.repo("alice/model").find("refs/pr/1")["author"] == "bob"
+        assert here.run('generate("alice/model", revision="refs/pr/1")') == expected.other
+
+    @pytest.mark.parametrize(
+        ("token", "reason"), [("hf_reader", "403"), ("hf_nobody", "401"), ("hf_bob", "403")], ids=str
+    )
+    def test_a_token_that_may_not_write_is_refused(
+        self, hub: LocalHub, here: RemotePython, pinned: str, token: str, reason: str
+    ) -> None:
+        before = hub.repo("alice/model").refs.copy(), set(hub.repos)
+        for name in ("alice/model", "alice/new"):
+            with pytest.raises(RemoteError, match=reason):
+                here.run("other.push_to_hub(name, token=wrong)", name=name, wrong=token)
+        assert (hub.repo("alice/model").refs, set(hub.repos)) == before
+
+    def test_a_failed_push_changes_nothing_and_the_next_one_completes(
+        self, hub: LocalHub, here: RemotePython, folders: SimpleNamespace, expected: SimpleNamespace
+    ) -> None:
+        hub.failures.append(["POST", "/alice/unlucky/commit/", 500, 1])
+        push = 'pipe = pipeline("translation", model=folder, device="cpu"); pipe.push_to_hub("alice/unlucky")'
+        with pytest.raises(RemoteError, match="500"):
+            here.run(push)
+        assert set(hub.files("alice/unlucky")) == {".gitattributes"}
+        here.run(push)
+        assert len(hub.repo("alice/unlucky").history()) == 2
+        assert here.run('translate("alice/unlucky")') == expected.translations
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The caches of those that lack the package."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def there(hub: LocalHub, home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemotePython]:
+    """A process without the package and without xet, with alice's token."""
+    folder = tmp_path_factory.mktemp("there")
+    with remote_python(folder, hub.env("hf_alice", hf_home=home, **WITHOUT_XET)) as python:
+        python.run(BLOCK_THE_PACKAGE + LOADING, texts=TEXTS)
+        yield python
+
+
+@pytest.fixture(scope="module")
+def pulled(there: RemotePython, pinned: str) -> SimpleNamespace:
+    """What it makes of alice/model."""
+    return SimpleNamespace(
+        main=there.run('generate("alice/model", trust_remote_code=True)'),
+        pinned=there.run('generate("alice/model", trust_remote_code=True, revision=pinned)', pinned=pinned),
+        translations=there.run('translate("alice/model", trust_remote_code=True)'),
+    )
+
+
+class TestPullWithoutThePackage:
+    def test_by_id(self, pulled: SimpleNamespace, expected: SimpleNamespace) -> None:
+        assert pulled.main == expected.model
+        assert pulled.translations == expected.translations
+
+    def test_not_without_the_flag(self, there: RemotePython, pinned: str) -> None:
+        with pytest.raises(RemoteError, match="trust_remote_code=True"):
+            there.run('load("alice/model", trust_remote_code=False)')
+
+    def test_at_a_pinned_commit(self, pulled: SimpleNamespace, expected: SimpleNamespace) -> None:
+        assert pulled.pinned == expected.other
+
+    def test_by_the_task_that_names_the_languages(
+        self, there: RemotePython, pulled: SimpleNamespace, expected: SimpleNamespace
+    ) -> None:
+        found = there.run('translate("alice/model", task="translation_en_to_de", trust_remote_code=True)')
+        assert found == expected.translations
+
+    def test_a_private_model_needs_its_owners_token(
+        self, hub: LocalHub, here: RemotePython, there: RemotePython, expected: SimpleNamespace
+    ) -> None:
+        here.run('model.push_to_hub("alice/private", private=True); tokenizer.push_to_hub("alice/private")')
+        assert hub.repo("alice/private").private
+        for token, reason in ((False, "private repository"), ("hf_bob", "private repository"), ("hf_nobody", "401")):
+            with pytest.raises(RemoteError, match=reason):
+                there.run('generate("alice/private", trust_remote_code=True, token=token)', token=token)
+        assert there.run('generate("alice/private", trust_remote_code=True, token="hf_reader")') == expected.model
+
+    def test_offline_from_the_cache(
+        self,
+        hub: LocalHub,
+        home: Path,
+        pinned: str,
+        pulled: SimpleNamespace,
+        expected: SimpleNamespace,
+        tmp_path: Path,
+    ) -> None:
+        seen = len(hub.requests)
+        with remote_python(tmp_path, hub.env(hf_home=home, HF_HUB_OFFLINE="1")) as offline:
+            offline.run(BLOCK_THE_PACKAGE + LOADING, texts=TEXTS)
+            assert offline.run('generate("alice/model", trust_remote_code=True)') == expected.model
+            assert offline.run('translate("alice/model", trust_remote_code=True)') == expected.translations
+            options = {"trust_remote_code": True, "revision": pinned}
+            assert offline.run('generate("alice/model", **options)', options=options) == expected.other
+        assert len(hub.requests) == seen
+
+
+@pytest.fixture(scope="module")
+def again(hub: LocalHub, there: RemotePython, pulled: SimpleNamespace) -> dict[str, bytes]:
+    """What alice/again holds, pushed by a process without the package that pulled it by its id."""
+    there.run(
+        'pipe = pipeline("translation", model="alice/model", device="cpu", trust_remote_code=True)\n'
+        'pipe.push_to_hub("alice/again")'
+    )
+    return pushed_contents(hub, "alice/again")
+
+
+class TestPushedAgainWithoutThePackage:
+    def test_it_is_the_same_model_with_its_code(self, again: dict[str, bytes], folders: SimpleNamespace) -> None:
+        saved = contents(folders.model)
+        assert again.keys() - ADDED == saved.keys()
+        assert REMOTE_FILES.items() <= again.items()
+        for name in ("config.json", "tokenizer_config.json"):
+            for key in ("auto_map", "custom_pipelines"):
+                assert json.loads(again[name]).get(key) == json.loads(saved[name]).get(key)
+        assert "translation_en_to_de" in json.loads(again["config.json"])["custom_pipelines"]
+        assert again["model.safetensors"] == saved["model.safetensors"]
+
+    def test_it_runs_without_the_package(
+        self, again: dict[str, bytes], there: RemotePython, expected: SimpleNamespace
+    ) -> None:
+        assert there.run('generate("alice/again", trust_remote_code=True)') == expected.model
+        module = there.run('type(load("alice/again", trust_remote_code=True)[0]).__module__')
+        assert module.startswith("transformers_modules.alice.again.")
+
+    def test_it_runs_with_the_package_and_no_remote_code(
+        self, again: dict[str, bytes], here: RemotePython, expected: SimpleNamespace
+    ) -> None:
+        assert here.run('generate("alice/again")') == expected.model
+        for task in ("translation", "translation_en_to_de"):
+            assert here.run('translate("alice/again", task=task)', task=task) == expected.translations
+        assert here.run('[name for name in sys.modules if name.startswith("transformers_modules")]') == []
+
+
+def test_contents_travel_without_the_token(hub: LocalHub, pinned: str, pulled: SimpleNamespace) -> None:
+    for path in ("/_cas/v1/xorbs/", "/_cdn/"):  # sent over xet, fetched without
+        tokens = {request["auth"] for request in hub.requests if request["path"].startswith(path)}
+        assert tokens
+        assert not [token for token in tokens if token and "hf_" in token]
+
+
+def test_nothing_pushed_is_a_pickle(hub: LocalHub, pinned: str, again: dict[str, bytes]) -> None:
+    """Neither by its name nor by how it begins: torch's are zip archives."""
+    commits = {name: repo for repo in hub.repos.values() for name in repo.commits}
+    assert len(commits) > 5
+    for name, repo in commits.items():
+        for path, content in pushed_contents(hub, repo.id, name).items():
+            assert not path.endswith((".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth"))
+            assert not content.startswith((b"PK", b"\x80")), path
+
+
+@pytest.fixture(scope="module", params=MODES)
+def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+    """A process that knows no more than huggingface_hub, and the requests by which it sends and fetches contents."""
+    folder = tmp_path_factory.mktemp("client")
+    mode = MODES[request.param]
+    with LocalHub(tokens={"hf_alice": "alice"}) as hub:
+        environment = hub.env("hf_alice", hf_home=folder / "home", **mode.environment)
+        with remote_python(folder, environment) as python:
+            python.run(UPLOADING)
+            yield SimpleNamespace(hub=hub, run=python.run, send=mode.send, fetch=mode.fetch)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Small and large files that no repository has yet."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"name": tmp_path.name}))
+    for number in range(2):
+        (folder / f"model-{number}.safetensors").write_bytes(os.urandom(200_000))
+    return folder
+
+
+def count(hub: LocalHub, method: str, pattern: str) -> int:
+    """How many requests were answered well."""
+    return sum(
+        request["method"] == method and request["status"] in (200, 206) and bool(re.search(pattern, request["path"]))
+        for request in hub.requests
+    )
+
+
+def test_a_folder_as_a_pull_request(client: SimpleNamespace, folder: Path, tmp_path: Path) -> None:
+    client.run('api.create_repo("alice/pulled")')
+    push = 'api.upload_folder(repo_id="alice/pulled", folder_path=folder, create_pr=True).pr_url'
+    assert client.run(push, folder=str(folder)).endswith("/alice/pulled/discussions/1")
+    assert set(client.hub.files("alice/pulled")) == {".gitattributes"}
+    client.run(
+        'snapshot_download("alice/pulled", revision="refs/pr/1", local_dir=target)', target=str(tmp_path / "new")
+    )
+    assert contents(tmp_path / "new").items() >= contents(folder).items()
+    assert len(client.hub.repo("alice/pulled").pull_requests) == 1
+
+
+class TestInterruptions:
+    """Whatever happens on the way, the folder stays as it is, nothing half arrives, and a second attempt completes."""
+
+    CREATE = "api.create_repo(repo_id).repo_id"
+    # What transformers does, which attempts a commit once, and what its Trainer does, which attempts everything often.
+    COMMIT = "commit(repo_id, folder)"
+    UPLOAD = "api.upload_folder(repo_id=repo_id, folder_path=folder).oid"
+    DOWNLOAD = "snapshot_download(repo_id, local_dir=target)"
+
+    def test_the_server_fails_at_the_commit(self, client: SimpleNamespace, folder: Path) -> None:
+        repo_id = client.run(self.CREATE, repo_id="alice/unlucky")
+        before, sent = contents(folder), count(client.hub, *client.send)
+        client.hub.failures.append(["POST", f"{repo_id}/commit/", 500, 1])
+        with pytest.raises(RemoteError, match="500 Internal Server Error"):
+            client.run(self.COMMIT, repo_id=repo_id, folder=str(folder))
+        assert set(client.hub.files(repo_id)) == {".gitattributes"}
+        first = count(client.hub, *client.send) - sent
+        assert first > 0
+        client.run(self.COMMIT)
+        assert count(client.hub, *client.send) == sent + first, "contents are sent once"
+        assert pushed_contents(client.hub, repo_id).items() >= before.items()
+        assert len(client.hub.repo(repo_id).history()) == 2
+        assert contents(folder) == before
+
+    @pytest.mark.parametrize("failure", [CUT_UPLOAD, 503])
+    def test_contents_cannot_be_sent(self, client: SimpleNamespace, folder: Path, failure: int | str) -> None:
+        repo_id = client.run(self.CREATE, repo_id=f"alice/send-{str(failure).replace(' ', '-')}")
+        before = contents(folder)
+        client.hub.failures.append([*client.send, failure, 1000])
+        with pytest.raises(RemoteError, match=r"ConnectionError: .*/_cas/|Error while uploading 'model-"):
+            client.run(self.UPLOAD, repo_id=repo_id, folder=str(folder))
+        assert set(client.hub.files(repo_id)) == {".gitattributes"}
+        client.hub.failures.clear()
+        client.run(self.UPLOAD)
+        assert pushed_contents(client.hub, repo_id).items() >= before.items()
+        assert len(client.hub.repo(repo_id).history()) == 2
+        assert contents(folder) == before
+
+    def test_contents_cannot_be_fetched(self, client: SimpleNamespace, folder: Path, tmp_path: Path) -> None:
+        repo_id = client.run(self.CREATE, repo_id="alice/fetch")
+        client.run(self.UPLOAD, repo_id=repo_id, folder=str(folder))
+        target = tmp_path / "target"
+        client.hub.failures.append([*client.fetch, CUT_DOWNLOAD, 1000])
+        with pytest.raises(RemoteError, match=r"error decoding response body|peer closed connection"):
+            client.run(self.DOWNLOAD, target=str(target))
+        assert not list(target.glob("*.safetensors")), "half a file looks like one"
+        client.hub.failures.clear()
+        client.run(self.DOWNLOAD)
+        assert contents(target).items() >= contents(folder).items()
+
+    @pytest.mark.skipif(
+        huggingface_hub.__version__ < "2", reason="older clients leave the second attempt to their user"
+    )
+    def test_a_connection_cut_once_is_no_failure(self, client: SimpleNamespace, folder: Path, tmp_path: Path) -> None:
+        repo_id = client.run(self.CREATE, repo_id="alice/once")
+        cuts = [[*client.send, CUT_UPLOAD, 1], [*client.fetch, CUT_DOWNLOAD, 1]]
+        client.hub.failures.extend(cuts)
+        client.run(self.UPLOAD, repo_id=repo_id, folder=str(folder))
+        target = tmp_path / "target"
+        client.run(self.DOWNLOAD, target=str(target))
+        assert contents(target).items() >= contents(folder).items()
+        assert [cut[3] for cut in cuts] == [0, 0], "both happened"
