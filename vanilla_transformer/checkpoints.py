@@ -118,6 +118,18 @@ def find_weights_problem(checkpoint: str | os.PathLike[str]) -> str | None:
     return next(_safetensors_problems(Path(checkpoint)), None)
 
 
+def list_weights_problems(checkpoint: str | os.PathLike[str]) -> list[str]:
+    """Says all that is missing from a checkpoint's weights, where `find_weights_problem` says what it finds first.
+
+    Args:
+        checkpoint: A folder with a model in safetensors, sharded or not.
+
+    Returns:
+        The problems, none if the weights are whole.
+    """
+    return list(_safetensors_problems(Path(checkpoint)))
+
+
 def find_last_whole_checkpoint(
     output_dir: str | os.PathLike[str], *, world_size: int = 1, set_aside: bool = True
 ) -> Path | None:
@@ -325,6 +337,7 @@ __all__ = [
     "find_problem",
     "find_weights_problem",
     "list_checkpoints",
+    "list_weights_problems",
     "read_world_size",
     "replacing_files",
 ]

@@ -1,0 +1,488 @@
+"""Publishes a model's folder on the Hub: checked first, shown, and then pushed in one commit or one pull request."""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, errors, get_token
+from huggingface_hub.hf_api import ModelInfo
+from transformers.utils import logging
+
+from .checkpoints import replacing_files
+from .hub_checks import PROBES, CodeChoice, check_model_folder, inspect_model_folder
+from .hub_files import CARD_NAME, Problem, join_lines, read_bytes, read_json, read_text, select_files
+from .model_card import build_model_card, merge_model_card
+
+logger = logging.get_logger(__name__)
+
+CardChoice = Literal["folder", "hub"]
+
+# Weights that would be loaded instead of new ones, or that are parts of old ones.
+_WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
+# What the last push of a folder put where; the Trainer never uploads what begins with an underscore.
+_RECORD = "_pushed.json"
+
+
+_STATUSES = ("new", "changed", "unchanged", "deleted")
+# httpx's own base class, under whatever name the client imports it.
+_HTTP_ERROR: type[Exception] = errors.HfHubHTTPError.__mro__[1]
+# What the client raises: its own, httpx's, and those that the uploader of large files takes for all of its failures.
+_HUB_ERRORS = (_HTTP_ERROR, OSError, ValueError, RuntimeError)
+_AGAIN = "Nothing changed there; the same command again completes the push, and sends nothing twice that arrived."
+
+
+class PushError(RuntimeError):
+    """The Hub, or the way to it, did not let a push happen; the message says what to do about it."""
+
+
+@dataclass(frozen=True)
+class PlannedFile:
+    """A file of a push.
+
+    Args:
+        path: Its path in the repository.
+        size: In bytes.
+        status: What the push does to the file on the Hub.
+    """
+
+    path: str
+    size: int
+    status: Literal["new", "changed", "unchanged", "deleted"]
+
+
+@dataclass
+class PlannedPush:
+    """A push that was prepared by `plan_push`: nothing has changed yet, neither on the Hub nor in the folder.
+
+    Args:
+        folder: What is pushed.
+        repo_id: Where to, with the namespace.
+        problems: Why it cannot be pushed.
+        files: What would be pushed, and which weights on the Hub it replaces.
+        left_out: What is not pushed, each with the reason.
+        notes: What else one should know.
+    """
+
+    folder: Path
+    repo_id: str
+    problems: list[Problem]
+    files: list[PlannedFile]
+    left_out: dict[str, str]
+    notes: list[str]
+    _target: "_Target"
+    _sources: dict[str, Path | bytes]
+    _replaced: dict[str, Path] = field(default_factory=dict)
+
+    def describe(self) -> str:
+        """What is pushed where, and what is not, in lines for a terminal."""
+        lines = [f"{self.folder} -> {self._target.describe()}", ""]
+        width = max([len(name) for name in (*(file.path for file in self.files), *self.left_out)], default=0)
+        lines += [f"  {file.path:<{width}}  {_format_size(file.size):>9}  {file.status}" for file in self.files]
+        counts = {status: sum(file.status == status for file in self.files) for status in _STATUSES}
+        size = sum(file.size for file in self.files if file.status in ("new", "changed"))
+        counted = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+        lines += [f"  {counted}; {_format_size(size)} to push"]
+        if self.left_out:
+            lines += ["", "Left out (--include pushes it all the same):"]
+            lines += [f"  {name:<{width}}  {reason}" for name, reason in self.left_out.items()]
+        return "\n".join([*lines, "", *self.notes]).rstrip()
+
+    @property
+    def changes(self) -> bool:
+        """Whether there is anything to push."""
+        return any(file.status != "unchanged" for file in self.files)
+
+    def push(self, commit_message: str | None = None) -> str:
+        """Pushes, in one commit or one pull request.
+
+        A repository that does not exist is made. If it has changed since the push was planned, nothing is pushed. Once
+        it succeeded, the card that was pushed, and code taken from the installed package, are in the folder too.
+
+        Args:
+            commit_message: Title of the commit. Default: one that names the folder.
+
+        Returns:
+            The address to look at: the repository's, its branch's or the pull request's.
+
+        Raises:
+            ValueError: If there are problems.
+            PushError: If the Hub refuses, or cannot be reached. The folder is as it was, and the same call again goes
+                on: files that arrived are not sent twice.
+        """
+        if self.problems:
+            raise ValueError(_list_problems(self.folder, self.problems))
+        changed = [file.path for file in self.files if file.status in ("new", "changed")]
+        operations: list[Any] = [CommitOperationAdd(path, _openable(self._sources[path])) for path in changed]
+        operations += [CommitOperationDelete(file.path) for file in self.files if file.status == "deleted"]
+        message = commit_message or f"Push {self.folder.resolve().name}"
+        url = self._target.commit(operations, message)
+        try:
+            self._update_folder()
+        except OSError as error:
+            logger.warning(f"It was pushed, but the card that was pushed cannot be written into the folder: {error}")
+        return url
+
+    def _update_folder(self) -> None:
+        card = self._sources[CARD_NAME]
+        new = {name: source.read_bytes() for name, source in self._replaced.items()}
+        if isinstance(card, bytes):
+            new[CARD_NAME] = card
+            if not self._target.create_pr:
+                record = {**read_json(self.folder / _RECORD), self._target.key: _digest(card)}
+                new[_RECORD] = (json.dumps(record, indent=2) + "\n").encode()
+        changed = {name: content for name, content in new.items() if read_bytes(self.folder / name) != content}
+        if changed:
+            with replacing_files(self.folder) as partial:
+                for name, content in changed.items():
+                    (partial / name).write_bytes(content)
+
+
+def plan_push(
+    folder: str | os.PathLike[str],
+    repo_id: str,
+    *,
+    private: bool = False,
+    revision: str | None = None,
+    create_pr: bool = False,
+    token: str | None = None,
+    include: Sequence[str] = (),
+    code: CodeChoice | None = None,
+    card: CardChoice | None = None,
+    **metadata: Any,
+) -> PlannedPush:
+    """Checks a model's folder and finds out what pushing it would change; changes nothing itself.
+
+    The model card is built from the folder's records. What a user wrote into the folder's README.md and into the one
+    on the Hub stays.
+
+    Args:
+        folder: A folder that `save_pretrained` or the Trainer wrote.
+        repo_id: `namespace/name` on the Hub, or the name alone for the user's own namespace.
+        private: Whether a repository that does not exist shall be private.
+        revision: A branch, which is made if there is none. Default: the repository's main branch.
+        create_pr: Whether to open a pull request instead of a commit to the main branch.
+        token: A token of the Hub. Default: the one of `hf auth login` or of the variable HF_TOKEN.
+        include: Files or sub-folders, or patterns of them, to push beyond those that `hub_files.select_files` chooses.
+        code: What to do about code in the folder that differs from the installed package's, as for
+            `check_model_folder`.
+        card: Whose README.md counts where both the folder's and the Hub's were edited. Default: it is a problem.
+        **metadata: What the card shall say of `license`, `datasets`, `language`, `tags` and `model_name`.
+
+    Returns:
+        The plan, with all problems of the folder.
+
+    Raises:
+        ValueError: If there is no such folder, or an argument is not legal.
+        PushError: If the Hub refuses. One that cannot be reached is noted in the plan only.
+    """
+    root = Path(folder)
+    if create_pr and revision is not None:
+        raise ValueError(f"A pull request is opened against the main branch, not against revision={revision!r}.")
+    target = _Target(repo_id, private=private, revision=revision, create_pr=create_pr, token=token)
+    target.look()
+    there = target.read_card()
+    select_files(root, include)  # before anything is read
+    problems: list[Problem] = []
+    text = None
+    try:
+        generated = build_model_card(root, repo_id=target.repo_id, **metadata)
+        text = str(_merge_cards(root, target, there, generated, card, problems))
+    except Exception as error:  # the card tells of all records in the folder, any of which may be damaged
+        problems.append(Problem("card", f"{CARD_NAME} cannot be made: {join_lines(error)}"))
+    found = inspect_model_folder(root, card=text, include=include, code=code)
+    sources: dict[str, Path | bytes] = dict(found.files)
+    if text is not None:
+        sources[CARD_NAME] = text.encode()
+    problems += [problem for problem in found.problems if text is not None or problem.check != "card"]
+    plan = PlannedPush(
+        folder=root,
+        repo_id=target.repo_id,
+        problems=problems,
+        files=_compare(sources, target),
+        left_out=found.selection.left_out,
+        notes=list(target.notes),
+        _target=target,
+        _sources=dict(sorted(sources.items())),
+        _replaced=found.replaced,
+    )
+    if found.replaced:
+        plan.notes.append(f"From the installed package, not from the folder: {', '.join(sorted(found.replaced))}.")
+    if found.translations and not problems:
+        where = "here and without this package" if found.is_self_contained else "here"
+        plan.notes.append(f"It translates {PROBES[0]!r} as {found.translations[0]!r}, {where}.")
+    return plan
+
+
+def push_model_folder(
+    folder: str | os.PathLike[str], repo_id: str, *, commit_message: str | None = None, **kwargs: Any
+) -> str:
+    """Checks a model's folder and pushes it to the Hub, in one commit or one pull request.
+
+    Args:
+        folder: A folder that `save_pretrained` or the Trainer wrote.
+        repo_id: `namespace/name` on the Hub, or the name alone for the user's own namespace.
+        commit_message: Title of the commit.
+        **kwargs: As for `plan_push`.
+
+    Returns:
+        The address to look at: the repository's, its branch's or the pull request's.
+
+    Raises:
+        ValueError: If something is wrong with the folder (all of it is listed) or with an argument.
+        PushError: If the Hub refuses, or cannot be reached.
+
+    Example:
+        ```python
+        push_model_folder("out/my-model", "me/my-model", license="apache-2.0", datasets=["multi30k"])
+        ```
+    """
+    return plan_push(folder, repo_id, **kwargs).push(commit_message)
+
+
+class _Target:
+    """Where a push goes, and what is there."""
+
+    def __init__(
+        self, repo_id: str, *, private: bool, revision: str | None, create_pr: bool, token: str | None
+    ) -> None:
+        self.repo_id, self.private, self.revision, self.create_pr = repo_id, private, revision, create_pr
+        self.token = token or get_token()
+        self.api = HfApi(token=self.token or False)
+        self.info: ModelInfo | None = None  # of the repository, at the revision if that exists
+        self.reached = True
+        self.makes_branch = False
+        self.notes: list[str] = []
+
+    @property
+    def place(self) -> str:
+        """What the names of all of its branches begin with in a folder's record."""
+        return f"{self.api.endpoint}/{self.repo_id}@"
+
+    @property
+    def key(self) -> str:
+        """Names the branch in a folder's record."""
+        return f"{self.place}{self.revision or 'main'}"
+
+    def describe(self) -> str:
+        """The address, and what is there."""
+        url = f"{self.api.endpoint}/{self.repo_id}"
+        if not self.reached:
+            return f"{url} (not reached)"
+        if self.info is None:
+            return f"{url} (new, {'private' if self.private else 'public'})"
+        what = ["private" if self.info.private else "public"]
+        what += [f"{'new ' * self.makes_branch}branch {self.revision}"] if self.revision else []
+        what += ["in a pull request"] if self.create_pr else []
+        return f"{url} ({', '.join(what)})"
+
+    def look(self) -> None:
+        """Finds out what is there.
+
+        Raises:
+            ValueError: If that contradicts the arguments.
+            PushError: If the Hub refuses to say.
+        """
+        try:
+            if "/" not in self.repo_id and self.token:
+                self.repo_id = f"{self.api.whoami()['name']}/{self.repo_id}"
+            self.info = self._read_info()
+        except errors.HFValidationError as error:
+            raise ValueError(f"repo_id must be like 'me/my-model', not {self.repo_id!r}: {error}") from error
+        except errors.RepositoryNotFoundError:
+            if self.create_pr:
+                raise ValueError(
+                    f"There is no repository {self.repo_id} to open a pull request against, or the token may not read "
+                    "it. Without a pull request it is made."
+                ) from None
+            if not self.token:
+                self.notes.append("There is no token, so that a private repository would not be seen.")
+        except _HUB_ERRORS as error:
+            explained = _explain(error, self)
+            if not _is_network_error(error):
+                raise explained from error
+            self.reached = False
+            self.notes.append(f"{explained} All files are listed as new.")
+        if self.info is not None and self.private and not self.info.private:
+            raise ValueError(
+                f"{self.repo_id} exists and is public, and private=True makes new repositories private only: change it "
+                "in its settings on the Hub first."
+            )
+
+    def _read_info(self) -> ModelInfo:
+        try:
+            return self.api.model_info(self.repo_id, revision=self.revision, files_metadata=True)
+        except errors.RevisionNotFoundError:
+            self.makes_branch = True  # it will start as the main branch
+            return self.api.model_info(self.repo_id, files_metadata=True)
+
+    def read_card(self) -> str | None:
+        """The card that is there."""
+        if self.info is None or CARD_NAME not in {file.rfilename for file in self.info.siblings or ()}:
+            return None
+        try:
+            path = self.api.hf_hub_download(self.repo_id, CARD_NAME, revision=self.info.sha)
+        except _HUB_ERRORS as error:
+            raise _explain(error, self) from error
+        return read_text(Path(path))
+
+    def commit(self, operations: list[Any], message: str) -> str:
+        """Does it all at once, if there is anything to do, and returns the address."""
+        url = f"{self.api.endpoint}/{self.repo_id}"
+        if self.revision:
+            url += f"/tree/{self.revision}"
+        if not operations:
+            return url
+        try:
+            if not self.token:
+                raise errors.LocalTokenNotFoundError
+            parent = self._make_place()
+            done = self.api.create_commit(
+                self.repo_id,
+                operations,
+                commit_message=message,
+                create_pr=self.create_pr,
+                parent_commit=parent,
+                revision=self.revision,
+            )
+        except _HUB_ERRORS as error:
+            raise _explain(error, self) from error
+        return done.pr_url or url
+
+    def _make_place(self) -> str | None:
+        """Makes repository and branch where they are missing, and returns the commit that the push builds on."""
+        if self.info is None:
+            self.repo_id = self.api.create_repo(self.repo_id, private=self.private).repo_id
+            self.info = self.api.model_info(self.repo_id)
+            self.makes_branch = self.revision not in (None, "main")
+        if self.makes_branch:
+            self.api.create_branch(self.repo_id, branch=str(self.revision), revision=self.info.sha)
+            self.makes_branch = False
+        return self.info.sha
+
+
+def _merge_cards(
+    folder: Path,
+    target: _Target,
+    there: str | None,
+    generated: ModelCard,
+    choice: CardChoice | None,
+    problems: list[Problem],
+) -> ModelCard:
+    """The generated card with what users wrote into the folder's and the Hub's."""
+    here = read_text(folder / CARD_NAME) if (folder / CARD_NAME).is_file() else None
+    record = read_json(folder / _RECORD)
+    pushed = {key: digest for key, digest in record.items() if key.startswith(target.place)}
+    if there is None or choice == "folder" or _digest(there.encode()) in pushed.values():
+        there = None  # if anything, it is what this folder had once
+    elif here is None or choice == "hub" or _digest(here.encode()) == pushed.get(target.key) or here == there:
+        here = None
+    cards = [ModelCard(text) for text in (here, there) if text is not None]
+    # A card in which nobody wrote is replaced whole.
+    edited = [card for card in cards if str(merge_model_card(card, generated)) != str(generated)]
+    merged = generated
+    for card in edited:
+        merged = merge_model_card(card, merged)
+    if any(str(merge_model_card(card, merged)) != str(merged) for card in edited):
+        problems.append(
+            Problem(
+                "card",
+                f"{CARD_NAME} was edited both in the folder and on the Hub. Choose with --card folder (the Hub's edits "
+                "are lost) or --card hub (the folder's are).",
+            )
+        )
+    return merged
+
+
+def _is_network_error(error: Exception) -> bool:
+    """Whether nobody answered, be it that the machine is not connected or that the Hub is not there."""
+    answered = isinstance(error, errors.HfHubHTTPError)
+    return isinstance(error, _HTTP_ERROR | ConnectionError | TimeoutError) and not answered
+
+
+def _explain(error: Exception, target: _Target) -> PushError:
+    """What a user can do about an error of the client."""
+    where, message = target.repo_id, join_lines(error)
+    while isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__  # which file could not be sent matters less than why
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    log_in = "Log in with `hf auth login`, or set the variable HF_TOKEN."
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        text = "The Hub is not asked, since the variable HF_HUB_OFFLINE is set."
+    elif _is_network_error(error):
+        text = f"{target.api.endpoint} cannot be reached, or does not answer as it should ({message}). {_AGAIN}"
+    elif isinstance(error, errors.LocalTokenNotFoundError) or (status == 401 and not target.token):
+        text = f"Pushing to {where} needs a token of the Hub. {log_in}"
+    elif status == 401:
+        text = f"The Hub does not accept the token: it is mistyped, has expired or was revoked. {log_in}"
+    elif status == 403 and target.info is None:
+        text = f"The token may not make the repository {where}: it is read-only, or the namespace is somebody else's."
+    elif status == 403:
+        text = f"The token may not write to {where}. Use one that may, or propose the change with --create_pr."
+    elif status == 404:
+        text = f"There is no repository {where}, or the token may not see it."
+    elif status in (409, 412):
+        text = f"{where} has changed on the Hub meanwhile. Nothing was pushed; the same command again looks anew."
+    elif status is not None and status >= 500:
+        text = f"The Hub failed with status {status}. {_AGAIN}"
+    else:
+        text = f"The Hub, or its client, refuses: {message}"
+    return PushError(text.replace(target.token, "<token>") if target.token else text)
+
+
+def _compare(sources: dict[str, Path | bytes], target: _Target) -> list[PlannedFile]:
+    """What the push does to each file on the Hub."""
+    siblings = (target.info.siblings or []) if target.info is not None else []
+    there = {file.rfilename: file for file in siblings}
+    files = []
+    for name, source in sorted(sources.items()):
+        size = len(source) if isinstance(source, bytes) else source.stat().st_size
+        old = there.get(name)
+        if old is None:
+            status: Literal["new", "changed", "unchanged"] = "new"
+        else:
+            # A large file is known by the hash of its content, another one by git's.
+            known, prefix = (old.lfs.sha256, b"") if old.lfs else (old.blob_id, b"blob %d\0" % size)
+            status = "unchanged" if _hash(source, prefix) == known else "changed"
+        files.append(PlannedFile(name, size, status))
+    stale = [file for name, file in there.items() if _WEIGHTS.fullmatch(name) and name not in sources]
+    return files + [PlannedFile(file.rfilename, file.size or 0, "deleted") for file in stale]
+
+
+def _hash(source: Path | bytes, prefix: bytes) -> str:
+    """The SHA-256 of a file's content, or, with git's prefix, the SHA-1 that names it there."""
+    digest = hashlib.sha1(prefix) if prefix else hashlib.sha256()
+    if isinstance(source, bytes):
+        digest.update(source)
+        return digest.hexdigest()
+    with source.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _openable(source: Path | bytes) -> str | bytes:
+    return source if isinstance(source, bytes) else str(source)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _format_size(size: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def _list_problems(folder: Path, problems: Sequence[Problem]) -> str:
+    return f"{folder} cannot be pushed:\n  " + "\n  ".join(map(str, problems))
+
+
+__all__ = ["PlannedFile", "PlannedPush", "PushError", "check_model_folder", "plan_push", "push_model_folder"]

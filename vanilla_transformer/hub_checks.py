@@ -1,0 +1,425 @@
+"""Whether a model's folder works for those who load it, checked before it is published.
+
+All checks look at a copy of what is to be pushed, not at the folder, so that nothing that stays here is counted on.
+"""
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from huggingface_hub import ModelCard
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, pipeline
+from transformers.modeling_utils import PreTrainedModel
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
+
+from .checkpoints import list_weights_problems
+from .configuration_vanilla_transformer import AUTO_MAP, VanillaTransformerConfig
+from .hub_files import (
+    CARD_NAME,
+    PACKAGE_FOLDER,
+    Problem,
+    Selection,
+    find_code_files,
+    find_refused_files,
+    find_secrets,
+    follow_imports,
+    join_lines,
+    read_bytes,
+    read_json,
+    read_text,
+    select_files,
+)
+
+CodeChoice = Literal["folder", "installed"]
+
+PROBES = ("A man rides a horse.", "7")
+_MULTIPLES = (1, 8, 16, 32, 64, 128)  # of which an embedding's number of rows may be one, with spare rows at the end
+_TIMEOUT = 900  # seconds
+
+
+@dataclass
+class Inspection:
+    """What was found out about a folder.
+
+    Args:
+        selection: What of it would be pushed, and what not.
+        problems: All that is wrong with it.
+        replaced: The files with code that are taken from the installed package.
+        translations: What the model makes of `PROBES`.
+        is_self_contained: Whether it brings its own code, with which it was tried in a process without this package.
+    """
+
+    selection: Selection
+    problems: list[Problem] = field(default_factory=list)
+    replaced: dict[str, Path] = field(default_factory=dict)
+    translations: list[str] = field(default_factory=list)
+    is_self_contained: bool = False
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """What would be pushed, by the paths in the repository."""
+        return {**self.selection.files, **self.replaced}
+
+
+def check_model_folder(
+    folder: str | os.PathLike[str], *, include: Sequence[str] = (), code: CodeChoice | None = None
+) -> list[Problem]:
+    """Checks whether a model's folder works for those who load it, with this package and without.
+
+    The weights must be whole and fit the configuration, tied ones stored once; tokenizer, configuration and
+    generation config must agree; the model card must be valid. The code in the folder must be the installed package's,
+    and must translate in a process without the package what the package translates here, to the same words. Pickles
+    and what looks like a secret are refused.
+
+    Args:
+        folder: A folder that `save_pretrained` or the Trainer wrote. It is not changed.
+        include: Files or sub-folders to push beyond those that `select_files` chooses.
+        code: What to do about code in the folder that differs from the installed package's: `"folder"` trusts and runs
+            it, `"installed"` checks the folder as if it had the package's. Default: it is a problem.
+
+    Returns:
+        All problems found, none if the folder can be pushed.
+
+    Raises:
+        ValueError: If there is no such folder, or something to include is not in it.
+    """
+    root = Path(folder)
+    card = root / CARD_NAME
+    text = read_text(card) if card.is_file() else None
+    return inspect_model_folder(root, card=text, include=include, code=code).problems
+
+
+def inspect_model_folder(
+    folder: Path, *, card: str | None, include: Sequence[str] = (), code: CodeChoice | None = None
+) -> Inspection:
+    """As `check_model_folder`, with the text of the card that would be pushed, and all that was found out."""
+    selection = select_files(folder, include)
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        message = (
+            "the folder holds an adapter of peft, not a model. Push the adapter with PeftModel.push_to_hub, or merge it"
+            " (merge_and_unload), save the model and push that."
+        )
+        return Inspection(selection, [Problem("files", message)])
+    found = Inspection(selection, [*find_refused_files(folder, selection), *_check_card(card)])
+    found.problems += _compare_code(folder, found, code)
+    with _staged(found.files) as stage, _quiet():
+        problems = list(_check_parts(stage, found))
+    # The copy's path would only puzzle.
+    found.problems += [Problem(each.check, each.message.replace(str(stage), str(folder))) for each in problems]
+    return found
+
+
+@contextmanager
+def _staged(files: Mapping[str, Path]) -> Iterator[Path]:
+    """A folder with these files and nothing else."""
+    with tempfile.TemporaryDirectory(prefix="push-") as name:
+        stage = Path(name, "model")
+        stage.mkdir()
+        for path, source in files.items():
+            target = stage / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                target.symlink_to(source.resolve())
+            except OSError:  # not every system lets everybody make links
+                shutil.copyfile(source, target)
+        yield stage
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps the library from reporting in its own words what becomes a problem here."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _check_parts(stage: Path, found: Inspection) -> Iterator[Problem]:
+    """Each part by itself first, then whether they agree, then whether they work."""
+    problems: list[Problem] = []
+    config = _attempt("config", problems, lambda: _load_config(stage))
+    generation = _attempt("generation_config", problems, lambda: _load_generation_config(stage))
+    if generation is None:
+        (stage / "generation_config.json").unlink(missing_ok=True)  # the model shall load all the same
+    problems += _check_weight_files(stage)
+    model = None
+    if config is not None and not any(problem.check == "weights" for problem in problems):
+        model = _attempt("weights", problems, lambda: _load_model(stage, problems))
+    tokenizer = None
+    if config is not None:
+        tokenizer = _attempt("tokenizer", problems, lambda: _load_tokenizer(stage))
+        problems += _check_ids(config, generation, tokenizer)
+        if tokenizer is not None:
+            problems += _check_vocabulary(config, tokenizer)
+        problems += _check_code(stage, config)
+    if model is not None:
+        problems += _check_ties(stage, model)
+    yield from problems
+    if not problems:
+        yield from _check_translation(stage, model, tokenizer, found)
+
+
+def _attempt(check: str, problems: list[Problem], load: Any) -> Any:
+    try:
+        return load()
+    except Exception as error:  # what a damaged file provokes may be anything, and all of it is to be reported
+        problems.append(Problem(check, join_lines(error)))
+        return None
+
+
+def _load_config(stage: Path) -> Any:
+    if not (stage / "config.json").is_file():
+        raise FileNotFoundError("config.json is missing: save the model with save_pretrained.")
+    return AutoConfig.from_pretrained(stage, local_files_only=True, trust_remote_code=False)
+
+
+def _load_generation_config(stage: Path) -> GenerationConfig:
+    if not (stage / "generation_config.json").is_file():
+        raise FileNotFoundError("generation_config.json is missing: model.save_pretrained writes it.")
+    generation = GenerationConfig.from_pretrained(stage, local_files_only=True)
+    generation.validate(strict=True)
+    return generation
+
+
+def _load_tokenizer(stage: Path) -> Any:
+    if not (stage / "tokenizer_config.json").is_file():
+        raise FileNotFoundError("tokenizer_config.json is missing: save the tokenizer into the folder too.")
+    tokenizer = AutoTokenizer.from_pretrained(stage, local_files_only=True, trust_remote_code=False)
+    names = {"tokenizer.json", *tokenizer.vocab_files_names.values()}
+    if not any((stage / name).is_file() for name in names):
+        # Some tokenizers start untrained then.
+        raise FileNotFoundError(f"there is no vocabulary, neither of {_join(sorted(names))}: save the tokenizer again.")
+    return tokenizer
+
+
+def _check_weight_files(stage: Path) -> Iterator[Problem]:
+    for message in list_weights_problems(stage):
+        yield Problem("weights", message)
+    index = read_json(stage / SAFE_WEIGHTS_INDEX_NAME).get("weight_map")
+    if not isinstance(index, dict):
+        return
+    if (stage / SAFE_WEIGHTS_NAME).is_file():
+        yield Problem(
+            "weights", f"{SAFE_WEIGHTS_NAME} and {SAFE_WEIGHTS_INDEX_NAME} are both there: delete the old one."
+        )
+    for path in sorted(stage.glob("model-*.safetensors")):
+        announced = {name for name, file in index.items() if file == path.name}
+        differing = sorted(announced ^ _stored_names(path))
+        if differing:
+            yield Problem("weights", f"{path.name} and {SAFE_WEIGHTS_INDEX_NAME} do not agree on {_join(differing)}.")
+
+
+def _stored_names(path: Path) -> set[str]:
+    try:
+        with safe_open(path, framework="pt") as tensors:
+            return set(tensors.keys())
+    except Exception:  # a damaged file has been reported already
+        return set()
+
+
+def _load_model(stage: Path, problems: list[Problem]) -> PreTrainedModel | None:
+    model, report = AutoModelForSeq2SeqLM.from_pretrained(
+        stage,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+    )
+    mismatched = [f"{name} {list(one)} instead of {list(other)}" for name, one, other in report["mismatched_keys"]]
+    kinds = {
+        "these weights that the model has are missing": sorted(report["missing_keys"]),
+        "these weights belong to no part of the model": sorted(report["unexpected_keys"]),
+        "these weights have other shapes than the configuration says": sorted(mismatched),
+        "these weights are not all finite numbers": [
+            name for name, weight in model.state_dict().items() if not torch.isfinite(weight).all()
+        ],
+    }
+    bad = [Problem("weights", f"{kind}: {_join(names)}.") for kind, names in kinds.items() if names]
+    problems += bad
+    return None if bad else model
+
+
+def _check_ties(stage: Path, model: PreTrainedModel) -> Iterator[Problem]:
+    stored = set().union(*map(_stored_names, stage.glob("*.safetensors")))
+    names = defaultdict(list)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names[id(parameter)].append(name)
+    for tied in names.values():
+        twice = sorted(stored & set(tied))
+        if len(twice) > 1:
+            yield Problem("weights", f"{_join(twice)} are one weight, stored {len(twice)} times: save it again.")
+
+
+def _check_ids(config: Any, generation: GenerationConfig | None, tokenizer: Any) -> Iterator[Problem]:
+    """Special tokens have one id each, whoever is asked."""
+    for name in ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"):
+        sources = {"config.json": config, "generation_config.json": generation, "the tokenizer": tokenizer}
+        ids = {source: getattr(item, name, None) for source, item in sources.items() if item is not None}
+        ids = {source: value for source, value in ids.items() if value is not None}
+        # A model may stop at several tokens, of which the tokenizer's is one.
+        sets = [set(value) if isinstance(value, list) else {value} for value in ids.values()]
+        if sets and not set.intersection(*sets):
+            listed = ", ".join(f"{value} in {source}" for source, value in ids.items())
+            yield Problem("tokenizer", f"{name} is {listed}.")
+    if all(getattr(item, "decoder_start_token_id", None) is None for item in (config, generation)):
+        yield Problem("generation_config", "decoder_start_token_id is given nowhere, so nothing can be generated.")
+
+
+def _check_vocabulary(config: Any, tokenizer: Any) -> Iterator[Problem]:
+    source = getattr(config, "vocab_size", None)
+    target = getattr(config, "decoder_vocab_size", None) or source
+    sides = {"source": (len(tokenizer), source, "vocab_size")}
+    if getattr(tokenizer, "separate_vocabs", False) or target != source:
+        field_name = "decoder_vocab_size"
+        sides["target"] = (getattr(tokenizer, "target_vocab_size", len(tokenizer)), target, field_name)
+    for side, (tokens, rows, name) in sides.items():
+        if isinstance(rows, int) and rows not in [-(-tokens // multiple) * multiple for multiple in _MULTIPLES]:
+            yield Problem(
+                "tokenizer",
+                f"the tokenizer has {tokens} {side} tokens, but config.json says {name}={rows}: the model "
+                "was trained with another tokenizer, or was not resized to this one.",
+            )
+
+
+def _check_card(text: str | None) -> Iterator[Problem]:
+    """What can be told without asking the Hub, which says what is wrong with the values."""
+    if text is None:
+        yield Problem("card", f"{CARD_NAME} is missing: model_card.write_model_card writes it.")
+        return
+    yield from find_secrets(CARD_NAME, text)
+    try:
+        card = ModelCard(text)
+    except Exception as error:  # YAML's errors, and those of the classes that read it
+        yield Problem("card", f"the metadata of {CARD_NAME} cannot be read: {join_lines(error)}")
+        return
+    if not card.data.to_dict():
+        yield Problem("card", f"{CARD_NAME} has no metadata between two lines of ---.")
+
+
+def _compare_code(folder: Path, found: Inspection, code: CodeChoice | None) -> Iterator[Problem]:
+    """Notes which files are to be replaced by the installed package's, or says that it must be decided."""
+    theirs = {path.name: path for path in find_code_files(folder)}
+    known = [name for name in theirs if (PACKAGE_FOLDER / name).is_file()]
+    ours = {path.name: path for path in follow_imports(PACKAGE_FOLDER, known)}
+    differing = sorted(
+        name for name in {**theirs, **ours} if read_bytes(folder / name) != read_bytes(PACKAGE_FOLDER / name)
+    )
+    if code == "installed":
+        found.replaced = {name: ours[name] for name in differing if name in ours}
+        for name in found.replaced:
+            found.selection.left_out.pop(name, None)
+        differing = [name for name in differing if name not in ours]
+    elif code == "folder":
+        differing = []
+    if differing:
+        yield Problem(
+            "code",
+            f"{_join(differing)} in the folder and in the installed package are not the same. Choose with --code "
+            "installed (the package's replace them) or --code folder (they are pushed as they are, after a trial in a "
+            "process of its own).",
+        )
+
+
+def _check_code(stage: Path, config: Any) -> Iterator[Problem]:
+    """The configurations name code, and the code is there and can be parsed."""
+    if config.model_type == VanillaTransformerConfig.model_type:
+        needed = [("config.json", "auto_map", name) for name in AUTO_MAP]
+        needed.append(("tokenizer_config.json", "auto_map", "AutoTokenizer"))
+        needed.append(("config.json", "custom_pipelines", "translation"))
+        absent = []
+        for file, field_name, key in needed:
+            entries = read_json(stage / file).get(field_name)
+            if not isinstance(entries, dict) or not entries.get(key):
+                absent.append(f"{field_name}.{key} in {file}")
+        if absent:
+            yield Problem(
+                "code", f"without {_join(absent)} nobody can load the model without this package: save it again."
+            )
+    for path in find_code_files(stage):
+        if not path.is_file():
+            yield Problem("code", f"{path.name}, which the configurations or other code name, is missing.")
+            continue
+        try:
+            ast.parse(path.read_bytes(), path.name)
+        except (SyntaxError, ValueError) as error:
+            yield Problem("code", f"{path.name} is not Python: {error}")
+
+
+def _check_translation(stage: Path, model: Any, tokenizer: Any, found: Inspection) -> Iterator[Problem]:
+    """A translation comes out here, and the same one where this package is not installed."""
+    try:
+        # Any, since the library types the names of its own tasks only.
+        make_pipeline: Any = pipeline
+        pipe = make_pipeline("translation", model=model, tokenizer=tokenizer, device="cpu")
+        found.translations = [output["translation_text"] for output in pipe(list(PROBES))]
+    except Exception as error:  # whatever the model's parts do not agree on
+        yield Problem("translation", f"translating {PROBES[0]!r} fails: {join_lines(error)}")
+        return
+    if not any(text.strip() for text in found.translations):
+        yield Problem("translation", f"the translations of {_join([repr(text) for text in PROBES])} are all empty.")
+    found.is_self_contained = bool(find_code_files(stage))
+    # No code is run that comes with something suspicious, or that nobody has decided about.
+    if found.is_self_contained and not found.problems:
+        yield from _try_without_the_package(stage, found.translations)
+
+
+def _try_without_the_package(stage: Path, expected: Sequence[str]) -> Iterator[Problem]:
+    where = "in a process without this package"
+    report = stage.parent / "report.json"
+    # The code in the folder gets no token of the Hub, and finds no code of an earlier trial.
+    environment = {key: value for key, value in os.environ.items() if not key.endswith("_TOKEN")} | {
+        "HF_HUB_OFFLINE": "1",
+        "HF_MODULES_CACHE": str(stage.parent / "modules"),
+        "HF_TOKEN_PATH": str(stage.parent / "no-token"),
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
+    command = [sys.executable, "-P", str(PACKAGE_FOLDER / "hub_trial.py"), str(stage), str(report), *PROBES]
+    try:
+        ended = subprocess.run(
+            command,
+            capture_output=True,
+            check=False,
+            cwd=stage.parent,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            timeout=_TIMEOUT,
+        )
+    except subprocess.TimeoutExpired:
+        yield Problem("code", f"{where} no translation came out in {_TIMEOUT} seconds.")
+        return
+    result = read_json(report)
+    if ended.returncode or not result:
+        lines = ended.stderr.decode(errors="replace").strip().splitlines()
+        yield Problem("code", f"{where} loading the model or translating fails: {lines[-1] if lines else 'no message'}")
+        return
+    strangers = [name for name, module in result["modules"].items() if not module.startswith("transformers_modules.")]
+    if strangers:
+        yield Problem("code", f"{where} {_join(sorted(strangers))} came from elsewhere than from the folder's code.")
+    for probe, here, there in zip(PROBES, expected, result["translations"], strict=True):
+        if here != there:
+            yield Problem("code", f"{probe!r} becomes {here!r} here, but {there!r} {where}.")
+
+
+def _join(names: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+__all__ = ["PROBES", "CodeChoice", "Inspection", "check_model_folder", "inspect_model_folder"]

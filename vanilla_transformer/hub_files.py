@@ -1,0 +1,337 @@
+"""What of a model's folder belongs on the Hub, what stays here, and what must not be in such a folder at all."""
+
+import fnmatch
+import json
+import os
+import re
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers.dynamic_module_utils import get_relative_imports
+
+CARD_NAME = "README.md"
+PACKAGE_FOLDER = Path(__file__).resolve().parent
+
+# What a model, its tokenizer and its card consist of. Code is found by the names in the configurations.
+_PARTS = (
+    "config.json generation_config.json adapter_config.json *.safetensors *.safetensors.index.json tokenizer.json "
+    "target_tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json vocab.txt "
+    f"merges.txt *.spm *.model {CARD_NAME} LICENSE* NOTICE* *.png *.jpg *.svg"
+).split()
+# Records of the training, pushed if they name no folders of this machine.
+_RECORDS = ["arguments.json", "averaging.json", "metrics.json", "*_results.json", "trainer_state.json"]
+_TRAINING_ONLY = [
+    "optimizer*.pt",
+    "optimizer*.bin",
+    "scheduler.pt",
+    "scaler.pt",
+    "rng_state*.pth",
+    "training_args.bin",
+    "data_state_*.json",
+]
+_PICKLES = ["*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt", "*.joblib", "*.dill"]
+_PICKLE_START = re.compile(rb"\x80[\x02-\x05]")
+
+_SECRET_FILES = [
+    ".env",
+    ".env.*",
+    "*.env",
+    ".netrc",
+    "_netrc",
+    ".npmrc",
+    ".pypirc",
+    ".htpasswd",
+    ".git",
+    ".git-credentials",
+    ".ssh",
+    ".aws",
+    "*.pem",
+    "*.key",
+    "*.p12",
+    "*.pfx",
+    "*.jks",
+    "*.keystore",
+    "*.ppk",
+    "*.kdbx",
+    "id_rsa*",
+    "id_dsa*",
+    "id_ecdsa*",
+    "id_ed25519*",
+]
+_SECRET_WORDS = {"secret", "secrets", "password", "passwords", "passwd", "credential", "credentials", "apikey"}
+_SECRET_CONTENTS = {
+    "a token of the Hub": re.compile(r"\bhf_[A-Za-z0-9]{20,}"),
+    "a private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY"),
+    "a key of AWS": re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
+    "a token of GitHub": re.compile(r"\b(?:gh[opsru]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{30,})"),
+    "a token of Slack": re.compile(r"\bxox[abprs]-[A-Za-z0-9-]{10,}"),
+    "a key of Google": re.compile(r"\bAIza[0-9A-Za-z_-]{35}"),
+}
+_LARGEST_TEXT = 20_000_000  # bytes; a tokenizer.json is larger than most texts
+_ABSOLUTE_PATH = re.compile(r"""(?:^|[\s'"=:\[])(?:/[\w.-]+/|~/|[A-Za-z]:\\)""")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a folder is not fit to be pushed.
+
+    Args:
+        check: What found it: `files`, `config`, `weights`, `generation_config`, `tokenizer`, `card`, `code` or
+            `translation`.
+        message: What is wrong, where, and what to do about it.
+    """
+
+    check: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.check}: {self.message}"
+
+
+@dataclass
+class Selection:
+    """What of a folder is pushed, and what is not.
+
+    Args:
+        files: The files to push, by their paths in the repository.
+        left_out: The others, or the sub-folders that hold them, each with the reason.
+    """
+
+    files: dict[str, Path] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def select_files(folder: str | os.PathLike[str], include: Sequence[str] = ()) -> Selection:
+    """Tells what of a model's folder belongs on the Hub.
+
+    Only what is known to be a part of a model is chosen, so that nothing leaves this machine by accident: not the
+    checkpoints, the optimizer's state and the logs of its training, not evaluations (their scores are in the card, and
+    their reference translations are often somebody's property), and no record that names folders of this machine.
+
+    Args:
+        folder: A folder that `save_pretrained` or the Trainer wrote.
+        include: Files or sub-folders to push all the same, or patterns of them such as `test-*`.
+
+    Returns:
+        The selection.
+
+    Raises:
+        ValueError: If there is no such folder, or something to include is not in it.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise ValueError(f"There is no folder {folder}.")
+    selection = Selection()
+    code = {path.name for path in find_code_files(root)}
+    for entry in sorted(root.iterdir()):
+        reason = _reason_to_leave_out(entry, code)
+        if reason is None:
+            selection.files[entry.name] = entry
+        else:
+            selection.left_out[entry.name + "/" * entry.is_dir()] = reason
+    for pattern in include:
+        included = list(_included(root, pattern))
+        if not included:
+            raise ValueError(f"There is nothing to include in {folder} that is called or matches {pattern!r}.")
+        for path in included:
+            name = path.relative_to(root).as_posix()
+            selection.files[name] = path
+            selection.left_out.pop(name, None)
+    return selection
+
+
+def find_code_files(folder: Path) -> list[Path]:
+    """The files with code that the configurations of a folder name, and those that these import, there or not."""
+    return follow_imports(folder, [f"{module}.py" for module in sorted(set(_named_modules(folder)))])
+
+
+def follow_imports(folder: Path, names: Sequence[str]) -> list[Path]:
+    """The files of these names, and those beside them that they import, there or not."""
+    found = [folder / name for name in names]
+    for path in found:
+        if path.is_file():
+            imported = [folder / f"{module}.py" for module in sorted(get_relative_imports(path))]
+            found += [each for each in imported if each not in found]
+    return found
+
+
+def find_refused_files(folder: Path, selection: Selection) -> Iterator[Problem]:
+    """What must not be in a folder that is pushed: pickles instead of safetensors, and what looks like a secret."""
+    for entry in sorted({*folder.iterdir(), *selection.files.values()}):
+        name = entry.relative_to(folder).as_posix()
+        named = _matches(name, _PICKLES) and not _matches(name, _TRAINING_ONLY)
+        if entry.is_file() and (_is_pickle(entry) if name in selection.files else named):
+            yield Problem(
+                "files",
+                f"{name} is a pickle, which can run code when it is loaded; only safetensors are pushed. "
+                "Delete it, or move it away.",
+            )
+    for path in _walk(folder):
+        if _is_secret_name(path.name):
+            yield Problem(
+                "files", f"{path.relative_to(folder).as_posix()} looks like a secret by its name: move it away."
+            )
+    for name, path in selection.files.items():
+        if name != CARD_NAME:  # another may take its place
+            yield from find_secrets(name, _text_of(path))
+
+
+def find_secrets(name: str, text: str) -> Iterator[Problem]:
+    """Where a text holds what looks like a secret; the secret itself is not repeated."""
+    for kind, pattern in _SECRET_CONTENTS.items():
+        if match := pattern.search(text):
+            line = text.count("\n", 0, match.start()) + 1
+            yield Problem("files", f"{name}, line {line}, has what looks like {kind}: take it out, and revoke it.")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Its content, or an empty dictionary if there is none that can be read."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def read_bytes(path: Path) -> bytes | None:
+    """Its content, or `None` if there is no such file."""
+    return path.read_bytes() if path.is_file() else None
+
+
+def read_text(path: Path) -> str:
+    """Its text, the ends of the lines as they are."""
+    return path.read_bytes().decode("utf-8")
+
+
+def join_lines(error: Exception) -> str:
+    """What an error says, in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _reason_to_leave_out(entry: Path, code: Iterable[str]) -> str | None:
+    if fnmatch.fnmatchcase(entry.name, "checkpoint-*"):
+        return "a checkpoint of the training; it can be pushed on its own"
+    if entry.name.startswith(("_", ".")) or entry.name.endswith(".partial"):
+        return "hidden, unfinished or set aside"
+    if entry.is_dir():
+        return _reason_to_leave_out_folder(entry)
+    if _matches(entry.name, _TRAINING_ONLY):
+        return "needed only to resume the training"
+    if _matches(entry.name, _RECORDS):
+        where = next(_local_paths(read_json(entry)), None)
+        return None if where is None else f"names folders of this machine ({where})"
+    if _matches(entry.name, _PARTS) or entry.name in code:
+        return None
+    return "not a part of the model"
+
+
+def _reason_to_leave_out_folder(folder: Path) -> str:
+    if folder.name == "runs":
+        return "logs of the training"
+    if (folder / "config.json").is_file():
+        return "a model of its own; it can be pushed on its own"
+    if any((folder / name).is_file() for name in ("metrics.json", "hypotheses.txt", "comparison.json")):
+        return "an evaluation; its scores are in the model card"
+    return "not a part of the model"
+
+
+def _included(root: Path, pattern: str) -> Iterator[Path]:
+    wanted = pattern.rstrip("/")
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root)
+        names = [name.as_posix(), *(parent.as_posix() for parent in name.parents)]
+        if path.is_file() and any(fnmatch.fnmatchcase(candidate, wanted) for candidate in names):
+            yield path
+
+
+def _named_modules(folder: Path) -> Iterator[str]:
+    """The modules named by `auto_map` and `custom_pipelines`; the entries may be damaged, or of another repository."""
+    for name in ("config.json", "tokenizer_config.json"):
+        settings = read_json(folder / name)
+        for entry in (settings.get("auto_map"), settings.get("custom_pipelines")):
+            for reference in _strings(entry):
+                module, dot, _ = reference.partition(".")
+                if dot and module.isidentifier():
+                    yield module
+
+
+def _strings(content: Any) -> Iterator[str]:
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, dict | list):
+        for item in content.values() if isinstance(content, dict) else content:
+            yield from _strings(item)
+
+
+def _local_paths(content: Any, where: str = "") -> Iterator[str]:
+    """The dotted names of those entries of a record in which there is an absolute path."""
+    if isinstance(content, dict):
+        for key, value in content.items():
+            yield from _local_paths(value, f"{where}.{key}" if where else str(key))
+    elif isinstance(content, list):
+        for value in content:
+            yield from _local_paths(value, where)
+    elif isinstance(content, str) and _ABSOLUTE_PATH.search(content):
+        yield where
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Everything in the folder, except what is in a sub-folder that is refused by its name."""
+    for entry in sorted(folder.iterdir()):
+        yield entry
+        if entry.is_dir() and not entry.is_symlink() and not _is_secret_name(entry.name):
+            yield from _walk(entry)
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name.rpartition("/")[2].lower(), pattern.lower()) for pattern in patterns)
+
+
+def _is_secret_name(name: str) -> bool:
+    words, stem_words = (re.findall("[a-z0-9]+", text.lower()) for text in (name, Path(name).stem))
+    # "token" counts at the end only, before the suffix or as one: a tokenizer may come with token_counts.json.
+    ends = {*words[-1:], *stem_words[-1:]}
+    return _matches(name, _SECRET_FILES) or bool(_SECRET_WORDS & set(words)) or "token" in ends
+
+
+def _is_pickle(path: Path) -> bool:
+    """By its content: a pickle itself, or the archive around one that torch writes."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(2)
+        if start == b"PK":
+            with zipfile.ZipFile(path) as archive:
+                return any(name.endswith(".pkl") for name in archive.namelist())
+    except zipfile.BadZipFile:
+        return True
+    except OSError:
+        return False
+    return _PICKLE_START.fullmatch(start) is not None
+
+
+def _text_of(path: Path) -> str:
+    """The text of a file, or "" if it is none."""
+    try:
+        return "" if path.suffix == ".safetensors" or path.stat().st_size > _LARGEST_TEXT else read_text(path)
+    except (OSError, ValueError):
+        return ""
+
+
+__all__ = [
+    "CARD_NAME",
+    "PACKAGE_FOLDER",
+    "Problem",
+    "Selection",
+    "find_code_files",
+    "find_refused_files",
+    "find_secrets",
+    "follow_imports",
+    "join_lines",
+    "read_bytes",
+    "read_json",
+    "read_text",
+    "select_files",
+]
