@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 from datasets import Dataset
+from huggingface_hub.errors import HfHubHTTPError
 from transformers import (
     AutoModelForSeq2SeqLM,
     HfArgumentParser,
@@ -40,6 +41,7 @@ from vanilla_transformer.arguments import (
 )
 from vanilla_transformer.averaging import AVERAGED_FOLDER
 from vanilla_transformer.checkpoints import find_last_whole_checkpoint
+from vanilla_transformer.pushing import describe_error
 from vanilla_transformer.recipe import paper_recipe
 from vanilla_transformer.trainer import TranslationTrainer
 from vanilla_transformer.training import (
@@ -199,6 +201,20 @@ def describe(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, corpora
     return f"{model.num_parameters():,} parameters, {tokens} tokens, pairs: {pairs}"
 
 
+def push(trainer: TranslationTrainer) -> None:
+    """Pushes the output folder; if that fails, the script ends with a message, since everything else is done."""
+    try:
+        commit = trainer.push_to_hub()
+    # Besides the Hub's own errors there are those of the connection, of xet, and of the disk.
+    except Exception as error:
+        raise SystemExit(
+            f"The model is in {trainer.args.output_dir}, but it could not be pushed to {trainer.hub_model_id}: "
+            f"{describe_error(error)}\nscripts/push_to_hub.py pushes it without training again; so does this command."
+        ) from error
+    if commit is not None:
+        print(f"It is on the Hub: {commit.commit_url}")
+
+
 def main(argv: list[str] | None = None) -> None:
     """Trains, saves the model, and prints its validation scores."""
     parser = make_parser()
@@ -217,7 +233,10 @@ def main(argv: list[str] | None = None) -> None:
         arguments, config, validates="validation" in corpora, bpe_dropout=bool(data_arguments.bpe_dropout)
     )
     model = build_model(model_arguments, config)
-    trainer = build_trainer(model, tokenizer, corpora, data_arguments, arguments)
+    try:
+        trainer = build_trainer(model, tokenizer, corpora, data_arguments, arguments)
+    except HfHubHTTPError as error:  # better now than after the training
+        parser.error(f"push_to_hub: {error}")
     if trainer.is_world_process_zero():
         print(describe(model, tokenizer, corpora))
         if recipe.recipe:
@@ -231,11 +250,13 @@ def main(argv: list[str] | None = None) -> None:
     result = trainer.train(resume_from_checkpoint=checkpoint)
     if arguments.average_checkpoints:
         take_average(trainer, model)
-    trainer.save_model()
+    trainer.save_model(_internal_call=True)  # else it is pushed here already, before its scores are known
     trainer.save_state()
     metrics: dict[str, float] = {}
     if result.global_step > first_step:
         # A finished run that is started again has nothing to add to the record of its training.
+        if isinstance(corpora["train"], Dataset):
+            result.metrics["train_samples"] = len(corpora["train"])
         metrics |= result.metrics
         trainer.log_metrics("train", result.metrics)
         trainer.save_metrics("train", result.metrics)
@@ -248,7 +269,7 @@ def main(argv: list[str] | None = None) -> None:
     if trainer.is_world_process_zero():
         print(f"The model is in {arguments.output_dir}")
     if arguments.push_to_hub:
-        trainer.push_to_hub()
+        push(trainer)
 
 
 if __name__ == "__main__":

@@ -30,13 +30,19 @@ class Launcher:
 
     Args:
         folder: Holds the groups' logs.
+        module: Where the programs are.
+        environment: Of all groups, instead of this process's.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, module: str = "rank_programs", environment: dict[str, str] | None = None) -> None:
         self.folder = folder
         self.groups = 0
         self.server = subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve())], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, str(Path(__file__).resolve()), module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
         )
 
     def close(self) -> None:
@@ -51,7 +57,7 @@ class Launcher:
         environment: dict[str, str] | None = None,
         killed: bool = False,
     ) -> str:
-        """Runs a function of `rank_programs` in several processes, or in one that knows of no others.
+        """Runs a function of the module in several processes, or in one that knows of no others.
 
         Args:
             program: The function's name.
@@ -84,9 +90,9 @@ class Launcher:
 
 
 @contextlib.contextmanager
-def launcher(folder: Path) -> Iterator[Launcher]:
+def launcher(folder: Path, **settings: Any) -> Iterator[Launcher]:
     """A launcher that ends with the block."""
-    instance = Launcher(folder)
+    instance = Launcher(folder, **settings)
     try:
         yield instance
     finally:
@@ -106,7 +112,7 @@ def lead_group(request: dict[str, Any]) -> None:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.environ |= request["environment"]
-        program = getattr(importlib.import_module("rank_programs"), request["program"])
+        program = getattr(importlib.import_module(sys.argv[1]), request["program"])
         if request["processes"] == 1:
             program(**request["options"])
         else:
@@ -176,7 +182,7 @@ def wait_for_group(leader: int) -> int:
 def serve() -> None:
     """Forks a group for each line of standard input, and answers with the exit status of its leader."""
     sys.path[:0] = [str(SCRIPTS), str(TESTS)]
-    importlib.import_module("rank_programs")
+    importlib.import_module(sys.argv[1])
     for line in sys.stdin:
         request = json.loads(line)
         leader = os.fork()

@@ -1,11 +1,15 @@
 """Callbacks that make `Seq2SeqTrainer` train translation models well."""
 
 import copy
+import filecmp
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import extract_model_from_parallel
+from torch import nn
 from torch.utils.data import DataLoader, Sampler
 from transformers import (
     GenerationConfig,
@@ -15,7 +19,11 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.dynamic_module_utils import custom_object_save
 from transformers.trainer_pt_utils import LengthGroupedSampler
+
+from .checkpoints import replacing_files
+from .sharding import unsharded_class
 
 
 class KeepGenerationConfig(TrainerCallback):
@@ -72,6 +80,53 @@ class MixLengthGroups(TrainerCallback):
             sampler.generator = torch.Generator().manual_seed(seed)
 
 
+class ShipCode(TrainerCallback):
+    """Puts the code of a model that brings its own into the output folder before the Trainer pushes it to the Hub.
+
+        trainer = Seq2SeqTrainer(..., callbacks=[ShipCode()])
+
+    With `hub_strategy` "every_save", "checkpoint" or "all_checkpoints" the library pushes configuration, weights and
+    tokenizer while training, but leaves out the files that `trust_remote_code=True` needs; only its last push is whole.
+    This works with every model, configuration, tokenizer or processor whose class was registered with
+    `register_for_auto_class`, and does nothing for those that are part of the library.
+
+    A file is replaced in one go, and only if it changes: an earlier push may still be reading it.
+    """
+
+    def on_push_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module | None = None,
+        processing_class: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Writes the files, in the process that pushes."""
+        if not state.is_world_process_zero or model is None:
+            return
+        model = extract_model_from_parallel(model, keep_torch_compile=False)
+        with unsharded_class(model):
+            # Not asked of the objects: an adapter's model answers for the one that it wraps.
+            objects = [
+                item
+                for item in (model, getattr(model, "config", None), processing_class)
+                if getattr(type(item), "_auto_class", None) is not None
+            ]
+            if objects:
+                _save_code(objects, Path(str(args.output_dir)))
+
+
+def _save_code(objects: Sequence[Any], folder: Path) -> None:
+    with replacing_files(folder) as partial:
+        for item in objects:
+            custom_object_save(item, partial)
+        for path in partial.iterdir():
+            present = folder / path.name
+            if present.is_file() and filecmp.cmp(path, present, shallow=False):
+                path.unlink()
+
+
 def _find_sampler(loader: DataLoader[Any] | None) -> Sampler[int] | None:
     """With several processes, accelerate puts a batch sampler of its own around the one that asks the sampler."""
     batch_sampler: Any = getattr(loader, "batch_sampler", None)
@@ -80,4 +135,4 @@ def _find_sampler(loader: DataLoader[Any] | None) -> Sampler[int] | None:
     return getattr(batch_sampler, "sampler", None)
 
 
-__all__ = ["KeepGenerationConfig", "MixLengthGroups"]
+__all__ = ["KeepGenerationConfig", "MixLengthGroups", "ShipCode"]

@@ -4,13 +4,18 @@ import copy
 import json
 import math
 import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from accelerate.data_loader import prepare_data_loader
+from accelerate.utils import extract_model_from_parallel
 from datasets import Dataset
+from huggingface_hub import CommitInfo, create_branch, run_as_future, upload_folder
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import (
@@ -22,15 +27,23 @@ from transformers import (
     TrainingArguments,
 )
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import EvalLoopOutput, TrainOutput, seed_worker
+from transformers.trainer_utils import EvalLoopOutput, HubStrategy, TrainOutput, seed_worker
+from transformers.utils import logging
+from transformers.utils.hub import PushInProgress
 
 from .averaging import AverageCheckpoints
 from .batching import IntArray, TokenBatchSampler, pair_lengths
 from .checkpoints import find_last_whole_checkpoint, replacing_files
 from .evaluation import to_perplexity
+from .hub_files import select_files
 from .loss_vanilla_transformer import IGNORED_LABEL
+from .model_card import CardMetadata, write_model_card
+from .modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
+from .pushing import describe_error, push_snapshot, remove_snapshots, take_snapshot, write_card_to_push
 from .sharding import drop_tied_copies, is_sharded, keep_tables_together, unsharded_class
 from .streaming import StreamingTokenBatches
+
+logger = logging.get_logger(__name__)
 
 
 class _SetEpoch(TrainerCallback):
@@ -60,6 +73,10 @@ class TranslationTrainer(Seq2SeqTrainer):
     `max_steps` that is done. With `average_checkpoints` it averages the last ones at the end ([`AverageCheckpoints`]).
     Without a learning rate in the arguments it takes the paper's, (d_model * warmup_steps)^-0.5.
 
+    With `push_to_hub` every push is a whole model with code and card, and nothing that says where things are on this
+    machine ([`select_files`]). One in the middle of a training that fails is reported, and does not end the training.
+    No token is ever written to disk.
+
     Args:
         *args: As `Seq2SeqTrainer` takes them.
         train_lengths: Source and target tokens of each training pair, where the dataset does not tell: if its texts are
@@ -69,6 +86,8 @@ class TranslationTrainer(Seq2SeqTrainer):
     Raises:
         ValueError: If a stream is to be read by workers.
     """
+
+    push_in_progress: Any = None
 
     def __init__(self, *args: Any, train_lengths: tuple[IntArray, IntArray] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -94,6 +113,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         self._interval_start: float | None = None
         self._pause = 0.0
         self._loss_sums: list[torch.Tensor] = []
+        self._last_push: tuple[int, Future[CommitInfo]] | None = None
 
     @property
     def stream(self) -> StreamingTokenBatches | None:
@@ -171,13 +191,22 @@ class TranslationTrainer(Seq2SeqTrainer):
         model = cast(PreTrainedModel, self.model)
         if state_dict is not None and is_sharded(model):
             state_dict = drop_tied_copies(model, state_dict)
-        with unsharded_class(model):
+        with unsharded_class(model), self._token_put_away():
             if output_dir not in (None, self.args.output_dir) or not self.args.should_save:
                 super()._save(output_dir, state_dict=state_dict)
                 return
             # The tokenizer there is the one that a run which is resumed goes on with.
             with replacing_files(str(self.args.output_dir)) as partial_folder:
                 super()._save(str(partial_folder), state_dict=state_dict)
+
+    @contextmanager
+    def _token_put_away(self) -> Iterator[None]:
+        """Keeps `hub_token` out of training_args.bin, into which the library pickles all arguments."""
+        token, self.args.hub_token = self.args.hub_token, None
+        try:
+            yield
+        finally:
+            self.args.hub_token = token
 
     # Resuming
 
@@ -357,6 +386,196 @@ class TranslationTrainer(Seq2SeqTrainer):
                 output.metrics[name] = total / tokens if tokens else math.nan
                 output.metrics[name.removesuffix("loss") + "perplexity"] = to_perplexity(output.metrics[name])
         return output
+
+    # The Hub
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """Makes sure that the repository is there, as the library does, and the branch `hub_revision`.
+
+        Args:
+            token: Instead of `hub_token`.
+            private: Whether a repository that is made now is private, instead of `hub_private_repo`.
+        """
+        # The oldest supported versions do not know `private`.
+        super().init_hf_repo(token=token, **({} if private is None else {"private": private}))
+        if self.is_world_process_zero():
+            remove_snapshots(str(self.args.output_dir))
+            self._make_branch(self.args.hub_revision, token)
+
+    def _make_branch(self, revision: str | None, token: str | None) -> None:
+        # As `push_to_hub` of models does. Pull requests have a reference already.
+        if revision is not None and not revision.startswith("refs/"):
+            create_branch(str(self.hub_model_id), branch=revision, token=token or self.args.hub_token, exist_ok=True)
+
+    def create_model_card(
+        self,
+        language: str | None = None,
+        license: str | None = None,
+        tags: str | list[str] | None = None,
+        model_name: str | None = None,
+        finetuned_from: str | None = None,
+        tasks: str | list[str] | None = None,
+        dataset_tags: str | list[str] | None = None,
+        dataset: str | list[str] | None = None,
+        dataset_args: str | list[str] | None = None,
+    ) -> None:
+        """Writes README.md into the output folder: this package's card for its own models, else the library's.
+
+        Args:
+            language: Languages of the model, where its configuration does not name them.
+            license: Its license.
+            tags: Tags besides those that the card has by itself.
+            model_name: Its name; by default the repository's.
+            finetuned_from: For the library's card.
+            tasks: For the library's card; this package's models translate.
+            dataset_tags: Identifiers on the Hub of what it was trained on.
+            dataset: For the library's card.
+            dataset_args: For the library's card.
+        """
+        if not self._has_own_card():
+            super().create_model_card(
+                language=language,
+                license=license,
+                tags=tags,
+                model_name=model_name or Path(str(self.hub_model_id or self.args.output_dir)).name,
+                finetuned_from=finetuned_from,
+                tasks=tasks,
+                dataset_tags=dataset_tags,
+                dataset=dataset,
+                dataset_args=dataset_args,
+            )
+        elif self.is_world_process_zero():
+            metadata = _card_metadata(language, license, tags, model_name, dataset_tags=dataset_tags)
+            write_model_card(str(self.args.output_dir), repo_id=self.hub_model_id, **metadata)
+
+    def _has_own_card(self) -> bool:
+        model = extract_model_from_parallel(self.model, keep_torch_compile=False)
+        return isinstance(model, VanillaTransformerPreTrainedModel)
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Saves the model into the output folder and pushes it, as the library does, but of the folder only the model.
+
+        What else is there stays here unless [`select_files`] takes it for a part of the model or a record of its
+        training.
+
+        To be called in all processes; the main one pushes.
+
+        Args:
+            commit_message: The commit's title.
+            blocking: Whether to wait until everything is uploaded.
+            token: Instead of `hub_token`.
+            revision: The branch, instead of `hub_revision`; it is made if need be.
+            private: Whether a repository that is made now is private, instead of `hub_private_repo`.
+            **kwargs: As `create_model_card` takes them.
+
+        Returns:
+            The commit, or what will be it if `blocking` is false; `None` in the other processes.
+
+        Raises:
+            huggingface_hub.errors.HfHubHTTPError: If the Hub refuses. The model is saved all the same.
+        """
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        if self.hub_model_id is None:
+            self.init_hf_repo(token=token, private=private)
+        self.save_model(_internal_call=True)
+        if not self.is_world_process_zero():
+            return None
+        if model_tags := getattr(self.model, "model_tags", None):
+            tags = kwargs.get("tags") or []
+            kwargs["tags"] = list(dict.fromkeys([*([tags] if isinstance(tags, str) else tags), *model_tags]))
+        self.create_model_card(**kwargs)
+        super()._finish_current_push()
+        self._make_branch(revision, token)
+        folder, repo_id = str(self.args.output_dir), str(self.hub_model_id)
+        token, revision = token or self.args.hub_token, revision or self.args.hub_revision
+        if self._has_own_card():
+            write_card_to_push(folder, repo_id, revision=revision, token=token, **_card_metadata(**kwargs))
+        upload = partial(
+            upload_folder,
+            repo_id=repo_id,
+            folder_path=folder,
+            commit_message=commit_message,
+            token=token,
+            allow_patterns=[*select_files(folder).files],
+            revision=revision,
+        )
+        return upload() if blocking else run_as_future(upload)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Pushes the model of a checkpoint in the background, from a snapshot that nothing changes meanwhile."""
+        step = self.state.global_step
+        if not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
+            return
+        if not self.args.hub_always_push and self.push_in_progress is not None and not self.push_in_progress.is_done():
+            return
+        job: Future[CommitInfo] = Future()
+        try:
+            job = self._start_push(Path(checkpoint_folder))
+        # Whatever goes wrong in pushing is no reason to lose a training.
+        except Exception as error:
+            logger.warning(f"Step {step} was not pushed, and the training goes on. {describe_error(error)}")
+            job.set_exception(error)
+        self._last_push = (step, job)
+        if self.push_in_progress is None or self.push_in_progress.is_done():
+            jobs: Any = [job]
+            self.push_in_progress = PushInProgress(jobs)
+        else:
+            self.push_in_progress.jobs.append(job)
+
+    def _start_push(self, checkpoint: Path) -> Future[CommitInfo]:
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        names: dict[Any, str] = {
+            HubStrategy.CHECKPOINT: "last-checkpoint",
+            HubStrategy.ALL_CHECKPOINTS: checkpoint.name,
+        }
+        subfolder = names.get(self.args.hub_strategy)
+        snapshot = take_snapshot(str(self.args.output_dir), checkpoint, subfolder=subfolder)
+        return run_as_future(
+            push_snapshot,
+            snapshot,
+            str(self.hub_model_id),
+            revision=self.args.hub_revision,
+            token=self.args.hub_token,
+            message=f"Training in progress, step {self.state.global_step}",
+            own_card=self._has_own_card(),
+        )
+
+    def _finish_current_push(self) -> None:
+        """Waits for a push at the end of a training, and says if it failed."""
+        super()._finish_current_push()
+        last, self._last_push = self._last_push, None
+        if last is None or last[1].exception() is None:
+            return
+        logger.warning(
+            f"The last push of this training, of step {last[0]}, failed, so that {self.hub_model_id} on the Hub is "
+            f"older than {self.args.output_dir}, where everything is. trainer.push_to_hub() pushes it again."
+        )
+
+
+def _card_metadata(
+    language: str | list[str] | None = None,
+    license: str | None = None,
+    tags: str | list[str] | None = None,
+    model_name: str | None = None,
+    dataset_tags: str | list[str] | None = None,
+    **others: Any,
+) -> CardMetadata:
+    """What this package's card takes of the arguments of the library's."""
+    return {
+        "language": language,
+        "license": license,
+        "tags": tags,
+        "model_name": model_name,
+        "datasets": dataset_tags,
+    }
 
 
 def data_state_name(rank: int) -> str:

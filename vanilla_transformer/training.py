@@ -29,7 +29,7 @@ from transformers.utils import logging
 from .arguments import DataArguments, ModelArguments, TranslationTrainingArguments
 from .batching import IntArray, pair_lengths
 from .bpe_dropout import BpeDropout, measure_length_growth
-from .callbacks import KeepGenerationConfig, MixLengthGroups
+from .callbacks import KeepGenerationConfig, MixLengthGroups, ShipCode
 from .checkpoints import PARTIAL_FOLDER, RecordWorldSize, replacing_files
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .data import load_parallel_corpus
@@ -458,6 +458,7 @@ def build_trainer(
         KeepGenerationConfig(copy.deepcopy(model.generation_config)),
         RecordWorldSize(streaming=isinstance(corpora["train"], IterableDataset)),
         WriteCurves(),
+        ShipCode(),
     ]
     train_lengths = None
     if isinstance(corpora["train"], IterableDataset):

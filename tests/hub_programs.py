@@ -1,0 +1,92 @@
+"""What the processes of `test_hub_training` run: trainings that push to the Hub of their environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import huggingface_hub.constants
+import torch
+import train as training_script
+from datasets import Dataset
+from tiny_seq2seq import make_model as make_bart
+from transformers import (
+    DataCollatorForSeq2Seq,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+    set_seed,
+)
+
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizer,
+)
+from vanilla_transformer.arguments import TranslationTrainingArguments
+from vanilla_transformer.callbacks import ShipCode
+from vanilla_transformer.trainer import TranslationTrainer
+
+torch.set_num_threads(1)
+
+ROWS = [{"input_ids": [5, 6, 7, 2], "labels": [7, 6, 5, 2]}] * 8
+TRAINERS = {
+    "library": (Seq2SeqTrainer, Seq2SeqTrainingArguments),
+    "package": (TranslationTrainer, TranslationTrainingArguments),
+}
+
+
+class WaitForPushes(TrainerCallback):
+    """Trains on when a push is done: the library overwrites files while it uploads them, and such a push fails."""
+
+    def __init__(self, trainer: Seq2SeqTrainer) -> None:
+        self.trainer = trainer
+
+    def on_step_begin(self, *arguments: Any, **kwargs: Any) -> None:
+        self.trainer._finish_current_push()
+
+
+def make_trainer(trainer: str, *, model: str = "vanilla", **settings: Any) -> Seq2SeqTrainer:
+    set_seed(1)
+    tokenizer = VanillaTransformerTokenizer()
+    config = VanillaTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer))
+    built = make_bart() if model == "bart" else VanillaTransformerForConditionalGeneration(config)
+    trainer_class, arguments_class = TRAINERS[trainer]
+    arguments: dict[str, Any] = {
+        "disable_tqdm": True,
+        "eval_strategy": "no",
+        "hub_always_push": True,
+        "learning_rate": 1e-3,
+        "max_steps": 4,
+        "per_device_train_batch_size": 2,
+        "push_to_hub": True,
+        "report_to": [],
+        "save_steps": 2,
+        "save_strategy": "steps",
+        "use_cpu": True,
+    }
+    return trainer_class(
+        model=built,
+        args=arguments_class(**arguments | settings),
+        train_dataset=Dataset.from_list(ROWS),
+        processing_class=tokenizer,
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=built),
+        callbacks=[ShipCode()],
+    )
+
+
+def train(trainer: str, *, resume: str | None = None, push: dict[str, Any] | None = None, **settings: Any) -> None:
+    """Trains for four steps with two checkpoints, and pushes at the end, with the arguments `push`."""
+    instance = make_trainer(trainer, **settings)
+    if trainer == "library":
+        instance.add_callback(WaitForPushes(instance))
+    instance.train(resume_from_checkpoint=resume)
+    instance.push_to_hub(**push or {})
+
+
+def run_script(argv: list[str]) -> None:
+    """Runs scripts/train.py, whose model travels over LFS instead of xet."""
+    huggingface_hub.constants.HF_HUB_DISABLE_XET = True  # the variable of this name was read at import
+    try:
+        training_script.main(argv)
+    except SystemExit as error:
+        print(f"ended with: {error}")

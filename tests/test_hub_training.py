@@ -1,0 +1,393 @@
+"""Trainings that push to a Hub: real clients in processes of their own, and what the Hub saw of them.
+
+One process imports everything and forks each training; another one lacks the package and pulls what was pushed.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from local_hub import LocalHub
+from many_processes import launcher
+from remote_process import BLOCK_THE_PACKAGE, remote_python
+from safetensors.torch import load as load_weights
+from tiny_seq2seq import make_model as make_bart
+from tiny_seq2seq import make_tokenizer as make_bart_tokenizer
+from transformers import AutoModelForSeq2SeqLM, TrainerControl, TrainerState
+
+import vanilla_transformer
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizer,
+)
+from vanilla_transformer.arguments import TranslationTrainingArguments
+from vanilla_transformer.callbacks import ShipCode
+from vanilla_transformer.pushing import remove_snapshots, take_snapshot
+
+CODE = {
+    path.name: path.read_bytes() for path in Path(vanilla_transformer.__file__).parent.glob("*_vanilla_transformer.py")
+}
+STRATEGIES = ("end", "every_save", "checkpoint", "all_checkpoints")
+PROGRESS = ["Training in progress, step 2", "Training in progress, step 4"]
+TOKEN = "hf_alice"
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[LocalHub]:
+    with LocalHub(tokens={TOKEN: "alice"}) as hub:
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def run(hub: LocalHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
+    """Runs a program of `hub_programs`, in a process of its own unless `processes` are asked for."""
+    folder = tmp_path_factory.mktemp("processes")
+    with launcher(folder, module="hub_programs", environment=hub.env(TOKEN, hf_home=folder / "home")) as processes:
+        yield partial(processes.run, processes=1)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the trainings write; one called "x" goes to alice/x."""
+    return tmp_path_factory.mktemp("runs")
+
+
+def titles(hub: LocalHub, name: str, revision: str = "main") -> list[str]:
+    return [commit["title"] for commit in commits(hub, name, revision)]
+
+
+def commits(hub: LocalHub, name: str, revision: str = "main") -> list[Any]:
+    """Those of a branch after the first, the oldest one first."""
+    repo = hub.repo(f"alice/{name}")
+    found = [repo.find(revision)]
+    while found[-1]["parent"] is not None:
+        found.append(repo.commits[found[-1]["parent"]])
+    return found[-2::-1]
+
+
+def contents(hub: LocalHub, name: str, revision: str = "main") -> dict[str, bytes]:
+    return {path: hub.read(f"alice/{name}", path, revision) for path in hub.files(f"alice/{name}", revision)}
+
+
+def assert_is_whole(files: dict[str, bytes]) -> None:
+    """Configuration, code, weights and tokenizer are there, and agree."""
+    config = json.loads(files["config.json"])
+    assert config["auto_map"].keys() >= {"AutoConfig", "AutoModelForSeq2SeqLM"}
+    assert {name: files.get(name) for name in CODE} == CODE
+    weights = load_weights(files["model.safetensors"])
+    assert weights["model.shared.weight"].shape == (config["vocab_size"], config["d_model"])
+    assert files.keys() >= {"generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+
+
+class TestLibrarysTrainer:
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_every_commit_has_the_code(self, hub: LocalHub, run: Callable[..., str], runs: Path, strategy: str) -> None:
+        name = f"library-{strategy}"
+        run("train", {"trainer": "library", "hub_strategy": strategy, "output_dir": str(runs / name)})
+        expected = {
+            "end": [],
+            "every_save": PROGRESS,
+            "checkpoint": [title + end for title in PROGRESS for end in ("", ", checkpoint")],
+            "all_checkpoints": [title + end for title in PROGRESS for end in ("", ", checkpoint")],
+        }[strategy]
+        assert titles(hub, name) == [*expected, "End of training"]
+        for commit in commits(hub, name):
+            assert_is_whole(contents(hub, name, commit["id"]))
+
+
+@pytest.fixture(scope="module")
+def trained(hub: LocalHub, run: Callable[..., str], runs: Path) -> dict[str, list[Any]]:
+    """The commits of one training of the package's trainer per strategy, in two processes and with absolute paths."""
+    found = {}
+    for strategy in STRATEGIES:
+        name = f"package-{strategy}"
+        options: dict[str, Any] = {
+            "trainer": "package",
+            "hub_strategy": strategy,
+            "output_dir": str(runs / name),
+            "hub_token": TOKEN,
+        }
+        if strategy == "all_checkpoints":
+            options["save_total_limit"] = 1
+        run("train", options, processes=2 if strategy == "checkpoint" else 1)
+        found[strategy] = commits(hub, name)
+    return found
+
+
+class TestTranslationTrainer:
+    def test_each_push_is_one_whole_commit_with_a_card(self, hub: LocalHub, trained: dict[str, list[Any]]) -> None:
+        for strategy, found in trained.items():
+            # Where nothing has changed since the last checkpoint, there is no commit at the end.
+            expected = ["End of training"] if strategy == "end" else PROGRESS
+            assert [commit["title"] for commit in found] == expected, strategy
+            for commit in found:
+                files = contents(hub, f"package-{strategy}", commit["id"])
+                assert_is_whole(files)
+                card = ModelCard(files["README.md"].decode())
+                assert card.data.to_dict()["pipeline_tag"] == "translation"
+                assert f"alice/package-{strategy}" in card.text
+
+    def test_the_weights_are_the_checkpoints(self, hub: LocalHub, trained: dict[str, list[Any]], runs: Path) -> None:
+        for step, commit in zip((2, 4), trained["every_save"], strict=True):
+            pushed = hub.read("alice/package-every_save", "model.safetensors", commit["id"])
+            assert pushed == (runs / f"package-every_save/checkpoint-{step}/model.safetensors").read_bytes()
+
+    def test_nothing_tells_of_this_machine_or_the_token(
+        self, hub: LocalHub, trained: dict[str, list[Any]], runs: Path
+    ) -> None:
+        for strategy in trained:
+            name = f"package-{strategy}"
+            files = contents(hub, name)
+            assert not [path for path in files if path.endswith(("training_args.bin", ".pkl"))]
+            # What it takes to resume is pushed on request, the state with its own folder among it.
+            told = {path for path, data in files.items() if str(runs).encode() in data}
+            assert all(path.endswith("/trainer_state.json") for path in told)
+            local = [path for path in (runs / name).rglob("*") if path.is_file()]
+            assert any(path.name == "training_args.bin" for path in local)
+            for data in [*files.values(), *(path.read_bytes() for path in local)]:
+                assert TOKEN.encode() not in data
+
+    def test_nothing_is_left_over(self, trained: dict[str, list[Any]], runs: Path) -> None:
+        for strategy in trained:
+            assert not list((runs / f"package-{strategy}").glob("_*"))
+
+    def test_checkpoints_are_pushed_before_they_are_deleted(
+        self, hub: LocalHub, trained: dict[str, list[Any]], runs: Path
+    ) -> None:
+        assert [path.name for path in (runs / "package-all_checkpoints").glob("checkpoint-*")] == ["checkpoint-4"]
+        files = contents(hub, "package-all_checkpoints")
+        for step in (2, 4):
+            prefix = f"checkpoint-{step}/"
+            held = {path.removeprefix(prefix) for path in files if path.startswith(prefix)}
+            assert held >= {"model.safetensors", "optimizer.pt", "rng_state.pth", "scheduler.pt", "trainer_state.json"}
+            assert json.loads(files[prefix + "trainer_state.json"])["global_step"] == step
+
+    def test_a_pulled_checkpoint_is_resumed(
+        self, hub: LocalHub, trained: dict[str, list[Any]], run: Callable[..., str], runs: Path, tmp_path: Path
+    ) -> None:
+        files = contents(hub, "package-all_checkpoints")
+        for step in (2, 4):
+            (tmp_path / f"checkpoint-{step}").mkdir()
+        for path, data in files.items():
+            if path.startswith("checkpoint-"):
+                (tmp_path / path).write_bytes(data)
+        options = {"trainer": "package", "output_dir": str(runs / "resumed"), "hub_strategy": "checkpoint"}
+        run("train", {**options, "resume": str(tmp_path / "checkpoint-2")})
+        assert titles(hub, "resumed") == PROGRESS[1:]
+        resumed = hub.read("alice/resumed", "last-checkpoint/model.safetensors")
+        assert resumed == files["checkpoint-4/model.safetensors"]
+
+    def test_branch_and_privacy_and_edited_cards(self, hub: LocalHub, run: Callable[..., str], runs: Path) -> None:
+        folder, repo_id = runs / "private", "alice/private"
+        options = {
+            "trainer": "package",
+            "output_dir": str(folder),
+            "hub_strategy": "every_save",
+            "hub_private_repo": True,
+            "hub_revision": "trial",
+        }
+
+        def edit_on_the_hub(addition: bytes) -> None:
+            card = hub.small_file(hub.read(repo_id, "README.md", "trial") + addition)
+            files = {**hub.files(repo_id, "trial"), "README.md": card}
+            hub.repo(repo_id).commit("refs/heads/trial", "alice", "in the browser", "", files, ["README.md"])
+
+        def train_again() -> ModelCard:
+            run("train", {**options, "max_steps": 2, "push": {"commit_message": "again", "license": "mit"}})
+            return ModelCard(hub.read(repo_id, "README.md", "trial").decode())
+
+        run("train", options)
+        assert hub.repo(repo_id).private
+        assert (titles(hub, "private"), titles(hub, "private", "trial")) == ([], PROGRESS)
+        edit_on_the_hub(b"\nTrained by Alice.\n")
+        card = train_again()
+        assert "Trained by Alice." in card.text
+        assert card.data.to_dict()["license"] == "mit"
+
+        edit_on_the_hub(b"\nTrained on the Hub.\n")
+        with (folder / "README.md").open("a") as local:
+            local.write("\nTrained in the folder.\n")
+        card = train_again()
+        assert "Trained in the folder." in card.text
+        assert "Trained on the Hub." not in card.text
+
+    def test_other_models_keep_the_librarys_card(self, hub: LocalHub, run: Callable[..., str], runs: Path) -> None:
+        options = {
+            "trainer": "package",
+            "model": "bart",
+            "output_dir": str(runs / "bart"),
+            "hub_strategy": "every_save",
+        }
+        run("train", options)
+        assert titles(hub, "bart") == [*PROGRESS, "End of training"]
+        card = ModelCard(hub.read("alice/bart", "README.md").decode())
+        assert "generated_from_trainer" in card.data.to_dict()["tags"]
+        assert card.text.count("# bart") == 1
+
+    def test_it_loads_without_the_package(
+        self, hub: LocalHub, trained: dict[str, list[Any]], runs: Path, tmp_path: Path
+    ) -> None:
+        checkpoint = runs / "package-every_save" / "checkpoint-2"
+        batch = VanillaTransformerTokenizer()("abc", return_tensors="pt")
+        expected = AutoModelForSeq2SeqLM.from_pretrained(checkpoint).generate(**batch, max_new_tokens=5).tolist()
+        source = """
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained("alice/package-every_save", revision=revision, trust_remote_code=True)
+model = AutoModelForSeq2SeqLM.from_pretrained("alice/package-every_save", revision=revision, trust_remote_code=True)
+model.generate(**tokenizer("abc", return_tensors="pt"), max_new_tokens=5).tolist()
+"""
+        environment = hub.env(hf_home=tmp_path / "home", HF_HUB_DISABLE_XET="1")
+        with remote_python(tmp_path, environment) as python:
+            python.run(BLOCK_THE_PACKAGE)
+            assert python.run(source, revision=trained["every_save"][0]["id"]) == expected
+
+
+class TestScript:
+    @pytest.fixture
+    def argv(self, tmp_path: Path, runs: Path) -> list[str]:
+        lines = "".join(f"{number} {number + 1}\n" for number in range(8))
+        (tmp_path / "pairs.en").write_text(lines)
+        (tmp_path / "pairs.de").write_text(lines)
+        files = [str(tmp_path / "pairs.en"), str(tmp_path / "pairs.de")]
+        settings = {"preset": "tiny", "vocab_size": 270, "source_lang": "en", "target_lang": "de", "max_steps": 4}
+        settings |= {"eval_steps": 2, "save_steps": 2, "logging_steps": 1, "learning_rate": 0.001, "warmup_steps": 1}
+        settings |= {"per_device_train_batch_size": 4, "use_cpu": True, "output_dir": runs / "script"}
+        settings |= {"push_to_hub": True, "hub_strategy": "every_save", "hub_token": TOKEN}
+        words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+        return [*words, "--train_file", *files, "--validation_file", *files]
+
+    def test_failures_end_nothing_and_the_same_command_completes_it(
+        self, hub: LocalHub, run: Callable[..., str], runs: Path, argv: list[str]
+    ) -> None:
+        folder = runs / "script"
+        hub.failures.append(["POST", "/alice/script/commit/", 500, 99])
+        said = run("run_script", {"argv": argv})
+        hub.failures.clear()
+        assert titles(hub, "script") == []
+        assert "Training in progress, step 2: the push failed, and the training goes on. HfHubHTTPError: " in said
+        assert "The last push of this training, of step " in said
+        assert f"ended with: The model is in {folder}, but it could not be pushed to alice/script: " in said
+        metrics = json.loads((folder / "metrics.json").read_text())["metrics"]
+
+        said = run("run_script", {"argv": argv})
+        assert "It is on the Hub: " in said
+        assert titles(hub, "script") == ["End of training"]
+        files = contents(hub, "script")
+        assert_is_whole(files)
+        card = ModelCard(files["README.md"].decode())
+        assert card.data.to_dict()["language"] == ["en", "de"]
+        assert f"BLEU {metrics['eval_bleu']:.2f}" in card.text
+        assert not [
+            path for path in files if path.startswith("runs") or path in ("arguments.json", "training_args.bin")
+        ]
+        assert json.loads((folder / "arguments.json").read_text())["training"]["hub_token"] == "<HUB_TOKEN>"
+        assert not [path for path in folder.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
+        assert not [path for path, data in files.items() if str(runs).encode() in data]
+
+    def test_a_wrong_token_is_found_before_the_training(
+        self, run: Callable[..., str], runs: Path, argv: list[str]
+    ) -> None:
+        said = run("run_script", {"argv": [*argv, "--hub_token", "hf_wrong", "--output_dir", str(runs / "no")]})
+        assert "error: push_to_hub: " in said
+        assert "401" in said
+        assert not list((runs / "no").glob("checkpoint-*"))
+
+
+class TestShipCode:
+    def push(self, folder: Path, model: Any, tokenizer: Any, *, is_main: bool = True) -> dict[str, int]:
+        """Lets the callback act, and returns the folder's files with their inodes."""
+        arguments = TranslationTrainingArguments(output_dir=str(folder), warmup_steps=1, use_cpu=True)
+        state = TrainerState(is_world_process_zero=is_main)
+        ShipCode().on_push_begin(arguments, state, TrainerControl(), model=model, processing_class=tokenizer)
+        return {path.name: path.stat().st_ino for path in folder.iterdir()} if folder.exists() else {}
+
+    def make_model(self) -> VanillaTransformerForConditionalGeneration:
+        return VanillaTransformerForConditionalGeneration(VanillaTransformerConfig.from_preset("tiny", vocab_size=270))
+
+    def test_it_writes_the_code_and_leaves_all_else_alone(self, tmp_path: Path) -> None:
+        model, tokenizer = self.make_model(), VanillaTransformerTokenizer()
+        before = model.config.to_dict()
+        assert self.push(tmp_path, model, tokenizer).keys() == CODE.keys()
+        assert {name: (tmp_path / name).read_bytes() for name in CODE} == CODE
+        assert model.config.to_dict() == before
+
+    def test_only_what_changes_is_replaced(self, tmp_path: Path) -> None:
+        model, tokenizer = self.make_model(), VanillaTransformerTokenizer()
+        first = self.push(tmp_path, model, tokenizer)
+        changed = tmp_path / "loss_vanilla_transformer.py"
+        changed.write_text("# of an older version\n")
+        with changed.open("rb") as reader:  # an upload, say
+            second = self.push(tmp_path, model, tokenizer)
+            assert reader.read() == b"# of an older version\n"
+        assert {name for name in CODE if first[name] != second[name]} == {changed.name}
+        assert changed.read_bytes() == CODE[changed.name]
+
+    @pytest.mark.parametrize("wrap", [torch.compile, torch.nn.DataParallel], ids=["compiled", "parallel"])
+    def test_wrapped_models(self, wrap: Any, tmp_path: Path) -> None:
+        written = self.push(tmp_path, wrap(self.make_model()), VanillaTransformerTokenizer())
+        assert written.keys() == CODE.keys()
+
+    def test_where_there_is_nothing_to_do(self, tmp_path: Path) -> None:
+        folder = tmp_path / "run"
+        assert self.push(folder, make_bart(), make_bart_tokenizer()) == {}
+        model = self.make_model()
+        assert self.push(folder, model, VanillaTransformerTokenizer(), is_main=False) == {}
+
+
+class TestSnapshot:
+    @pytest.fixture
+    def saved(self, tmp_path: Path) -> SimpleNamespace:
+        """An output folder with a checkpoint, and files that are stale, local or somebody's."""
+        checkpoint = tmp_path / "checkpoint-7"
+        checkpoint.mkdir()
+        for name in ("config.json", "model.safetensors", "tokenizer.json", "optimizer.pt", "training_args.bin"):
+            (checkpoint / name).write_text(f"{name} of the checkpoint")
+        (checkpoint / "trainer_state.json").write_text("{}")
+        for name in ("README.md", "config.json", "curves.png", "model-00001-of-00002.safetensors", "training_args.bin"):
+            (tmp_path / name).write_text(f"{name} of the run")
+        return SimpleNamespace(folder=tmp_path, checkpoint=checkpoint)
+
+    def test_it_has_the_checkpoints_model_and_the_runs_other_files(self, saved: SimpleNamespace) -> None:
+        snapshot = take_snapshot(saved.folder, saved.checkpoint)
+        assert snapshot.name.startswith("_")  # which the library's own pushes leave out
+        assert {path.name: path.read_text() for path in snapshot.iterdir()} == {
+            "README.md": "README.md of the run",
+            "config.json": "config.json of the checkpoint",
+            "curves.png": "curves.png of the run",
+            "model.safetensors": "model.safetensors of the checkpoint",
+            "tokenizer.json": "tokenizer.json of the checkpoint",
+        }
+
+    def test_it_outlives_checkpoint_and_files(self, saved: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*arguments: Any) -> None:
+            raise PermissionError("no links here")
+
+        for link in (os.link, refuse):
+            monkeypatch.setattr(os, "link", link)
+            snapshot = take_snapshot(saved.folder, saved.checkpoint, subfolder="last-checkpoint")
+            (saved.folder / "curves.png").write_text("the next curves")
+            for path in saved.checkpoint.iterdir():
+                assert path.name == "training_args.bin" or (snapshot / "last-checkpoint" / path.name).is_file()
+            assert not (snapshot / "last-checkpoint" / "training_args.bin").exists()
+            assert (snapshot / "curves.png").read_text() != "the next curves"
+            (saved.folder / "curves.png").write_text("curves.png of the run")
+        for path in saved.checkpoint.iterdir():
+            path.unlink()
+        assert (snapshot / "model.safetensors").read_text() == "model.safetensors of the checkpoint"
+        assert (snapshot / "last-checkpoint" / "optimizer.pt").read_text() == "optimizer.pt of the checkpoint"
+        remove_snapshots(saved.folder)
+        assert not snapshot.exists()
+
+    def test_divided_weights_are_refused(self, saved: SimpleNamespace) -> None:
+        (saved.checkpoint / "model.safetensors").unlink()
+        with pytest.raises(ValueError, match="checkpoint-7 has no weights in safetensors"):
+            take_snapshot(saved.folder, saved.checkpoint)
+        assert not list(saved.folder.glob("_*"))
