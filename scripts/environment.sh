@@ -57,9 +57,9 @@ create_environment() {
   "$python" -m venv "$environment"
 }
 
-# set_up_environment ENVIRONMENT CONSTRAINTS: brings ENVIRONMENT in step with pyproject.toml and the file CONSTRAINTS.
+# set_up_environment ENVIRONMENT CONSTRAINTS [EXTRAS]: brings ENVIRONMENT in step with pyproject.toml and the file CONSTRAINTS.
 set_up_environment() {
-  local environment=$1 constraints=$2 key
+  local environment=$1 constraints=$2 extras=${3:-train,test} key
   if [ -e "$environment/incomplete" ] || ! is_supported_python "$environment/bin/python"; then
     create_environment "$environment"
   fi
@@ -72,7 +72,7 @@ set_up_environment() {
   rm -f "$environment/installed"
   # Twice quiet: errors only.
   "$environment/bin/python" -m pip install --quiet --quiet --no-input --disable-pip-version-check \
-    --constraint "$constraints" --editable "$repository_root[train,test]" </dev/null
+    --constraint "$constraints" --editable "$repository_root[$extras]" </dev/null
   echo "$key" >"$environment/installed"
   rm "$environment/incomplete"
 }

@@ -1,6 +1,7 @@
 """Resizing the vocabularies of a trained Transformer: one shared vocabulary, or a source and a target vocabulary."""
 
-from typing import cast
+import os
+from typing import Any, cast
 
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
@@ -71,6 +72,19 @@ class ResizableVocabulariesMixin(PreTrainedModel):
             resized = self._get_resized_lm_head(output_layer, embeddings.num_embeddings, mean_resizing=mean_resizing)
             self.set_output_embeddings(resized.requires_grad_(output_layer.weight.requires_grad))
         return embeddings
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Saves as the library does, with `tie_word_embeddings` true in the configuration if the weights are tied.
+
+        PEFT compares the output layer with the source table when it merges an adapter, and clears that flag where the
+        target has a table of its own. Tied weights are saved once: without the flag, the output layer would be lost.
+        """
+        output_layer = self.get_output_embeddings()
+        if output_layer is not None:
+            table = cast(PreTrainedModel, self.get_decoder()).get_input_embeddings()
+            if output_layer.weight is table.weight:
+                self.config.tie_word_embeddings = True
+        super().save_pretrained(save_directory, *args, **kwargs)
 
 
 __all__ = ["ResizableVocabulariesMixin"]

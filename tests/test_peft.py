@@ -1,0 +1,230 @@
+"""LoRA adapters of PEFT: trained for real, saved alone, merged, and loaded by every road, the Hub's included."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from conftest import RunPython
+from letters import TEXTS, TOKENIZER, logits_of, make_letters_model, train_on_letters, translate
+from local_hub import LocalHub
+from peft import AutoPeftModelForSeq2SeqLM, LoraConfig, PeftModel, TaskType, get_peft_model
+from safetensors.torch import load_file
+from tiny_vanilla import SHARING, make_model
+from transformers import AutoModelForSeq2SeqLM, pipelines
+
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+
+pipeline: Any = pipelines.pipeline  # its types know only the tasks that the library has itself
+
+INPUTS = {"input_ids": torch.tensor([[4, 5, 6, 2]]), "decoder_input_ids": torch.tensor([[0, 7, 8]])}
+LABELS = {"input_ids": INPUTS["input_ids"], "labels": torch.tensor([[7, 8, 9, 2]])}
+
+
+class Trained(NamedTuple):
+    """A model that copies letters, and an adapter that makes it reverse them."""
+
+    base: Path
+    adapter: Path
+    model: Any
+    losses: list[float]
+
+
+def adapt(model: Any, **changes: Any) -> Any:
+    """Puts a LoRA adapter on the queries and values; `changes` are fields of its configuration."""
+    settings = {"r": 8, "lora_alpha": 32, "target_modules": ["q_proj", "v_proj"]}
+    return get_peft_model(model, LoraConfig(task_type=TaskType.SEQ_2_SEQ_LM, **{**settings, **changes}))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder = tmp_path_factory.mktemp("trained")
+    base = make_letters_model()
+    train_on_letters(base, folder / "training")
+    base.save_pretrained(folder / "base")
+    TOKENIZER.save_pretrained(folder / "base")
+
+    # An adapter names the model it was made for by where that was loaded from.
+    model = adapt(AutoModelForSeq2SeqLM.from_pretrained(folder / "base"))
+    losses = train_on_letters(model, folder / "training", reverse=True)
+    model.eval().save_pretrained(folder / "adapter")
+    return Trained(folder / "base", folder / "adapter", model, losses)
+
+
+def test_training_an_adapter_lowers_the_loss_and_leaves_the_model_alone(trained: Trained) -> None:
+    assert trained.losses[-1] < 0.3 * trained.losses[0]
+    assert TOKENIZER.batch_decode(translate(trained.model), skip_special_tokens=True) == [text[::-1] for text in TEXTS]
+    after = {
+        name.replace("base_layer.", ""): tensor for name, tensor in trained.model.get_base_model().state_dict().items()
+    }
+    for name, tensor in load_file(trained.base / "model.safetensors").items():
+        assert torch.equal(after[name], tensor), name
+    trainable = [name for name, parameter in trained.model.named_parameters() if parameter.requires_grad]
+    assert trainable
+    assert all(".q_proj.lora_" in name or ".v_proj.lora_" in name for name in trainable)
+    with trained.model.disable_adapter():
+        assert translate(trained.model) == translate(AutoModelForSeq2SeqLM.from_pretrained(trained.base))
+
+
+def test_the_adapter_is_saved_alone(trained: Trained) -> None:
+    names = {path.name for path in trained.adapter.iterdir()}
+    assert names == {"adapter_config.json", "adapter_model.safetensors", "README.md"}
+    config = json.loads((trained.adapter / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(trained.base)
+    assert set(config["target_modules"]) == {"q_proj", "v_proj"}
+    tensors = load_file(trained.adapter / "adapter_model.safetensors")
+    attentions = trained.model.config.encoder_layers + 2 * trained.model.config.decoder_layers
+    assert len(tensors) == 4 * attentions  # A and B for each q_proj and v_proj
+
+
+def test_merging_changes_neither_logits_nor_tokens(trained: Trained, tmp_path: Path) -> None:
+    model = PeftModel.from_pretrained(AutoModelForSeq2SeqLM.from_pretrained(trained.base), trained.adapter)
+    assert torch.equal(logits_of(model), logits_of(trained.model))
+    merged = model.merge_and_unload()
+    assert type(merged) is VanillaTransformerForConditionalGeneration
+    torch.testing.assert_close(logits_of(merged), logits_of(trained.model), atol=1e-4, rtol=0.0)
+    merged.save_pretrained(tmp_path)
+    for one in (merged, AutoModelForSeq2SeqLM.from_pretrained(tmp_path)):
+        for num_beams in (1, 3):
+            assert translate(one, num_beams) == translate(trained.model, num_beams)
+    assert translate(merged) != translate(AutoModelForSeq2SeqLM.from_pretrained(trained.base))
+
+
+@pytest.mark.filterwarnings("ignore:Input and output embeddings are no longer tied after merging")
+@pytest.mark.parametrize("sharing", SHARING)
+def test_a_merged_model_is_saved_whole_whatever_tables_it_shares(sharing: str, tmp_path: Path) -> None:
+    model = adapt(make_model(**SHARING[sharing]), init_lora_weights=False)
+    expected = logits_of(model, **INPUTS)
+    merged = model.merge_and_unload()
+    merged.save_pretrained(tmp_path)
+    loaded, info = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    torch.testing.assert_close(logits_of(loaded, **INPUTS), expected, atol=1e-4, rtol=1e-4)
+    assert loaded.config.tie_word_embeddings == SHARING[sharing]["tie_word_embeddings"]
+
+
+def test_every_road_loads_the_adapter(trained: Trained) -> None:
+    expected = translate(trained.model)
+    model = AutoModelForSeq2SeqLM.from_pretrained(trained.base)
+    model.load_adapter(str(trained.adapter))
+    roads = {
+        "AutoPeftModelForSeq2SeqLM": AutoPeftModelForSeq2SeqLM.from_pretrained(trained.adapter),
+        "AutoModelForSeq2SeqLM": AutoModelForSeq2SeqLM.from_pretrained(trained.adapter),
+        "load_adapter": model,
+    }
+    for name, loaded in roads.items():
+        assert translate(loaded) == expected, name
+    translator = pipeline("translation", model=str(trained.adapter), device="cpu")
+    texts = TOKENIZER.batch_decode(expected, skip_special_tokens=True)
+    assert [result["translation_text"] for result in translator(TEXTS)] == texts
+
+
+HUB_PROGRAM = """
+import json, sys
+from huggingface_hub import HfApi
+from peft import AutoPeftModelForSeq2SeqLM, PeftModel
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+import vanilla_transformer
+
+base_folder, adapter_folder, texts = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+tokenizer = AutoTokenizer.from_pretrained(base_folder)
+AutoModelForSeq2SeqLM.from_pretrained(base_folder).push_to_hub("alice/copies")
+tokenizer.push_to_hub("alice/copies")
+base = AutoModelForSeq2SeqLM.from_pretrained("alice/copies")
+model = PeftModel.from_pretrained(base, adapter_folder)
+model.peft_config["default"].base_model_name_or_path = "alice/copies"
+model.push_to_hub("alice/reverses")
+loaded = AutoModelForSeq2SeqLM.from_pretrained("alice/copies")
+loaded.load_adapter("alice/reverses")
+models = [
+    PeftModel.from_pretrained(AutoModelForSeq2SeqLM.from_pretrained("alice/copies"), "alice/reverses"),
+    AutoPeftModelForSeq2SeqLM.from_pretrained("alice/reverses"),
+    AutoModelForSeq2SeqLM.from_pretrained("alice/reverses"),
+    loaded,
+]
+inputs = tokenizer(texts, padding=True, return_tensors="pt")
+answers = [tokenizer.batch_decode(one.eval().generate(**inputs), skip_special_tokens=True) for one in models]
+translator = pipeline("translation", model="alice/reverses", device="cpu")
+answers.append([result["translation_text"] for result in translator(texts)])
+print(json.dumps({"answers": answers, "files": HfApi().list_repo_files("alice/reverses")}))
+"""
+
+
+def test_an_adapter_is_pushed_and_pulled_by_name(trained: Trained, run_python: RunPython, tmp_path: Path) -> None:
+    with LocalHub(tokens={"hf_alice": "alice"}) as hub:
+        environment = {**hub.env("hf_alice", hf_home=tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+        result = run_python(
+            "-c", HUB_PROGRAM, trained.base, trained.adapter, json.dumps(TEXTS), environment=environment
+        )
+    expected = TOKENIZER.batch_decode(translate(trained.model), skip_special_tokens=True)
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert report["answers"] == [expected] * 5
+    assert set(report["files"]) - {".gitattributes"} == {path.name for path in trained.adapter.iterdir()}
+
+
+@pytest.mark.parametrize("sharing", ["shared-tied", "separate-tied"])
+@pytest.mark.filterwarnings("ignore:Input and output embeddings are no longer tied after merging")
+def test_trainable_tokens_keep_tied_tables_one(sharing: str, tmp_path: Path) -> None:
+    """Rows of the table learn with the adapter, and the merged model is saved with its tables still tied."""
+    model = adapt(make_model(**SHARING[sharing]), trainable_token_indices=[5, 6]).train()
+    optimizer = torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.1)
+    model(**LABELS).loss.backward()
+    optimizer.step()
+    before = make_model(**SHARING[sharing]).get_input_embeddings().weight
+    expected = logits_of(model, **INPUTS)
+    merged = model.merge_and_unload()
+    rows = (merged.get_input_embeddings().weight != before).any(dim=1).nonzero().flatten()
+    assert rows.tolist() == [5, 6]
+    merged.save_pretrained(tmp_path)
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(logits_of(loaded, **INPUTS), expected, atol=1e-4, rtol=1e-4)
+    assert loaded.lm_head.weight is loaded.model.decoder.embed_tokens.weight
+
+
+@pytest.mark.filterwarnings("ignore:Input and output embeddings are no longer tied after merging")
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True` and a tied layer is part of the adapter")
+def test_an_output_layer_trained_whole_gets_weights_of_its_own(tmp_path: Path) -> None:
+    model = adapt(make_model(), modules_to_save=["lm_head"], init_lora_weights=False).train()
+    optimizer = torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.1)
+    model(**LABELS).loss.backward()
+    optimizer.step()
+    expected = logits_of(model, **INPUTS)
+    model.merge_and_unload().save_pretrained(tmp_path)
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(logits_of(loaded, **INPUTS), expected, atol=1e-4, rtol=1e-4)
+    assert not loaded.config.tie_word_embeddings
+    assert loaded.model.encoder.embed_tokens.weight is loaded.model.decoder.embed_tokens.weight
+
+
+def test_the_loss_calls_an_adapted_output_layer() -> None:
+    """The loss that does without logits reads plain weights, in which an adapter of the output layer is not."""
+    plain = make_model(**SHARING["separate-untied"], label_smoothing=0.1)
+    model = adapt(plain, target_modules=["lm_head"], init_lora_weights=False).train()
+    lean = model(**LABELS).loss
+    lean.backward()
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.requires_grad]
+    assert len(gradients) == 2
+    assert all(gradient is not None and gradient.abs().sum() > 0 for gradient in gradients)
+    torch.testing.assert_close(lean, model(**LABELS, skip_logits=False).loss)
+    with model.disable_adapter():
+        assert not torch.isclose(lean, model(**LABELS).loss)
+
+
+@pytest.mark.parametrize("sharing", SHARING)
+def test_checkpointing_gives_adapters_the_same_gradients(sharing: str) -> None:
+    def gradients(use_reentrant: bool | None) -> dict[str, torch.Tensor | None]:
+        model = make_model(**SHARING[sharing])
+        if use_reentrant is not None:
+            model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+            model.enable_input_require_grads()
+        torch.manual_seed(0)
+        adapted = adapt(model, init_lora_weights=False).train()
+        adapted(**LABELS, use_cache=False).loss.backward()
+        return {name: parameter.grad for name, parameter in adapted.named_parameters() if parameter.requires_grad}
+
+    expected = gradients(None)
+    assert all(gradient is not None for gradient in expected.values())
+    for use_reentrant in (False, True):
+        for name, gradient in gradients(use_reentrant).items():
+            torch.testing.assert_close(gradient, expected[name], atol=1e-5, rtol=1e-4, msg=name)
