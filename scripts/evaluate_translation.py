@@ -33,6 +33,7 @@ from datasets import Dataset
 from transformers import HfArgumentParser, PreTrainedModel
 from transformers.hf_argparser import DataClassType
 
+from vanilla_transformer.checkpoints import digest_weights
 from vanilla_transformer.data import load_parallel_corpus, read_lines
 from vanilla_transformer.evaluation import score_loss, score_translations
 from vanilla_transformer.metrics.comparison import Comparison, PairedScore, compare_translations
@@ -373,10 +374,12 @@ def main(argv: list[str] | None = None) -> None:
         if output_dir is not None:
             write_report(output_dir / "comparison.json", dict(comparison), arguments, argv)
         return
+    # So that nobody takes the scores for those of the same folder after more training.
+    weights = {} if output_dir is None else digest_weights(arguments.model_name_or_path)
     metrics = evaluate(arguments, pairs, output_dir)
     print(make_table(metrics))
     if output_dir is not None:
-        write_report(output_dir / "metrics.json", metrics, arguments, argv)
+        write_report(output_dir / "metrics.json", {**metrics, "weights_sha256": weights}, arguments, argv)
 
 
 if __name__ == "__main__":

@@ -94,10 +94,11 @@ def main(argv: list[str] | None = None) -> None:
         if arguments.dry_run and not plan.problems:
             print("Nothing is wrong with it. Nothing was pushed (--dry_run).")
             return
+        changes = plan.changes  # not so any more afterwards
         url = plan.push(arguments.commit_message)
     except (OSError, ValueError, PushError) as error:
         parser.error(str(error))
-    print(f"Pushed: {url}" if plan.changes else f"Nothing has changed: {url}")
+    print(f"Pushed: {url}" if changes else f"Nothing has changed: {url}")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from hypothesis import given
 from hypothesis import strategies as st
 from local_hub import LocalHub
+from safetensors.torch import load_file, save_file
 from tiny_vanilla import make_model
 from transformers import MarianConfig, MarianMTModel
 
@@ -210,6 +211,21 @@ class TestContent:
         assert "88.88" not in card.content
         scored = Path(checkpoint["arguments"]["model_name_or_path"]).name
         assert f"metrics.json is left out of the card: it scores {scored}, not the model" in caplog.text
+
+    def test_scores_from_before_more_training_are_left_out(
+        self, trained: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+        change(trained / "test" / "metrics.json", bleu=77.77)
+        change(trained / "test-greedy" / "metrics.json", bleu=88.88, weights_sha256=None)  # by older code
+        assert "77.77" in build_model_card(trained).content
+        weights = load_file(trained / "model.safetensors")
+        weights["model.shared.weight"] += 1
+        save_file(weights, trained / "model.safetensors", metadata={"format": "pt"})
+        card = build_model_card(trained)
+        assert "77.77" not in card.content
+        assert "88.88" in card.content
+        assert f"{trained / 'test' / 'metrics.json'} is left out of the card" in caplog.text
 
     @pytest.mark.parametrize(
         ("model", "output", "is_own"),

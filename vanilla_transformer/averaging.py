@@ -1,6 +1,5 @@
 """Averages of checkpoints (6.1: the last 5 of the base model, the last 20 of the big one) of any transformers model."""
 
-import hashlib
 import json
 import math
 import os
@@ -20,7 +19,7 @@ from transformers.trainer_utils import SaveStrategy
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 from transformers.utils.logging import tqdm
 
-from .checkpoints import find_weights_problem, list_checkpoints
+from .checkpoints import digest_files, find_weights_problem, list_checkpoints
 
 logger = logging.get_logger(__name__)
 
@@ -306,10 +305,7 @@ def _describe(folders: Sequence[Path]) -> dict[str, Any]:
     """What is averaged, by content too: a folder's name tells nothing of a run that was started anew."""
     checkpoints = []
     for folder in folders:
-        sums = {}
-        for path in _Weights(folder).files:
-            with path.open("rb") as file:
-                sums[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+        sums = digest_files(_Weights(folder).files)
         step = _read_json(folder / TRAINER_STATE_NAME).get("global_step")
         checkpoints.append({"name": folder.resolve().name, "step": step, "sha256": sums})
     return {"checkpoints": checkpoints}

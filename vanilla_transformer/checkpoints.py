@@ -1,11 +1,12 @@
 """Which checkpoints of an interrupted training are whole, and writing files so that no interruption leaves a half."""
 
+import hashlib
 import json
 import os
 import re
 import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,27 @@ def list_weights_problems(checkpoint: str | os.PathLike[str]) -> list[str]:
         The problems, none if the weights are whole.
     """
     return list(_safetensors_problems(Path(checkpoint)))
+
+
+def digest_files(paths: Iterable[Path]) -> dict[str, str]:
+    """The SHA-256 of each file's content, by the file's name."""
+    digests = {}
+    for path in paths:
+        with path.open("rb") as file:
+            digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
+
+
+def digest_weights(folder: str | os.PathLike[str]) -> dict[str, str]:
+    """Tells a model's weights from those that the same folder holds after more training.
+
+    Args:
+        folder: A folder with a model in safetensors, sharded or not.
+
+    Returns:
+        As `digest_files`, of the files of weights; empty if there are none.
+    """
+    return digest_files(sorted(Path(folder).glob("model*.safetensors")))
 
 
 def find_last_whole_checkpoint(
@@ -333,6 +355,8 @@ def _recorded(state: Any, part: str) -> dict[str, Any]:
 __all__ = [
     "PARTIAL_FOLDER",
     "RecordWorldSize",
+    "digest_files",
+    "digest_weights",
     "find_last_whole_checkpoint",
     "find_problem",
     "find_weights_problem",

@@ -95,7 +95,7 @@ class PlannedPush:
     @property
     def changes(self) -> bool:
         """Whether there is anything to push."""
-        return any(file.status != "unchanged" for file in self.files)
+        return self._target.makes_branch or any(file.status != "unchanged" for file in self.files)
 
     def push(self, commit_message: str | None = None) -> str:
         """Pushes, in one commit or one pull request.
@@ -335,12 +335,14 @@ class _Target:
         url = f"{self.api.endpoint}/{self.repo_id}"
         if self.revision:
             url += f"/tree/{self.revision}"
-        if not operations:
+        if not operations and not self.makes_branch:
             return url
         try:
             if not self.token:
                 raise errors.LocalTokenNotFoundError
             parent = self._make_place()
+            if not operations:
+                return url
             done = self.api.create_commit(
                 self.repo_id,
                 operations,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import transformers
 from huggingface_hub import ModelCard
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, pipeline
@@ -44,7 +45,8 @@ from .hub_files import (
 CodeChoice = Literal["folder", "installed"]
 
 PROBES = ("A man rides a horse.", "7")
-_MULTIPLES = (1, 8, 16, 32, 64, 128)  # of which an embedding's number of rows may be one, with spare rows at the end
+# Of which an embedding's number of rows may be one, with spare rows at the end.
+_MULTIPLES = (1, 8, 16, 32, 64, 128, 256, 512)
 _TIMEOUT = 900  # seconds
 
 
@@ -341,8 +343,10 @@ def _check_code(stage: Path, config: Any) -> Iterator[Problem]:
     """The configurations name code, and the code is there and can be parsed."""
     if config.model_type == VanillaTransformerConfig.model_type:
         needed = [("config.json", "auto_map", name) for name in AUTO_MAP]
-        needed.append(("tokenizer_config.json", "auto_map", "AutoTokenizer"))
         needed.append(("config.json", "custom_pipelines", "translation"))
+        tokenizer_class = str(read_json(stage / "tokenizer_config.json").get("tokenizer_class"))
+        if not hasattr(transformers, tokenizer_class):  # else it is the library's own, Marian's say
+            needed.append(("tokenizer_config.json", "auto_map", "AutoTokenizer"))
         absent = []
         for file, field_name, key in needed:
             entries = read_json(stage / file).get(field_name)
@@ -350,7 +354,9 @@ def _check_code(stage: Path, config: Any) -> Iterator[Problem]:
                 absent.append(f"{field_name}.{key} in {file}")
         if absent:
             yield Problem(
-                "code", f"without {_join(absent)} nobody can load the model without this package: save it again."
+                "code",
+                f"there is no {_join(absent)}, which those without this package need: load the model and the tokenizer "
+                "with it, and save them again.",
             )
     for path in find_code_files(stage):
         if not path.is_file():
@@ -409,9 +415,12 @@ def _try_without_the_package(stage: Path, expected: Sequence[str]) -> Iterator[P
         lines = ended.stderr.decode(errors="replace").strip().splitlines()
         yield Problem("code", f"{where} loading the model or translating fails: {lines[-1] if lines else 'no message'}")
         return
-    strangers = [name for name, module in result["modules"].items() if not module.startswith("transformers_modules.")]
+    known = ("transformers_modules.", "transformers.")
+    strangers = [name for name, module in result["modules"].items() if not module.startswith(known)]
     if strangers:
-        yield Problem("code", f"{where} {_join(sorted(strangers))} came from elsewhere than from the folder's code.")
+        yield Problem(
+            "code", f"{where} {_join(sorted(strangers))} came neither from the folder's code nor from transformers."
+        )
     for probe, here, there in zip(PROBES, expected, result["translations"], strict=True):
         if here != there:
             yield Problem("code", f"{probe!r} becomes {here!r} here, but {there!r} {where}.")

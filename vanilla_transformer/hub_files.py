@@ -12,14 +12,16 @@ from typing import Any
 
 from transformers.dynamic_module_utils import get_relative_imports
 
+from .loading_vanilla_transformer import find_damage
+
 CARD_NAME = "README.md"
 PACKAGE_FOLDER = Path(__file__).resolve().parent
 
 # What a model, its tokenizer and its card consist of. Code is found by the names in the configurations.
 _PARTS = (
     "config.json generation_config.json adapter_config.json *.safetensors *.safetensors.index.json tokenizer.json "
-    "target_tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json vocab.txt "
-    f"merges.txt *.spm *.model {CARD_NAME} LICENSE* NOTICE* *.png *.jpg *.svg"
+    "target_tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json *vocab.json vocab-*.json "
+    f"vocab.txt merges.txt *.spm *.model {CARD_NAME} LICENSE* NOTICE* *.png *.jpg *.svg"
 ).split()
 # Records of the training, pushed if they name no folders of this machine.
 _RECORDS = ["arguments.json", "averaging.json", "metrics.json", "*_results.json", "trainer_state.json"]
@@ -44,7 +46,6 @@ _SECRET_FILES = [
     ".npmrc",
     ".pypirc",
     ".htpasswd",
-    ".git",
     ".git-credentials",
     ".ssh",
     ".aws",
@@ -182,7 +183,8 @@ def find_refused_files(folder: Path, selection: Selection) -> Iterator[Problem]:
 def find_secrets(name: str, text: str) -> Iterator[Problem]:
     """Where a text holds what looks like a secret; the secret itself is not repeated."""
     for kind, pattern in _SECRET_CONTENTS.items():
-        if match := pattern.search(text):
+        # Instructions have hf_xxxx and the like.
+        if match := next((found for found in pattern.finditer(text) if len(set(found[0][-16:])) > 1), None):
             line = text.count("\n", 0, match.start()) + 1
             yield Problem("files", f"{name}, line {line}, has what looks like {kind}: take it out, and revoke it.")
 
@@ -279,8 +281,10 @@ def _local_paths(content: Any, where: str = "") -> Iterator[str]:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Everything in the folder, except what is in a sub-folder that is refused by its name."""
+    """Everything in the folder, except what is in a sub-folder that is refused by its name, or is git's own."""
     for entry in sorted(folder.iterdir()):
+        if entry.name == ".git":  # of a repository that was cloned from the Hub; never uploaded
+            continue
         yield entry
         if entry.is_dir() and not entry.is_symlink() and not _is_secret_name(entry.name):
             yield from _walk(entry)
@@ -299,6 +303,8 @@ def _is_secret_name(name: str) -> bool:
 
 def _is_pickle(path: Path) -> bool:
     """By its content: a pickle itself, or the archive around one that torch writes."""
+    if path.suffix == ".safetensors" and find_damage(path) is None:
+        return False  # it begins with the size of its header, which may look like either
     try:
         with path.open("rb") as file:
             start = file.read(2)

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from transformers.utils import logging
 
 from .averaging import AVERAGED_FOLDER, AVERAGING_FILE
+from .checkpoints import digest_weights
 
 logger = logging.get_logger(__name__)
 
@@ -145,6 +146,10 @@ class ModelFolder:
         return _count_stored(self.path)
 
     @cached_property
+    def _digests(self) -> dict[str, str]:
+        return digest_weights(self.path)
+
+    @cached_property
     def base_model(self) -> str | None:
         """The model that the training went on from."""
         name = self.model.get("model_name_or_path")
@@ -162,7 +167,7 @@ class ModelFolder:
                 found.append(_Evaluation(path.parent, scores, self._test_set(scores)))
             else:
                 scored = _base_name(str(_mapping(scores, "arguments").get("model_name_or_path", "another model")))
-                logger.warning(f"{path} is left out of the card: it scores {scored}, not the model in {self.path}.")
+                logger.warning(f"{path} is left out of the card: it scores {scored}, not the model now in {self.path}.")
 
         def place(item: _Evaluation) -> tuple[bool, str, float]:
             return bool(item.test_set.note), item.test_set.name, -(_number(item.scores.get("num_beams")) or 0)
@@ -176,7 +181,9 @@ class ModelFolder:
         recorded = self.metrics.get("parameters")
         if recorded is not None and scores.get("parameters", recorded) != recorded:
             return False
-        if not isinstance(model, str) or not isinstance(output, str):
+        # Older evaluations have no digests of the weights, and those of a model on the Hub empty ones.
+        is_outdated = scores.get("weights_sha256") not in (None, {}, self._digests)
+        if is_outdated or not isinstance(model, str) or not isinstance(output, str):
             return False
         return model == self.repo_id or _is_same_path(model, os.path.join(output, ".."))
 

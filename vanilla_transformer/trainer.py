@@ -74,8 +74,9 @@ class TranslationTrainer(Seq2SeqTrainer):
     Without a learning rate in the arguments it takes the paper's, (d_model * warmup_steps)^-0.5.
 
     With `push_to_hub` every push is a whole model with code and card, and nothing that says where things are on this
-    machine ([`select_files`]). One in the middle of a training that fails is reported, and does not end the training.
-    No token is ever written to disk.
+    machine ([`select_files`]), except in the checkpoints that `hub_strategy` "checkpoint" or "all_checkpoints" adds:
+    they are whole too, with the optimizer's pickles and the path of the best checkpoint. One in the middle of a
+    training that fails is reported, and does not end the training. No token is ever written to disk.
 
     Args:
         *args: As `Seq2SeqTrainer` takes them.
