@@ -39,7 +39,7 @@ def test_a_cloned_repository_may_be_pushed_from(tmp_path: Path) -> None:
     (tmp_path / ".git" / "refs").mkdir(parents=True)
     (tmp_path / ".git" / "refs" / "token").touch()
     assert not refusals(tmp_path)
-    assert ".git" in select_files(tmp_path).left_out
+    assert ".git/" in select_files(tmp_path).left_out
 
 
 @pytest.mark.parametrize(
