@@ -33,7 +33,7 @@ from datasets import Dataset
 from transformers import HfArgumentParser, PreTrainedModel
 from transformers.hf_argparser import DataClassType
 
-from vanilla_transformer.checkpoints import digest_weights
+from vanilla_transformer.checkpoints import digest_weights, read_architecture
 from vanilla_transformer.data import load_parallel_corpus, read_lines
 from vanilla_transformer.evaluation import score_loss, score_translations
 from vanilla_transformer.metrics.comparison import Comparison, PairedScore, compare_translations
@@ -352,6 +352,13 @@ def write_report(path: Path, results: dict[str, Any], arguments: EvaluationArgum
     path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
+def describe_model(folder: Path) -> dict[str, Any]:
+    """What tells the model in a folder from the one that the folder will hold later; empty for one of the Hub."""
+    config = folder / "config.json"
+    settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    return {"weights_sha256": digest_weights(folder), "architecture": read_architecture(settings)}
+
+
 def main(argv: list[str] | None = None) -> None:
     """Parse the arguments (`argv`, else the command line's), score the model or compare translations, and report."""
     parser = make_parser()
@@ -375,11 +382,11 @@ def main(argv: list[str] | None = None) -> None:
             write_report(output_dir / "comparison.json", dict(comparison), arguments, argv)
         return
     # So that nobody takes the scores for those of the same folder after more training.
-    weights = {} if output_dir is None else digest_weights(arguments.model_name_or_path)
+    scored = {} if output_dir is None else describe_model(Path(arguments.model_name_or_path))
     metrics = evaluate(arguments, pairs, output_dir)
     print(make_table(metrics))
     if output_dir is not None:
-        write_report(output_dir / "metrics.json", {**metrics, "weights_sha256": weights}, arguments, argv)
+        write_report(output_dir / "metrics.json", {**metrics, **scored}, arguments, argv)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ First it makes sure that the model works for others: weights, tokenizer, configu
 and the model translates here and in a process without this package, which runs the code in the folder. Pickles and what
 looks like a secret are refused. Then it shows what it will push, pushes it, and prints the address.
 
-What users wrote into the model card, here or on the Hub, stays. The card that was pushed is in the folder afterwards.
+What users wrote into the model card, here and on the Hub, stays. The card that was pushed is in the folder afterwards.
 Log in with `hf auth login`, or set the variable HF_TOKEN.
 """
 
@@ -36,7 +36,13 @@ class PushArguments:
     commit_message: str | None = field(default=None, metadata={"help": "Title of the commit."})
     license: str | None = field(default=None, metadata={"help": "For the card, apache-2.0 say."})
     datasets: list[str] | None = field(default=None, metadata={"help": "For the card: datasets it was trained on."})
-    language: list[str] | None = field(default=None, metadata={"help": "For the card. Default: the configuration's."})
+    language: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "For the card, and if two are given, source and target, for a configuration that names none. "
+            "Default: those that the folder tells."
+        },
+    )
     tags: list[str] | None = field(default=None, metadata={"help": "For the card: more tags."})
     include: list[str] = field(
         default_factory=list,
@@ -50,7 +56,7 @@ class PushArguments:
     )
     card: Literal["folder", "hub"] | None = field(
         default=None,
-        metadata={"help": "If the card was edited both in the folder and on the Hub, whose edits count."},
+        metadata={"help": "If the card was edited at the same place in the folder and on the Hub, whose edits count."},
     )
     token: str | None = field(
         default=None,
@@ -90,15 +96,21 @@ def main(argv: list[str] | None = None) -> None:
     try:
         (arguments,) = parser.parse_args_into_dataclasses(args=argv)
         plan = arguments.plan()
+        if plan.problems:
+            raise SystemExit(plan.describe_problems())
         print(plan.describe(), end="\n\n", flush=True)
-        if arguments.dry_run and not plan.problems:
+        if arguments.dry_run:
             print("Nothing is wrong with it. Nothing was pushed (--dry_run).")
             return
         changes = plan.changes  # not so any more afterwards
         url = plan.push(arguments.commit_message)
-    except (OSError, ValueError, PushError) as error:
+    except PushError as error:
+        raise SystemExit(f"{parser.prog}: {error}") from error
+    except (OSError, ValueError) as error:
         parser.error(str(error))
     print(f"Pushed: {url}" if changes else f"Nothing has changed: {url}")
+    if plan.commit_url:
+        print(f"Commit: {plan.commit_url}")
 
 
 if __name__ == "__main__":

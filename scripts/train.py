@@ -41,6 +41,7 @@ from vanilla_transformer.arguments import (
 )
 from vanilla_transformer.averaging import AVERAGED_FOLDER
 from vanilla_transformer.checkpoints import find_last_whole_checkpoint
+from vanilla_transformer.hub_errors import PushError, check_token
 from vanilla_transformer.pushing import describe_error
 from vanilla_transformer.recipe import paper_recipe
 from vanilla_transformer.trainer import TranslationTrainer
@@ -159,6 +160,19 @@ def prepare(
     return corpora, tokenizer, config
 
 
+def check_push(arguments: TranslationTrainingArguments) -> None:
+    """Makes sure, before anything else is done, that there is a token with which the model may be pushed.
+
+    Raises:
+        PushError: If there is none.
+    """
+    if arguments.push_to_hub and arguments.process_index == 0:
+        try:
+            check_token(arguments.hub_token)
+        except PushError as error:
+            raise PushError(f"push_to_hub: {error}") from error
+
+
 def find_checkpoint(arguments: TranslationTrainingArguments) -> str | None:
     """The checkpoint that is named, or the last whole one of this run."""
     if arguments.resume_from_checkpoint:
@@ -222,12 +236,13 @@ def main(argv: list[str] | None = None) -> None:
         recipe, model_arguments, data_arguments, arguments = parse(parser, sys.argv[1:] if argv is None else argv)
         check_model_arguments(model_arguments)
         check_streaming(data_arguments, arguments)
+        check_push(arguments)
         set_seed(arguments.seed)
         corpora, tokenizer, config = prepare(model_arguments, data_arguments, arguments)
         checkpoint = find_checkpoint(arguments)
         # Now, since save_total_limit may delete the checkpoint while the training goes on.
         first_step = read_step(checkpoint) if checkpoint else 0
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, PushError) as error:
         parser.error(str(error))
     settle_training_arguments(
         arguments, config, validates="validation" in corpora, bpe_dropout=bool(data_arguments.bpe_dropout)

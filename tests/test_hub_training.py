@@ -42,7 +42,7 @@ TOKEN = "hf_alice"
 
 @pytest.fixture(scope="module")
 def hub() -> Iterator[LocalHub]:
-    with LocalHub(tokens={TOKEN: "alice"}) as hub:
+    with LocalHub(tokens={TOKEN: "alice"}, read_only_tokens={"hf_reader": "alice"}) as hub:
         yield hub
 
 
@@ -261,6 +261,7 @@ class TestScript:
         settings |= {"eval_steps": 2, "save_steps": 2, "logging_steps": 1, "learning_rate": 0.001, "warmup_steps": 1}
         settings |= {"per_device_train_batch_size": 4, "use_cpu": True, "output_dir": runs / "script"}
         settings |= {"push_to_hub": True, "hub_strategy": "every_save", "hub_token": TOKEN}
+        settings |= {"hub_license": "mit", "hub_datasets": "alice/numbers"}
         words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
         return [*words, "--train_file", *files, "--validation_file", *files]
 
@@ -283,7 +284,8 @@ class TestScript:
         files = contents(hub, "script")
         assert_is_whole(files)
         card = ModelCard(files["README.md"].decode())
-        assert card.data.to_dict()["language"] == ["en", "de"]
+        expected = {"language": ["en", "de"], "license": "mit", "datasets": ["alice/numbers"]}
+        assert expected.items() <= card.data.to_dict().items()
         assert f"BLEU {metrics['eval_bleu']:.2f}" in card.text
         assert not [
             path for path in files if path.startswith("runs") or path in ("arguments.json", "training_args.bin")
@@ -292,13 +294,15 @@ class TestScript:
         assert not [path for path in folder.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
         assert not [path for path, data in files.items() if str(runs).encode() in data]
 
-    def test_a_wrong_token_is_found_before_the_training(
-        self, run: Callable[..., str], runs: Path, argv: list[str]
+    @pytest.mark.parametrize(
+        ("token", "words"), [("hf_wrong", "The Hub does not accept the token"), ("hf_reader", "is read-only")]
+    )
+    def test_a_token_that_cannot_push_is_found_before_anything_is_done(
+        self, run: Callable[..., str], runs: Path, argv: list[str], token: str, words: str
     ) -> None:
-        said = run("run_script", {"argv": [*argv, "--hub_token", "hf_wrong", "--output_dir", str(runs / "no")]})
-        assert "error: push_to_hub: " in said
-        assert "401" in said
-        assert not list((runs / "no").glob("checkpoint-*"))
+        said = run("run_script", {"argv": [*argv, "--hub_token", token, "--output_dir", str(runs / token)]})
+        assert f"error: push_to_hub: {words}" in said.replace("The token of alice ", "")
+        assert not (runs / token).exists()
 
 
 class TestShipCode:

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import json
 import logging
+import re
 import shutil
 import tarfile
 import zipfile
@@ -21,7 +22,13 @@ from safetensors.torch import load_file, save_file
 from tiny_vanilla import make_model
 from transformers import MarianConfig, MarianMTModel
 
-from vanilla_transformer.model_card import build_model_card, merge_model_card, write_model_card
+from vanilla_transformer.model_card import (
+    build_model_card,
+    merge_edited_cards,
+    merge_model_card,
+    says_the_same,
+    write_model_card,
+)
 
 ROOT = Path(__file__).parents[1]
 ENGLISH = ("one", "two", "three", "four", "five", "six")
@@ -226,6 +233,18 @@ class TestContent:
         assert "77.77" not in card.content
         assert "88.88" in card.content
         assert f"{trained / 'test' / 'metrics.json'} is left out of the card" in caplog.text
+
+    def test_scores_of_another_configuration_are_left_out(self, trained: Path) -> None:
+        change(trained / "test" / "metrics.json", bleu=77.77)
+        change(trained / "test-greedy" / "metrics.json", bleu=88.88, architecture=None)  # by older code
+        assert read(trained / "test" / "metrics.json")["architecture"]["normalize_before"] is False
+        for harmless in ({"dropout": 0.3, "langs": ["en", "nl"]}, {"field_of_later_code": 1}):
+            change(trained / "config.json", **harmless)
+            assert "77.77" in build_model_card(trained).content
+        change(trained / "config.json", scale_embedding=False)
+        card = build_model_card(trained)
+        assert "77.77" not in card.content
+        assert "88.88" in card.content
 
     @pytest.mark.parametrize(
         ("model", "output", "is_own"),
@@ -490,6 +509,73 @@ class TestMerging:
         assert "alice/other" in merged.text
         assert merged.content.count("\n") == merged.content.count("\r\n")
 
+    def test_edits_of_two_cards_are_merged(self, trained: Path) -> None:
+        card = build_model_card(trained, repo_id="alice/numbers").content
+        limits = re.search(r"<!-- generated: limits .*<!-- end: limits -->\n\n", card, re.DOTALL)
+        assert limits is not None
+        here = card.replace("# numbers\n", "# Numbers!\n").replace("library_name: tra", "library_name: Tra")
+        here = here.replace("tags:\n", "tags:\n- here\n").replace(limits[0], "") + "\nMine.\n"
+        there = card.replace("## Use\n", "## How to\n").replace("pipeline_tag: trans", "pipeline_tag: mis")
+        there = "\r\n".join(there.replace("tags:\n", "tags:\n- there\n").split("\n"))
+        change(trained / "test" / "metrics.json", bleu=12.34)
+        now = build_model_card(trained, repo_id="alice/numbers")
+        for one, other in ((here, there), (there, here)):
+            merged, conflicts = merge_edited_cards(ModelCard(one), ModelCard(other), now)
+            assert not conflicts
+            text = merged.content.replace("\r\n", "\n")
+            for words in (
+                "# Numbers!\n",
+                "## How to\n",
+                "library_name: Tra",
+                "pipeline_tag: mis",
+                "\nMine.\n",
+                "12.34",
+            ):
+                assert words in text
+            assert {"here", "there"} < set(data_of(merged).tags)
+            assert "limits" not in names_of(merged)
+            assert (merged.content.count("\r\n") == merged.content.count("\n")) == (one is there)
+            assert merge_model_card(merged, now).content == merged.content
+            # What both were made from by editing is known here, so that only the later edits count.
+            newest = ModelCard(merged.content.replace("Numbers!", "Numbers?").replace("Mine.", "Ours."))
+            again, conflicts = merge_edited_cards(newest, merged, now, base=merged)
+            assert not conflicts
+            assert says_the_same(again, newest)
+
+    @pytest.mark.parametrize(
+        ("old", "one", "other", "where"),
+        [
+            ("## Limits", "## Bounds", "## Borders", "the section limits"),
+            (
+                "<!-- end: use -->\n",
+                "<!-- end: use -->\nA\n",
+                "<!-- end: use -->\nB\n",
+                "the text after the section use",
+            ),
+            ("pipeline_tag: translation", "pipeline_tag: a", "pipeline_tag: b", "the metadata pipeline_tag"),
+            ("value: ", "value: 1", "value: 2", "a score in the metadata"),
+        ],
+    )
+    def test_the_same_place_edited_in_two_ways_is_told(
+        self, trained: Path, old: str, one: str, other: str, where: str
+    ) -> None:
+        card = build_model_card(trained)
+        assert old in card.content
+        here, there = (ModelCard(card.content.replace(old, new, 1)) for new in (one, other))
+        for prefer, expected in (("here", here), ("there", there)):
+            choice: Any = prefer
+            merged, conflicts = merge_edited_cards(here, there, card, prefer=choice)
+            assert conflicts == [where]
+            assert says_the_same(merged, expected)
+
+    def test_a_card_that_has_all_of_the_other_is_taken(self, trained: Path) -> None:
+        card = build_model_card(trained)
+        here, there = (ModelCard(f"{card.content}\n{words}") for words in ("One.\n", "One.\n\nTwo.\n"))
+        for cards in ((here, there), (there, here)):
+            merged, conflicts = merge_edited_cards(*cards, card)
+            assert not conflicts
+            assert merged.text.split()[-2:] == ["One.", "Two."]
+
     def test_metadata_that_the_user_changed_or_removed_stay_so(self, trained: Path) -> None:
         card = build_model_card(trained, tags=["first"])
         data = data_of(card)
@@ -566,6 +652,56 @@ VALUES = st.one_of(
     st.text("abc", max_size=3), st.integers(), st.lists(st.text("abc", min_size=1, max_size=3)), st.none()
 )
 METADATA = st.dictionaries(st.sampled_from(["license", "language", "pipeline_tag", "mine", "base_model"]), VALUES)
+
+
+SECTIONS = ("summary", "use", "architecture", "data", "training", "evaluation", "examples", "limits", "license")
+# What is done to whole sections.
+RESHAPED = st.lists(
+    st.tuples(
+        st.sampled_from(["delete", "without body", "without comments", "up", "down", "twice"]),
+        st.sampled_from(SECTIONS),
+    ),
+    max_size=3,
+)
+
+
+def reshape(text: str, how: str, name: str) -> str:
+    found = re.search(rf"<!-- generated: {name} [^\n]*\n(.*?)<!-- end: {name} -->\n?", text, re.DOTALL)
+    if found is None:
+        return text
+    whole, body = found[0], found[1]
+    others = text.replace(whole, "")
+    return {
+        "delete": others,
+        "without body": text.replace(body, ""),
+        "without comments": text.replace(whole, body),
+        "up": whole + others,
+        "down": others + whole,
+        "twice": text + whole,
+    }[how]
+
+
+@given(first=st.integers(0, 2), number=st.integers(0, 2), edits=RESHAPED, windows=st.booleans())
+def test_sections_that_were_deleted_or_moved_or_converted_stay_so(
+    cards: list[str], first: int, number: int, edits: list[tuple[str, str]], windows: bool
+) -> None:
+    card = ModelCard(cards[first])
+    for how, name in edits:
+        card.text = reshape(card.text, how, name)
+    card = ModelCard(card.content.replace("\n", "\r\n") if windows else card.content)
+    generated = ModelCard(cards[number])
+    merged = merge_model_card(card, generated)
+    assert merge_model_card(merged, generated).content == merged.content
+    assert number != first or merge_model_card(card, merged).content == merged.content
+    assert windows == ("\r\n" in merged.content)
+    for how, name in edits:
+        if how == "delete" and {each for _, each in edits if each == name} == {name} and name in names_of(card):
+            assert name not in names_of(merged)
+    # Beside a card in which nothing was written, and beside itself, nothing else comes of it.
+    for other in (card, ModelCard(cards[first])):
+        both, conflicts = merge_edited_cards(card, other, generated)
+        assert not conflicts
+        assert says_the_same(both, merged)
 
 
 @given(

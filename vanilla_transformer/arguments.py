@@ -206,6 +206,12 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         metadata={"help": "Where to write the logs besides the output; by default TensorBoard's files, if installed."},
     )
     predict_with_generate: bool = field(default=True, metadata={"help": "Whether to translate when validating."})
+    hub_license: str | None = field(
+        default=None, metadata={"help": "With push_to_hub: the license that the model card names, apache-2.0 say."}
+    )
+    hub_datasets: list[str] | None = field(
+        default=None, metadata={"help": "With push_to_hub: datasets of the Hub that the model card names."}
+    )
     generation_num_beams: int | None = field(
         default=1, metadata={"help": "Beams when validating during training; the saved model's default is 4."}
     )

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,12 @@ _SHARD = re.compile(r"(.+)-\d+-of-\d+\.safetensors")
 # The Trainer never uploads what begins with an underscore.
 _SET_ASIDE = "_incomplete-"
 PARTIAL_FOLDER = "_partial"
+# What a config.json says that changes no translation: it is for training, for the library, or about other files.
+_NOT_ARCHITECTURE = {
+    *("activation_dropout", "architectures", "attention_dropout", "auto_map", "config_version", "custom_pipelines"),
+    *("dropout", "dtype", "label_smoothing", "langs", "processor_class", "task_specific_params", "tokenizer_class"),
+    *("torch_dtype", "transformers_version", "use_cache"),
+}
 
 
 class RecordWorldSize(TrainerCallback, ExportableState):
@@ -150,6 +156,18 @@ def digest_weights(folder: str | os.PathLike[str]) -> dict[str, str]:
         As `digest_files`, of the files of weights; empty if there are none.
     """
     return digest_files(sorted(Path(folder).glob("model*.safetensors")))
+
+
+def read_architecture(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Tells a configuration from others with which the same weights would translate differently.
+
+    Args:
+        config: The content of a config.json.
+
+    Returns:
+        Its fields, without those that training or the library only looks at.
+    """
+    return {name: value for name, value in config.items() if name not in _NOT_ARCHITECTURE and not name.startswith("_")}
 
 
 def find_last_whole_checkpoint(
@@ -362,6 +380,7 @@ __all__ = [
     "find_weights_problem",
     "list_checkpoints",
     "list_weights_problems",
+    "read_architecture",
     "read_world_size",
     "replacing_files",
 ]

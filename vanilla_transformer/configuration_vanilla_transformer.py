@@ -306,6 +306,19 @@ class VanillaTransformerConfig(PreTrainedConfig):
             raise
 
     @classmethod
+    def find_unknown_fields(cls, names: Iterable[str]) -> str | None:
+        """Says which fields of a file are none, misspelt ones for example.
+
+        Args:
+            names (`Iterable[str]`): The fields of a `config.json`.
+
+        Returns:
+            `str | None`: The message, or `None` if all are known.
+        """
+        unknown = cls._find_unknown(names)
+        return cls._explain_unknown(unknown) if unknown else None
+
+    @classmethod
     def _find_unknown(cls, names: Iterable[str]) -> list[str]:
         """Those that neither this class nor the library has a use for."""
         known = {"config_version", *cls.attribute_map, *_LIBRARY_FIELDS, *vars(GenerationConfig())}

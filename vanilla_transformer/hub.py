@@ -4,40 +4,33 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, errors, get_token
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, errors, get_token
 from huggingface_hub.hf_api import ModelInfo
 from transformers.utils import logging
 
 from .checkpoints import replacing_files
-from .hub_checks import PROBES, CodeChoice, check_model_folder, inspect_model_folder
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .hub_cards import CardChoice, PushedCard, make_card
+from .hub_checks import CodeChoice, Inspection, check_model_folder, inspect_model_folder
+from .hub_errors import HUB_ERRORS, PushError, explain_error, is_network_error
 from .hub_files import CARD_NAME, Problem, join_lines, read_bytes, read_json, read_text, select_files
-from .model_card import build_model_card, merge_model_card
+from .model_card_facts import ModelFolder
 
 logger = logging.get_logger(__name__)
 
-CardChoice = Literal["folder", "hub"]
-
 # Weights that would be loaded instead of new ones, or that are parts of old ones.
 _WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
-# What the last push of a folder put where; the Trainer never uploads what begins with an underscore.
+# The cards that were pushed from a folder, by branch; the Trainer never uploads what begins with an underscore.
 _RECORD = "_pushed.json"
-
-
 _STATUSES = ("new", "changed", "unchanged", "deleted")
-# httpx's own base class, under whatever name the client imports it.
-_HTTP_ERROR: type[Exception] = errors.HfHubHTTPError.__mro__[1]
-# What the client raises: its own, httpx's, and those that the uploader of large files takes for all of its failures.
-_HUB_ERRORS = (_HTTP_ERROR, OSError, ValueError, RuntimeError)
-_AGAIN = "Nothing changed there; the same command again completes the push, and sends nothing twice that arrived."
-
-
-class PushError(RuntimeError):
-    """The Hub, or the way to it, did not let a push happen; the message says what to do about it."""
+# Such as apache-2.0; what else the Hub takes it does not tell its client.
+_LICENSE = re.compile(r"[a-z0-9]+([.+-][a-z0-9]+)*")
+_SHOWN_TEXT = 100  # characters
 
 
 @dataclass(frozen=True)
@@ -66,6 +59,7 @@ class PlannedPush:
         files: What would be pushed, and which weights on the Hub it replaces.
         left_out: What is not pushed, each with the reason.
         notes: What else one should know.
+        commit_url: The address of the commit, once it was pushed and if anything was.
     """
 
     folder: Path
@@ -76,19 +70,22 @@ class PlannedPush:
     notes: list[str]
     _target: "_Target"
     _sources: dict[str, Path | bytes]
-    _replaced: dict[str, Path] = field(default_factory=dict)
+    _replaced: dict[str, Path | bytes] = field(default_factory=dict)
+    _backup: str | None = None
+    commit_url: str | None = None
 
     def describe(self) -> str:
         """What is pushed where, and what is not, in lines for a terminal."""
         lines = [f"{self.folder} -> {self._target.describe()}", ""]
-        width = max([len(name) for name in (*(file.path for file in self.files), *self.left_out)], default=0)
-        lines += [f"  {file.path:<{width}}  {_format_size(file.size):>9}  {file.status}" for file in self.files]
+        shown = [file for file in self.files if file.status != "unchanged"]
+        width = max([len(name) for name in (*(file.path for file in shown), *self.left_out)], default=0)
+        lines += [f"  {file.path:<{width}}  {_format_size(file.size):>9}  {file.status}" for file in shown]
         counts = {status: sum(file.status == status for file in self.files) for status in _STATUSES}
         size = sum(file.size for file in self.files if file.status in ("new", "changed"))
         counted = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
         lines += [f"  {counted}; {_format_size(size)} to push"]
         if self.left_out:
-            lines += ["", "Left out (--include pushes it all the same):"]
+            lines += ["", "Left out (--include NAME pushes what is neither a pickle nor looks like a secret):"]
             lines += [f"  {name:<{width}}  {reason}" for name, reason in self.left_out.items()]
         return "\n".join([*lines, "", *self.notes]).rstrip()
 
@@ -101,7 +98,8 @@ class PlannedPush:
         """Pushes, in one commit or one pull request.
 
         A repository that does not exist is made. If it has changed since the push was planned, nothing is pushed. Once
-        it succeeded, the card that was pushed, and code taken from the installed package, are in the folder too.
+        it succeeded, the card that was pushed, the completed config.json and code taken from the installed package are
+        in the folder too. A card with text that is not in the one that was pushed stays beside it, as README.md.bak-1.
 
         Args:
             commit_message: Title of the commit. Default: one that names the folder.
@@ -115,25 +113,33 @@ class PlannedPush:
                 on: files that arrived are not sent twice.
         """
         if self.problems:
-            raise ValueError(_list_problems(self.folder, self.problems))
+            raise ValueError(self.describe_problems())
         changed = [file.path for file in self.files if file.status in ("new", "changed")]
         operations: list[Any] = [CommitOperationAdd(path, _openable(self._sources[path])) for path in changed]
         operations += [CommitOperationDelete(file.path) for file in self.files if file.status == "deleted"]
         message = commit_message or f"Push {self.folder.resolve().name}"
-        url = self._target.commit(operations, message)
+        url, commit = self._target.commit(operations, message)
+        self.commit_url = commit.commit_url if commit is not None else None
         try:
             self._update_folder()
         except OSError as error:
             logger.warning(f"It was pushed, but the card that was pushed cannot be written into the folder: {error}")
         return url
 
+    def describe_problems(self) -> str:
+        """Why it cannot be pushed, in lines for a terminal."""
+        return f"{self.folder} cannot be pushed:\n  " + "\n  ".join(map(str, self.problems))
+
     def _update_folder(self) -> None:
         card = self._sources[CARD_NAME]
-        new = {name: source.read_bytes() for name, source in self._replaced.items()}
+        new = {name: _read(source) for name, source in self._replaced.items()}
         if isinstance(card, bytes):
             new[CARD_NAME] = card
+            old = read_bytes(self.folder / CARD_NAME)
+            if self._backup is not None and old is not None:
+                new[self._backup] = old
             if not self._target.create_pr:
-                record = {**read_json(self.folder / _RECORD), self._target.key: _digest(card)}
+                record = {**read_json(self.folder / _RECORD), self._target.key: card.decode()}
                 new[_RECORD] = (json.dumps(record, indent=2) + "\n").encode()
         changed = {name: content for name, content in new.items() if read_bytes(self.folder / name) != content}
         if changed:
@@ -158,7 +164,8 @@ def plan_push(
     """Checks a model's folder and finds out what pushing it would change; changes nothing itself.
 
     The model card is built from the folder's records. What a user wrote into the folder's README.md and into the one
-    on the Hub stays.
+    on the Hub stays. A config.json of this package without `langs` gets them, and the task that they name, if the
+    folder's arguments.json or `language` tells them.
 
     Args:
         folder: A folder that `save_pretrained` or the Trainer wrote.
@@ -170,7 +177,8 @@ def plan_push(
         include: Files or sub-folders, or patterns of them, to push beyond those that `hub_files.select_files` chooses.
         code: What to do about code in the folder that differs from the installed package's, as for
             `check_model_folder`.
-        card: Whose README.md counts where both the folder's and the Hub's were edited. Default: it is a problem.
+        card: Whose README.md counts where the folder's and the Hub's were edited at the same place in different ways.
+            Default: it is a problem.
         **metadata: What the card shall say of `license`, `datasets`, `language`, `tags` and `model_name`.
 
     Returns:
@@ -187,35 +195,29 @@ def plan_push(
     target.look()
     there = target.read_card()
     select_files(root, include)  # before anything is read
+    metadata["revision"] = target.name_revision()
     problems: list[Problem] = []
-    text = None
-    try:
-        generated = build_model_card(root, repo_id=target.repo_id, **metadata)
-        text = str(_merge_cards(root, target, there, generated, card, problems))
-    except Exception as error:  # the card tells of all records in the folder, any of which may be damaged
-        problems.append(Problem("card", f"{CARD_NAME} cannot be made: {join_lines(error)}"))
-    found = inspect_model_folder(root, card=text, include=include, code=code)
+    config, pushed = _prepare(root, target, there, card, metadata, problems)
+    changes = {} if config is None else {"config.json": _dump(config)}
+    found = inspect_model_folder(
+        root, card=pushed.text if pushed else None, include=include, code=code, changes=changes
+    )
+    problems += [problem for problem in found.problems if pushed is not None or problem.check != "card"]
     sources: dict[str, Path | bytes] = dict(found.files)
-    if text is not None:
-        sources[CARD_NAME] = text.encode()
-    problems += [problem for problem in found.problems if text is not None or problem.check != "card"]
-    plan = PlannedPush(
+    if pushed is not None:
+        sources[CARD_NAME] = pushed.text.encode()
+    return PlannedPush(
         folder=root,
         repo_id=target.repo_id,
         problems=problems,
         files=_compare(sources, target),
         left_out=found.selection.left_out,
-        notes=list(target.notes),
+        notes=[*target.notes, *_notes(found, config, pushed, metadata.get("license"))],
         _target=target,
         _sources=dict(sorted(sources.items())),
-        _replaced=found.replaced,
+        _replaced={**found.replaced, **changes},
+        _backup=pushed.backup if pushed is not None else None,
     )
-    if found.replaced:
-        plan.notes.append(f"From the installed package, not from the folder: {', '.join(sorted(found.replaced))}.")
-    if found.translations and not problems:
-        where = "here and without this package" if found.is_self_contained else "here"
-        plan.notes.append(f"It translates {PROBES[0]!r} as {found.translations[0]!r}, {where}.")
-    return plan
 
 
 def push_model_folder(
@@ -301,9 +303,9 @@ class _Target:
                 ) from None
             if not self.token:
                 self.notes.append("There is no token, so that a private repository would not be seen.")
-        except _HUB_ERRORS as error:
-            explained = _explain(error, self)
-            if not _is_network_error(error):
+        except HUB_ERRORS as error:
+            explained = self._explain(error)
+            if not is_network_error(error):
                 raise explained from error
             self.reached = False
             self.notes.append(f"{explained} All files are listed as new.")
@@ -320,29 +322,47 @@ class _Target:
             self.makes_branch = True  # it will start as the main branch
             return self.api.model_info(self.repo_id, files_metadata=True)
 
+    def name_revision(self) -> str | None:
+        """The branch, if the examples of use must name it, since the main branch holds no model."""
+        if self.revision in (None, "main") or not self.reached:
+            return None
+        main = self.info
+        if main is not None and not self.makes_branch:
+            try:
+                main = self.api.model_info(self.repo_id)
+            except HUB_ERRORS as error:
+                raise self._explain(error) from error
+        names = {file.rfilename for file in main.siblings or ()} if main is not None else set()
+        return None if "config.json" in names else self.revision
+
+    def _explain(self, error: Exception) -> PushError:
+        return explain_error(
+            error, self.repo_id, endpoint=self.api.endpoint, token=self.token, is_new=self.info is None
+        )
+
     def read_card(self) -> str | None:
         """The card that is there."""
         if self.info is None or CARD_NAME not in {file.rfilename for file in self.info.siblings or ()}:
             return None
         try:
             path = self.api.hf_hub_download(self.repo_id, CARD_NAME, revision=self.info.sha)
-        except _HUB_ERRORS as error:
-            raise _explain(error, self) from error
+        except HUB_ERRORS as error:
+            raise self._explain(error) from error
         return read_text(Path(path))
 
-    def commit(self, operations: list[Any], message: str) -> str:
-        """Does it all at once, if there is anything to do, and returns the address."""
+    def commit(self, operations: list[Any], message: str) -> tuple[str, CommitInfo | None]:
+        """Does it all at once, if there is anything to do, and returns the address, and the commit if there is one."""
         url = f"{self.api.endpoint}/{self.repo_id}"
         if self.revision:
             url += f"/tree/{self.revision}"
         if not operations and not self.makes_branch:
-            return url
+            return url, None
         try:
             if not self.token:
                 raise errors.LocalTokenNotFoundError
             parent = self._make_place()
             if not operations:
-                return url
+                return url, None
             done = self.api.create_commit(
                 self.repo_id,
                 operations,
@@ -351,9 +371,9 @@ class _Target:
                 parent_commit=parent,
                 revision=self.revision,
             )
-        except _HUB_ERRORS as error:
-            raise _explain(error, self) from error
-        return done.pr_url or url
+        except HUB_ERRORS as error:
+            raise self._explain(error) from error
+        return done.pr_url or url, done
 
     def _make_place(self) -> str | None:
         """Makes repository and branch where they are missing, and returns the commit that the push builds on."""
@@ -367,73 +387,90 @@ class _Target:
         return self.info.sha
 
 
-def _merge_cards(
+def _prepare(
     folder: Path,
     target: _Target,
     there: str | None,
-    generated: ModelCard,
     choice: CardChoice | None,
+    metadata: Mapping[str, Any],
     problems: list[Problem],
-) -> ModelCard:
-    """The generated card with what users wrote into the folder's and the Hub's."""
-    here = read_text(folder / CARD_NAME) if (folder / CARD_NAME).is_file() else None
-    record = read_json(folder / _RECORD)
-    pushed = {key: digest for key, digest in record.items() if key.startswith(target.place)}
-    if there is None or choice == "folder" or _digest(there.encode()) in pushed.values():
-        there = None  # if anything, it is what this folder had once
-    elif here is None or choice == "hub" or _digest(here.encode()) == pushed.get(target.key) or here == there:
-        here = None
-    cards = [ModelCard(text) for text in (here, there) if text is not None]
-    # A card in which nobody wrote is replaced whole.
-    edited = [card for card in cards if str(merge_model_card(card, generated)) != str(generated)]
-    merged = generated
-    for card in edited:
-        merged = merge_model_card(card, merged)
-    if any(str(merge_model_card(card, merged)) != str(merged) for card in edited):
-        problems.append(
-            Problem(
-                "card",
-                f"{CARD_NAME} was edited both in the folder and on the Hub. Choose with --card folder (the Hub's edits "
-                "are lost) or --card hub (the folder's are).",
-            )
+) -> tuple[dict[str, Any] | None, PushedCard | None]:
+    """The configuration, if it is to be another one, and the card, unless there is a problem with making it."""
+    if not read_json(folder / "config.json"):
+        return None, None  # which the checks will say
+    pushed = {key: text for key, text in read_json(folder / _RECORD).items() if key.startswith(target.place)}
+    try:
+        config = _complete_config(folder, metadata.get("language"))
+        card = make_card(
+            folder,
+            target.repo_id,
+            there=there,
+            pushed=pushed,
+            key=target.key,
+            choice=choice,
+            config=config,
+            **metadata,
         )
-    return merged
+    # Any record in the folder may be damaged, and the metadata of cards, in which YAML finds errors of its own.
+    except Exception as error:
+        problems.append(Problem("card", f"{CARD_NAME} cannot be made: {join_lines(error)}"))
+        return None, None
+    problems += card.problems
+    return config, card
 
 
-def _is_network_error(error: Exception) -> bool:
-    """Whether nobody answered, be it that the machine is not connected or that the Hub is not there."""
-    answered = isinstance(error, errors.HfHubHTTPError)
-    return isinstance(error, _HTTP_ERROR | ConnectionError | TimeoutError) and not answered
+def _complete_config(folder: Path, language: str | Sequence[str] | None) -> dict[str, Any] | None:
+    """The configuration with the languages that it lacks, or `None` if it lacks none, or they are not known."""
+    settings = read_json(folder / "config.json")
+    tasks = settings.get("custom_pipelines")
+    if settings.get("model_type") != VanillaTransformerConfig.model_type or not isinstance(tasks, dict):
+        return None
+    if settings.get("langs"):
+        return None
+    languages = ModelFolder(folder, None).languages
+    if languages is None and language is not None and not isinstance(language, str) and len(language) == 2:
+        languages = [*language]
+    if languages is None:
+        return None
+    added = VanillaTransformerConfig(langs=languages).custom_pipeline_tasks
+    return {**settings, "langs": languages, "custom_pipelines": {**added, **tasks}}
 
 
-def _explain(error: Exception, target: _Target) -> PushError:
-    """What a user can do about an error of the client."""
-    where, message = target.repo_id, join_lines(error)
-    while isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
-        error = error.__cause__  # which file could not be sent matters less than why
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    log_in = "Log in with `hf auth login`, or set the variable HF_TOKEN."
-    if isinstance(error, errors.OfflineModeIsEnabled):
-        text = "The Hub is not asked, since the variable HF_HUB_OFFLINE is set."
-    elif _is_network_error(error):
-        text = f"{target.api.endpoint} cannot be reached, or does not answer as it should ({message}). {_AGAIN}"
-    elif isinstance(error, errors.LocalTokenNotFoundError) or (status == 401 and not target.token):
-        text = f"Pushing to {where} needs a token of the Hub. {log_in}"
-    elif status == 401:
-        text = f"The Hub does not accept the token: it is mistyped, has expired or was revoked. {log_in}"
-    elif status == 403 and target.info is None:
-        text = f"The token may not make the repository {where}: it is read-only, or the namespace is somebody else's."
-    elif status == 403:
-        text = f"The token may not write to {where}. Use one that may, or propose the change with --create_pr."
-    elif status == 404:
-        text = f"There is no repository {where}, or the token may not see it."
-    elif status in (409, 412):
-        text = f"{where} has changed on the Hub meanwhile. Nothing was pushed; the same command again looks anew."
-    elif status is not None and status >= 500:
-        text = f"The Hub failed with status {status}. {_AGAIN}"
-    else:
-        text = f"The Hub, or its client, refuses: {message}"
-    return PushError(text.replace(target.token, "<token>") if target.token else text)
+def _dump(config: Mapping[str, Any]) -> bytes:
+    """As the library writes it."""
+    return (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
+
+
+def _notes(found: Inspection, config: Mapping[str, Any] | None, card: PushedCard | None, license: Any) -> Iterator[str]:
+    """What else one should know of a push."""
+    if card is not None and card.backup is not None:
+        yield f"The folder's {CARD_NAME} has text that the one to push lacks: it will be kept as {card.backup}."
+    if config is not None:
+        source, target = config["langs"]
+        task = f"translation_{source}_to_{target}"
+        offered = f", which brings the task {task}" if task in config["custom_pipelines"] else ""
+        yield f"config.json gets langs={config['langs']}{offered}."
+    if license is not None and not _LICENSE.fullmatch(str(license)):
+        yield (
+            f"license={license!r} is none that the Hub knows: its identifiers are like apache-2.0, mit and cc-by-4.0; "
+            "for one of your own give other."
+        )
+    if card is not None and not ModelCard(card.text).data.to_dict().get("license"):
+        yield "No license is given, so that others may not use the model: --license apache-2.0, say, gives one."
+    if found.replaced:
+        yield f"From the installed package, not from the folder: {', '.join(sorted(found.replaced))}."
+    if found.translations and not found.problems:
+        where = "here and without this package" if found.is_self_contained else "here"
+        texts = [repr(_shorten(text)) for text in (found.probes[0], found.translations[0])]
+        yield f"It translates {texts[0]} as {texts[1]}, {where}."
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _SHOWN_TEXT else f"{text[: _SHOWN_TEXT - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def _read(source: Path | bytes) -> bytes:
+    return source if isinstance(source, bytes) else source.read_bytes()
 
 
 def _compare(sources: dict[str, Path | bytes], target: _Target) -> list[PlannedFile]:
@@ -481,10 +518,6 @@ def _format_size(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} GB"
-
-
-def _list_problems(folder: Path, problems: Sequence[Problem]) -> str:
-    return f"{folder} cannot be pushed:\n  " + "\n  ".join(map(str, problems))
 
 
 __all__ = ["PlannedFile", "PlannedPush", "PushError", "check_model_folder", "plan_push", "push_model_folder"]

@@ -41,6 +41,7 @@ from .hub_files import (
     read_text,
     select_files,
 )
+from .loading_vanilla_transformer import find_damage, suggest_fields
 
 CodeChoice = Literal["folder", "installed"]
 
@@ -58,20 +59,24 @@ class Inspection:
         selection: What of it would be pushed, and what not.
         problems: All that is wrong with it.
         replaced: The files with code that are taken from the installed package.
-        translations: What the model makes of `PROBES`.
+        changes: The files whose content will be another one.
+        probes: What the model was tried with.
+        translations: What the model makes of it.
         is_self_contained: Whether it brings its own code, with which it was tried in a process without this package.
     """
 
     selection: Selection
     problems: list[Problem] = field(default_factory=list)
     replaced: dict[str, Path] = field(default_factory=dict)
+    changes: Mapping[str, bytes] = field(default_factory=dict)
+    probes: Sequence[str] = PROBES
     translations: list[str] = field(default_factory=list)
     is_self_contained: bool = False
 
     @property
-    def files(self) -> dict[str, Path]:
+    def files(self) -> dict[str, Path | bytes]:
         """What would be pushed, by the paths in the repository."""
-        return {**self.selection.files, **self.replaced}
+        return {**self.selection.files, **self.replaced, **self.changes}
 
 
 def check_model_folder(
@@ -103,9 +108,17 @@ def check_model_folder(
 
 
 def inspect_model_folder(
-    folder: Path, *, card: str | None, include: Sequence[str] = (), code: CodeChoice | None = None
+    folder: Path,
+    *,
+    card: str | None,
+    include: Sequence[str] = (),
+    code: CodeChoice | None = None,
+    changes: Mapping[str, bytes] | None = None,
 ) -> Inspection:
-    """As `check_model_folder`, with the text of the card that would be pushed, and all that was found out."""
+    """As `check_model_folder`, with the text of the card that would be pushed, and all that was found out.
+
+    Other files whose content will be another one than in the folder are in `changes`.
+    """
     selection = select_files(folder, include)
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         message = (
@@ -113,17 +126,31 @@ def inspect_model_folder(
             " (merge_and_unload), save the model and push that."
         )
         return Inspection(selection, [Problem("files", message)])
-    found = Inspection(selection, [*find_refused_files(folder, selection), *_check_card(card)])
+    problems = [*find_refused_files(folder, selection), *_check_card(card)]
+    found = Inspection(selection, problems, changes=changes or {}, probes=_choose_probes(folder))
     found.problems += _compare_code(folder, found, code)
     with _staged(found.files) as stage, _quiet():
-        problems = list(_check_parts(stage, found))
+        parts = list(_check_parts(stage, found))
     # The copy's path would only puzzle.
-    found.problems += [Problem(each.check, each.message.replace(str(stage), str(folder))) for each in problems]
+    found.problems += [Problem(each.check, each.message.replace(str(stage), str(folder))) for each in parts]
     return found
 
 
+def _choose_probes(folder: Path) -> Sequence[str]:
+    """The first sentence that the model was scored on, if an evaluation kept it: of a kind that it knows."""
+    for path in sorted(folder.glob("*/sources.txt")):
+        try:
+            with path.open(encoding="utf-8") as lines:
+                text = next(lines, "").strip()
+        except (OSError, ValueError):
+            continue
+        if text:
+            return text, *PROBES[1:]
+    return PROBES
+
+
 @contextmanager
-def _staged(files: Mapping[str, Path]) -> Iterator[Path]:
+def _staged(files: Mapping[str, Path | bytes]) -> Iterator[Path]:
     """A folder with these files and nothing else."""
     with tempfile.TemporaryDirectory(prefix="push-") as name:
         stage = Path(name, "model")
@@ -131,6 +158,9 @@ def _staged(files: Mapping[str, Path]) -> Iterator[Path]:
         for path, source in files.items():
             target = stage / path
             target.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(source, bytes):
+                target.write_bytes(source)
+                continue
             try:
                 target.symlink_to(source.resolve())
             except OSError:  # not every system lets everybody make links
@@ -155,7 +185,7 @@ def _quiet() -> Iterator[None]:
 def _check_parts(stage: Path, found: Inspection) -> Iterator[Problem]:
     """Each part by itself first, then whether they agree, then whether they work."""
     problems: list[Problem] = []
-    config = _attempt("config", problems, lambda: _load_config(stage))
+    config = _attempt("config", problems, lambda: _load_config(stage, problems))
     generation = _attempt("generation_config", problems, lambda: _load_generation_config(stage))
     if generation is None:
         (stage / "generation_config.json").unlink(missing_ok=True)  # the model shall load all the same
@@ -167,7 +197,8 @@ def _check_parts(stage: Path, found: Inspection) -> Iterator[Problem]:
     if config is not None:
         tokenizer = _attempt("tokenizer", problems, lambda: _load_tokenizer(stage))
         problems += _check_ids(config, generation, tokenizer)
-        if tokenizer is not None:
+        # Unless the weights have already said that config.json is wrong.
+        if tokenizer is not None and not any("vocab_size=" in problem.message for problem in problems):
             problems += _check_vocabulary(config, tokenizer)
         problems += _check_code(stage, config)
     if model is not None:
@@ -185,10 +216,14 @@ def _attempt(check: str, problems: list[Problem], load: Any) -> Any:
         return None
 
 
-def _load_config(stage: Path) -> Any:
+def _load_config(stage: Path, problems: list[Problem]) -> Any:
     if not (stage / "config.json").is_file():
         raise FileNotFoundError("config.json is missing: save the model with save_pretrained.")
-    return AutoConfig.from_pretrained(stage, local_files_only=True, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(stage, local_files_only=True, trust_remote_code=False)
+    is_own = isinstance(config, VanillaTransformerConfig)
+    if is_own and (problem := config.find_unknown_fields(read_json(stage / "config.json"))):
+        problems.append(Problem("config", f"config.json has fields that are none. {problem}"))
+    return config
 
 
 def _load_generation_config(stage: Path) -> GenerationConfig:
@@ -206,13 +241,15 @@ def _load_tokenizer(stage: Path) -> Any:
     names = {"tokenizer.json", *tokenizer.vocab_files_names.values()}
     if not any((stage / name).is_file() for name in names):
         # Some tokenizers start untrained then.
-        raise FileNotFoundError(f"there is no vocabulary, neither of {_join(sorted(names))}: save the tokenizer again.")
+        others = [name for name in sorted(names) if name != "tokenizer.json"]
+        instead = f", and so is {' and '.join(others)}" if others else ""
+        raise FileNotFoundError(f"tokenizer.json is missing{instead}: save the tokenizer into the folder again.")
     return tokenizer
 
 
 def _check_weight_files(stage: Path) -> Iterator[Problem]:
     for message in list_weights_problems(stage):
-        yield Problem("weights", message)
+        yield Problem("weights", _explain_weights_problem(stage, message))
     index = read_json(stage / SAFE_WEIGHTS_INDEX_NAME).get("weight_map")
     if not isinstance(index, dict):
         return
@@ -225,6 +262,15 @@ def _check_weight_files(stage: Path) -> Iterator[Problem]:
         differing = sorted(announced ^ _stored_names(path))
         if differing:
             yield Problem("weights", f"{path.name} and {SAFE_WEIGHTS_INDEX_NAME} do not agree on {_join(differing)}.")
+
+
+def _explain_weights_problem(stage: Path, message: str) -> str:
+    name = message.partition(" ")[0]
+    if message == "there are no weights":
+        return f"{SAFE_WEIGHTS_NAME} is missing: save the model with save_pretrained."
+    if (stage / name).suffix == ".safetensors" and (damage := find_damage(stage / name)):
+        return f"{name} {damage}."
+    return f"{message}."
 
 
 def _stored_names(path: Path) -> set[str]:
@@ -253,8 +299,11 @@ def _load_model(stage: Path, problems: list[Problem]) -> PreTrainedModel | None:
             name for name, weight in model.state_dict().items() if not torch.isfinite(weight).all()
         ],
     }
-    bad = [Problem("weights", f"{kind}: {_join(names)}.") for kind, names in kinds.items() if names]
-    problems += bad
+    bad = [f"{kind}: {_join(names)}." for kind, names in kinds.items() if names]
+    fits = suggest_fields(model.config, report["mismatched_keys"], report["missing_keys"], report["unexpected_keys"])
+    if fits:
+        bad = [f"they fit {', '.join(fits)} in config.json. As it is, {' And '.join(bad)}"]
+    problems += [Problem("weights", message) for message in bad]
     return None if bad else model
 
 
@@ -333,9 +382,9 @@ def _compare_code(folder: Path, found: Inspection, code: CodeChoice | None) -> I
     if differing:
         yield Problem(
             "code",
-            f"{_join(differing)} in the folder and in the installed package are not the same. Choose with --code "
-            "installed (the package's replace them) or --code folder (they are pushed as they are, after a trial in a "
-            "process of its own).",
+            f"{_join(differing)} in the folder and in the installed package are not the same. If you did not change "
+            "the code yourself, give --code installed (the package's replace them); otherwise --code folder (they are "
+            "pushed as they are, after a trial in a process of its own).",
         )
 
 
@@ -345,7 +394,8 @@ def _check_code(stage: Path, config: Any) -> Iterator[Problem]:
         needed = [("config.json", "auto_map", name) for name in AUTO_MAP]
         needed.append(("config.json", "custom_pipelines", "translation"))
         tokenizer_class = str(read_json(stage / "tokenizer_config.json").get("tokenizer_class"))
-        if not hasattr(transformers, tokenizer_class):  # else it is the library's own, Marian's say
+        has_settings = (stage / "tokenizer_config.json").is_file()  # or else that is said already
+        if has_settings and not hasattr(transformers, tokenizer_class):  # else it is the library's own, Marian's say
             needed.append(("tokenizer_config.json", "auto_map", "AutoTokenizer"))
         absent = []
         for file, field_name, key in needed:
@@ -374,19 +424,20 @@ def _check_translation(stage: Path, model: Any, tokenizer: Any, found: Inspectio
         # Any, since the library types the names of its own tasks only.
         make_pipeline: Any = pipeline
         pipe = make_pipeline("translation", model=model, tokenizer=tokenizer, device="cpu")
-        found.translations = [output["translation_text"] for output in pipe(list(PROBES))]
+        found.translations = [output["translation_text"] for output in pipe(list(found.probes))]
     except Exception as error:  # whatever the model's parts do not agree on
-        yield Problem("translation", f"translating {PROBES[0]!r} fails: {join_lines(error)}")
+        yield Problem("translation", f"translating {found.probes[0]!r} fails: {join_lines(error)}")
         return
     if not any(text.strip() for text in found.translations):
-        yield Problem("translation", f"the translations of {_join([repr(text) for text in PROBES])} are all empty.")
+        texts = _join([repr(text) for text in found.probes])
+        yield Problem("translation", f"the translations of {texts} are all empty.")
     found.is_self_contained = bool(find_code_files(stage))
     # No code is run that comes with something suspicious, or that nobody has decided about.
     if found.is_self_contained and not found.problems:
-        yield from _try_without_the_package(stage, found.translations)
+        yield from _try_without_the_package(stage, found.probes, found.translations)
 
 
-def _try_without_the_package(stage: Path, expected: Sequence[str]) -> Iterator[Problem]:
+def _try_without_the_package(stage: Path, probes: Sequence[str], expected: Sequence[str]) -> Iterator[Problem]:
     where = "in a process without this package"
     report = stage.parent / "report.json"
     # The code in the folder gets no token of the Hub, and finds no code of an earlier trial.
@@ -396,7 +447,7 @@ def _try_without_the_package(stage: Path, expected: Sequence[str]) -> Iterator[P
         "HF_TOKEN_PATH": str(stage.parent / "no-token"),
         "TRANSFORMERS_VERBOSITY": "error",
     }
-    command = [sys.executable, "-P", str(PACKAGE_FOLDER / "hub_trial.py"), str(stage), str(report), *PROBES]
+    command = [sys.executable, "-P", str(PACKAGE_FOLDER / "hub_trial.py"), str(stage), str(report), *probes]
     try:
         ended = subprocess.run(
             command,
@@ -421,7 +472,7 @@ def _try_without_the_package(stage: Path, expected: Sequence[str]) -> Iterator[P
         yield Problem(
             "code", f"{where} {_join(sorted(strangers))} came neither from the folder's code nor from transformers."
         )
-    for probe, here, there in zip(PROBES, expected, result["translations"], strict=True):
+    for probe, here, there in zip(probes, expected, result["translations"], strict=True):
         if here != there:
             yield Problem("code", f"{probe!r} becomes {here!r} here, but {there!r} {where}.")
 

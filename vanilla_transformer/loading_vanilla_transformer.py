@@ -268,7 +268,7 @@ def _describe_disagreement(model: Any, load_config: Any, info: Any, *, check_nam
     for title, rows in sections:
         if rows:
             lines += [title, *(f"    {line}" for line in _merge_layers(rows))]
-    if fits := _suggest_fields(model.config, info.mismatched_keys, missing, unexpected):
+    if fits := suggest_fields(model.config, info.mismatched_keys, missing, unexpected):
         lines.append(f"The weights fit {', '.join(fits)}.")
     lines.append(
         f"Load them into {type(model).__name__} with the configuration that they were saved with. "
@@ -310,10 +310,20 @@ def _write_numbers(numbers: Sequence[int]) -> str:
     return f"{{{text}}}" if len(numbers) > 1 else text
 
 
-def _suggest_fields(
+def suggest_fields(
     config: PreTrainedConfig, mismatched: Iterable[tuple[str, Any, Any]], missing: set[str], unexpected: set[str]
 ) -> list[str]:
-    """The fields of the configuration that would fit, as far as shapes and numbers of layers show them."""
+    """Finds the fields of a configuration that would fit weights, as far as shapes and numbers of layers show them.
+
+    Args:
+        config: The configuration that does not fit.
+        mismatched: Name, shape in the file and shape in the model of each weight whose shapes differ.
+        missing: The names of the weights that the file lacks.
+        unexpected: Those that the model lacks.
+
+    Returns:
+        The fields in words, each with the value that would fit and the one that it has.
+    """
     found: dict[str, int] = {}
     for name, shape, _ in mismatched:
         for pattern, fields in _SIZES:
@@ -333,4 +343,4 @@ def _suggest_fields(
     return [f"{field}={value} (not {own})" for field, (value, own) in sorted(differing.items()) if value != own]
 
 
-__all__ = ["SafeLoadingMixin", "WeightsFileError", "find_damage"]
+__all__ = ["SafeLoadingMixin", "WeightsFileError", "find_damage", "suggest_fields"]

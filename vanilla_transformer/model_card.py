@@ -9,16 +9,18 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from .checkpoints import replacing_files
-from .model_card_facts import ModelFolder, escape, identify_result
+from .model_card_facts import ModelFolder, identify_result
+from .model_card_words import escape
 
 CARD_FILE = "README.md"
 TEMPLATE_FILE = "model_card.md"
@@ -53,6 +55,8 @@ def build_model_card(
     tags: str | list[str] | None = None,
     language: str | list[str] | None = None,
     model_name: str | None = None,
+    revision: str | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> ModelCard:
     """Makes the card of a model from the files in its folder, which must be one that `save_pretrained` wrote.
 
@@ -68,6 +72,8 @@ def build_model_card(
         tags: More tags.
         language: Codes of its languages, in place of those in the configuration.
         model_name: Title; by default the last part of `repo_id`, or else the folder's name.
+        revision: The branch that holds the model, if the main one does not; the examples of use name it.
+        config: The configuration, if it will not be what config.json holds now.
 
     Returns:
         The card.
@@ -76,7 +82,7 @@ def build_model_card(
         FileNotFoundError: If the folder has no config.json.
         ValueError: If a file is damaged; the message names it.
     """
-    found = ModelFolder(Path(folder), repo_id)
+    found = ModelFolder(Path(folder), repo_id, revision=revision, config=config)
     name = model_name or (repo_id or found.name).rpartition("/")[-1]
     given = {
         "license": license,
@@ -142,6 +148,56 @@ def merge_model_card(existing: ModelCard, generated: ModelCard) -> ModelCard:
     merged.text = _merge_text(existing.text, generated_text, old=old, metadata=metadata_record)
     # Read again, for the results of one test set share its name once they are written.
     return ModelCard(merged.content)
+
+
+def merge_edited_cards(
+    here: ModelCard,
+    there: ModelCard,
+    generated: ModelCard,
+    *,
+    base: ModelCard | None = None,
+    prefer: Literal["here", "there"] = "here",
+) -> tuple[ModelCard, list[str]]:
+    """Brings two cards of one model up to date, as `merge_model_card` does, with what was edited in either.
+
+    Edits of different sections, of text at different places between them, and of different metadata are all kept.
+
+    Args:
+        here: A card.
+        there: Another one.
+        generated: What `build_model_card` returned now.
+        base: The card that both were made from by editing. Default: a generated one.
+        prefer: Whose edits are taken where both were edited in different ways.
+
+    Returns:
+        The card, and the places where that was so, in words.
+    """
+    one, other, origin = (merge_model_card(card, generated) for card in (here, there, base or generated))
+    merging = _Merging(prefer)
+    sides = [_entries(card.data) for card in (origin, one, other)]
+    keys = dict.fromkeys([*sides[1], *sides[2]])  # in their order
+    entries = {key: merging.merge_values(key, *sides) for key in keys}
+    atoms = merging.merge_atoms(*(_split(card.text) for card in (origin, one, other)))
+    text = "".join(atom.text for atom in atoms)
+    if records := [record for card in (one, other) if (record := _Record.find(card.text)) is not None]:
+        sections = dict.fromkeys(name for record in records for name in record.sections)
+        text = _set_record(text, _Record(list(sections), {**records[-1].metadata, **records[0].metadata}))
+    merged = ModelCard(one.content)
+    merged.data = _card_data({key: value for key, value in entries.items() if value is not None}, one.data, other.data)
+    merged.text = text.replace("\n", "\r\n") if "\r\n" in one.content else text
+    merged = ModelCard(merged.content)
+    return (generated if says_the_same(merged, generated) else merged), merging.conflicts
+
+
+def says_the_same(one: ModelCard, other: ModelCard) -> bool:
+    """Whether two cards differ in nothing but the order of their metadata, blank lines and the like."""
+    return _content(one) == _content(other)
+
+
+def _content(card: ModelCard) -> tuple[Any, ...]:
+    record = _Record.find(card.text)
+    told = None if record is None else (set(record.sections), dict(record.metadata))
+    return card.data.to_dict(), _RECORD.sub("", card.text).split(), told
 
 
 def write_model_card(
@@ -288,7 +344,7 @@ def _merge_text(existing: str, generated: str, *, old: _Record | None, metadata:
     if not existing.strip():
         return _set_record(generated, _Record(list(blocks), metadata))
     line_break = "\r\n" if "\r\n" in existing else "\n"
-    blocks = {name: block.replace("\n", line_break) for name, block in blocks.items()}
+    blocks = {name: block.replace("\r\n", "\n").replace("\n", line_break) for name, block in blocks.items()}
 
     def renew(match: re.Match[str]) -> str:
         is_untouched = _digest(match["content"]) == match["digest"]
@@ -303,8 +359,8 @@ def _merge_text(existing: str, generated: str, *, old: _Record | None, metadata:
             text = _insert(text, block, earlier, line_break)
         earlier.append(name)
     # Not those that have gone because nothing is known for them now: once there is, they come again.
-    known = set(old.sections) - set(_SECTION_START.findall(existing)) | set(_SECTION_START.findall(text))
-    sections = dict.fromkeys([*blocks, *(name for name in old.sections if name in known)])
+    known = set(old.sections) - set(_SECTION_START.findall(existing)) | set(_SECTION_START.findall(text)) | set(blocks)
+    sections = dict.fromkeys([*(name for name in old.sections if name in known), *blocks])
     return _set_record(text, _Record(list(sections), metadata))
 
 
@@ -316,6 +372,112 @@ def _insert(text: str, block: str, before: Sequence[str], line_break: str) -> st
     record = _RECORD.search(text)
     place = record.start() if record else len(text)
     return f"{text[:place]}{block}{line_break * 2}{text[place:]}"
+
+
+@dataclass(frozen=True)
+class _Atom:
+    """A piece of a text that is merged whole: a generated section, or a line between two, and blank lines after it.
+
+    Args:
+        name: By which it is found in another card.
+        text: All of it.
+    """
+
+    name: str
+    text: str
+
+    @property
+    def said(self) -> str:
+        # The record is made anew.
+        return "" if self.name == _RECORD_NOTE else self.text.strip()
+
+
+def _split(text: str) -> list[_Atom]:
+    text = text.replace("\r\n", "\n")
+    text += "" if text.endswith("\n") else "\n"
+    atoms: list[_Atom] = []
+    for name, piece in _pieces(text):
+        if atoms and not piece.strip():
+            atoms[-1] = replace(atoms[-1], text=atoms[-1].text + piece)
+        else:
+            atoms.append(_Atom(name, piece))
+    return atoms
+
+
+def _pieces(text: str) -> Iterator[tuple[str, str]]:
+    place = 0
+    matches = [*_SECTION.finditer(text), None]
+    for match in matches:
+        for line in text[place : match.start() if match else None].splitlines(keepends=True):
+            yield _RECORD_NOTE if _RECORD.match(line) else line.strip(), line
+        if match:
+            yield f"the section {match['name']}", match[0]
+            place = match.end()
+
+
+@dataclass
+class _Merging:
+    """Merges what two cards make of a third.
+
+    Args:
+        prefer: Whose edits are taken where both were edited in different ways.
+        conflicts: These places.
+    """
+
+    prefer: Literal["here", "there"]
+    conflicts: list[str] = field(default_factory=list)
+
+    def merge_values(self, key: str, base: Mapping[str, Any], here: Mapping[str, Any], there: Mapping[str, Any]) -> Any:
+        """An entry of the metadata, or `None` if there shall be none."""
+        old, one, other = base.get(key), here.get(key), there.get(key)
+        if one == other or other == old:
+            return one
+        if one == old:
+            return other
+        if key in _ADDED:
+            removed = [item for item in _add(old, None) if item not in _add(one, None) or item not in _add(other, None)]
+            return [item for item in _add(one, other) if item not in removed]
+        self.conflicts.append("a score in the metadata" if key.startswith("result ") else f"the metadata {key}")
+        return one if self.prefer == "here" else other
+
+    def merge_atoms(self, base: list[_Atom], here: list[_Atom], there: list[_Atom]) -> Iterator[_Atom]:
+        """A text, which is aligned at what all three have."""
+        to_here, to_there = _align(base, here), _align(base, there)
+        sides, starts = (base, here, there), [0, 0, 0]
+        where = "the beginning of the text"
+        for place in [*(place for place in range(len(base)) if place in to_here and place in to_there), None]:
+            ends = [len(base), len(here), len(there)] if place is None else [place, to_here[place], to_there[place]]
+            yield from self._choose(where, *(side[i:j] for side, i, j in zip(sides, starts, ends, strict=True)))
+            if place is not None:
+                yield from self._choose(where, *(side[i : i + 1] for side, i in zip(sides, ends, strict=True)))
+                where = f"the text after {base[place].name}" if _SECTION.match(base[place].text) else where
+                starts = [end + 1 for end in ends]
+
+    def _choose(self, where: str, base: list[_Atom], here: list[_Atom], there: list[_Atom]) -> list[_Atom]:
+        old, one, other = ([atom.said for atom in atoms] for atoms in (base, here, there))
+        if one == other or other == old:
+            return here
+        if one == old:
+            return there
+        if not old and _holds(one, other):
+            return here
+        if not old and _holds(other, one):
+            return there
+        sections = dict.fromkeys(atom.name for atom in (*base, *here, *there) if _SECTION.match(atom.text))
+        self.conflicts += sections or [where]
+        return here if self.prefer == "here" else there
+
+
+def _align(base: Sequence[_Atom], side: Sequence[_Atom]) -> dict[int, int]:
+    """Which piece of a text is which of another's."""
+    matcher = SequenceMatcher(None, [atom.name for atom in base], [atom.name for atom in side], autojunk=False)
+    return {match.a + n: match.b + n for match in matcher.get_matching_blocks() for n in range(match.size)}
+
+
+def _holds(lines: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether lines have all the others among them, in their order."""
+    rest = iter(lines)
+    return all(line in rest for line in others)
 
 
 def _set_record(text: str, record: _Record) -> str:
@@ -338,4 +500,12 @@ def _add(one: Any, other: Any) -> list[str]:
     return list(dict.fromkeys([*(_as_list(one) or []), *(_as_list(other) or [])]))
 
 
-__all__ = ["CARD_FILE", "CardMetadata", "build_model_card", "merge_model_card", "write_model_card"]
+__all__ = [
+    "CARD_FILE",
+    "CardMetadata",
+    "build_model_card",
+    "merge_edited_cards",
+    "merge_model_card",
+    "says_the_same",
+    "write_model_card",
+]

@@ -16,11 +16,31 @@ from safetensors import SafetensorError, safe_open
 from transformers.utils import logging
 
 from .averaging import AVERAGED_FOLDER, AVERAGING_FILE
-from .checkpoints import digest_weights
+from .checkpoints import digest_weights, read_architecture
+from .model_card_words import (
+    NOT_RECORDED,
+    as_code,
+    describe_batch,
+    describe_dropout,
+    describe_hardware,
+    describe_norm,
+    describe_optimizer,
+    describe_precision,
+    describe_rate,
+    describe_search,
+    describe_sides,
+    describe_tables,
+    describe_vocabulary,
+    escape,
+    format_duration,
+    format_value,
+    make_rows,
+    name_language,
+    quote,
+    to_number,
+)
 
 logger = logging.get_logger(__name__)
-
-NOT_RECORDED = "not recorded"
 
 _EXAMPLES = 5
 _SHOWN_FILES = 6
@@ -69,13 +89,13 @@ class _Evaluation:
         settings = _mapping(self.scores, "generation_config")
         beams = self.scores.get("num_beams", settings.get("num_beams"))
         dtype = self.scores.get("dtype")
-        parts = [_describe_search(beams, settings), *([str(dtype)] if dtype not in (None, "float32") else [])]
+        parts = [describe_search(beams, settings), *([str(dtype)] if dtype not in (None, "float32") else [])]
         return ", ".join(part for part in parts if part)
 
     def results(self) -> Iterator[EvalResult]:
         """The scores as the Hub's model-index has them."""
         for key, kind, name in (("bleu", "sacrebleu", "sacreBLEU"), ("chrf", "chrf", "chrF")):
-            score, signature = _number(self.scores.get(key)), self.scores.get(f"{key}_signature")
+            score, signature = to_number(self.scores.get(key)), self.scores.get(f"{key}_signature")
             if score is not None:
                 yield EvalResult(
                     task_type="translation",
@@ -93,11 +113,17 @@ class _Evaluation:
 class ModelFolder:
     """Reads a model's folder, and says in words what is in it."""
 
-    def __init__(self, path: Path, repo_id: str | None) -> None:
-        self.path = path
-        self.repo_id = repo_id
+    def __init__(
+        self,
+        path: Path,
+        repo_id: str | None,
+        *,
+        revision: str | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.path, self.repo_id, self.revision = path, repo_id, revision
         self.name = path.resolve().name
-        config = _read_json(path / "config.json")
+        config = _read_json(path / "config.json") if config is None else config
         if config is None:
             raise FileNotFoundError(f"{path} has no config.json: a card is made for a folder with a saved model.")
         self.config = config
@@ -161,16 +187,18 @@ class ModelFolder:
         found = []
         for path in sorted(self.path.glob("*/metrics.json")):
             scores = _read_json(path) or {}
-            if _number(scores.get("bleu")) is None:
+            if to_number(scores.get("bleu")) is None:
                 continue  # the metrics of a training in a sub-folder
             if self._is_own(scores):
                 found.append(_Evaluation(path.parent, scores, self._test_set(scores)))
             else:
                 scored = _base_name(str(_mapping(scores, "arguments").get("model_name_or_path", "another model")))
-                logger.warning(f"{path} is left out of the card: it scores {scored}, not the model now in {self.path}.")
+                logger.warning_once(
+                    f"{path} is left out of the card: it scores {scored}, not the model now in {self.path}."
+                )
 
         def place(item: _Evaluation) -> tuple[bool, str, float]:
-            return bool(item.test_set.note), item.test_set.name, -(_number(item.scores.get("num_beams")) or 0)
+            return bool(item.test_set.note), item.test_set.name, -(to_number(item.scores.get("num_beams")) or 0)
 
         return sorted(found, key=place)
 
@@ -183,6 +211,10 @@ class ModelFolder:
             return False
         # Older evaluations have no digests of the weights, and those of a model on the Hub empty ones.
         is_outdated = scores.get("weights_sha256") not in (None, {}, self._digests)
+        # Nor have they the configuration; of later code's new fields it says nothing.
+        architecture = read_architecture(self.config)
+        fields = _mapping(scores, "architecture")
+        is_outdated |= any(architecture.get(name) != value for name, value in fields.items())
         if is_outdated or not isinstance(model, str) or not isinstance(output, str):
             return False
         return model == self.repo_id or _is_same_path(model, os.path.join(output, ".."))
@@ -203,7 +235,7 @@ class ModelFolder:
             if same_files or ((same_name or both_built_in) and split == (self.data.get(split_key) or part)):
                 notes.append(f"{part} data")
         if arguments.get("max_samples"):
-            notes.append(f"first {_form(arguments['max_samples'])} pairs")
+            notes.append(f"first {format_value(arguments['max_samples'])} pairs")
         return _name_test_set(arguments, split, self.languages, ", ".join(notes))
 
     def metadata(self, name: str) -> dict[str, Any]:
@@ -232,21 +264,21 @@ class ModelFolder:
         """What the template needs besides the metadata."""
         examples = self._examples()
         source = next((row[0] for row in examples or [] if len(row) == 3), None)
-        language = _name_language(self.languages[0]) if self.languages else None
+        language = name_language(self.languages[0]) if self.languages else None
         sentence = source or (f"A sentence in {language}." if language else "A sentence to translate.")
         modules = {str(name).partition(".")[0] for name in _mapping(self.config, "auto_map").values()}
         return {
             "is_vanilla": self.config.get("model_type") == "vanilla_transformer",
             "model_type": self.config.get("model_type", NOT_RECORDED),
-            "direction": " to ".join(map(_name_language, self.languages)) if self.languages else None,
+            "direction": " to ".join(map(name_language, self.languages)) if self.languages else None,
             "parameters": "an unknown number of" if self.parameters is None else f"{self.parameters:,}",
             "origin": self._origin(),
             "headline": self._headline(),
             "needs_code": bool(modules),
             "has_tokenizer": any(self.path.glob("token*.json")),
             "has_code": bool(modules) and all((self.path / f"{module}.py").is_file() for module in modules),
-            "address": _quote(self.repo_id or f"path/to/{self.name}"),
-            "sentence": _quote(sentence),
+            "address": self._address(),
+            "sentence": quote(sentence),
             "other_tasks": ", ".join(
                 f"`{task}`" for task in _mapping(self.config, "custom_pipelines") if task != "translation"
             ),
@@ -263,17 +295,22 @@ class ModelFolder:
             "examples_head": ["source", "reference", "translation"][-len(examples[0]) :] if examples else None,
         }
 
+    def _address(self) -> str:
+        """What the loading functions are given, as arguments of Python."""
+        address = quote(self.repo_id or f"path/to/{self.name}")
+        return f"{address}, revision={quote(self.revision)}" if self.revision else address
+
     def _origin(self) -> str:
         if not self.has_arguments:
             return "How it was trained is not recorded."
         if self.base_model is None:
             return "It was trained from scratch with `vanilla_transformer`."
-        return f"It was trained further with `vanilla_transformer`, from {_code(_public_name(self.base_model))}."
+        return f"It was trained further with `vanilla_transformer`, from {as_code(_public_name(self.base_model))}."
 
     def _default_search(self) -> str | None:
         if self.generation.get("do_sample"):
             return "samples"
-        search = _describe_search(self.generation.get("num_beams", 1), self.generation)
+        search = describe_search(self.generation.get("num_beams", 1), self.generation)
         return "decodes greedily" if search == "greedy" else f"searches with {search}"
 
     def _headline(self) -> str | None:
@@ -281,38 +318,38 @@ class ModelFolder:
         if best is None:
             return None
         scores = [f"{best.scores['bleu']:.2f} sacreBLEU"]
-        if (chrf := _number(best.scores.get("chrf"))) is not None:
+        if (chrf := to_number(best.scores.get("chrf"))) is not None:
             scores.append(f"{chrf:.2f} chrF")
         return f"On {escape(best.test_set.name)} it scores {' and '.join(scores)} ({best.search})."
 
     def _architecture(self) -> list[list[str]]:
         config = self.config
-        heads = _both_sides(config, "{}_attention_heads")
-        key_sizes = ", ".join(f"{name} {_form(config[name])}" for name in ("d_k", "d_v") if config.get(name))
-        parameters = _form(self.parameters) + (f", {self.stored[1]}" if self.stored is not None else "")
+        heads = describe_sides(config, "{}_attention_heads")
+        key_sizes = ", ".join(f"{name} {format_value(config[name])}" for name in ("d_k", "d_v") if config.get(name))
+        parameters = format_value(self.parameters) + (f", {self.stored[1]}" if self.stored is not None else "")
         rows = [
             ("parameters", parameters),
-            ("layers, encoder + decoder", _both_sides(config, "{}_layers", always=True)),
+            ("layers, encoder + decoder", describe_sides(config, "{}_layers", always=True)),
             ("width (d_model)", config.get("d_model")),
-            ("inner width of feed-forward layers (d_ff)", _both_sides(config, "{}_ffn_dim")),
+            ("inner width of feed-forward layers (d_ff)", describe_sides(config, "{}_ffn_dim")),
             ("attention heads", f"{heads} ({key_sizes})" if key_sizes else heads),
-            ("vocabulary", _describe_vocabulary(config)),
-            ("embedding tables", _describe_tables(config)),
+            ("vocabulary", describe_vocabulary(config)),
+            ("embedding tables", describe_tables(config)),
             ("positions", config.get("position_embedding_type")),
-            ("layer normalization", _describe_norm(config)),
+            ("layer normalization", describe_norm(config)),
             ("activation", config.get("activation_function")),
         ]
-        return _table(rows)
+        return make_rows(rows)
 
     def _data(self) -> list[list[str]]:
         tokenizer = self.model.get("tokenizer_name")
         if tokenizer:
-            origin = _code(_public_name(str(tokenizer)))
+            origin = as_code(_public_name(str(tokenizer)))
         else:
             origin = "trained on the training data" if self.base_model is None else "the base model's"
         if rate := self.data.get("bpe_dropout"):
-            origin += f"; BPE-dropout {_form(rate)} in training"
-        return _table(
+            origin += f"; BPE-dropout {format_value(rate)} in training"
+        return make_rows(
             [
                 ("training", self._corpus("train")),
                 ("number of training pairs", self.scores.get("train_samples")),
@@ -324,61 +361,61 @@ class ModelFolder:
     def _corpus(self, part: str) -> str | None:
         data = self.data
         limit = data.get("max_train_samples" if part == "train" else "max_eval_samples")
-        suffix = "" if limit is None else f", at most the first {_form(limit)} pairs"
+        suffix = "" if limit is None else f", at most the first {format_value(limit)} pairs"
         if data.get("builtin_corpus"):
             return f"numbers and dates in words, generated by `vanilla_transformer`{suffix}"
         if files := _base_names(data.get(f"{part}_file")):
-            shown = ", ".join(map(_code, files[:_SHOWN_FILES]))
+            shown = ", ".join(map(as_code, files[:_SHOWN_FILES]))
             more = len(files) - _SHOWN_FILES
             return shown + (f" and {more} more files" if more > 0 else "") + suffix
         name, split = data.get("dataset_name"), data.get(f"{part}_split")
         if not name or not split:
             return "none" if part == "validation" else None
         config = data.get("dataset_config_name")
-        parts = [_code(_public_name(str(name))), *([f"configuration {_code(config)}"] if config else [])]
-        return ", ".join([*parts, f"split {_code(split)}"]) + suffix
+        parts = [as_code(_public_name(str(name))), *([f"configuration {as_code(config)}"] if config else [])]
+        return ", ".join([*parts, f"split {as_code(split)}"]) + suffix
 
     def _cut(self) -> str | None:
         source, target = self.data.get("max_source_length"), self.data.get("max_target_length")
         if not source or not target:
             return None
-        return f"sources were cut to {_form(source)} tokens and targets to {_form(target)}"
+        return f"sources were cut to {format_value(source)} tokens and targets to {format_value(target)}"
 
     def _recipe(self) -> list[list[str]]:
         """Hyper-parameters as they were when training began, results as they were at its end."""
         training, has = self.training, self.has_arguments
         steps = self.metrics.get("steps", self.state.get("global_step"))
-        epochs = _number(self.metrics.get("epochs", self.state.get("epoch")))
-        updates = None if steps is None else _form(steps)
+        epochs = to_number(self.metrics.get("epochs", self.state.get("epoch")))
+        updates = None if steps is None else format_value(steps)
         if updates is not None and epochs is not None:
             updates += f" ({epochs:.4g} epochs)"
         tokens = _mapping(self.metrics, "tokens_seen")
-        seconds = _number(self.scores.get("train_runtime"))
+        seconds = to_number(self.scores.get("train_runtime"))
         smoothing = self.config.get("label_smoothing", training.get("label_smoothing_factor"))
         processes = self.metrics.get("processes")
         seed = training.get("seed")
         rows: list[tuple[str, Any]] = [
             ("updates", updates),
-            ("batch", _describe_batch(training, processes) if has else None),
-            ("optimizer", _describe_optimizer(training) if has else None),
-            ("learning rate", _describe_rate(training, self.config) if has else None),
-            ("dropout", _describe_dropout(self.config)),
+            ("batch", describe_batch(training, processes) if has else None),
+            ("optimizer", describe_optimizer(training) if has else None),
+            ("learning rate", describe_rate(training, self.config) if has else None),
+            ("dropout", describe_dropout(self.config)),
             ("label smoothing", smoothing),
             ("gradients clipped to norm", training.get("max_grad_norm") or ("not clipped" if has else None)),
-            ("precision", _describe_precision(training) if has else None),
+            ("precision", describe_precision(training) if has else None),
             ("seed", None if seed is None else str(seed)),
             ("weights", self._weights()),
             (
                 "tokens seen, without padding",
-                f"{_form(tokens['source'])} source, {_form(tokens['target'])} target"
+                f"{format_value(tokens['source'])} source, {format_value(tokens['target'])} target"
                 if tokens.get("source") and tokens.get("target")
                 else None,
             ),
-            ("time", None if seconds is None else _duration(seconds)),
-            ("hardware", _describe_hardware(self.metrics)),
+            ("time", None if seconds is None else format_duration(seconds)),
+            ("hardware", describe_hardware(self.metrics)),
             ("software", ", ".join(f"{name} {number}" for name, number in _mapping(self.metrics, "versions").items())),
         ]
-        return _table(rows)
+        return make_rows(rows)
 
     def _weights(self) -> str | None:
         """Which of a training's weights these are."""
@@ -387,14 +424,14 @@ class ModelFolder:
         sharded = self.training.get("fsdp") or self.training.get("deepspeed")
         if (most := self.training.get("average_checkpoints")) and not sharded:
             averaged = (_read_json(self.path / AVERAGED_FOLDER / AVERAGING_FILE) or {}).get("checkpoints")
-            count = _form(len(averaged)) if isinstance(averaged, list) else f"at most {_form(most)}"
+            count = format_value(len(averaged)) if isinstance(averaged, list) else f"at most {format_value(most)}"
             return f"average of the last {count} checkpoints"
         best = _mapping(self.metrics, "best")
         step = best.get("step", self.state.get("best_global_step"))
         if self.training.get("load_best_model_at_end") and step:
             metric = best.get("metric") or self.training.get("metric_for_best_model")
             by = f"by {metric} on the validation data" if metric else "on the validation data"
-            return f"best checkpoint {by}, that of update {_form(step)}"
+            return f"best checkpoint {by}, that of update {format_value(step)}"
         return "those of the last update"
 
     def _validation(self) -> str | None:
@@ -403,12 +440,12 @@ class ModelFolder:
         found = [
             form.format(score)
             for name, form in forms.items()
-            if (score := _number(self.scores.get(f"eval_{name}"))) is not None
+            if (score := to_number(self.scores.get(f"eval_{name}"))) is not None
         ]
         if not found:
             return None
         beams = self.training.get("generation_num_beams")
-        search = f" ({_describe_search(beams, {})})" if beams else ""
+        search = f" ({describe_search(beams, {})})" if beams else ""
         return (
             f"The trainer's last evaluation on the validation data{search}: {', '.join(found)}. Such figures compare "
             "checkpoints of one training, not systems."
@@ -418,13 +455,13 @@ class ModelFolder:
         columns = {
             head: key
             for head, key in _SCORES.items()
-            if any(_number(item.scores.get(key)) is not None for item in self.evaluations)
+            if any(to_number(item.scores.get(key)) is not None for item in self.evaluations)
         }
         rows = []
         for item in self.evaluations:
-            scores = [_number(item.scores.get(key)) for key in columns.values()]
+            scores = [to_number(item.scores.get(key)) for key in columns.values()]
             shown = ["" if score is None else f"{score:.2f}" for score in scores]
-            rows.append([escape(item.test_set.label), _form(item.scores.get("sentences")), item.search, *shown])
+            rows.append([escape(item.test_set.label), format_value(item.scores.get("sentences")), item.search, *shown])
         return {
             "evaluations": rows,
             "evaluation_head": ["test set", "sentences", "search", *columns],
@@ -442,7 +479,7 @@ class ModelFolder:
         for head, signatures in found.items():
             for signature, labels in signatures.items():
                 where = f" ({escape('; '.join(labels))})" if len(signatures) > 1 else ""
-                lines.append(f"{head}{where}: {_code(signature)}")
+                lines.append(f"{head}{where}: {as_code(signature)}")
         return lines
 
     def _examples(self) -> list[list[str]] | None:
@@ -478,11 +515,6 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 def _mapping(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     value = content.get(name)
     return value if isinstance(value, dict) else {}
-
-
-def _number(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return value if is_number else None
 
 
 def _first_lines(path: Path, count: int) -> list[str]:
@@ -554,146 +586,4 @@ def _name_test_set(arguments: Mapping[str, Any], split: Any, languages: list[str
     return _TestSet(name, "local", config=name, note=note)
 
 
-def _name_language(code: str) -> str:
-    try:
-        from babel import Locale
-    except ImportError:  # it is needed for scripts only
-        return code
-    return str(Locale("en").languages.get(code.replace("-", "_"), code))
-
-
-def _form(value: Any) -> str:
-    if value is None or value == "":
-        return NOT_RECORDED
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else escape(str(value))
-
-
-def _table(rows: list[tuple[str, Any]]) -> list[list[str]]:
-    """Numbers are formatted; texts stand as they are, since they may hold Markdown."""
-    return [[label, value if isinstance(value, str) and value else _form(value)] for label, value in rows]
-
-
-def escape(text: str) -> str:
-    """Keeps Markdown from reading a text; tables take care of their own separator."""
-    text = re.sub(r"([\\`*\[\]])", r"\\\1", " ".join(text.split()))
-    return text.replace("&", "&amp;").replace("<", "&lt;")
-
-
-def _code(value: Any) -> str:
-    text = " ".join(str(value).split()).replace("`", "'").replace("<", "&lt;")
-    return f"`{text}`"
-
-
-def _quote(text: str) -> str:
-    """As a string of Python."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _describe_norm(config: Mapping[str, Any]) -> str | None:
-    if config.get("normalize_before") is None:
-        return None
-    return "before each sub-layer (pre-LN)" if config["normalize_before"] else "after each sub-layer (post-LN)"
-
-
-def _both_sides(config: Mapping[str, Any], name: str, *, always: bool = False) -> str | None:
-    """What encoder and decoder have, once if it is the same."""
-    sides = [config.get(name.format(side)) for side in ("encoder", "decoder")]
-    if None in sides:
-        return None
-    return _form(sides[0]) if sides[0] == sides[1] and not always else " + ".join(map(_form, sides))
-
-
-def _describe_vocabulary(config: Mapping[str, Any]) -> str | None:
-    source, target = config.get("vocab_size"), config.get("decoder_vocab_size")
-    if source is None:
-        return None
-    if target is None or config.get("share_encoder_decoder_embeddings"):
-        return f"{_form(source)} tokens, the same for both languages"
-    return f"{_form(source)} source tokens, {_form(target)} target tokens"
-
-
-def _describe_tables(config: Mapping[str, Any]) -> str | None:
-    shared, tied = config.get("share_encoder_decoder_embeddings"), config.get("tie_word_embeddings")
-    if shared is None or tied is None:
-        return None
-    if shared:
-        return "one for encoder, decoder and output layer" if tied else "one for encoder and decoder"
-    return "one for the encoder, one for decoder and output layer" if tied else "one each for encoder and decoder"
-
-
-def _describe_search(beams: Any, settings: Mapping[str, Any]) -> str:
-    if settings.get("do_sample"):
-        return "sampling"
-    search = "greedy" if beams == 1 else f"{_form(beams)} beams"
-    penalty = settings.get("length_penalty")
-    return search if penalty in (None, 1) or beams == 1 else f"{search}, length penalty {_form(penalty)}"
-
-
-def _describe_batch(training: Mapping[str, Any], processes: Any) -> str | None:
-    source, target = training.get("max_source_tokens"), training.get("max_target_tokens")
-    pairs = training.get("per_device_train_batch_size")
-    if source:
-        batch = f"at most {_form(source)} source and {_form(target or source)} target tokens, padding included"
-    elif pairs:
-        batch = f"{_form(pairs)} sentence pairs"
-    else:
-        return None
-    passes = training.get("gradient_accumulation_steps") or 1
-    factors = [f"{_form(passes)} passes"] if passes != 1 else []
-    if processes is None:
-        factors.append("devices (their number is not recorded)")
-    elif processes != 1:
-        factors.append(f"{_form(processes)} devices")
-    return " x ".join([batch, *factors])
-
-
-def _describe_optimizer(training: Mapping[str, Any]) -> str:
-    betas = ", ".join(_form(training.get(name)) for name in ("adam_beta1", "adam_beta2"))
-    text = f"{_code(training.get('optim'))}, betas {betas}, epsilon {_form(training.get('adam_epsilon'))}"
-    decay = training.get("weight_decay")
-    return f"{text}, weight decay {_form(decay)}" if decay else text
-
-
-def _describe_rate(training: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    rate, warmup = training.get("learning_rate"), _number(training.get("warmup_steps"))
-    peak = _form(rate)
-    if rate is None and warmup and config.get("d_model"):
-        peak = f"{(config['d_model'] * warmup) ** -0.5:.3g}, the paper's (d_model · warm-up)^-0.5"
-    text = f"peak {peak}; schedule {_code(training.get('lr_scheduler_type'))}"
-    if not warmup:
-        return text
-    return f"{text}, {_form(warmup)} warm-up updates" if warmup >= 1 else f"{text}, warm-up {warmup:.3g} of the updates"
-
-
-def _describe_dropout(config: Mapping[str, Any]) -> str | None:
-    kinds = {"dropout": "{}", "attention_dropout": "attention {}", "activation_dropout": "activations {}"}
-    parts = [form.format(_form(config[name])) for name, form in kinds.items() if config.get(name)]
-    return ", ".join(parts) or (None if config.get("dropout") is None else "0")
-
-
-def _describe_precision(training: Mapping[str, Any]) -> str:
-    for name, precision in (("bf16", "bfloat16 autocast"), ("fp16", "float16 autocast")):
-        if training.get(name):
-            return precision
-    return "float32"
-
-
-def _describe_hardware(metrics: Mapping[str, Any]) -> str | None:
-    name, device, processes = (metrics.get(key) for key in ("device_name", "device", "processes"))
-    if not name or not device:
-        return None
-    kind = str(device).partition(":")[0].upper()
-    count = f"{_form(processes)} x " if processes not in (None, 1) else ""
-    return f"{count}{escape(str(name))} ({kind})"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
-
-
-__all__ = ["NOT_RECORDED", "ModelFolder", "escape", "identify_result"]
+__all__ = ["ModelFolder", "identify_result"]

@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from .checkpoints import replacing_files
 from .hub_files import CARD_NAME, select_files
-from .model_card import CardMetadata, build_model_card, merge_model_card, write_model_card
+from .model_card import CardMetadata, build_model_card, merge_edited_cards, says_the_same, write_model_card
 
 logger = logging.get_logger(__name__)
 
@@ -76,7 +76,8 @@ def write_card_to_push(
 ) -> None:
     """Writes the card of a model that is about to be pushed, with what users wrote here or on the Hub.
 
-    If they did both, the card here wins, with a warning; the other one stays in the repository's history.
+    Where both were edited at the same place, the card here wins, with a warning; the other one stays in the
+    repository's history.
 
     Args:
         folder: The model's folder, with a card or without.
@@ -96,29 +97,30 @@ def write_card_to_push(
         return
     here = ModelCard.load(Path(folder) / CARD_NAME)
     try:
-        theirs = merge_model_card(ModelCard.load(there), generated)
+        merged, conflicts = merge_edited_cards(here, ModelCard.load(there), generated)
     # Besides ValueError, YAML's own errors.
     except Exception as error:
         raise ValueError(f"{CARD_NAME} of {repo_id} on the Hub is damaged. {describe_error(error)}") from error
-    if _says_the_same(theirs, here) or _says_the_same(theirs, generated):
-        return
-    if not _says_the_same(here, generated):
+    if conflicts:
         logger.warning(
-            f"{CARD_NAME} was edited both in {folder} and on the Hub. The one in the folder is pushed; the other one "
-            f"stays in the history of {repo_id}."
+            f"{CARD_NAME} was edited both in {folder} and on the Hub, at the same place: "
+            f"{', '.join(dict.fromkeys(conflicts))}. What stands there in the folder is pushed; the other stays in the "
+            f"history of {repo_id}."
         )
-        return
-    with replacing_files(folder) as partial:
-        (partial / CARD_NAME).write_text(theirs.content, encoding="utf-8", newline="")
-
-
-def _says_the_same(one: ModelCard, other: ModelCard) -> bool:
-    """Merging moves metadata and blank lines."""
-    return one.data.to_dict() == other.data.to_dict() and one.text.split() == other.text.split()
+    if not says_the_same(merged, here):
+        with replacing_files(folder) as partial:
+            (partial / CARD_NAME).write_text(merged.content, encoding="utf-8", newline="")
 
 
 def push_snapshot(
-    snapshot: Path, repo_id: str, *, revision: str | None, token: str | None, message: str, own_card: bool
+    snapshot: Path,
+    repo_id: str,
+    *,
+    revision: str | None,
+    token: str | None,
+    message: str,
+    own_card: bool,
+    **metadata: Unpack[CardMetadata],
 ) -> CommitInfo:
     """Uploads what of a snapshot belongs on the Hub, and deletes it; made to run in the background.
 
@@ -129,6 +131,7 @@ def push_snapshot(
         token: May write.
         message: The commit's title.
         own_card: Whether to write this package's card.
+        **metadata: As `build_model_card` takes them.
 
     Returns:
         The commit.
@@ -138,7 +141,7 @@ def push_snapshot(
     """
     try:
         if own_card:
-            write_card_to_push(snapshot, repo_id, revision=revision, token=token)
+            write_card_to_push(snapshot, repo_id, revision=revision, token=token, **metadata)
         checkpoints = [f"{path.name}/*" for path in snapshot.iterdir() if path.is_dir()]
         chosen = [*select_files(snapshot).files, *checkpoints]
         return upload_folder(

@@ -433,6 +433,8 @@ class TranslationTrainer(Seq2SeqTrainer):
             dataset: For the library's card.
             dataset_args: For the library's card.
         """
+        known = self._known_metadata()
+        license, dataset_tags = license or known["license"], dataset_tags or known["dataset_tags"]
         if not self._has_own_card():
             super().create_model_card(
                 language=language,
@@ -448,6 +450,13 @@ class TranslationTrainer(Seq2SeqTrainer):
         elif self.is_world_process_zero():
             metadata = _card_metadata(language, license, tags, model_name, dataset_tags=dataset_tags)
             write_model_card(str(self.args.output_dir), repo_id=self.hub_model_id, **metadata)
+
+    def _known_metadata(self) -> dict[str, Any]:
+        """What the arguments, which may be the library's, tell of the model for its card."""
+        return {
+            "license": getattr(self.args, "hub_license", None),
+            "dataset_tags": getattr(self.args, "hub_datasets", None),
+        }
 
     def _has_own_card(self) -> bool:
         model = extract_model_from_parallel(self.model, keep_torch_compile=False)
@@ -498,7 +507,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         folder, repo_id = str(self.args.output_dir), str(self.hub_model_id)
         token, revision = token or self.args.hub_token, revision or self.args.hub_revision
         if self._has_own_card():
-            write_card_to_push(folder, repo_id, revision=revision, token=token, **_card_metadata(**kwargs))
+            metadata = _card_metadata(**{**self._known_metadata(), **kwargs})
+            write_card_to_push(folder, repo_id, revision=revision, token=token, **metadata)
         upload = partial(
             upload_folder,
             repo_id=repo_id,
@@ -547,6 +557,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             token=self.args.hub_token,
             message=f"Training in progress, step {self.state.global_step}",
             own_card=self._has_own_card(),
+            **_card_metadata(**self._known_metadata()),
         )
 
     def _finish_current_push(self) -> None:
