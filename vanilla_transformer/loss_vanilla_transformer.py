@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
+from .linear_vanilla_transformer import Linear
+
 IGNORED_LABEL = -100
 MINIMUM_ROWS = 256
 
@@ -124,7 +126,7 @@ def has_plain_weights(output_layer: nn.Module, hidden_states: torch.Tensor) -> T
     """
     if not hasattr(nn, "LinearCrossEntropyOptions") or torch.compiler.is_compiling():
         return False
-    if type(output_layer) is not nn.Linear or "forward" in vars(output_layer) or _has_hooks(output_layer):
+    if type(output_layer) not in (nn.Linear, Linear) or "forward" in vars(output_layer) or _has_hooks(output_layer):
         return False
     weight, bias, device = output_layer.weight, output_layer.bias, hidden_states.device
     tensors = [hidden_states, weight] if bias is None else [hidden_states, weight, bias]

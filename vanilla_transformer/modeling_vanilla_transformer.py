@@ -36,8 +36,10 @@ from transformers.utils import logging
 from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .cache_vanilla_transformer import SourceSharingCache, count_source_rows, match_rows
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
+from .linear_vanilla_transformer import Linear
 from .loading_vanilla_transformer import SafeLoadingMixin
 from .loss_vanilla_transformer import compute_logits_and_loss, shift_tokens_right, should_skip_logits
 from .positions_vanilla_transformer import LearnedPositions, SinusoidalPositions, count_tokens_before
@@ -58,8 +60,8 @@ class TransformerLayer(GradientCheckpointingLayer):
         self.activation_fn = ACT2FN[config.activation_function]
         self.dropout = nn.Dropout(config.dropout)
         self.activation_dropout = nn.Dropout(config.activation_dropout)
-        self.fc1 = nn.Linear(config.d_model, ffn_dim, bias=config.ffn_bias)
-        self.fc2 = nn.Linear(ffn_dim, config.d_model, bias=config.ffn_bias)
+        self.fc1 = Linear(config.d_model, ffn_dim, bias=config.ffn_bias)
+        self.fc2 = Linear(ffn_dim, config.d_model, bias=config.ffn_bias)
         self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def residual(
@@ -186,10 +188,10 @@ class MultiHeadAttention(nn.Module):
         d_v = config.d_model // num_heads if config.d_v is None else config.d_v
         self.scaling = d_k**-0.5
         self.attention_dropout = config.attention_dropout
-        self.q_proj = nn.Linear(config.d_model, num_heads * d_k, bias=config.attention_bias)
-        self.k_proj = nn.Linear(config.d_model, num_heads * d_k, bias=config.attention_bias)
-        self.v_proj = nn.Linear(config.d_model, num_heads * d_v, bias=config.attention_bias)
-        self.out_proj = nn.Linear(num_heads * d_v, config.d_model, bias=config.attention_bias)
+        self.q_proj = Linear(config.d_model, num_heads * d_k, bias=config.attention_bias)
+        self.k_proj = Linear(config.d_model, num_heads * d_k, bias=config.attention_bias)
+        self.v_proj = Linear(config.d_model, num_heads * d_v, bias=config.attention_bias)
+        self.out_proj = Linear(num_heads * d_v, config.d_model, bias=config.attention_bias)
 
     def split_heads(self, states: torch.Tensor) -> torch.Tensor:
         """Maps (B, L, H * d) to (B, H, L, d)."""
@@ -205,15 +207,19 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attends from (B, L, D) to keys (B, H, K, d_k) and values (B, H, K, d_v).
 
+        Several rows of `hidden_states` may share one row of keys: the beams of a sentence, side by side, share its
+        source. They are taken as one longer sequence of queries then.
+
         Returns:
             The sub-layer's output (B, L, D) and, where the implementation computes them, the weights (B, H, L, K).
         """
         attention = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, scaled_dot_product_attention
         )
+        queries = fold_rows(hidden_states, key.shape[0])
         context, weights = attention(
             self,
-            self.split_heads(self.q_proj(hidden_states)),
+            self.split_heads(self.q_proj(queries)),
             key,
             value,
             attention_mask,
@@ -221,7 +227,22 @@ class MultiHeadAttention(nn.Module):
             scaling=self.scaling,
             **kwargs,
         )
-        return self.out_proj(context.flatten(2)), weights
+        if weights is not None and weights.shape[0] != hidden_states.shape[0]:
+            weights = weights.unflatten(2, (-1, hidden_states.shape[1])).transpose(1, 2).flatten(0, 1)
+        return self.out_proj(context.flatten(2)).view(hidden_states.shape), weights
+
+
+def fold_rows(states: torch.Tensor, rows: int) -> torch.Tensor:
+    """Lays groups of rows end to end: (R, L, D) to (rows, R / rows * L, D).
+
+    Raises:
+        ValueError: If the rows cannot be divided.
+    """
+    if states.shape[0] == rows:
+        return states
+    if states.shape[0] % rows:
+        raise ValueError(f"{states.shape[0]} target rows cannot be divided among {rows} sources.")
+    return states.reshape(rows, -1, states.shape[-1])
 
 
 class SelfAttention(MultiHeadAttention):
@@ -458,7 +479,7 @@ class VanillaTransformerDecoder(TransformerStack):
         if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
             raise ValueError(f"past_key_values must be an EncoderDecoderCache, not {type(past_key_values).__name__}.")
         if use_cache and past_key_values is None:
-            past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+            past_key_values = SourceSharingCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         self_cache = None if past_key_values is None else past_key_values.self_attention_cache
 
         length = embeddings.shape[1]
@@ -468,16 +489,18 @@ class VanillaTransformerDecoder(TransformerStack):
             # A static cache keeps its length in a tensor, on which a compiled graph cannot branch.
             upper_bound = cast(StaticLayer, self_cache.layers[0]).max_cache_len
         token_indices = count_tokens_before(attention_mask, length, past_length, embeddings.device)
-        hidden_states = self.embed(embeddings, token_indices, upper_bound)
+        # A mask over a history that beams share has one row for all beams of a sentence.
+        hidden_states = self.embed(embeddings, token_indices.reshape(-1, length), upper_bound)
 
         layer_mask = create_causal_mask(
             config=self.config, inputs_embeds=embeddings, attention_mask=attention_mask, past_key_values=self_cache
         )
+        source_rows = count_source_rows(past_key_values, encoder_hidden_states)
         encoder_layer_mask = create_bidirectional_mask(
             config=self.config,
-            inputs_embeds=embeddings,
-            attention_mask=encoder_attention_mask,
-            encoder_hidden_states=encoder_hidden_states,
+            inputs_embeds=fold_rows(embeddings, source_rows),
+            attention_mask=match_rows(encoder_attention_mask, source_rows),
+            encoder_hidden_states=match_rows(encoder_hidden_states, source_rows),
         )
         for layer in self.layers:
             # What needs a gradient goes by position: reentrant checkpointing sees no keyword arguments.
@@ -606,7 +629,9 @@ class VanillaTransformerForConditionalGeneration(
         # From the class's name the library would take a loss that shifts labels, and count one target too few.
         self.loss_type = None  # type: ignore[assignment]
         self.model = VanillaTransformerModel(config)
-        self.lm_head = nn.Linear(config.d_model, config.target_vocab_size, bias=config.lm_head_bias)
+        self.lm_head = Linear(config.d_model, config.target_vocab_size, bias=config.lm_head_bias)
+        # Or the library forgets `length_penalty_type`, a setting it does not know, when it loads a saved model.
+        self.generation_config._from_model_config = False
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
