@@ -70,8 +70,8 @@ def assert_same(ours: Any, theirs: Any) -> None:
         assert ours.equal(theirs)
         return
     assert isinstance(ours, GenerateBeamEncoderDecoderOutput)
-    assert ours.sequences.equal(theirs.sequences)
-    assert ours.beam_indices.equal(theirs.beam_indices)
+    for name in ("sequences", "beam_indices"):
+        assert getattr(ours, name).equal(getattr(theirs, name))
     for name in ("scores", "logits", "decoder_attentions", "cross_attentions", "decoder_hidden_states"):
         assert_close(getattr(ours, name), getattr(theirs, name))
     if theirs.sequences_scores is not None:
@@ -120,7 +120,7 @@ class StopAfter(StoppingCriteria):
 def test_the_library_finds_the_same(
     name: str, seed: int, lengths: list[int], side: str, num_beams: int, data: st.DataObject
 ) -> None:
-    arguments = {
+    arguments: dict[str, Any] = {
         **make_batch(lengths, seed, side),
         "num_beams": num_beams,
         "num_return_sequences": data.draw(st.integers(1, num_beams), "num_return_sequences"),
@@ -130,7 +130,7 @@ def test_the_library_finds_the_same(
         "use_cache": data.draw(st.booleans(), "use_cache"),
     }
     for option in data.draw(st.sets(st.sampled_from(["shorter", "repeat", "two ends", "prompt", "custom"])), "options"):
-        arguments |= {
+        changes: dict[str, dict[str, Any]] = {
             "shorter": {"no_repeat_ngram_size": 2},
             "repeat": {"repetition_penalty": 1.4},
             "two ends": {"eos_token_id": [EOS, 5]},
@@ -139,7 +139,8 @@ def test_the_library_finds_the_same(
                 "logits_processor": [ForbidRepeating(len(lengths) * num_beams)],
                 "stopping_criteria": [StopAfter(7)],
             },
-        }[option]
+        }
+        arguments |= changes[option]
     if data.draw(st.booleans(), "recorded"):
         arguments |= {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
         arguments |= {"output_hidden_states": True, "output_attentions": name == "eager-pre-norm"}
@@ -210,7 +211,7 @@ def test_gnmt_scores_and_exact_stopping(alpha: float, seed: int) -> None:
 
 def test_length_penalty_type_is_a_setting_like_others(tmp_path: Path) -> None:
     """Of a call, of a given config, and of the model's own, with which it is saved."""
-    model = make_model(scale=0.6)
+    model: Any = make_model(scale=0.6)
     arguments = {**make_batch([5, 2]), "num_beams": 3, "length_penalty": 1.7, "max_new_tokens": 6}
     arguments |= {"return_dict_in_generate": True}
     scores = [
@@ -218,11 +219,11 @@ def test_length_penalty_type_is_a_setting_like_others(tmp_path: Path) -> None:
     ]
     assert not scores[0].allclose(scores[1])
     assert search(model, **arguments).sequences_scores.equal(scores[0])
-    config = copy.deepcopy(model.generation_config)
+    config: Any = copy.deepcopy(model.generation_config)
     config.update(**{name: value for name, value in arguments.items() if not isinstance(value, torch.Tensor)})
     config.length_penalty_type = "gnmt"
     batch = make_batch([5, 2])
-    assert cast(Any, model).generate(**batch, generation_config=config).sequences_scores.equal(scores[1])
+    assert model.generate(**batch, generation_config=config).sequences_scores.equal(scores[1])
     model.generation_config.length_penalty_type = "gnmt"
     model.save_pretrained(tmp_path)
     again = Model.from_pretrained(tmp_path)
@@ -391,7 +392,7 @@ def test_foreign_searches_may_do_anything_with_the_cache(actions: list[tuple[str
             indices = [*range(rows)] if argument is None else argument
             kept = torch.tensor(indices) % rows
             for cache in (ours, plain):
-                (cache.batch_select_indices if kind == "select" else cache.reorder_cache)(kept)
+                cast(Any, cache.batch_select_indices if kind == "select" else cache.reorder_cache)(kept)
         sentences = sentences[kept]
         tokens = torch.arange(len(kept))[:, None] % 9 + 3
 

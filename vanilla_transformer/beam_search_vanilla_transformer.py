@@ -290,9 +290,10 @@ class BeamSearch:
         """Returns the best translations, as the library's `_beam_search` does."""
         is_done = False
         while self.model._has_unfinished_sequences(is_done, self.synced_gpus, device=self.device):
-            logits = self.decoder.step(self.open.tokens[:, :, : self.length])
-            if is_done:  # only to keep other processes company
+            if is_done:
+                self.decoder.idle(self.open.tokens[:, :, : self.prompt_length])
                 continue
+            logits = self.decoder.step(self.open.tokens[:, :, : self.length])
             self._step(logits.to(device=self.device, dtype=torch.float32))
             is_done = bool(self.is_done.all())
             if self.sentences_may_leave and not is_done:
@@ -413,7 +414,7 @@ class BeamSearch:
             return
         self._store()
         stay = (~self.is_done).nonzero()[:, 0]
-        self.decoder.keep_sentences(stay)
+        cast(SharedHistoryDecoder, self.decoder).keep_sentences(stay)
         self.open, self.ended = self.open.select(stay), self.ended.select(stay)
         self.ended_lengths, self.is_done = self.ended_lengths[stay], self.is_done[stay]
         self.sentences = self.sentences[stay]

@@ -4,7 +4,7 @@ Shapes: B  sentences, N  beams (or sampled sequences) of a sentence, R = B * N  
 sentence side by side, H  heads, S  source length, d  size of a head's keys or values.
 """
 
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
@@ -28,7 +28,7 @@ class SourceSharingCache(EncoderDecoderCache):
         shared.__dict__ = cache.__dict__
         return shared
 
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Makes row i the continuation of row `beam_idx[i]`; (R,)."""
         target_rows = _count_rows(self.self_attention_cache)
         self.self_attention_cache.reorder_cache(beam_idx)
@@ -55,7 +55,7 @@ class SourceSharingCache(EncoderDecoderCache):
             unchanged = torch.arange(source_rows, device=sentences.device)
             if torch.equal(sentences, unchanged.repeat_interleave(len(sentences) // source_rows)):
                 return
-        self.cross_attention_cache.reorder_cache(sentences)
+        self.cross_attention_cache.reorder_cache(cast(torch.LongTensor, sentences))
 
 
 def count_source_rows(cache: EncoderDecoderCache | None, encoder_hidden_states: torch.Tensor) -> int:
@@ -95,6 +95,9 @@ class SharedHistoryLayer(DynamicLayer):
     are, and the search's mask says which of them are a beam's own. The first update has one row for each sentence, the
     next ones may have several.
     """
+
+    keys: torch.Tensor
+    values: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()

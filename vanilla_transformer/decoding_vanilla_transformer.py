@@ -100,6 +100,15 @@ class SharedHistoryDecoder:
             return torch.full((1, 1), self.layers[0].length, device=self.encoder_hidden_states.device)
         return cast(torch.Tensor, self.visible).sum(dim=2).view(-1, 1) - 1
 
+    def idle(self, prompts: torch.Tensor) -> None:
+        """Runs the model on prompts (B, N, length) to keep other processes company."""
+        self.model(
+            decoder_input_ids=prompts[:, 0],
+            encoder_outputs=BaseModelOutput(last_hidden_state=self.encoder_hidden_states),
+            attention_mask=self.source_mask,
+            use_cache=False,
+        )
+
     def follow(self, beams: torch.Tensor) -> None:
         """Makes beam n of a sentence the continuation of beam `beams[:, n]`, (B, N)."""
         num_sentences, num_beams = beams.shape
@@ -118,7 +127,7 @@ class SharedHistoryDecoder:
         """Goes on with these sentences only."""
         for layer in self.layers:
             layer.keep_sentences(indices)
-        self.cache.cross_attention_cache.reorder_cache(indices)
+        self.cache.cross_attention_cache.reorder_cache(cast(torch.LongTensor, indices))
         self.encoder_hidden_states = self.encoder_hidden_states[indices]
         if self.visible is not None:
             self.visible = self.visible[indices]
@@ -157,6 +166,11 @@ class ReorderingDecoder:
         outputs.logits = None  # which may be large, and is not needed beside the next one
         return logits
 
+    def idle(self, prompts: torch.Tensor) -> None:
+        """Runs the model on prompts (B, N, length) to keep other processes company."""
+        inputs = {name: self.model_kwargs.get(name) for name in ("encoder_outputs", "attention_mask")}
+        self.model(decoder_input_ids=prompts.flatten(0, 1), use_cache=False, **inputs)
+
     @property
     def cache(self) -> EncoderDecoderCache | None:
         """The cache, if there is one."""
@@ -166,7 +180,8 @@ class ReorderingDecoder:
         """Makes beam n of a sentence the continuation of beam `beams[:, n]`, (B, N)."""
         if self.cache is not None:
             sentences = torch.arange(beams.shape[0], device=beams.device)[:, None]
-            self.cache.reorder_cache((sentences * beams.shape[1] + beams).flatten())
+            rows = (sentences * beams.shape[1] + beams).flatten()
+            self.cache.reorder_cache(cast(torch.LongTensor, rows))
 
 
 __all__ = ["ReorderingDecoder", "SharedHistoryDecoder"]

@@ -45,7 +45,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         length_penalty_type = kwargs.pop("length_penalty_type", None)
         settings, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)  # type: ignore[misc]
         if length_penalty_type is not None:
-            settings.length_penalty_type = length_penalty_type
+            settings.update(length_penalty_type=length_penalty_type, allow_custom_entries=True)
         length_penalty_type = getattr(settings, "length_penalty_type", None)
         if length_penalty_type not in (None, *LENGTH_PENALTIES):
             raise ValueError(
@@ -77,7 +77,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         """
         if has_default_max_length and generation_config.max_new_tokens is None:
             generation_config.max_new_tokens = self._limit_new_tokens(inputs_tensor.shape[1], input_ids_length)
-            generation_config._is_limited_by_source = True
+            generation_config.update(_is_limited_by_source=True, allow_custom_entries=True)
         # The library types `self` as what a model and the mixin are together.
         return super()._prepare_generated_length(  # type: ignore[misc]
             generation_config=generation_config,
@@ -119,7 +119,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         Returns:
             The prompt (batch * expand_size, target length), and the other inputs.
         """
-        source = {
+        source: dict[str, Any] = {
             name: model_kwargs.pop(name) for name in ("encoder_outputs", "attention_mask") if name in model_kwargs
         }
         if is_encoder_decoder and source.get("encoder_outputs") is None:
@@ -137,14 +137,15 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         generation_mode: GenerationMode,
         batch_size: int,
         max_cache_length: int,
-    ) -> None:
+    ) -> Any:
         """Makes the library's cache one in which beams may share their source."""
-        super()._prepare_cache_for_generation(  # type: ignore[misc]
+        result = super()._prepare_cache_for_generation(  # type: ignore[misc]
             generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
         )
         cache = model_kwargs.get("past_key_values")
         if isinstance(cache, EncoderDecoderCache):
             model_kwargs["past_key_values"] = SourceSharingCache.adopt(cache)
+        return result
 
     def _limit_by_source(
         self,

@@ -74,7 +74,7 @@ class Linear(nn.Linear):
         return super().forward(input)
 
     def _suits_onednn(self, inputs: torch.Tensor) -> bool:
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
             return False
         weight = self.weight
         return (
@@ -84,7 +84,7 @@ class Linear(nn.Linear):
             and inputs.dtype == weight.dtype == torch.float32
             and inputs.device.type == weight.device.type == "cpu"
             and inputs.numel() >= _FEWEST_ROWS * inputs.shape[-1]
-            and torch.backends.mkldnn.enabled
+            and bool(torch.backends.mkldnn.enabled)
             and not torch.is_autocast_enabled("cpu")
             and not torch._C._are_functorch_transforms_active()
         )
