@@ -5,7 +5,7 @@ arguments. What differs is the work:
 
 - the source side exists once per sentence, and the beams' histories are not copied when beams change places
   (cache_vanilla_transformer.py);
-- one pass over the vocabulary finds each beam's best tokens by their logits; only those are turned into probabilities;
+- the best tokens are looked for within each beam, and only those are put together with the scores so far;
 - a sentence whose translations can no longer change leaves the batch.
 
 Shapes: B  sentences still in the batch, N  beams, R = B * N  rows, V  target vocabulary, C  candidates per sentence and
@@ -18,61 +18,15 @@ from typing import Any, cast
 
 import torch
 from transformers.generation.configuration_utils import GenerationConfig
-from transformers.generation.logits_process import (
-    ForcedBOSTokenLogitsProcessor,
-    ForcedEOSTokenLogitsProcessor,
-    InfNanRemoveLogitsProcessor,
-    LogitNormalization,
-    LogitsProcessorList,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    NoBadWordsLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-    SuppressTokensAtBeginLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
-from transformers.generation.stopping_criteria import (
-    EosTokenCriteria,
-    MaxLengthCriteria,
-    MaxTimeCriteria,
-    StoppingCriteria,
-    StoppingCriteriaList,
-    StopStringCriteria,
-)
+from transformers.generation.logits_process import LogitsProcessorList
+from transformers.generation.stopping_criteria import StoppingCriteriaList
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 
 from .decoding_vanilla_transformer import ReorderingDecoder, SharedHistoryDecoder
+from .stopping_vanilla_transformer import StoppingRules, judges_rows_alone
 
-
-class SourceLengthCriteria(StoppingCriteria):
-    """Ends each translation at the length of its own source + 50 (6.1), whatever it is batched with."""
-
-    def __init__(self, limits: torch.Tensor) -> None:
-        """Takes the largest number of target tokens, prompt included, of each sentence: (B,)."""
-        self.limits = limits
-
-    def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
-        """Says which rows (a multiple of B) have come to their end."""
-        limits = self.limits.repeat_interleave(input_ids.shape[0] // self.limits.shape[0])
-        return cast(torch.BoolTensor, limits <= input_ids.shape[1])
-
-
-# These judge a row by its tokens alone, so that rows may leave the batch.
-_ROW_BY_ROW = (
-    *(ForcedBOSTokenLogitsProcessor, ForcedEOSTokenLogitsProcessor, InfNanRemoveLogitsProcessor, LogitNormalization),
-    *(MinLengthLogitsProcessor, MinNewTokensLengthLogitsProcessor, NoBadWordsLogitsProcessor),
-    *(NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor),
-    *(SuppressTokensAtBeginLogitsProcessor, SuppressTokensLogitsProcessor),
-    *(TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper),
-    *(EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, SourceLengthCriteria, StopStringCriteria),
-)
 _IMPOSSIBLE = -1.0e9  # the library's score for what must not be chosen
-_LARGE_VOCABULARY, _PART = 4096, 64
+_MANY_VALUES, _PART = 100_000, 64
 _WORTH_LEAVING = 1 / 8  # share of the sentences that must be finished before the rest is copied without them
 
 
@@ -93,7 +47,7 @@ def find_largest(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
     ones are in the k parts with the largest maxima.
     """
     size = values.shape[1]
-    if values.device.type != "cpu" or size < _LARGE_VOCABULARY:
+    if values.device.type != "cpu" or values.numel() < _MANY_VALUES or size < _PART * k:
         return values.topk(k)
     num_parts = size // _PART
     parts = values[:, : num_parts * _PART].unflatten(1, (num_parts, _PART))
@@ -237,10 +191,10 @@ class BeamSearch:
             shares_history
             and not synced_gpus
             and not generation_config.do_sample  # or a seed would draw other tokens than in the library
-            and all(type(item) in _ROW_BY_ROW for item in (*logits_processor, *stopping_criteria))
+            and judges_rows_alone(logits_processor, stopping_criteria)
         )
+        self.rules = StoppingRules(stopping_criteria, generation_config.max_length, self.device)
         self._start(input_ids)
-        self._read_criteria(stopping_criteria)
 
     def _start(self, input_ids: torch.Tensor) -> None:
         """Makes N beams for each sentence, and places for the N best translations."""
@@ -269,23 +223,6 @@ class BeamSearch:
         self.results = self.ended.select(self.sentences)
         self.result_lengths = self.ended_lengths.clone()
 
-    def _read_criteria(self, criteria: StoppingCriteriaList) -> None:
-        """Sorts the criteria into those of which the answer is known without looking at whole sentences, and others."""
-        self.max_length = self.config.max_length
-        self.limits: torch.Tensor | None = None  # of each sentence
-        self.other_criteria = []
-        eos_token_ids = []
-        for criterion in criteria:
-            if type(criterion) is EosTokenCriteria:
-                eos_token_ids += criterion.eos_token_id.tolist()
-            elif type(criterion) is MaxLengthCriteria:
-                self.max_length = min(self.max_length, criterion.max_length)
-            elif type(criterion) is SourceLengthCriteria:
-                self.limits = criterion.limits.to(self.device)
-            else:
-                self.other_criteria.append(criterion)
-        self.eos_token_ids = torch.tensor(eos_token_ids, device=self.device)
-
     def run(self) -> Any:
         """Returns the best translations, as the library's `_beam_search` does."""
         is_done = False
@@ -304,7 +241,11 @@ class BeamSearch:
         """Makes every beam a token longer, given the logits of that token, (R, V), or (B, V) for the first one."""
         beams, tokens, scores = self._find_candidates(logits)
         self.length += 1
-        ends = self._find_ends(beams, tokens, scores)
+
+        def write_out() -> torch.Tensor:
+            return self._continue(beams, tokens, scores).tokens[:, :, : self.length].flatten(0, 1)
+
+        ends = self.rules.find_ends(tokens, self.length, self.sentences, write_out, self.recorder.scores)
         # Of what has ended nothing goes on, unless a criterion ends all.
         open_scores, chosen = (scores + ends * _IMPOSSIBLE).topk(self.num_beams)
         if ends.any():
@@ -328,19 +269,16 @@ class BeamSearch:
             # The first token's logits are the same for all beams; these cases need them for each.
             logits, beams = logits.repeat_interleave(self.num_beams, dim=0), self.num_beams
         scores = self.open.scores[:, :beams].reshape(-1, 1)
-        if not (self.logits_processor or self.config.do_sample or self.recorder.is_on):
-            values, tokens = find_largest(logits, min(self.num_candidates, vocab_size))
-            values = values - logits.logsumexp(dim=-1, keepdim=True) + scores
-        else:
-            log_probs = logits.log_softmax(dim=-1)
+        log_probs = logits.log_softmax(dim=-1)
+        if self.logits_processor:
             rows = self.open.tokens[:, :beams, : self.length].flatten(0, 1)
             log_probs = self.logits_processor(cast(torch.LongTensor, rows), cast(torch.FloatTensor, log_probs))
-            if self.recorder.is_on:
-                self.recorder.add(logits, log_probs, cast(ReorderingDecoder, self.decoder).outputs)
-            if self.config.do_sample:
-                return self._sample_candidates((log_probs + scores).view(num_sentences, -1), vocab_size)
-            values, tokens = log_probs.topk(min(self.num_candidates, vocab_size))
-            values = values + scores
+        if self.recorder.is_on:
+            self.recorder.add(logits, log_probs, cast(ReorderingDecoder, self.decoder).outputs)
+        if self.config.do_sample:
+            return self._sample_candidates((log_probs + scores).view(num_sentences, -1), vocab_size)
+        values, tokens = find_largest(log_probs, min(self.num_candidates, vocab_size))
+        values = values + scores
         best, indices = values.view(num_sentences, -1).topk(self.num_candidates)
         return indices // values.shape[1], tokens.view(num_sentences, -1).gather(1, indices), best
 
@@ -361,20 +299,6 @@ class BeamSearch:
             longer.beam_indices[:, :, self.length - 1 - self.prompt_length] = rows.int()
         return longer
 
-    def _find_ends(self, beams: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Says which candidates end with their new token, (B, C)."""
-        if self.length >= self.max_length:
-            return torch.ones_like(tokens, dtype=torch.bool)
-        ends = torch.isin(tokens, self.eos_token_ids)
-        if self.limits is not None:
-            ends |= (self.limits[self.sentences] <= self.length)[:, None]
-        if self.other_criteria:
-            longer = self._continue(beams, tokens, scores)
-            sequences = cast(torch.LongTensor, longer.tokens[:, :, : self.length].flatten(0, 1))
-            for criterion in self.other_criteria:
-                ends |= criterion(sequences, cast(Any, self.recorder.scores)).view(ends.shape)
-        return ends
-
     def _add_ended(self, candidates: "Hypotheses", ends: torch.Tensor) -> None:
         """Keeps the N best of all translations that have ended so far, given which candidates have now, (B, N)."""
         num_tokens = self.length - self.prompt_length
@@ -392,11 +316,9 @@ class BeamSearch:
         is_ended = self.ended_lengths > 0
         # Log-probabilities only fall, so the most that may come of a beam is its own of now at the best length.
         length: Any = self.length - self.prompt_length
-        longest: Any = self.max_length - self.prompt_length
+        longest: Any = self.rules.find_limits(self.sentences) - self.prompt_length
         best_open = self.open.scores[:, 0]
         if self.penalize is gnmt_length_penalty:
-            if self.limits is not None:
-                longest = self.limits[self.sentences] - self.prompt_length
             possible = best_open / self.penalize(longest if alpha > 0 else length + 1, alpha)
             worst = self.ended.scores[:, self.num_wanted - 1]
             is_enough = is_ended[:, self.num_wanted - 1]
@@ -440,4 +362,4 @@ class BeamSearch:
         )
 
 
-__all__ = ["LENGTH_PENALTIES", "BeamSearch", "SourceLengthCriteria"]
+__all__ = ["LENGTH_PENALTIES", "BeamSearch"]

@@ -119,14 +119,18 @@ class SharedHistoryLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         sentences, length = self.keys.shape[0], key_states.shape[2]
-        end = self.num_entries + key_states.shape[0] // sentences * length
+        keys, values = (
+            states.unflatten(0, (sentences, -1)).transpose(1, 2).flatten(2, 3) for states in (key_states, value_states)
+        )
+        return self.append(keys, values, length)
+
+    def append(self, keys: torch.Tensor, values: torch.Tensor, length: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+        """Appends entries (B, H, new entries, d), which make each beam `length` longer; returns all of them."""
+        start, end = self.num_entries, self.num_entries + keys.shape[2]
         if end > self.keys.shape[2]:
-            self.keys, self.values = (
-                _enlarge(states, 2 * end, self.num_entries) for states in (self.keys, self.values)
-            )
-        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
-            beams = states.unflatten(0, (sentences, -1)).transpose(1, 2)
-            buffer[:, :, self.num_entries : end].unflatten(2, (-1, length)).copy_(beams)
+            self.keys, self.values = (_enlarge(states, 2 * end, start) for states in (self.keys, self.values))
+        self.keys[:, :, start:end] = keys
+        self.values[:, :, start:end] = values
         self.num_entries = end
         self.length += length
         return self.keys[:, :, :end], self.values[:, :, :end]

@@ -12,6 +12,7 @@ from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutput
 
 from .cache_vanilla_transformer import SharedHistoryLayer, SourceSharingCache
+from .lean_step_vanilla_transformer import is_lean_enough, is_watched, step_lean
 
 
 class SharedHistoryDecoder:
@@ -44,7 +45,7 @@ class SharedHistoryDecoder:
         )
         self.encoder_hidden_states = states = model_kwargs["encoder_outputs"][0]
         # Once for all steps. Its rows of queries are all alike, so that one serves any number.
-        self.source_mask = create_bidirectional_mask(
+        self.source_mask: Any = create_bidirectional_mask(
             config=model.config,
             inputs_embeds=states[:, :1],
             attention_mask=model_kwargs.get("attention_mask"),
@@ -52,9 +53,10 @@ class SharedHistoryDecoder:
         )
         prompt_mask = model_kwargs.get("decoder_attention_mask")
         self.prompt_mask = None if prompt_mask is None else prompt_mask[::num_beams]
-        # (B, N, entries): which entries of the shared history are a beam's own; none is there before the first step.
+        # (B, N, entries): which entries of the shared history are a beam's own. A single beam without padding sees all.
         self.visible: torch.Tensor | None = None
-        self.calls_layers = not any(map(_is_watched, (model, model.model, model.model.decoder)))
+        self.sees_all = num_beams == 1 and prompt_mask is None
+        self.is_lean = not is_watched(model) and is_lean_enough(model)
 
     def step(self, sequences: torch.Tensor) -> torch.Tensor:
         """Feeds the tokens that are new.
@@ -65,12 +67,13 @@ class SharedHistoryDecoder:
         Returns:
             Logits of the next token: at first (B, V), since all beams are the same, then (R, V).
         """
-        if self.visible is None:
+        if self.layers[0].length == 0:
             return self._call_model(sequences[:, 0], self.prompt_mask)
-        rows = sequences[:, :, -1:].flatten(0, 1)
-        mask = torch.zeros(self.visible.shape, dtype=self.model.dtype, device=self.visible.device)
-        mask = mask.masked_fill_(~self.visible, torch.finfo(mask.dtype).min)[:, None]
-        return self._call_layers(rows, mask) if self.calls_layers else self._call_model(rows, mask)
+        rows, mask = sequences[:, :, -1:].flatten(0, 1), None
+        if self.visible is not None:
+            mask = torch.zeros(self.visible.shape, dtype=self.model.dtype, device=self.visible.device)
+            mask = mask.masked_fill_(~self.visible, torch.finfo(mask.dtype).min)[:, None]
+        return self._call_lean(rows[:, 0], mask) if self.is_lean else self._call_model(rows, mask)
 
     def _call_model(self, rows: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         outputs = self.model(
@@ -84,16 +87,13 @@ class SharedHistoryDecoder:
         )
         return outputs.logits[:, -1]
 
-    def _call_layers(self, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Does what the model does with masks and positions that are known, without the cost of finding them out."""
+    def _call_lean(self, tokens: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """Does what the model does, without the cost of calling its modules."""
         decoder = self.model.model.decoder
-        positions = self._positions()
-        hidden_states = decoder.embed(decoder.embed_tokens(rows), positions, self.layers[0].length + 1)
-        for layer in decoder.layers:
-            hidden_states = layer(
-                hidden_states, mask, None, encoder_attention_mask=self.source_mask, past_key_values=self.cache
-            )
-        return self.model.lm_head(decoder.layer_norm(hidden_states))[:, -1]
+        embeddings = decoder.embed_tokens(tokens)[:, None]
+        hidden_states = decoder.embed(embeddings, self._positions(), self.layers[0].length + 1)[:, 0]
+        sources = self.cache.cross_attention_cache.layers
+        return step_lean(self.model, hidden_states, self.layers, sources, mask, self.source_mask)
 
     def _positions(self) -> torch.Tensor:
         if self.prompt_mask is None:
@@ -111,6 +111,8 @@ class SharedHistoryDecoder:
 
     def follow(self, beams: torch.Tensor) -> None:
         """Makes beam n of a sentence the continuation of beam `beams[:, n]`, (B, N)."""
+        if self.sees_all:
+            return
         num_sentences, num_beams = beams.shape
         if self.visible is None:
             shape = (num_sentences, 1, self.layers[0].num_entries)
@@ -133,11 +135,6 @@ class SharedHistoryDecoder:
             self.visible = self.visible[indices]
         if self.source_mask is not None:
             self.source_mask = self.source_mask[indices]
-
-
-def _is_watched(module: torch.nn.Module) -> bool:
-    """Whether somebody attached code to the module's forward, which must then be called."""
-    return bool(module._forward_hooks or module._forward_pre_hooks) or "forward" in vars(module)
 
 
 class ReorderingDecoder:

@@ -10,8 +10,10 @@ from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 from transformers.generation.utils import GenerationMixin
 
-from .beam_search_vanilla_transformer import LENGTH_PENALTIES, BeamSearch, SourceLengthCriteria
+from .beam_search_vanilla_transformer import LENGTH_PENALTIES, BeamSearch
 from .cache_vanilla_transformer import SourceSharingCache
+from .greedy_search_vanilla_transformer import GreedySearch
+from .stopping_vanilla_transformer import SourceLengthCriteria
 
 # Section 6.1: "We set the maximum output length during inference to input length + 50".
 MAX_EXTRA_TOKENS = 50
@@ -172,17 +174,17 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         streamer: Any = None,
         **model_kwargs: Any,
     ) -> Any:
-        """The library's greedy search and sampling, with each sentence's own limit."""
+        """The library's greedy search and sampling, with each sentence's own limit; `GreedySearch` where it suits."""
+        criteria = self._limit_by_source(stopping_criteria, generation_config, model_kwargs, input_ids.shape[1])
+        common: dict[str, Any] = {
+            "logits_processor": logits_processor,
+            "stopping_criteria": criteria,
+            "generation_config": generation_config,
+        }
+        if GreedySearch.suits(self, generation_config, model_kwargs, synced_gpus=synced_gpus, streamer=streamer):
+            return GreedySearch(self, input_ids, model_kwargs=model_kwargs, **common).run()
         return super()._sample(  # type: ignore[misc]
-            input_ids,
-            logits_processor=logits_processor,
-            stopping_criteria=self._limit_by_source(
-                stopping_criteria, generation_config, model_kwargs, input_ids.shape[1]
-            ),
-            generation_config=generation_config,
-            synced_gpus=synced_gpus,
-            streamer=streamer,
-            **model_kwargs,
+            input_ids, synced_gpus=synced_gpus, streamer=streamer, **common, **model_kwargs
         )
 
     def _beam_search(

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache, StaticLayer
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.generation.utils import GenerationMixin
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -32,21 +32,18 @@ from transformers.modeling_outputs import (
     Seq2SeqModelOutput,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
-from transformers.utils import logging
 from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .attention_vanilla_transformer import fold_rows, in_float32, is_faster_in_float32, unfold_weights
 from .cache_vanilla_transformer import SourceSharingCache, count_source_rows, match_rows
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
 from .linear_vanilla_transformer import Linear
 from .loading_vanilla_transformer import SafeLoadingMixin
 from .loss_vanilla_transformer import compute_logits_and_loss, shift_tokens_right, should_skip_logits
-from .positions_vanilla_transformer import LearnedPositions, SinusoidalPositions, count_tokens_before
+from .positions_vanilla_transformer import LearnedPositions, SinusoidalPositions, count_positions, count_tokens_before
 from .resizing_vanilla_transformer import ResizableVocabulariesMixin
-
-logger = logging.get_logger(__name__)
-
 
 # 3.1  Encoder and decoder stacks
 
@@ -213,9 +210,10 @@ class MultiHeadAttention(nn.Module):
         Returns:
             The sub-layer's output (B, L, D) and, where the implementation computes them, the weights (B, H, L, K).
         """
-        attention = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, scaled_dot_product_attention
-        )
+        implementation = self.config._attn_implementation
+        attention = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, scaled_dot_product_attention)
+        if is_faster_in_float32(implementation, self, key):
+            attention = in_float32(attention)
         queries = fold_rows(hidden_states, key.shape[0])
         context, weights = attention(
             self,
@@ -227,22 +225,8 @@ class MultiHeadAttention(nn.Module):
             scaling=self.scaling,
             **kwargs,
         )
-        if weights is not None and weights.shape[0] != hidden_states.shape[0]:
-            weights = weights.unflatten(2, (-1, hidden_states.shape[1])).transpose(1, 2).flatten(0, 1)
+        weights = unfold_weights(weights, *hidden_states.shape[:2])
         return self.out_proj(context.flatten(2)).view(hidden_states.shape), weights
-
-
-def fold_rows(states: torch.Tensor, rows: int) -> torch.Tensor:
-    """Lays groups of rows end to end: (R, L, D) to (rows, R / rows * L, D).
-
-    Raises:
-        ValueError: If the rows cannot be divided.
-    """
-    if states.shape[0] == rows:
-        return states
-    if states.shape[0] % rows:
-        raise ValueError(f"{states.shape[0]} target rows cannot be divided among {rows} sources.")
-    return states.reshape(rows, -1, states.shape[-1])
 
 
 class SelfAttention(MultiHeadAttention):
@@ -483,11 +467,7 @@ class VanillaTransformerDecoder(TransformerStack):
         self_cache = None if past_key_values is None else past_key_values.self_attention_cache
 
         length = embeddings.shape[1]
-        past_length = 0 if self_cache is None else self_cache.get_seq_length()
-        upper_bound = past_length + length
-        if self_cache is not None and self_cache.is_compileable:
-            # A static cache keeps its length in a tensor, on which a compiled graph cannot branch.
-            upper_bound = cast(StaticLayer, self_cache.layers[0]).max_cache_len
+        past_length, upper_bound = count_positions(self_cache, length)
         token_indices = count_tokens_before(attention_mask, length, past_length, embeddings.device)
         # A mask over a history that beams share has one row for all beams of a sentence.
         hidden_states = self.embed(embeddings, token_indices.reshape(-1, length), upper_bound)
