@@ -2,6 +2,7 @@ r"""Measures what training costs here and elsewhere, side by side in one run.
 
     python scripts/benchmark_training.py --part loss --output_file results.json
     python scripts/benchmark_training.py --part loss --target_tokens 4096 --dtype bfloat16 --layers 6
+    python scripts/benchmark_training.py --part step --d_model 256 --layers 3 --vocab_size 8000
     python scripts/benchmark_training.py --part throughput --train_file train.en.gz train.de.gz \
         --d_model 256 --layers 3 --vocab_size 8000 --dtype float32
 
@@ -12,6 +13,10 @@ Trainer's `label_smoothing_factor`. Each side has a process of its own; they tak
 to what was there before it: of the process on a CPU (Linux only), of torch's allocator on a GPU. Processor seconds tell
 more than seconds where other programs run too.
 
+Part `step`: peak memory and time of a whole training step with Adam, of this package's model, MarianMT, FSMT, models of
+the architectures of BART and T5, and `torch.nn.Transformer`, all of one size, on the same batches with some padding,
+each with its own loss without label smoothing; with --compile also under `torch.compile`. They take turns as above.
+
 Part `throughput`: real tokens per second, padding not counted, of trainings on sentence pairs of your own. `ours` is
 `TranslationTrainer` with batches of --max_tokens source and target tokens and label smoothing; `marian` is MarianMT of
 the same size under `Seq2SeqTrainer` with its default batches, drawn at random, of as many pairs as ours have on
@@ -21,21 +26,19 @@ average; the other sides show what batches, loss and model contribute. They take
 import argparse
 import json
 import multiprocessing
-import platform
-import shlex
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
+from benchmark_models import MODELS, PAD, Size, make_targets
+from benchmark_tools import Clock, PeakMemory, check_device, describe_run
 from torch import nn
 from transformers import (
     DataCollatorForSeq2Seq,
@@ -74,7 +77,10 @@ class BenchmarkArguments:
 
     part: list[str] = field(
         default_factory=lambda: ["loss"],
-        metadata={"help": "Parts to run: loss, throughput. Default: loss.", "choices": ["loss", "throughput"]},
+        metadata={
+            "help": "Parts to run: loss, step, throughput. Default: loss.",
+            "choices": ["loss", "step", "throughput"],
+        },
     )
     output_file: str | None = field(default=None, metadata={"help": "JSON file for the figures."})
     device: str = field(default="cpu", metadata={"help": "Where to measure: cpu (default) or cuda."})
@@ -92,6 +98,14 @@ class BenchmarkArguments:
     vocab_size: int = field(default=37000, metadata={"help": "Size of the one vocabulary. Default: 37000."})
     d_model: int = field(default=512, metadata={"help": "Width of the model, a multiple of 64. Default: 512."})
     layers: int = field(default=2, metadata={"help": "Layers of the encoder, and of the decoder. Default: 2."})
+    side: list[str] = field(
+        default_factory=lambda: list(MODELS),
+        metadata={"help": "Part step: models to compare with ours. Default: all.", "choices": list(MODELS)},
+    )
+    compile: bool = field(default=False, metadata={"help": "Part step: also run every model under torch.compile."})
+    padding: float = field(
+        default=0.1, metadata={"help": "Part step: share of padding in a batch, both sides. Default: 0.1."}
+    )
     train_file: list[str] | None = field(
         default=None, metadata={"help": "Part throughput: two aligned text files, source first."}
     )
@@ -106,22 +120,20 @@ class BenchmarkArguments:
         for name in ("rounds", "sentence_length", "layers", "max_tokens", "steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} is {getattr(self, name)}; it must be at least 1.")
+        if not 0 <= self.padding <= 0.4:
+            raise ValueError(f"--padding is {self.padding}; it must be between 0 and 0.4.")
         if self.vocab_size <= SPECIAL_TOKENS:
             raise ValueError(f"--vocab_size is {self.vocab_size}; it must be more than {SPECIAL_TOKENS}.")
         if self.d_model < 64 or self.d_model % 64:
             raise ValueError(f"--d_model is {self.d_model}; it must be a multiple of 64.")
+        if "ours" not in self.side:
+            self.side = ["ours", *self.side]
         for tokens in self.target_tokens:
             if tokens < self.sentence_length:
                 raise ValueError(
                     f"--target_tokens is {tokens}; it must be at least {self.sentence_length}, a sentence."
                 )
-        kind = self.device.split(":")[0]
-        if kind not in ("cpu", "cuda"):
-            raise ValueError(f"--device is {self.device}; it must be cpu or cuda.")
-        if kind == "cuda" and not torch.cuda.is_available():
-            raise ValueError("--device is cuda, but torch finds no such device.")
-        if kind == "cpu" and not Path("/proc/self/clear_refs").exists():
-            raise ValueError("--device is cpu, of which only Linux tells the peak memory of a single step.")
+        check_device(self.device)
 
 
 def make_parser() -> HfArgumentParser:
@@ -203,21 +215,30 @@ def forward_of_model(workload: Workload, model: Any, source: torch.Tensor, label
 def make_training_step(workload: Workload) -> Callable[[int], Step]:
     """A whole training step on so many sentences: forward, backward, Adam."""
     model = make_model(workload).to(workload.arguments.device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9)
+    add_update = make_updates(workload, model)
 
     def make_step(sentences: int) -> Step:
         source, labels = workload.ids(sentences), workload.ids(sentences)
+        return add_update(lambda: forward_of_model(workload, model, source, labels))
 
+    return make_step
+
+
+def make_updates(workload: Workload, model: nn.Module) -> Callable[[Callable[[], torch.Tensor]], Step]:
+    """Makes a computation of the loss a training step with Adam."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9)
+
+    def add_update(compute_loss: Callable[[], torch.Tensor]) -> Step:
         def step() -> None:
             with workload.autocast():
-                loss = forward_of_model(workload, model, source, labels)
+                loss = compute_loss()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
 
         return step
 
-    return make_step
+    return add_update
 
 
 def make_output_step(workload: Workload) -> Callable[[int], Step]:
@@ -250,36 +271,30 @@ def make_output_step(workload: Workload) -> Callable[[int], Step]:
     return make_step
 
 
-LEVELS = {"training step": make_training_step, "output layer and loss": make_output_step}
-SIDES = ("ours", "ours, with logits", "marian", "marian, label_smoothing_factor")
+def make_step_of_a_model(workload: Workload) -> Callable[[int], Step]:
+    """Part `step`: a whole training step of one of several models, without label smoothing."""
+    arguments = workload.arguments
+    side, _, compiled = workload.side.partition(", ")
+    width = arguments.d_model
+    size = Size(width, 4 * width, arguments.layers, width // 64, arguments.vocab_size)
+    model = MODELS[side](size).to(arguments.device).train()
+    add_update = make_updates(workload, model)
+    forward = torch.compile(model, dynamic=False) if compiled else model
+
+    def make_step(sentences: int) -> Step:
+        length = arguments.sentence_length
+        lengths = torch.linspace(length, length * (1 - 2 * arguments.padding), sentences).round()
+        mask = (torch.arange(length) < lengths[:, None]).to(arguments.device)
+        batch = {"input_ids": workload.ids(sentences).masked_fill(~mask, PAD), "attention_mask": mask.long()}
+        batch |= make_targets(workload.ids(sentences).masked_fill(~mask, -100))
+        return add_update(lambda: forward(**batch).loss)
+
+    return make_step
 
 
-class PeakMemory:
-    """Megabytes that a block of code adds at its peak to what its process, or the GPU, held before."""
-
-    def __init__(self, device: str) -> None:
-        self.cuda = device.startswith("cuda")
-        self.device = device
-        self.megabytes = 0.0
-
-    def __enter__(self) -> "PeakMemory":
-        if self.cuda:
-            torch.cuda.reset_peak_memory_stats(self.device)
-            self._before = torch.cuda.memory_allocated(self.device)
-        else:
-            # Linux takes this for: forget the peak so far.
-            Path("/proc/self/clear_refs").write_text("5")
-            self._before = self._read_status("VmRSS")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        peak = torch.cuda.max_memory_allocated(self.device) if self.cuda else self._read_status("VmHWM")
-        self.megabytes = (peak - self._before) / 2**20
-
-    @staticmethod
-    def _read_status(name: str) -> int:
-        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-        return int(status[name].split()[0]) * 1024
+LOSS_LEVELS = {"training step": make_training_step, "output layer and loss": make_output_step}
+LEVELS = {**LOSS_LEVELS, "step of each model": make_step_of_a_model}
+LOSS_SIDES = ("ours", "ours, with logits", "marian", "marian, label_smoothing_factor")
 
 
 def serve(workload: Workload, connection: Connection) -> None:
@@ -292,13 +307,9 @@ def serve(workload: Workload, connection: Connection) -> None:
     step = make_step(workload.target_tokens // arguments.sentence_length)
     connection.send("ready")
     while connection.recv():
-        with PeakMemory(arguments.device) as memory:
-            start, processor_start = time.perf_counter(), time.process_time()
+        with PeakMemory(arguments.device) as memory, Clock(arguments.device) as watch:
             step()
-            if memory.cuda:
-                torch.cuda.synchronize(arguments.device)
-            seconds, processor_seconds = time.perf_counter() - start, time.process_time() - processor_start
-        connection.send((seconds, processor_seconds, memory.megabytes))
+        connection.send((watch.seconds, watch.processor_seconds, memory.megabytes))
 
 
 def measure(workloads: list[Workload]) -> list[list[Measurement]]:
@@ -333,17 +344,35 @@ def benchmark_loss(arguments: BenchmarkArguments) -> Results:
     results: Results = []
     for dtype in arguments.dtype:
         for tokens in arguments.target_tokens:
-            for level in LEVELS:
-                measured = measure([Workload(arguments, level, side, dtype, tokens) for side in SIDES])
-                results += summarize({"level": level, "dtype": dtype, "target_tokens": tokens}, measured)
-                print(make_table(results[-len(SIDES) :]), flush=True)
+            for level in LOSS_LEVELS:
+                results += compare(arguments, level, LOSS_SIDES, dtype, tokens)
     return results
 
 
-def summarize(setting: dict[str, Any], measured: list[list[Measurement]]) -> Results:
+def benchmark_step(arguments: BenchmarkArguments) -> Results:
+    """Part `step`: every model at every size."""
+    sides = [side for side in MODELS if side in arguments.side]
+    if arguments.compile:
+        sides += [f"{side}, compiled" for side in sides]
+    results: Results = []
+    for dtype in arguments.dtype:
+        for tokens in arguments.target_tokens:
+            results += compare(arguments, "step of each model", sides, dtype, tokens)
+    return results
+
+
+def compare(arguments: BenchmarkArguments, level: str, sides: Sequence[str], dtype: str, tokens: int) -> Results:
+    """Measures all sides at one size, and prints the table."""
+    measured = measure([Workload(arguments, level, side, dtype, tokens) for side in sides])
+    rows = summarize({"level": level, "dtype": dtype, "target_tokens": tokens}, sides, measured)
+    print(make_table(rows), flush=True)
+    return rows
+
+
+def summarize(setting: dict[str, Any], sides: Sequence[str], measured: list[list[Measurement]]) -> Results:
     """One row per side: largest memory, median times, and how much of each the first side takes in proportion."""
     rows: Results = []
-    for side, rounds in zip(SIDES, measured, strict=True):
+    for side, rounds in zip(sides, measured, strict=True):
         seconds, processor_seconds, _ = zip(*rounds[1:], strict=True)
         figures = {
             "peak_megabytes": max(megabytes for *_, megabytes in rounds),
@@ -511,20 +540,9 @@ def make_throughput_table(rows: Results) -> str:
 # The parts, by the names that --part takes.
 PARTS: dict[str, Callable[[BenchmarkArguments], Results]] = {
     "loss": benchmark_loss,
+    "step": benchmark_step,
     "throughput": benchmark_throughput,
 }
-
-
-def surroundings(argv: list[str] | None) -> dict[str, Any]:
-    """What another machine needs to know to repeat the run."""
-    words = ["scripts/benchmark_training.py", *(sys.argv[1:] if argv is None else argv)]
-    return {
-        "command": shlex.join(["python", *words]),
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in DISTRIBUTIONS}},
-        "machine": platform.platform(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "threads": torch.get_num_threads(),
-    }
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -536,7 +554,11 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(str(error))
     results = {name: PARTS[name](arguments) for name in dict.fromkeys(arguments.part)}
     if arguments.output_file is not None:
-        report = {**surroundings(argv), "arguments": asdict(arguments), "results": results}
+        report = {
+            **describe_run("benchmark_training.py", argv, DISTRIBUTIONS),
+            "arguments": asdict(arguments),
+            "results": results,
+        }
         Path(arguments.output_file).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 

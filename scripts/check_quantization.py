@@ -176,12 +176,13 @@ class Check:
         megabytes = saved_megabytes(model)
         settings: dict[str, Any] = {
             "batch_size": self.arguments.batch_size,
+            "max_batch_tokens": self.arguments.max_batch_tokens,
             "max_source_length": self.arguments.max_source_length,
             "source_prefix": self.arguments.source_prefix,
             "progress": False,
             **generate_kwargs,
         }
-        translate(model, tokenizer, self.sources[: self.arguments.batch_size], **settings)
+        translate(model, tokenizer, self.sources[:32], **settings)  # to warm up
         start = time.perf_counter()
         hypotheses = translate(model, tokenizer, self.sources, **settings)
         seconds = time.perf_counter() - start

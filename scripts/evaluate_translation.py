@@ -155,13 +155,16 @@ def evaluate(arguments: EvaluationArguments, pairs: Dataset, output_dir: Path | 
     """
     model, tokenizer, generate_kwargs = arguments.load()
     sources, references = list(pairs["source"]), list(pairs["target"])
-    shared: dict[str, Any] = {"batch_size": arguments.batch_size, "max_source_length": arguments.max_source_length}
+    shared: dict[str, Any] = {"max_source_length": arguments.max_source_length}
+    if arguments.batch_size is not None:
+        shared["batch_size"] = arguments.batch_size
     start = time.perf_counter()
     hypotheses = translate(
         model,
         tokenizer,
         sources,
         source_prefix=arguments.source_prefix,
+        max_batch_tokens=arguments.max_batch_tokens,
         progress=not arguments.disable_tqdm and "translating",
         **shared,
         **generate_kwargs,

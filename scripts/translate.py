@@ -2,6 +2,12 @@
 
     echo "A man rides a horse." | python scripts/translate.py --model_name_or_path out/my-model --num_beams 4
     python scripts/translate.py --model_name_or_path out/my-model --input_file test.en --output_file test.de
+    python scripts/translate.py --model_name_or_path out/my-model --input_file test.en --num_beams 4 --n_best 4
+
+The input may be of any size: of it, --window_size lines are held at a time, those of like length are translated
+together, and translations are written, in order, as soon as those before them are. With --n_best N, each input line
+gives N output lines, best first, of three fields with tabs in between: the input line's number, counted from 1, the
+score (log-probability over the length penalty), and the translation.
 
 From a file to a file, an interrupted run goes on where it stopped when the same command is given again. An existing
 output file is not touched without --overwrite.
@@ -19,7 +25,10 @@ from transformers import HfArgumentParser
 from transformers.hf_argparser import DataClassType
 
 from vanilla_transformer.data import open_text
+from vanilla_transformer.pipeline_vanilla_transformer import WINDOW_SIZE
 from vanilla_transformer.translation import InferenceArguments, translate_file, translate_lines
+
+INTERRUPTED = 130  # as shells say it
 
 
 @dataclass
@@ -33,9 +42,16 @@ class TranslationArguments(InferenceArguments):
     overwrite: bool = field(
         default=False, metadata={"help": "Replace an existing output file, and do not resume an interrupted run."}
     )
+    n_best: int | None = field(
+        default=None,
+        metadata={"help": "Write so many translations of each line, with scores; needs as many beams, and at least 2."},
+    )
     window_size: int | None = field(
         default=None,
-        metadata={"help": "Lines read and sorted by length together. Default: 4096, but 1 when typing at a terminal."},
+        metadata={
+            "help": "Lines held at a time, the most by which reading runs ahead of writing. Default: "
+            f"{WINDOW_SIZE}, but 1 when typing at a terminal."
+        },
     )
 
     def __post_init__(self) -> None:
@@ -65,8 +81,10 @@ def run(arguments: TranslationArguments) -> None:
     model, tokenizer, options = arguments.load()
     at_terminal = arguments.input_file is None and sys.stdin.isatty()
     options |= {
+        "n_best": arguments.n_best,
         "batch_size": arguments.batch_size,
-        "window_size": (1 if at_terminal else 4096) if arguments.window_size is None else arguments.window_size,
+        "max_batch_tokens": arguments.max_batch_tokens,
+        "window_size": (1 if at_terminal else WINDOW_SIZE) if arguments.window_size is None else arguments.window_size,
         "max_source_length": arguments.max_source_length,
         "source_prefix": arguments.source_prefix,
         "progress": not (arguments.disable_tqdm or at_terminal),
@@ -93,8 +111,11 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(str(error))
     try:
         run(arguments)
-    except (FileExistsError, FileNotFoundError) as error:
+    except (FileExistsError, FileNotFoundError, ValueError) as error:
         parser.error(str(error))
+    except KeyboardInterrupt:
+        rest = "" if arguments.output_file is None else "; the same command goes on from there"
+        parser.exit(INTERRUPTED, f"\nInterrupted: what has been written are whole lines, in order{rest}.\n")
 
 
 if __name__ == "__main__":

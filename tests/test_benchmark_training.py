@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 TINY = ["--d_model=64", "--layers=1", "--vocab_size=300", "--dtype=float32", "--rounds=1"]
@@ -35,6 +36,28 @@ def test_throughput_counts_real_tokens_of_every_side(benchmark: Any, tmp_path: P
         ratio = rows["ours"]["tokens_per_second"] / row["tokens_per_second"]
         assert row["ours_over_this_tokens_per_second"] == pytest.approx(ratio)
     assert "transformers" in report["versions"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_model_is_trained_by_a_step(benchmark: Any, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    """Each side learns its batch; the losses are means over tokens, at first not far from log(300) = 5.7."""
+    arguments = benchmark.BenchmarkArguments(d_model=128, layers=1, vocab_size=300, sentence_length=8, padding=0.2)
+    losses: list[float] = []
+    backward = torch.Tensor.backward
+
+    def note_and_go_backward(loss: torch.Tensor) -> None:
+        losses.append(loss.item())
+        backward(loss)
+
+    monkeypatch.setattr(torch.Tensor, "backward", note_and_go_backward)
+    for side in benchmark.MODELS:
+        torch.manual_seed(0)
+        step = benchmark.make_step_of_a_model(benchmark.Workload(arguments, "", side, dtype, 64))(8)
+        losses.clear()
+        for _ in range(10):
+            step()
+        assert len(losses) == 10
+        assert losses[-1] < losses[0] < 8, side
 
 
 def test_the_loss_is_measured_in_a_process_of_its_own(benchmark: Any) -> None:

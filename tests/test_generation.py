@@ -469,9 +469,18 @@ def test_prompt_that_fills_learned_positions_gets_one_token() -> None:
 
 # The library's hooks
 
+# Without `self`, which one of them lacks in some versions.
 HOOKS = {
+    "_prepare_generation_config": ["generation_config", "kwargs"],
+    "_expand_inputs_for_generation": ["expand_size", "is_encoder_decoder", "input_ids", "model_kwargs"],
+    "_prepare_cache_for_generation": [
+        "generation_config",
+        "model_kwargs",
+        "generation_mode",
+        "batch_size",
+        "max_cache_length",
+    ],
     "_prepare_generated_length": [
-        "self",
         "generation_config",
         "has_default_max_length",
         "has_default_min_length",
@@ -479,8 +488,16 @@ HOOKS = {
         "input_ids_length",
         "inputs_tensor",
     ],
+    "_sample": [
+        "input_ids",
+        "logits_processor",
+        "stopping_criteria",
+        "generation_config",
+        "synced_gpus",
+        "streamer",
+        "model_kwargs",
+    ],
     "_beam_search": [
-        "self",
         "input_ids",
         "logits_processor",
         "stopping_criteria",
@@ -488,7 +505,7 @@ HOOKS = {
         "synced_gpus",
         "model_kwargs",
     ],
-    "compute_transition_scores": ["self", "sequences", "scores", "beam_indices", "normalize_logits"],
+    "compute_transition_scores": ["sequences", "scores", "beam_indices", "normalize_logits"],
 }
 
 
@@ -508,9 +525,14 @@ def test_overridden_hooks_are_the_library_s() -> None:
         )
         hook = getattr(GenerationMixin, name, None)
         assert hook is not None, advice
-        assert list(inspect.signature(hook).parameters) == expected, advice
-        assert list(inspect.signature(getattr(Model, name)).parameters) == expected
+        assert [item for item in inspect.signature(hook).parameters if item != "self"] == expected, advice
+        assert list(inspect.signature(getattr(Model, name)).parameters) == ["self", *expected]
     source = inspect.getsource(GenerationMixin.generate)
-    assert "self._prepare_generated_length(" in source, "the paper's length limit no longer reaches generate()"
+    for name in ("generation_config", "generated_length", "cache_for_generation"):
+        assert f"self._prepare_{name}(" in source, f"generate() no longer calls _prepare_{name}"
+    assert "self._expand_inputs_for_generation(" in source, "generate() repeats the source for each beam on its own"
+    # What BeamSearch and its decoders call.
+    for name in ("_has_unfinished_sequences", "_prefill", "_update_model_kwargs_for_generation"):
+        assert hasattr(GenerationMixin, name)
     assert GENERATION_MODES_MAPPING[GenerationMode.BEAM_SEARCH] == "_beam_search"
     assert "GENERATION_MODES_MAPPING[" in source, "generate() no longer looks up how to search by name"

@@ -1,26 +1,32 @@
-"""What must hold for every model: masks, caches, gradients, saving, resizing, initial values, dtypes, compilation."""
+"""What must hold for every model: masks, lengths, caches, gradients, dtypes, compilation, inputs and outputs."""
 
 from __future__ import annotations
 
 import copy
 import functools
-import io
 import itertools
 import logging
-import math
-import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from tiny_seq2seq import make_tokenizer
-from tiny_vanilla import SHARING, TWO_VOCABULARIES, make_cache, make_config, make_model, make_sentences, pad
+from tiny_vanilla import (
+    ALL_SHARING,
+    INPUTS,
+    SHARING,
+    assert_close,
+    gradients_of,
+    logits_of,
+    make_cache,
+    make_config,
+    make_model,
+    make_sentences,
+    pad,
+)
 from torch import nn
 from transformers import (
     AttentionInterface,
@@ -28,8 +34,6 @@ from transformers import (
     DataCollatorForSeq2Seq,
     DynamicCache,
     EncoderDecoderCache,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
 )
 from transformers.masking_utils import AttentionMaskInterface, create_causal_mask, eager_mask
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
@@ -83,23 +87,12 @@ def model(request: pytest.FixtureRequest) -> Model:
     return matrix_model(request.param)
 
 
-def logits_of(model: Model, **inputs: Any) -> torch.Tensor:
-    with torch.no_grad():
-        return cast(torch.Tensor, model(**inputs).logits)
-
-
 def one_by_one(model: Model, sources: list[list[int]], targets: list[list[int]]) -> list[torch.Tensor]:
     """Logits (T, V) of each pair alone, without padding, masks or cache."""
     return [
         logits_of(model, input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([target]), use_cache=False)[0]
         for source, target in zip(sources, targets, strict=True)
     ]
-
-
-def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
-    """Compares relative to the largest value, since rounding errors grow with it."""
-    scale = max(1.0, float(expected.abs().max()))
-    torch.testing.assert_close(actual, expected, atol=tolerance * scale, rtol=0.0)
 
 
 def test_matrix_holds_every_pair_of_options() -> None:
@@ -384,404 +377,6 @@ def test_attention_is_dispatched_by_name(monkeypatch: pytest.MonkeyPatch) -> Non
     torch.testing.assert_close(logits_of(model, **inputs, colour="red"), expected)
     decoder_layer = [("SelfAttention", True, "red"), ("CrossAttention", False, "red")]
     assert calls == [("SelfAttention", False, "red")] + 2 * decoder_layer
-
-
-# Gradients
-
-
-def gradients_of(model: Model) -> dict[str, torch.Tensor]:
-    return {name: cast(torch.Tensor, parameter.grad).clone() for name, parameter in model.named_parameters()}
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("normalize_before", [False, True])
-def test_gradients_under_checkpointing(normalize_before: bool, reentrant: bool) -> None:
-    """Recomputing the layers, which really happens, changes neither loss nor gradients, dropout included."""
-    model = make_model(normalize_before=normalize_before, dropout=0.2, attention_dropout=0.1).train()
-    ids, mask = pad(make_sentences([3, 6]))
-    labels = torch.tensor(make_sentences([4, 4], seed=1))
-    calls: list[int] = []
-    for layer in [*model.get_encoder().layers, *model.get_decoder().layers]:
-        layer.fc1.register_forward_hook(lambda *_: calls.append(1))
-
-    def step() -> torch.Tensor:
-        model.zero_grad()
-        calls.clear()
-        torch.manual_seed(3)
-        loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
-        loss.backward()
-        return cast(torch.Tensor, loss.detach())
-
-    loss, gradients, plain_calls = step(), gradients_of(model), len(calls)
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    torch.testing.assert_close(step(), loss, atol=0.0, rtol=0.0)
-    assert len(calls) == 2 * plain_calls
-    torch.testing.assert_close(gradients_of(model), gradients, atol=1e-6, rtol=1e-5)
-
-
-def uneven_examples() -> list[dict[str, Any]]:
-    sources = make_sentences([3, 7, 2, 5, 4, 1, 6, 2])
-    targets = make_sentences([1, 8, 2, 6, 3, 9, 4, 1], seed=1)
-    return [
-        {"input_ids": [*source, 2], "attention_mask": [1] * (len(source) + 1), "labels": [*target, 2]}
-        for source, target in zip(sources, targets, strict=True)
-    ]
-
-
-def test_gradient_accumulation_counts_tokens() -> None:
-    """Four batches of two sentences give the gradient of one batch of eight, though they differ in tokens."""
-    model = make_model(label_smoothing=0.1).train()
-    examples = uneven_examples()
-    collator = DataCollatorForSeq2Seq(make_tokenizer(), model=model)
-    model(**collator(examples)).loss.backward()
-    expected = gradients_of(model)
-    model.zero_grad()
-    num_items = torch.tensor(sum(len(example["labels"]) for example in examples))
-    for start in range(0, 8, 2):
-        model(**collator(examples[start : start + 2]), num_items_in_batch=num_items).loss.backward()
-    torch.testing.assert_close(gradients_of(model), expected, atol=1e-6, rtol=1e-5)
-
-
-def test_gradient_accumulation_in_the_trainer(tmp_path: Path) -> None:
-    """The library's own loop ends with the same weights for 4 x 2 as for 1 x 8 sentences."""
-    weights = []
-    for batch_size, accumulation in ((8, 1), (2, 4)):
-        model = make_model(vocab_size=len(make_tokenizer()), label_smoothing=0.1)
-        before = copy.deepcopy(model.state_dict())
-        arguments = Seq2SeqTrainingArguments(
-            output_dir=str(tmp_path),
-            per_device_train_batch_size=batch_size,
-            gradient_accumulation_steps=accumulation,
-            max_steps=2,
-            learning_rate=0.05,
-            lr_scheduler_type="constant",
-            max_grad_norm=0.0,
-            optim="sgd",
-            save_strategy="no",
-            report_to="none",
-            use_cpu=True,
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-        )
-        Seq2SeqTrainer(
-            model=model,
-            args=arguments,
-            train_dataset=cast(Any, uneven_examples()),
-            data_collator=DataCollatorForSeq2Seq(make_tokenizer(), model=model),
-            processing_class=make_tokenizer(),
-        ).train()
-        weights.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
-        assert any((tensor - before[name]).abs().max() > 1e-3 for name, tensor in weights[-1].items())
-    torch.testing.assert_close(weights[1], weights[0], atol=1e-5, rtol=1e-4)
-
-
-def test_the_trainer_divides_by_every_label(tmp_path: Path) -> None:
-    """The loss that the library's own loop logs is the mean over all target tokens, the first ones included."""
-    model = make_model(vocab_size=len(make_tokenizer()))
-    collator = DataCollatorForSeq2Seq(make_tokenizer(), model=model)
-    examples = uneven_examples()
-    arguments = Seq2SeqTrainingArguments(
-        output_dir=str(tmp_path),
-        per_device_train_batch_size=len(examples),
-        max_steps=1,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-    )
-    with torch.no_grad():
-        expected = model(**collator(examples)).loss.item()
-    trainer = Seq2SeqTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=cast(Any, examples),
-        data_collator=collator,
-        processing_class=make_tokenizer(),
-    )
-    trainer.train()
-    assert trainer.state.log_history[0]["loss"] == pytest.approx(expected, rel=1e-3)
-
-
-# Saving and loading
-
-ALL_SHARING = {**SHARING, **TWO_VOCABULARIES}
-
-
-def tied_groups(model: Model) -> list[set[str]]:
-    """The names of tables that are one parameter."""
-    tables = {
-        "source": model.get_encoder().embed_tokens.weight,
-        "target": model.get_decoder().embed_tokens.weight,
-        "output": model.lm_head.weight,
-    }
-    groups: dict[int, set[str]] = {}
-    for name, weight in tables.items():
-        groups.setdefault(id(weight), set()).add(name)
-    return list(groups.values())
-
-
-def expected_groups(changes: dict[str, Any]) -> list[set[str]]:
-    shared, tied = changes["share_encoder_decoder_embeddings"], changes["tie_word_embeddings"]
-    if shared:
-        return [{"source", "target", "output"}] if tied else [{"source", "target"}, {"output"}]
-    return [{"source"}, {"target", "output"}] if tied else [{"source"}, {"target"}, {"output"}]
-
-
-INPUTS = {"input_ids": torch.tensor([[4, 5, 6, 2]]), "decoder_input_ids": torch.tensor([[0, 7, 8]])}
-
-
-@pytest.mark.parametrize("sharing", ALL_SHARING)
-def test_saving_and_loading(sharing: str, tmp_path: Path) -> None:
-    """Save, load and save again: the same bytes, only safetensors, each table once, ties and logits as before."""
-    changes = ALL_SHARING[sharing]
-    model = make_model(lm_head_bias=True, position_embedding_type="learned", **changes)
-    assert tied_groups(model) == expected_groups(changes)
-    model.save_pretrained(tmp_path / "first")
-    loaded, info = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "first", output_loading_info=True)
-    assert isinstance(loaded, Model)
-    assert not any(info[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    loaded.save_pretrained(tmp_path / "second")
-    names = sorted(path.name for path in (tmp_path / "first").iterdir())
-    assert names == sorted(path.name for path in (tmp_path / "second").iterdir())
-    assert [name for name in names if Path(name).suffix not in (".json", ".py")] == ["model.safetensors"]
-    for name in names:
-        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
-    stored = load_file(tmp_path / "first" / "model.safetensors")
-    parameters = dict(model.named_parameters())
-    assert sum(tensor.numel() for tensor in stored.values()) == sum(p.numel() for p in parameters.values())
-    assert len(stored) == len(parameters)
-    assert tied_groups(loaded) == expected_groups(changes)
-    torch.testing.assert_close(logits_of(loaded, **INPUTS), logits_of(model, **INPUTS), atol=0.0, rtol=0.0)
-
-
-def test_sharded_saving(tmp_path: Path) -> None:
-    """A model in several files is the same model."""
-    model = make_model()
-    model.save_pretrained(tmp_path, max_shard_size="5KB")
-    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
-    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
-    torch.testing.assert_close(logits_of(loaded, **INPUTS), logits_of(model, **INPUTS), atol=0.0, rtol=0.0)
-
-
-@pytest.mark.parametrize("device_map", ["auto", "cpu"])
-@pytest.mark.parametrize("sharing", ["shared-tied", "separate-tied"])
-def test_loading_with_a_device_map(sharing: str, device_map: str, tmp_path: Path) -> None:
-    model = make_model(**SHARING[sharing])
-    model.save_pretrained(tmp_path)
-    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, device_map=device_map)
-    assert device_map == "auto" or loaded.device.type == device_map
-    inputs = {name: tensor.to(loaded.device) for name, tensor in INPUTS.items()}
-    assert_close(logits_of(loaded, **inputs).cpu(), logits_of(model, **INPUTS))
-    assert tied_groups(loaded) == expected_groups(SHARING[sharing])
-
-
-@pytest.mark.parametrize("kind", ["sinusoidal", "learned"])
-def test_copies(kind: str) -> None:
-    """deepcopy, pickle and a saved state dict give independent models with the same logits and ties."""
-    model = make_model(position_embedding_type=kind)
-    buffer = io.BytesIO()
-    torch.save(model.state_dict(), buffer)
-    buffer.seek(0)
-    restored = make_model(position_embedding_type=kind, seed=5)
-    restored.load_state_dict(torch.load(buffer, weights_only=True))
-    expected = logits_of(model, **INPUTS)
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), restored):
-        torch.testing.assert_close(logits_of(other, **INPUTS), expected, atol=0.0, rtol=0.0)
-        assert tied_groups(other) == [{"source", "target", "output"}]
-        with torch.no_grad():
-            other.lm_head.weight.zero_()
-    torch.testing.assert_close(logits_of(model, **INPUTS), expected, atol=0.0, rtol=0.0)
-
-
-# Resizing
-
-RESIZABLE = {**ALL_SHARING, "shared-and-stated": {**SHARING["shared-tied"], "decoder_vocab_size": 17}}
-NUMBERS = st.tuples(
-    st.sampled_from(["source", "target"]),
-    st.integers(min_value=4, max_value=30),
-    st.sampled_from([None, 4, 8]),
-    st.booleans(),
-)
-
-
-def tables_of(model: Model) -> dict[str, torch.Tensor]:
-    tables = {
-        "source": model.get_encoder().embed_tokens.weight,
-        "target": model.get_decoder().embed_tokens.weight,
-        "output": model.lm_head.weight,
-        "bias": model.lm_head.bias,
-    }
-    return {name: table.detach().clone() for name, table in tables.items() if table is not None}
-
-
-@settings(max_examples=30)
-@given(
-    sharing=st.sampled_from(sorted(RESIZABLE)),
-    lm_head_bias=st.booleans(),
-    resizes=st.lists(NUMBERS, min_size=1, max_size=3),
-)
-def test_resizing(
-    tmp_path_factory: pytest.TempPathFactory,
-    sharing: str,
-    lm_head_bias: bool,
-    resizes: list[tuple[str, int, int | None, bool]],
-) -> None:
-    """Up and down, in any order: sizes, old rows, ties and configuration stay in step; the result works and saves."""
-    changes = RESIZABLE[sharing]
-    two_vocabularies = sharing in TWO_VOCABULARIES
-    model = make_model(lm_head_bias=lm_head_bias, **changes)
-    for side, size, multiple, mean_resizing in resizes:
-        before = tables_of(model)
-        arguments: dict[str, Any] = {
-            "new_num_tokens": size,
-            "pad_to_multiple_of": multiple,
-            "mean_resizing": mean_resizing,
-        }
-        rounded = size if multiple is None else math.ceil(size / multiple) * multiple
-        if side == "source":
-            returned = model.resize_token_embeddings(**arguments)
-            resized = {"source"} if two_vocabularies else set(before)
-            assert returned is model.get_input_embeddings()
-        elif two_vocabularies:
-            returned = model.resize_decoder_token_embeddings(**arguments)
-            resized = set(before) - {"source"}
-            assert returned is model.get_decoder().get_input_embeddings()
-        else:
-            with pytest.raises(ValueError, match=r"one vocabulary.*use resize_token_embeddings"):
-                model.resize_decoder_token_embeddings(**arguments)
-            resized = set()
-        for name, table in tables_of(model).items():
-            kept = min(len(before[name]), len(table))
-            assert len(table) == (rounded if name in resized else len(before[name])), name
-            torch.testing.assert_close(table[:kept], before[name][:kept], atol=0.0, rtol=0.0)
-        assert tied_groups(model) == expected_groups(changes)
-    check_sizes_agree(model)
-    check_usable(model, tmp_path_factory.mktemp("resized"))
-
-
-def check_sizes_agree(model: Model) -> None:
-    config = model.config
-    assert model.get_encoder().embed_tokens.num_embeddings == len(model.get_input_embeddings().weight)
-    assert model.get_encoder().embed_tokens.num_embeddings == config.vocab_size
-    assert model.get_decoder().embed_tokens.num_embeddings == config.target_vocab_size
-    assert model.lm_head.out_features == len(model.lm_head.weight) == config.target_vocab_size
-    for embeddings in (model.get_encoder().embed_tokens, model.get_decoder().embed_tokens):
-        assert embeddings.padding_idx == config.pad_token_id
-    assert all(parameter.requires_grad for parameter in model.parameters())
-
-
-def check_usable(model: Model, folder: Path) -> None:
-    """The last ids of both vocabularies can be used and trained, and the model survives a round trip."""
-    inputs = {
-        "input_ids": torch.tensor([[4 % model.config.vocab_size, model.config.vocab_size - 1]]),
-        "decoder_input_ids": torch.tensor([[0, model.config.target_vocab_size - 1]]),
-    }
-    logits = logits_of(model, **inputs)
-    assert logits.shape == (1, 2, model.config.target_vocab_size)
-    model(input_ids=inputs["input_ids"], labels=inputs["decoder_input_ids"]).loss.backward()
-    model.save_pretrained(folder)
-    loaded = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    torch.testing.assert_close(logits_of(loaded, **inputs), logits, atol=0.0, rtol=0.0)
-
-
-def test_rounding_up_without_a_new_size() -> None:
-    """`pad_to_multiple_of` alone rounds up the present size."""
-    model = make_model()
-    model.resize_token_embeddings(pad_to_multiple_of=8)
-    assert model.config.vocab_size == model.lm_head.out_features == 24
-    check_sizes_agree(model)
-
-
-# Initial values
-
-
-def check_initial_values(model: Model) -> None:
-    """Xavier's bounds, d_model^-0.5, a padding row of zeros, norms of one and zero, and the sinusoids' formula."""
-    config = model.config
-    std = config.d_model**-0.5
-    for name, module in model.named_modules():
-        if isinstance(module, nn.LayerNorm):
-            assert (module.weight == 1).all(), name
-            assert (module.bias == 0).all(), name
-        elif isinstance(module, nn.Embedding) or module is model.lm_head:
-            rows = cast(torch.Tensor, module.weight).detach()
-            if module.__dict__.get("padding_idx") is not None or (
-                module is model.lm_head and config.tie_word_embeddings
-            ):
-                assert (rows[config.pad_token_id] == 0).all(), name
-                rows = torch.cat([rows[: config.pad_token_id], rows[config.pad_token_id + 1 :]])
-            assert float(rows.std()) == pytest.approx(std, rel=0.06), name
-            assert float(rows.mean()) == pytest.approx(0.0, abs=0.06 * std), name
-        elif isinstance(module, nn.Linear):
-            bound = math.sqrt(6 / (module.in_features + module.out_features))
-            assert 0.95 * bound < float(module.weight.detach().abs().max()) <= bound, name
-            assert float(module.weight.detach().std()) == pytest.approx(bound / math.sqrt(3), rel=0.06), name
-        if isinstance(module, nn.Linear) and module.bias is not None:
-            assert (module.bias == 0).all(), name
-    if config.position_embedding_type == "sinusoidal":
-        for stack in (model.get_encoder(), model.get_decoder()):
-            table = stack.embed_positions.weight
-            for position, column in itertools.product((0, 1, 7, len(table) - 1), (0, 1, 6, config.d_model - 1)):
-                function = math.cos if column % 2 else math.sin
-                angle = position / 10000 ** (column // 2 * 2 / config.d_model)
-                assert float(table[position, column]) == pytest.approx(function(angle), abs=1e-6)
-
-
-WIDE: dict[str, Any] = {
-    "vocab_size": 200,
-    "d_model": 64,
-    "encoder_ffn_dim": 128,
-    "decoder_ffn_dim": 96,
-    "max_position_embeddings": 100,
-    "attention_bias": True,
-    "lm_head_bias": True,
-    "normalize_embedding": True,
-    "normalize_before": True,
-}
-
-
-@pytest.mark.parametrize("kind", ["sinusoidal", "learned"])
-@pytest.mark.parametrize("sharing", ["shared-tied", "separate-untied"])
-def test_initial_values(sharing: str, kind: str) -> None:
-    """The same distribution whether built here, by AutoModel, or on the meta device as `from_pretrained` does."""
-    config = make_config(position_embedding_type=kind, **WIDE, **SHARING[sharing])
-    check_initial_values(Model(copy.deepcopy(config)))
-    check_initial_values(AutoModelForSeq2SeqLM.from_config(copy.deepcopy(config)))
-    # With an empty state dict everything is missing, and nothing but `_init_weights` gives the meta tensors a value.
-    check_initial_values(Model.from_pretrained(None, config=copy.deepcopy(config), state_dict={}))
-
-
-def test_missing_weights_get_initial_values(tmp_path: Path) -> None:
-    """What a checkpoint may lack is initialised, what it has is kept: its padding row and its other tables too."""
-    config = make_config(**WIDE, **SHARING["separate-untied"])
-    model = Model(config)
-    with torch.no_grad():
-        model.model.decoder.embed_tokens.weight.fill_(5.0)
-        model.model.decoder.layers[0].fc1.weight.fill_(6.0)
-    model.save_pretrained(tmp_path)
-    path = tmp_path / "model.safetensors"
-    weights = load_file(path)
-    dropped = [
-        "model.encoder.embed_tokens.weight",
-        "model.encoder.layers.0.fc1.weight",
-        "lm_head.weight",
-        "lm_head.bias",
-    ]
-    for name in dropped:
-        del weights[name]
-    save_file(weights, path, metadata={"format": "pt"})
-    loaded, info = AutoModelForSeq2SeqLM.from_pretrained(
-        tmp_path, output_loading_info=True, ignore_mismatched_sizes=True
-    )
-    assert set(info["missing_keys"]) == set(dropped)
-    assert (loaded.model.decoder.embed_tokens.weight == 5.0).all()
-    assert (loaded.model.decoder.layers[0].fc1.weight == 6.0).all()
-    with torch.no_grad():
-        loaded.model.decoder.embed_tokens.weight.copy_(loaded.model.encoder.embed_tokens.weight)
-        nn.init.xavier_uniform_(loaded.model.decoder.layers[0].fc1.weight)
-    check_initial_values(loaded)
 
 
 # Number formats

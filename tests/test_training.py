@@ -478,8 +478,11 @@ class TestConfig:
         assert model.config.dropout == 0.4
         torch.testing.assert_close(weights(model), weights(original), rtol=0, atol=0)
 
-    def test_a_new_model_searches_with_four_beams(self) -> None:
-        assert build_model(TINY, build_config(TINY, TOKENIZER)).generation_config.num_beams == 4
+    def test_a_new_model_searches_as_the_paper_does(self, tmp_path: Path) -> None:
+        build_model(TINY, build_config(TINY, TOKENIZER)).save_pretrained(tmp_path)
+        search: Any = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path).generation_config
+        assert (search.num_beams, search.length_penalty, search.length_penalty_type) == (4, 0.6, "gnmt")
+        assert (search.max_length, search.max_new_tokens) == (None, None)
 
 
 @pytest.mark.parametrize(

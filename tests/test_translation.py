@@ -8,6 +8,7 @@ import select
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from transformers import NllbTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from vanilla_transformer import translation
 from vanilla_transformer.translation import (
+    Translation,
     load_model_and_tokenizer,
     set_languages,
     translate,
@@ -51,6 +53,13 @@ def translate_alone(sentence: str, **generate_kwargs: Any) -> str:
     return " ".join(word for word in words if word not in ("<s>", "<pad>", "</s>", "<unk>"))
 
 
+def generate_n_best(sentence: str, count: int, num_beams: int = 3) -> Any:
+    """A plain call of `generate` that returns its scores."""
+    inputs = TOKENIZER(sentence, return_tensors="pt")
+    search = {"num_beams": num_beams, "num_return_sequences": count}
+    return MODEL.generate(**inputs, **search, return_dict_in_generate=True, output_scores=True)
+
+
 @pytest.mark.parametrize("generate_kwargs", [{}, {"num_beams": 3}, {"max_new_tokens": 3}], ids=str)
 def test_translate_equals_one_call_of_generate_per_sentence(generate_kwargs: dict[str, Any]) -> None:
     sentences = random_sentences(40)
@@ -60,26 +69,59 @@ def test_translate_equals_one_call_of_generate_per_sentence(generate_kwargs: dic
 
 
 @settings(max_examples=20, deadline=None)
-@given(sentences=sentence_lists, batch_size=st.integers(1, 5), window_size=st.integers(1, 6))
-def test_every_input_has_one_output_in_order(sentences: list[str], batch_size: int, window_size: int) -> None:
+@given(
+    sentences=sentence_lists,
+    batch_size=st.none() | st.integers(1, 5),
+    max_batch_tokens=st.none() | st.integers(1, 99),
+    window_size=st.integers(1, 6),
+)
+def test_every_input_has_one_output_in_order(
+    sentences: list[str], batch_size: int | None, max_batch_tokens: int | None, window_size: int
+) -> None:
     expected = [translate_alone(sentence, max_new_tokens=4) for sentence in sentences]
-    options: dict[str, Any] = {"batch_size": batch_size, "progress": False, "max_new_tokens": 4}
+    options: dict[str, Any] = {"batch_size": batch_size, "max_batch_tokens": max_batch_tokens}
+    options |= {"progress": False, "max_new_tokens": 4}
     assert translate(MODEL, TOKENIZER, sentences, **options) == expected
     lines = (sentence + "\n" for sentence in sentences)
     assert list(translate_lines(MODEL, TOKENIZER, lines, window_size=window_size, **options)) == expected
 
 
-def test_batches_come_longest_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes = []
+@pytest.fixture
+def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The shape of what `generate` has been given, call by call."""
+    found: list[tuple[int, int]] = []
     generate = MODEL.generate
 
     def recorded(**inputs: Any) -> torch.Tensor:
-        shapes.append(inputs["input_ids"].shape)
+        found.append(tuple(inputs["input_ids"].shape))
         return generate(**inputs)
 
     monkeypatch.setattr(MODEL, "generate", recorded)
+    return found
+
+
+def test_batches_come_longest_first(shapes: list[tuple[int, int]]) -> None:
     translate(MODEL, TOKENIZER, [" ".join(WORDS[:length]) for length in (1, 5, 9, 2, 6)], batch_size=2, progress=False)
     assert shapes == [(2, 10), (2, 6), (1, 2)]
+
+
+def test_batches_are_filled_with_tokens_times_beams(shapes: list[tuple[int, int]]) -> None:
+    sentences = [" ".join(WORDS[:length]) for length in (19, 7, 19, 23, 7, 19, 7, 7, 7)]
+
+    def shapes_of(**options: Any) -> list[tuple[int, int]]:
+        shapes.clear()
+        translate(MODEL, TOKENIZER, sentences, progress=False, **options)
+        return list(shapes)
+
+    # Words and </s>; fewer than 16 tokens count as 16.
+    assert shapes_of(max_batch_tokens=64) == [(2, 24), (3, 20), (4, 8)]
+    assert shapes_of(max_batch_tokens=64, num_beams=2) == [(1, 24), (1, 20), (1, 20), (1, 20), (2, 8), (2, 8), (1, 8)]
+    assert shapes_of(max_batch_tokens=64, batch_size=2) == [(2, 24), (2, 20), (2, 8), (2, 8), (1, 8)]
+    assert shapes_of(batch_size=6) == [(6, 24), (3, 8)]
+    assert shapes_of() == [(9, 24)]
+    sentences *= 20
+    assert shapes_of()[0] == (4096 // 24, 24), "the default for a model of the library"
+    assert shapes_of(max_batch_tokens=1)[0] == (1, 24), "the longest sentence is translated whatever the limit"
 
 
 def test_text_without_words_gives_no_translation() -> None:
@@ -94,12 +136,50 @@ def test_n_best_are_the_beams_of_generate_best_first() -> None:
         MODEL, TOKENIZER, sentences, num_return_sequences=3, num_beams=3, batch_size=1, progress=False
     )
     for sentence, translations in zip(sentences, n_best, strict=True):
-        expected = ["", "", ""]
+        expected, scores = ["", "", ""], [0.0, 0.0, 0.0]
         if sentence:
-            output = MODEL.generate(**TOKENIZER(sentence, return_tensors="pt"), num_beams=3, num_return_sequences=3)
-            expected = TOKENIZER.batch_decode(output, skip_special_tokens=True)
-        assert translations == expected
-    assert [best for best, *_ in n_best] == translate(MODEL, TOKENIZER, sentences, num_beams=3, progress=False)
+            output = generate_n_best(sentence, 3)
+            expected = TOKENIZER.batch_decode(output.sequences, skip_special_tokens=True)
+            scores = output.sequences_scores.tolist()
+        assert [translation.text for translation in translations] == expected
+        assert [translation.score for translation in translations] == pytest.approx(scores, abs=1e-5)
+    assert [best.text for best, *_ in n_best] == translate(MODEL, TOKENIZER, sentences, num_beams=3, progress=False)
+
+
+def test_samples_have_no_scores() -> None:
+    (samples,) = translate_n_best(MODEL, TOKENIZER, ["w1"], num_return_sequences=4, do_sample=True, progress=False)
+    assert len(set(samples)) > 1
+    assert {sample.score for sample in samples} == {None}
+    assert translate_n_best(MODEL, TOKENIZER, [" "], num_return_sequences=1, progress=False) == [[Translation("")]]
+
+
+def test_n_best_lines_have_number_score_and_translation() -> None:
+    lines = ["w1 w2 w3\n", "\n", "w7\n"]
+    options: dict[str, Any] = {"num_beams": 3, "progress": False}
+    found = list(translate_lines(MODEL, TOKENIZER, lines, n_best=2, first_line=5, **options))
+    expected = []
+    for number, line in enumerate(lines, start=5):
+        if not line.strip():
+            expected += [f"{number}\t0.0000\t"] * 2
+            continue
+        output = generate_n_best(line, 2, num_beams=3)
+        texts = TOKENIZER.batch_decode(output.sequences, skip_special_tokens=True)
+        scores = output.sequences_scores.tolist()
+        expected += [f"{number}\t{score:.4f}\t{text}" for score, text in zip(scores, texts, strict=True)]
+    assert found == expected
+    firsts = [line.split("\t", 2)[2] for line in found[::2]]
+    assert firsts == list(translate_lines(MODEL, TOKENIZER, lines, **options))
+
+
+@pytest.mark.parametrize(
+    ("n_best", "settings"),
+    [(1, {}), (3, {"num_beams": 2}), (3, {"do_sample": True})],
+    ids=["greedy", "beams", "samples"],
+)
+def test_n_best_lines_need_enough_beams(n_best: int, settings: dict[str, Any]) -> None:
+    beams = settings.get("num_beams", 1)
+    with pytest.raises(ValueError, match=f"n_best is {n_best} and num_beams is {beams}; n_best needs beam search"):
+        next(translate_lines(MODEL, TOKENIZER, ["w1"], n_best=n_best, progress=False, **settings))
 
 
 def test_overlong_sources_are_truncated_with_a_warning_that_names_the_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -165,6 +245,25 @@ def test_streams_are_read_no_further_than_the_window() -> None:
     assert read == 6
 
 
+@pytest.mark.parametrize("n_best", [None, 2])
+def test_reading_runs_ahead_of_writing_by_no_more_than_the_window(n_best: int | None) -> None:
+    sentences = random_sentences(200)
+    read = written = most_ahead = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal read
+        for sentence in sentences:
+            read += 1
+            yield sentence + "\n"
+
+    options: dict[str, Any] = {"num_beams": 2, "max_new_tokens": 2, "max_batch_tokens": 400, "progress": False}
+    for _ in translate_lines(MODEL, TOKENIZER, lines(), n_best=n_best, window_size=30, **options):
+        most_ahead = max(most_ahead, read - written // (n_best or 1))
+        written += 1
+    assert written == 200 * (n_best or 1)
+    assert most_ahead == 30
+
+
 def test_a_line_break_in_a_translation_does_not_break_the_line() -> None:
     force: dict[str, Any] = {"forced_bos_token_id": TOKENIZER.convert_tokens_to_ids(BROKEN_WORD), "progress": False}
     (raw,) = translate(MODEL, TOKENIZER, ["w1"], **force)
@@ -186,6 +285,8 @@ def test_the_bar_is_on_stderr_and_counts_all_sentences(capfd: pytest.CaptureFixt
     ("options", "message"),
     [
         ({"batch_size": 0}, "batch_size is 0"),
+        ({"max_batch_tokens": 0}, "max_batch_tokens is 0; it must be at least 1"),
+        ({"n_best": 0}, "n_best is 0; it must be at least 1"),
         ({"max_source_length": 1}, "maximum length is 1 tokens; it must be at least 2"),
         ({"window_size": 0}, "window_size is 0"),
     ],
@@ -220,17 +321,22 @@ class InterruptedRunError(Exception):
     """What stands for a kill in the middle of a run."""
 
 
-def translate_file_until(monkeypatch: pytest.MonkeyPatch, lines: int, *arguments: Any, **options: Any) -> None:
-    """Runs `translate_file` until `translate_lines` has yielded so many lines, then ends it with an error."""
+def make_end(lines: int, error: type[BaseException]) -> Any:
+    """A `translate_lines` that raises an error instead of the line after so many."""
 
     def until(*arguments: Any, **options: Any) -> Any:
         for number, line in enumerate(translate_lines(*arguments, **options)):
             if number == lines:
-                raise InterruptedRunError
+                raise error
             yield line
 
+    return until
+
+
+def translate_file_until(monkeypatch: pytest.MonkeyPatch, lines: int, *arguments: Any, **options: Any) -> None:
+    """Runs `translate_file` until `translate_lines` has yielded so many lines, then ends it with an error."""
     with monkeypatch.context() as patch:
-        patch.setattr(translation, "translate_lines", until)
+        patch.setattr(translation, "translate_lines", make_end(lines, InterruptedRunError))
         with pytest.raises(InterruptedRunError):
             translate_file(*arguments, **options)
 
@@ -269,6 +375,39 @@ def test_an_interrupted_file_is_resumed(
     expected = expected_translation(source_file).splitlines()
     assert output.read_text(encoding="utf-8").splitlines() == ["kept", *expected[1:]]
     assert sorted(path.name for path in source_file.parent.iterdir()) == ["output.txt", "source.txt"]
+
+
+def test_a_line_is_in_the_file_when_the_next_one_is_asked_for(
+    source_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed process takes along what is still in its memory: nothing of what had been yielded."""
+    partial = source_file.with_name("output.txt.partial")
+    in_file = []
+
+    def watched(*arguments: Any, **options: Any) -> Iterator[str]:
+        for line in translate_lines(*arguments, **options):
+            yield line
+            in_file.append(partial.read_text(encoding="utf-8").count("\n"))
+
+    monkeypatch.setattr(translation, "translate_lines", watched)
+    translate_file(MODEL, TOKENIZER, source_file, source_file.with_name("output.txt"), progress=False)
+    assert in_file == list(range(1, 24))
+
+
+@pytest.mark.parametrize("lines", [6, 7])
+def test_an_interrupted_n_best_file_is_resumed(source_file: Path, monkeypatch: pytest.MonkeyPatch, lines: int) -> None:
+    output = source_file.with_name("output.txt")
+    options: dict[str, Any] = {"n_best": 3, "num_beams": 3, "max_new_tokens": 4, "progress": False}
+    translate_file_until(monkeypatch, lines, MODEL, TOKENIZER, source_file, output, **options)
+    partial = source_file.with_name("output.txt.partial")
+    partial.write_text("kept" + partial.read_text(encoding="utf-8")[4:], encoding="utf-8")
+    assert translate_file(MODEL, TOKENIZER, source_file, output, **options) == 23
+    with open(source_file, encoding="utf-8") as file:
+        expected = list(translate_lines(MODEL, TOKENIZER, file, **options))
+    found = output.read_text(encoding="utf-8").splitlines()
+    assert found[0].startswith("kept"), "two whole lists had been written"
+    assert found[1:] == expected[1:]
+    assert [line.split("\t")[0] for line in found[3:]] == [str(number) for number in range(2, 24) for _ in range(3)]
 
 
 def test_a_partial_file_of_other_settings_is_not_resumed(source_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,9 +505,35 @@ def test_script_from_file_to_file(
         main([*arguments, "--output_file", str(output)])
     assert refusal.value.code == 2
     assert "output.txt exists" in capsys.readouterr().err
-    main([*arguments, "--disable_tqdm", "--max_new_tokens", "2"])
+    main([*arguments, "--disable_tqdm", "--max_new_tokens", "2", "--max_batch_tokens", "50"])
     shorter = [translate_alone(sentence, num_beams=2, max_new_tokens=2) for sentence in sentences]
     assert capsys.readouterr().out.splitlines() == shorter
+    main([*arguments, "--disable_tqdm", "--n_best", "2"])
+    fields = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [number for number, _, _ in fields] == [str(number) for number in range(1, 6) for _ in range(2)]
+    assert [text for _, _, text in fields[::2]] == expected
+    assert all(float(first[1]) >= float(second[1]) for first, second in zip(fields[::2], fields[1::2], strict=True))
+
+
+def test_an_interrupted_script_says_how_to_go_on(
+    main: Any,
+    model_folder: str,
+    source_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    output = source_file.with_name("output.txt")
+    arguments = ["--model_name_or_path", model_folder, "--device=cpu", f"--input_file={source_file}"]
+    with monkeypatch.context() as patch:
+        patch.setattr(translation, "translate_lines", make_end(4, KeyboardInterrupt))
+        with pytest.raises(SystemExit) as end:
+            main([*arguments, f"--output_file={output}"])
+    assert end.value.code == 130
+    assert "whole lines, in order; the same command goes on from there" in capsys.readouterr().err
+    main([*arguments, f"--output_file={output}"])
+    assert "4 lines are done, going on at line 5" in caplog.text
+    assert output.read_text(encoding="utf-8") == expected_translation(source_file)
 
 
 def test_script_answers_each_line_at_a_terminal(main: Any, model_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,6 +564,7 @@ def test_script_answers_each_line_at_a_terminal(main: Any, model_folder: str, mo
     ("arguments", "message"),
     [
         (["--output_file", "out.txt"], "--output_file needs --input_file"),
+        (["--batch_size", "many"], "invalid int value"),
         (["--source_lang", "en"], "source_lang is 'en' and target_lang is None; give both or neither"),
         (["--num_beam", "2", "--beams", "3"], "not used by the HfArgumentParser"),
     ],
@@ -413,12 +579,29 @@ def test_script_refuses_wrong_arguments(
     assert message in capsys.readouterr().err
 
 
+def test_script_refuses_what_the_model_or_the_file_cannot_give(
+    main: Any, model_folder: str, source_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ["--model_name_or_path", model_folder, "--device=cpu"]
+    latin = source_file.with_name("latin.txt")
+    latin.write_bytes("für".encode("latin-1"))
+    for arguments, message in (
+        (["--input_file", str(source_file), "--n_best=2"], "n_best is 2 and num_beams is 1"),
+        (["--input_file", str(source_file), "--output_file", str(source_file)], "the output file is the input file"),
+        (["--input_file", str(latin)], "can't decode byte 0xfc"),
+    ):
+        with pytest.raises(SystemExit) as refusal:
+            main([*model, *arguments])
+        assert refusal.value.code == 2
+        assert message in capsys.readouterr().err
+
+
 def test_script_help_names_every_option(main: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["--help"])
     assert end.value.code == 0
     text = capsys.readouterr().out
-    for option in ("--model_name_or_path", "--input_file", "--output_file", "--num_beams", "--overwrite"):
+    for option in ("--model_name_or_path", "--input_file", "--output_file", "--num_beams", "--overwrite", "--n_best"):
         assert option in text
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -27,6 +27,8 @@ TWO_VOCABULARIES: dict[str, dict[str, Any]] = {
     "two-vocabularies-tied": {**SHARING["separate-tied"], "decoder_vocab_size": 13},
     "two-vocabularies-untied": {**SHARING["separate-untied"], "decoder_vocab_size": 19},
 }
+ALL_SHARING = {**SHARING, **TWO_VOCABULARIES}
+INPUTS = {"input_ids": torch.tensor([[4, 5, 6, 2]]), "decoder_input_ids": torch.tensor([[0, 7, 8]])}
 
 
 def make_config(**changes: Any) -> VanillaTransformerConfig:
@@ -93,3 +95,19 @@ def make_cache(
     return EncoderDecoderCache(
         StaticCache(config=config, max_cache_len=max_cache_len), StaticCache(config=config, max_cache_len=source_length)
     )
+
+
+def logits_of(model: VanillaTransformerForConditionalGeneration, **inputs: Any) -> torch.Tensor:
+    """Logits (B, T, V), without a graph behind them."""
+    with torch.no_grad():
+        return cast(torch.Tensor, model(**inputs).logits)
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
+    """Compares relative to the largest value, since rounding errors grow with it."""
+    scale = max(1.0, float(expected.abs().max()))
+    torch.testing.assert_close(actual, expected, atol=tolerance * scale, rtol=0.0)
+
+
+def gradients_of(model: VanillaTransformerForConditionalGeneration) -> dict[str, torch.Tensor]:
+    return {name: cast(torch.Tensor, parameter.grad).clone() for name, parameter in model.named_parameters()}

@@ -4,19 +4,56 @@ import copy
 from typing import Any
 
 import torch
-from transformers.generation.configuration_utils import GenerationConfig
+from transformers.cache_utils import EncoderDecoderCache
+from transformers.generation.configuration_utils import GenerationConfig, GenerationMode
 from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 from transformers.generation.utils import GenerationMixin
+
+from .beam_search_vanilla_transformer import LENGTH_PENALTIES, BeamSearch
+from .cache_vanilla_transformer import SourceSharingCache
+from .greedy_search_vanilla_transformer import GreedySearch
+from .stopping_vanilla_transformer import SourceLengthCriteria
 
 # Section 6.1: "We set the maximum output length during inference to input length + 50".
 MAX_EXTRA_TOKENS = 50
 
 
 class VanillaTransformerGenerationMixin(GenerationMixin):
-    """The library's `generate` with the paper's length limit instead of 20 tokens, and for two vocabularies too."""
+    """The library's `generate` with the paper's length limit instead of 20 tokens, and with `BeamSearch`.
+
+    `length_penalty_type`, a setting of `generate` or of the generation config, says what divides the log-probabilities
+    of beam search: `"gnmt"` is the paper's ((5 + length) / 6) ** length_penalty, `"transformers"`, which is also what
+    is meant where there is none, the library's length ** length_penalty.
+    """
 
     config: Any  # the model's VanillaTransformerConfig; typed so, it would contradict GenerationMixin's own base
+
+    def _prepare_generation_config(
+        self, generation_config: GenerationConfig | None, **kwargs: Any
+    ) -> tuple[GenerationConfig, dict[str, Any]]:
+        """Lets `length_penalty_type` be given to `generate` like the settings that the library knows.
+
+        Args:
+            generation_config: What was given to `generate`.
+            **kwargs: What else was.
+
+        Returns:
+            The settings to use, and what goes to the model.
+
+        Raises:
+            ValueError: If there is no such length penalty.
+        """
+        length_penalty_type = kwargs.pop("length_penalty_type", None)
+        settings, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)  # type: ignore[misc]
+        if length_penalty_type is not None:
+            settings.update(length_penalty_type=length_penalty_type, allow_custom_entries=True)
+        length_penalty_type = getattr(settings, "length_penalty_type", None)
+        if length_penalty_type not in (None, *LENGTH_PENALTIES):
+            raise ValueError(
+                f"length_penalty_type must be one of {', '.join(LENGTH_PENALTIES)}, not {length_penalty_type!r}."
+            )
+        return settings, model_kwargs
 
     def _prepare_generated_length(
         self,
@@ -42,6 +79,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         """
         if has_default_max_length and generation_config.max_new_tokens is None:
             generation_config.max_new_tokens = self._limit_new_tokens(inputs_tensor.shape[1], input_ids_length)
+            generation_config.update(_is_limited_by_source=True, allow_custom_entries=True)
         # The library types `self` as what a model and the mixin are together.
         return super()._prepare_generated_length(  # type: ignore[misc]
             generation_config=generation_config,
@@ -65,6 +103,90 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         view.config.vocab_size = self.config.target_vocab_size
         return view
 
+    def _expand_inputs_for_generation(
+        self,
+        expand_size: int = 1,
+        is_encoder_decoder: bool = False,
+        input_ids: torch.LongTensor | None = None,
+        **model_kwargs: Any,
+    ) -> tuple[torch.LongTensor, dict[str, Any]]:
+        """Repeats the target's side for beams or samples, and leaves the source's as it is: they share it.
+
+        Args:
+            expand_size: Number of beams, or of sequences to return, for each sentence.
+            is_encoder_decoder: Always true here.
+            input_ids: The target's prompt (batch, target length).
+            **model_kwargs: What goes to the model with it.
+
+        Returns:
+            The prompt (batch * expand_size, target length), and the other inputs.
+        """
+        source: dict[str, Any] = {
+            name: model_kwargs.pop(name) for name in ("encoder_outputs", "attention_mask") if name in model_kwargs
+        }
+        if is_encoder_decoder and source.get("encoder_outputs") is None:
+            raise ValueError("encoder_outputs must be given.")
+        # Not as an encoder-decoder, of which the library would repeat the source too.
+        input_ids, model_kwargs = super()._expand_inputs_for_generation(  # type: ignore[misc]
+            expand_size=expand_size, is_encoder_decoder=False, input_ids=input_ids, **model_kwargs
+        )
+        return input_ids, {**model_kwargs, **source}
+
+    def _prepare_cache_for_generation(
+        self,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        generation_mode: GenerationMode,
+        batch_size: int,
+        max_cache_length: int,
+    ) -> Any:
+        """Makes the library's cache one in which beams may share their source."""
+        result = super()._prepare_cache_for_generation(  # type: ignore[misc]
+            generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+        )
+        cache = model_kwargs.get("past_key_values")
+        if isinstance(cache, EncoderDecoderCache):
+            model_kwargs["past_key_values"] = SourceSharingCache.adopt(cache)
+        return result
+
+    def _limit_by_source(
+        self,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        prompt_length: int,
+    ) -> StoppingCriteriaList:
+        """Adds each sentence's own limit where the batch's was set by `_prepare_generated_length`."""
+        attention_mask = model_kwargs.get("attention_mask")
+        if attention_mask is None or not getattr(generation_config, "_is_limited_by_source", False):
+            return stopping_criteria
+        limits = prompt_length + attention_mask.sum(dim=1) + MAX_EXTRA_TOKENS
+        limits = limits.clamp(max=generation_config.max_length)
+        return StoppingCriteriaList([*stopping_criteria, SourceLengthCriteria(limits)])
+
+    def _sample(
+        self,
+        input_ids: torch.LongTensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """The library's greedy search and sampling, with each sentence's own limit; `GreedySearch` where it suits."""
+        criteria = self._limit_by_source(stopping_criteria, generation_config, model_kwargs, input_ids.shape[1])
+        common: dict[str, Any] = {
+            "logits_processor": logits_processor,
+            "stopping_criteria": criteria,
+            "generation_config": generation_config,
+        }
+        if GreedySearch.suits(self, generation_config, model_kwargs, synced_gpus=synced_gpus, streamer=streamer):
+            return GreedySearch(self, input_ids, model_kwargs=model_kwargs, **common).run()
+        return super()._sample(  # type: ignore[misc]
+            input_ids, synced_gpus=synced_gpus, streamer=streamer, **common, **model_kwargs
+        )
+
     def _beam_search(
         self,
         input_ids: torch.LongTensor,
@@ -74,16 +196,19 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         synced_gpus: bool = False,
         **model_kwargs: Any,
     ) -> Any:
-        """The library's beam search, over the target's vocabulary (transformers 5.12 takes the source's size)."""
-        return GenerationMixin._beam_search(
-            self._as_target_side(),
+        """Beam search as `BeamSearch` does it, with each sentence's own limit."""
+        search = BeamSearch(
+            self,
             input_ids,
             logits_processor=logits_processor,
-            stopping_criteria=stopping_criteria,
+            stopping_criteria=self._limit_by_source(
+                stopping_criteria, generation_config, model_kwargs, input_ids.shape[1]
+            ),
             generation_config=generation_config,
+            model_kwargs=model_kwargs,
             synced_gpus=synced_gpus,
-            **model_kwargs,
         )
+        return search.run()
 
     def compute_transition_scores(
         self,

@@ -6,11 +6,14 @@ loss is therefore computed from the hidden states, a few rows of logits at a tim
 Shapes: B batch, T target length, N number of labels that count, D d_model, V vocabulary.
 """
 
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.nn.modules import module as torch_module
+
+from .linear_vanilla_transformer import Linear, linear
 
 IGNORED_LABEL = -100
 MINIMUM_ROWS = 256
@@ -124,7 +127,7 @@ def has_plain_weights(output_layer: nn.Module, hidden_states: torch.Tensor) -> T
     """
     if not hasattr(nn, "LinearCrossEntropyOptions") or torch.compiler.is_compiling():
         return False
-    if type(output_layer) is not nn.Linear or "forward" in vars(output_layer) or _has_hooks(output_layer):
+    if type(output_layer) not in (nn.Linear, Linear) or "forward" in vars(output_layer) or _has_hooks(output_layer):
         return False
     weight, bias, device = output_layer.weight, output_layer.bias, hidden_states.device
     tensors = [hidden_states, weight] if bias is None else [hidden_states, weight, bias]
@@ -167,8 +170,9 @@ def lean_cross_entropy(
 ) -> torch.Tensor:
     """The value and gradients of [`label_smoothed_cross_entropy`] without the logits (B, T, V).
 
-    At most max(D, 256) rows of logits exist at a time, about as many numbers as the output layer has weights. Their
-    gradients are made on the way, so that `backward` can run once and not be differentiated.
+    At most max(D, 256) rows of logits and of their probabilities exist at a time, each about as many numbers as the
+    output layer has weights. Their gradients are made on the way, so that `backward` can run once and not be
+    differentiated.
 
     Args:
         output_layer: One that [`has_plain_weights`].
@@ -191,11 +195,22 @@ def lean_cross_entropy(
     dtype = _product_dtype(hidden_states)
     # Every type is chosen here, whatever a version of torch lets autocast do inside its own loss.
     with torch.autocast(hidden_states.device.type, enabled=False):
-        # Backward runs the other way round: to the gradients of the losses, those of smoothing are then added in place.
-        smoothing = _sum_above_mean(rows, targets, output_layer.weight, output_layer.bias) if label_smoothing else 0.0
-        losses = _sum_of_losses(rows, targets, output_layer.weight, output_layer.bias, dtype)
-        total = losses + label_smoothing * smoothing
+        add_losses = _add_losses_on_cpu if rows.is_cpu and dtype.itemsize >= torch.float32.itemsize else _add_losses
+        total = add_losses(rows, targets, output_layer, label_smoothing, dtype)
         return _divide(total, targets.numel() if num_items_in_batch is None else num_items_in_batch)
+
+
+def _add_losses(
+    rows: torch.Tensor, targets: torch.Tensor, layer: nn.Linear, label_smoothing: float, dtype: torch.dtype
+) -> torch.Tensor:
+    """Sums the losses: torch's without smoothing, and what smoothing adds to them."""
+    # Backward runs the other way round: to the gradients of the losses, those of smoothing are then added in place.
+    smoothing = _sum_above_mean(rows, targets, layer.weight, layer.bias) if label_smoothing else 0.0
+    return _sum_of_losses(rows, targets, layer.weight, layer.bias, dtype) + label_smoothing * smoothing
+
+
+def _chunk_size(weight: torch.Tensor) -> int:
+    return max(MINIMUM_ROWS, weight.shape[1])
 
 
 def _sum_of_losses(
@@ -209,7 +224,7 @@ def _sum_of_losses(
         linear_bias=None if bias is None else bias.to(dtype),
         # A sum has the type of its factors. Of numbers that short the losses are rounded one by one, and added here.
         reduction="none" if dtype.itemsize < torch.float32.itemsize else "sum",
-        options=nn.LinearCrossEntropyOptions(batch_chunk_size=max(MINIMUM_ROWS, weight.shape[1])),
+        options=nn.LinearCrossEntropyOptions(batch_chunk_size=_chunk_size(weight)),
     )
     return losses.float().sum()
 
@@ -229,6 +244,91 @@ def _sum_above_mean(
     mean_row = weight.sum(dim=0, dtype=torch.float32) / len(weight)
     total = (rows.float() * (nn.functional.embedding(targets, weight).float() - mean_row)).sum()
     return total if bias is None else total + (bias[targets].float() - bias.float().mean()).sum()
+
+
+# On a CPU
+
+
+def _add_losses_on_cpu(
+    rows: torch.Tensor, targets: torch.Tensor, layer: nn.Linear, label_smoothing: float, dtype: torch.dtype
+) -> torch.Tensor:
+    """Sums the losses in about half the time that torch takes: by the faster products and the faster exponential."""
+    bias = None if layer.bias is None else layer.bias.to(dtype)
+    total: torch.Tensor = _LossInChunks.apply(
+        rows.to(dtype), layer.weight.to(dtype), bias, targets, label_smoothing, torch.is_grad_enabled()
+    )
+    return total.float()
+
+
+class _LossInChunks(torch.autograd.Function):
+    """The sum of the smoothed losses, with its gradients by hidden states, weight and bias."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        label_smoothing: float,
+        with_gradients: bool,
+    ) -> torch.Tensor:
+        wants_rows, wants_weight, wants_bias = (with_gradients and wanted for wanted in ctx.needs_input_grad[:3])
+        by_rows = torch.empty_like(rows) if wants_rows else None
+        by_weight: torch.Tensor | None = None
+        by_bias = torch.zeros_like(bias) if wants_bias and bias is not None else None
+        total = rows.new_zeros((), dtype=torch.float64)
+        # Of torch's exponentials the one in softmax is the fastest by far. The memory is the same for each chunk.
+        size = _chunk_size(weight)
+        all_probabilities = rows.new_empty(min(size, len(rows)), len(weight))
+        for start in range(0, len(rows), size):
+            part = slice(start, start + size)
+            logits = linear(rows[part], weight, bias)
+            probabilities = torch.softmax(logits, dim=-1, out=all_probabilities[: len(logits)])
+            total += _sum_losses_of_chunk(logits, probabilities, targets[part], label_smoothing)
+            gradient = _differentiate_chunk(probabilities, targets[part], label_smoothing)
+            if by_rows is not None:
+                by_rows[part] = linear(gradient, weight.t())
+            if wants_weight:
+                of_chunk = linear(rows[part].t(), gradient.t())  # (D, V): oneDNN copies a transposed first factor
+                by_weight = of_chunk if by_weight is None else by_weight.add_(of_chunk)
+            if by_bias is not None:
+                by_bias += gradient.sum(dim=0)
+        ctx.gradients = (by_rows, None if by_weight is None else by_weight.t(), by_bias)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if ctx.gradients is None:
+            raise RuntimeError(
+                "backward called twice: the gradients of this loss are made with it and used up. "
+                "Call the model with skip_logits=False to differentiate its loss again."
+            )
+        (factor,) = grad_outputs
+        gradients = [None if gradient is None else gradient.mul_(factor).contiguous() for gradient in ctx.gradients]
+        ctx.gradients = None
+        return (*gradients, None, None, None)
+
+
+def _sum_losses_of_chunk(
+    logits: torch.Tensor, probabilities: torch.Tensor, targets: torch.Tensor, label_smoothing: float
+) -> torch.Tensor:
+    """Sums log Z - (1 - eps) z_y - eps mean_v z_v over the rows of logits z."""
+    # The largest probability is exp(largest logit) / Z.
+    log_normalizers = logits.amax(dim=-1) - probabilities.amax(dim=-1).log()
+    scores = (1 - label_smoothing) * logits.gather(1, targets[:, None])[:, 0]
+    if label_smoothing:
+        scores += label_smoothing * logits.mean(dim=-1)
+    return (log_normalizers - scores).sum(dtype=torch.float64)
+
+
+def _differentiate_chunk(probabilities: torch.Tensor, targets: torch.Tensor, label_smoothing: float) -> torch.Tensor:
+    """Makes, in place, the gradients by the logits of probabilities p: p - (1 - eps) at the label - eps / V."""
+    if label_smoothing:
+        probabilities -= label_smoothing / probabilities.shape[1]
+    labels = targets[:, None]
+    return probabilities.scatter_add_(1, labels, probabilities.new_full(labels.shape, label_smoothing - 1))
 
 
 __all__ = [

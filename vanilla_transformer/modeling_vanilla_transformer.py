@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache, StaticLayer
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.generation.utils import GenerationMixin
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -32,19 +32,18 @@ from transformers.modeling_outputs import (
     Seq2SeqModelOutput,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
-from transformers.utils import logging
 from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .attention_vanilla_transformer import fold_rows, in_float32, is_faster_in_float32, unfold_weights
+from .cache_vanilla_transformer import SourceSharingCache, count_source_rows, match_rows
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
+from .linear_vanilla_transformer import Linear
 from .loading_vanilla_transformer import SafeLoadingMixin
 from .loss_vanilla_transformer import compute_logits_and_loss, shift_tokens_right, should_skip_logits
-from .positions_vanilla_transformer import LearnedPositions, SinusoidalPositions, count_tokens_before
+from .positions_vanilla_transformer import LearnedPositions, SinusoidalPositions, count_positions, count_tokens_before
 from .resizing_vanilla_transformer import ResizableVocabulariesMixin
-
-logger = logging.get_logger(__name__)
-
 
 # 3.1  Encoder and decoder stacks
 
@@ -58,8 +57,8 @@ class TransformerLayer(GradientCheckpointingLayer):
         self.activation_fn = ACT2FN[config.activation_function]
         self.dropout = nn.Dropout(config.dropout)
         self.activation_dropout = nn.Dropout(config.activation_dropout)
-        self.fc1 = nn.Linear(config.d_model, ffn_dim, bias=config.ffn_bias)
-        self.fc2 = nn.Linear(ffn_dim, config.d_model, bias=config.ffn_bias)
+        self.fc1 = Linear(config.d_model, ffn_dim, bias=config.ffn_bias)
+        self.fc2 = Linear(ffn_dim, config.d_model, bias=config.ffn_bias)
         self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def residual(
@@ -186,10 +185,10 @@ class MultiHeadAttention(nn.Module):
         d_v = config.d_model // num_heads if config.d_v is None else config.d_v
         self.scaling = d_k**-0.5
         self.attention_dropout = config.attention_dropout
-        self.q_proj = nn.Linear(config.d_model, num_heads * d_k, bias=config.attention_bias)
-        self.k_proj = nn.Linear(config.d_model, num_heads * d_k, bias=config.attention_bias)
-        self.v_proj = nn.Linear(config.d_model, num_heads * d_v, bias=config.attention_bias)
-        self.out_proj = nn.Linear(num_heads * d_v, config.d_model, bias=config.attention_bias)
+        self.q_proj = Linear(config.d_model, num_heads * d_k, bias=config.attention_bias)
+        self.k_proj = Linear(config.d_model, num_heads * d_k, bias=config.attention_bias)
+        self.v_proj = Linear(config.d_model, num_heads * d_v, bias=config.attention_bias)
+        self.out_proj = Linear(num_heads * d_v, config.d_model, bias=config.attention_bias)
 
     def split_heads(self, states: torch.Tensor) -> torch.Tensor:
         """Maps (B, L, H * d) to (B, H, L, d)."""
@@ -205,15 +204,20 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attends from (B, L, D) to keys (B, H, K, d_k) and values (B, H, K, d_v).
 
+        Several rows of `hidden_states` may share one row of keys: the beams of a sentence, side by side, share its
+        source. They are taken as one longer sequence of queries then.
+
         Returns:
             The sub-layer's output (B, L, D) and, where the implementation computes them, the weights (B, H, L, K).
         """
-        attention = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, scaled_dot_product_attention
-        )
+        implementation = self.config._attn_implementation
+        attention = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, scaled_dot_product_attention)
+        if is_faster_in_float32(implementation, self, key):
+            attention = in_float32(attention)
+        queries = fold_rows(hidden_states, key.shape[0])
         context, weights = attention(
             self,
-            self.split_heads(self.q_proj(hidden_states)),
+            self.split_heads(self.q_proj(queries)),
             key,
             value,
             attention_mask,
@@ -221,7 +225,8 @@ class MultiHeadAttention(nn.Module):
             scaling=self.scaling,
             **kwargs,
         )
-        return self.out_proj(context.flatten(2)), weights
+        weights = unfold_weights(weights, *hidden_states.shape[:2])
+        return self.out_proj(context.flatten(2)).view(hidden_states.shape), weights
 
 
 class SelfAttention(MultiHeadAttention):
@@ -458,26 +463,24 @@ class VanillaTransformerDecoder(TransformerStack):
         if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
             raise ValueError(f"past_key_values must be an EncoderDecoderCache, not {type(past_key_values).__name__}.")
         if use_cache and past_key_values is None:
-            past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+            past_key_values = SourceSharingCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         self_cache = None if past_key_values is None else past_key_values.self_attention_cache
 
         length = embeddings.shape[1]
-        past_length = 0 if self_cache is None else self_cache.get_seq_length()
-        upper_bound = past_length + length
-        if self_cache is not None and self_cache.is_compileable:
-            # A static cache keeps its length in a tensor, on which a compiled graph cannot branch.
-            upper_bound = cast(StaticLayer, self_cache.layers[0]).max_cache_len
+        past_length, upper_bound = count_positions(self_cache, length)
         token_indices = count_tokens_before(attention_mask, length, past_length, embeddings.device)
-        hidden_states = self.embed(embeddings, token_indices, upper_bound)
+        # A mask over a history that beams share has one row for all beams of a sentence.
+        hidden_states = self.embed(embeddings, token_indices.reshape(-1, length), upper_bound)
 
         layer_mask = create_causal_mask(
             config=self.config, inputs_embeds=embeddings, attention_mask=attention_mask, past_key_values=self_cache
         )
+        source_rows = count_source_rows(past_key_values, encoder_hidden_states)
         encoder_layer_mask = create_bidirectional_mask(
             config=self.config,
-            inputs_embeds=embeddings,
-            attention_mask=encoder_attention_mask,
-            encoder_hidden_states=encoder_hidden_states,
+            inputs_embeds=fold_rows(embeddings, source_rows),
+            attention_mask=match_rows(encoder_attention_mask, source_rows),
+            encoder_hidden_states=match_rows(encoder_hidden_states, source_rows),
         )
         for layer in self.layers:
             # What needs a gradient goes by position: reentrant checkpointing sees no keyword arguments.
@@ -606,7 +609,9 @@ class VanillaTransformerForConditionalGeneration(
         # From the class's name the library would take a loss that shifts labels, and count one target too few.
         self.loss_type = None  # type: ignore[assignment]
         self.model = VanillaTransformerModel(config)
-        self.lm_head = nn.Linear(config.d_model, config.target_vocab_size, bias=config.lm_head_bias)
+        self.lm_head = Linear(config.d_model, config.target_vocab_size, bias=config.lm_head_bias)
+        # Or the library forgets `length_penalty_type`, a setting it does not know, when it loads a saved model.
+        self.generation_config._from_model_config = False
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:

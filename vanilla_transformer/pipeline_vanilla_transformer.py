@@ -11,8 +11,12 @@ import copy
 import enum
 import re
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import Any
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence, Sized
+from functools import partial
+from itertools import islice
+from operator import itemgetter
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import IterableDataset
@@ -24,6 +28,8 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
 )
+from transformers.pipelines.base import pad_collate_fn
+from transformers.pipelines.pt_utils import PipelineIterator
 from transformers.utils import logging
 from transformers.utils.generic import ModelOutput
 
@@ -35,6 +41,99 @@ _UNLIMITED = int(1e20)
 _LIBRARY_MAX_LENGTH = 20
 # generate() takes its output limit by either name, and warns when it is given both.
 _OUTPUT_LIMITS = frozenset({"max_length", "max_new_tokens"})
+# What a call may hold beside arguments of generate() and of the base class.
+_OWN_ARGUMENTS = frozenset({"max_batch_tokens", "return_scores", "stop_sequence"})
+# How many texts are read ahead, so that those of like length can be put together.
+WINDOW_SIZE = 4096
+_READ_AT_ONCE = 256
+# A shorter source counts as so many tokens: its translation has to be searched for nevertheless.
+_LEAST_TOKENS = 16
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def map_by_length(
+    function: Callable[[list[Item]], Sequence[Result]],
+    read: Callable[[int], Sequence[tuple[int, Item]]],
+    *,
+    fits: Callable[[int], int],
+    window_size: int | None = WINDOW_SIZE,
+) -> Iterator[Result]:
+    """Applies a function to batches of items of like length, and gives the results in the order of the items.
+
+    Whatever the number of items, at most `window_size` of them are held, results not yet taken included. The batch
+    that holds the oldest item comes first, so that results keep coming.
+
+    Args:
+        function: Maps a batch, its longest item first, to a result for each item.
+        read: Returns the next items with their lengths: as many as it is told, or fewer at the end. Items of length 0
+            come in batches of their own.
+        fits: How many items a batch may have whose longest one has this length.
+        window_size: How many items to hold; None for all, in which case the longest batch comes first.
+
+    Yields:
+        The results.
+    """
+    waiting: list[tuple[int, int, Item]] = []  # shortest first; the numbers are negative, so that older ones come last
+    results: dict[int, Result] = {}
+    num_read = num_sorted = num_taken = 0
+    is_end = False
+    while True:
+        while not is_end and (window_size is None or num_read - num_taken < window_size):
+            wanted = _READ_AT_ONCE if window_size is None else min(_READ_AT_ONCE, window_size - num_read + num_taken)
+            items = read(wanted)
+            is_end = len(items) < wanted
+            waiting += [(length, -number, item) for number, (length, item) in enumerate(items, start=num_read)]
+            num_read += len(items)
+        if not waiting:
+            return
+        if num_sorted < num_read:
+            waiting.sort(key=itemgetter(0, 1))
+            num_sorted = num_read
+        batch = _find_batch(waiting, fits, oldest=None if window_size is None else num_taken)
+        entries = waiting[batch][::-1]
+        del waiting[batch]
+        found = function([item for _, _, item in entries])
+        results |= {-number: result for (_, number, _), result in zip(entries, found, strict=True)}
+        while num_taken in results:
+            yield results.pop(num_taken)
+            num_taken += 1
+
+
+def _find_batch(waiting: list[tuple[int, int, Any]], fits: Callable[[int], int], oldest: int | None) -> slice:
+    """Where in the sorted list the batch is that holds the oldest item, or the batch of the longest items."""
+    first_filled = bisect_left(waiting, 1, key=itemgetter(0))
+    position = 0
+    if oldest is not None:
+        position = next(index for index, entry in enumerate(waiting) if entry[1] == -oldest)
+    end = len(waiting)
+    while end > first_filled:
+        start = max(end - fits(waiting[end - 1][0]), first_filled)
+        if oldest is None or start <= position:
+            return slice(start, end)
+        end = start
+    return slice(0, end)
+
+
+def count_sentences(
+    longest: int, *, batch_size: int | None = None, max_batch_tokens: int | None = None, rows: int = 1
+) -> int:
+    """How many sentences a batch may have, at least one.
+
+    Args:
+        longest: Tokens of its longest source; fewer than 16 count as 16, since short sources too are searched.
+        batch_size: The most sentences, if there is such a limit.
+        max_batch_tokens: The most of sentences * rows * longest, if there is such a limit.
+        rows: Beams, or samples, of a sentence.
+
+    Returns:
+        Their number.
+    """
+    limits = [] if batch_size is None else [batch_size]
+    if max_batch_tokens is not None:
+        limits.append(max_batch_tokens // (rows * max(longest, _LEAST_TOKENS)))
+    return max(min(limits, default=1), 1)
 
 
 class ReturnType(enum.Enum):
@@ -57,6 +156,24 @@ def parse_language_pair(task: str) -> tuple[str, str] | None:
     return (match[1], match[2]) if match else None
 
 
+def is_vanilla(model: PreTrainedModel) -> bool:
+    """Whether it is this package's model, in this package or as code of the checkpoint."""
+    return model.config.model_type == "vanilla_transformer"
+
+
+def sequence_score_settings(model: PreTrainedModel) -> dict[str, bool]:
+    """What makes `generate()` tell by beam search's scores of whole sequences.
+
+    Args:
+        model: Any model that generates.
+
+    Returns:
+        Arguments of `generate()`. Models of the library tell no sequence's score without keeping the scores of the
+        whole vocabulary at each step.
+    """
+    return {"return_dict_in_generate": True, **({} if is_vanilla(model) else {"output_scores": True})}
+
+
 def _task_specific_params(model: PreTrainedModel) -> dict[str, dict[str, Any]]:
     return getattr(model.config, "task_specific_params", None) or {}
 
@@ -69,6 +186,26 @@ class _TextStream(IterableDataset[str]):
 
     def __iter__(self) -> Iterator[str]:
         return self.texts
+
+
+class _ModelOutputs:
+    """What the model makes of encoded texts, in their order, computed in batches of texts of like length."""
+
+    def __init__(self, encoded: Any, run: Callable[[list[Any]], list[Any]], fits: Callable[[int], int]) -> None:
+        self.encoded = encoded
+        self.run = run
+        self.fits = fits
+
+    def __iter__(self) -> Iterator[Any]:
+        remaining = iter(self.encoded)
+
+        def read(count: int) -> list[tuple[int, Any]]:
+            return [(inputs["input_ids"].shape[-1], inputs) for inputs in islice(remaining, count)]
+
+        return map_by_length(self.run, read, fits=self.fits)
+
+    def __len__(self) -> int:
+        return len(self.encoded)
 
 
 class _StopSequences(StoppingCriteria):
@@ -92,7 +229,8 @@ class Text2TextGenerationPipeline(Pipeline):
     """Generates text from text with any encoder-decoder model (task `"text2text-generation"`).
 
     Generation settings come, the first that is set winning, from the call, the constructor, the model's
-    `config.task_specific_params[task]`, the model's generation config, and then `max_new_tokens=256, num_beams=4`.
+    `config.task_specific_params[task]`, the model's generation config, and then `max_new_tokens=256, num_beams=4`. The
+    last is not for models of type vanilla_transformer, which `generate()` limits to the source's length + 50.
     A `generation_config` given to the call takes the place of all of these but the model's own; one given to the
     constructor does so too, but for the settings of the call.
 
@@ -158,18 +296,22 @@ class Text2TextGenerationPipeline(Pipeline):
             **kwargs: `return_tensors` (True: token ids instead of text), `return_text` (no effect, as in transformers
                 4: text is returned unless `return_tensors` is set), `clean_up_tokenization_spaces` (default False),
                 `truncation` (as a tokenizer takes it; default False), `stop_sequence` (a string or several, at which
-                generation stops; they stay in the text), `batch_size`, `num_workers`, and every argument of
-                `generate()`.
+                generation stops; they stay in the text), `return_scores` (True: with the score by which beam search
+                ranks each sequence), `batch_size`, `max_batch_tokens` (the most padded source tokens times beams of a
+                batch; may stand beside or instead of `batch_size`), `num_workers`, and every argument of `generate()`.
+                Texts of a list or dataset that are batched are sorted by length, as far as a window of 4,096 reaches;
+                those of a generator only with `max_batch_tokens`, since the window is read before the first result.
 
         Returns:
             For a text, a list with a dict for each returned sequence. For a list, the dicts in a flat list if each
             text gave one sequence, otherwise a list of lists. For datasets and generators, an iterator with a list of
-            dicts for each text. The dicts hold `{return_name}_text` (str), or `{return_name}_token_ids`, a tensor of
-            shape (target_length,).
+            dicts for each text, in the order of the texts. The dicts hold `{return_name}_text` (str), or
+            `{return_name}_token_ids`, a tensor of shape (target_length,), and with `return_scores` also `score`.
 
         Raises:
             TypeError: If an input is not a text.
-            ValueError: If a text has no tokens, or `batch_size` is above 1 and the tokenizer has no padding token.
+            ValueError: If a text has no tokens, texts are to be batched and the tokenizer has no padding token,
+                `max_batch_tokens` is below 1, or `return_scores` is asked for without beam search.
         """
         if isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes)):
             inputs = list(inputs)
@@ -182,13 +324,50 @@ class Text2TextGenerationPipeline(Pipeline):
             return [result[0] for result in results]
         return results
 
-    def check_inputs(self, input_length: int, min_length: int, max_length: int) -> bool:
+    def get_iterator(
+        self,
+        inputs: Any,
+        num_workers: int,
+        batch_size: int,
+        preprocess_params: dict[str, Any],
+        forward_params: dict[str, Any],
+        postprocess_params: dict[str, Any],
+    ) -> Any:
+        """Makes the iterator over the results, but with texts of like length in a batch.
+
+        Arguments and result as in the base class; a `batch_size` of 1 is no limit where `max_batch_tokens` sets one.
+        """
+        max_tokens = forward_params.get("max_batch_tokens")
+        is_live = not isinstance(inputs, Sized)
+        if max_tokens is None and (batch_size == 1 or is_live):
+            return super().get_iterator(
+                inputs, num_workers, batch_size, preprocess_params, forward_params, postprocess_params
+            )
+        # One by one, to keep the base class's way of tokenizing; what it would do with the results is left out.
+        one_by_one: Any = super().get_iterator(inputs, num_workers, 1, preprocess_params, {}, {})
+        collate = pad_collate_fn(self.tokenizer, None)
+
+        def run(batch: list[Any]) -> list[Any]:
+            outputs = PipelineIterator([collate(batch)], self.forward, forward_params, loader_batch_size=len(batch))
+            return list(outputs)
+
+        known = self._known_settings(self._generation_settings(forward_params, {}))
+        fits = partial(
+            count_sentences,
+            batch_size=None if batch_size == 1 else batch_size,
+            max_batch_tokens=max_tokens,
+            rows=max(known.get("num_beams") or 1, known.get("num_return_sequences") or 1),
+        )
+        outputs = _ModelOutputs(one_by_one.loader.loader, run, fits)
+        return PipelineIterator(outputs, self.postprocess, postprocess_params)
+
+    def check_inputs(self, input_length: int, min_length: int, max_length: int | None) -> bool:
         """Warns of lengths that promise a bad result.
 
         Args:
             input_length: Tokens of the input (of the longest one in a batch).
             min_length: The least number of tokens to generate.
-            max_length: The largest number of tokens to generate.
+            max_length: The largest number of tokens to generate; None where the model takes it from the input.
 
         Returns:
             Whether all is well.
@@ -242,7 +421,8 @@ class Text2TextGenerationPipeline(Pipeline):
         """Turns the sequences generated for one text into dicts.
 
         Args:
-            model_outputs: `output_ids` of shape (1, num_return_sequences, target_length).
+            model_outputs: `output_ids` of shape (1, num_return_sequences, target_length), and perhaps `scores` of shape
+                (1, num_return_sequences).
             return_type: Text or token ids.
             clean_up_tokenization_spaces: As `decode()` takes it.
 
@@ -250,16 +430,22 @@ class Text2TextGenerationPipeline(Pipeline):
             A dict for each sequence.
         """
         sequences = model_outputs["output_ids"][0]
+        records: list[dict[str, Any]]
         if return_type is ReturnType.TENSORS:
-            return [{f"{self.return_name}_token_ids": sequence} for sequence in sequences]
-        return [
-            {
-                f"{self.return_name}_text": self.tokenizer.decode(
-                    sequence, skip_special_tokens=True, clean_up_tokenization_spaces=clean_up_tokenization_spaces
-                )
-            }
-            for sequence in sequences
-        ]
+            records = [{f"{self.return_name}_token_ids": sequence} for sequence in sequences]
+        else:
+            records = [
+                {
+                    f"{self.return_name}_text": self.tokenizer.decode(
+                        sequence, skip_special_tokens=True, clean_up_tokenization_spaces=clean_up_tokenization_spaces
+                    )
+                }
+                for sequence in sequences
+            ]
+        if "scores" in model_outputs:
+            for record, score in zip(records, model_outputs["scores"][0].tolist(), strict=True):
+                record["score"] = score
+        return records
 
     def _sanitize_parameters(
         self,
@@ -269,9 +455,15 @@ class Text2TextGenerationPipeline(Pipeline):
         clean_up_tokenization_spaces: bool | None = None,
         truncation: Any = None,
         stop_sequence: str | list[str] | None = None,
+        return_scores: bool | None = None,
+        max_batch_tokens: int | None = None,
         **generate_kwargs: Any,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         preprocess_params = {} if truncation is None else {"truncation": truncation}
+        if max_batch_tokens is not None and max_batch_tokens < 1:
+            raise ValueError(f"max_batch_tokens is {max_batch_tokens}; it must be at least 1 token.")
+        own = {"return_scores": return_scores, "max_batch_tokens": max_batch_tokens}
+        generate_kwargs |= {name: value for name, value in own.items() if value is not None}
         if stop_sequence is not None:
             generate_kwargs["stop_sequence"] = [stop_sequence] if isinstance(stop_sequence, str) else stop_sequence
         if self.assistant_model is not None:
@@ -292,14 +484,17 @@ class Text2TextGenerationPipeline(Pipeline):
 
     def _forward(self, input_tensors: Any, **forward_parameters: Any) -> Any:
         inputs = dict(input_tensors)
-        language_settings: dict[str, Any] = {}
+        added: dict[str, Any] = {}
         if "forced_bos_token_id" in inputs:
             token_id = inputs.pop("forced_bos_token_id")
             # Batching makes a list of it, with the same id for each text, while generate() takes one for all.
-            language_settings["forced_bos_token_id"] = token_id[0] if isinstance(token_id, list) else token_id
+            added["forced_bos_token_id"] = token_id[0] if isinstance(token_id, list) else token_id
         batch_size, source_length = inputs["input_ids"].shape
-        stop_sequences = forward_parameters.pop("stop_sequence", None)
-        settings = self._generation_settings(forward_parameters, language_settings)
+        stop_sequences = forward_parameters.get("stop_sequence")
+        return_scores = forward_parameters.get("return_scores", False)
+        if return_scores:
+            added |= sequence_score_settings(self.model)
+        settings = self._generation_settings(forward_parameters, added)
         if stop_sequences is not None:
             criteria = [*(settings.get("stopping_criteria") or []), _StopSequences(self.tokenizer, stop_sequences)]
             settings["stopping_criteria"] = StoppingCriteriaList(criteria)
@@ -307,13 +502,22 @@ class Text2TextGenerationPipeline(Pipeline):
         model: Any = self.model
         output = model.generate(**inputs, **settings)
         sequences = output["sequences"] if isinstance(output, ModelOutput) else output
-        return {"output_ids": sequences.reshape(batch_size, -1, sequences.shape[-1])}
+        outputs = {"output_ids": sequences.reshape(batch_size, -1, sequences.shape[-1])}
+        if return_scores:
+            scores = getattr(output, "sequences_scores", None)
+            if scores is None:
+                raise ValueError(
+                    "return_scores needs beam search: only that ranks sequences. Set num_beams to 2 or more."
+                )
+            outputs["scores"] = scores.reshape(batch_size, -1)
+        return outputs
 
-    def _generation_settings(self, call: dict[str, Any], language: dict[str, Any]) -> dict[str, Any]:
+    def _generation_settings(self, call: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
         """The arguments for `generate()`, from all sources (see the class) but the model's generation config."""
+        call = {name: value for name, value in call.items() if name not in _OWN_ARGUMENTS}
         if call.get("generation_config") is None:
             call = {**self._constructor_settings, **call}
-        added = dict(language)
+        added = dict(added)
         if self.model.generation_config.pad_token_id is None and self.tokenizer.pad_token_id is not None:
             added["pad_token_id"] = self.tokenizer.pad_token_id
         config = call.get("generation_config")
@@ -329,7 +533,7 @@ class Text2TextGenerationPipeline(Pipeline):
     def _default_settings(self, call: dict[str, Any]) -> dict[str, Any]:
         """The task's settings and below them the pipeline's, without what the model or the call set otherwise."""
         model_settings = self.model.generation_config.to_diff_dict()
-        defaults = self._default_generation_config.to_diff_dict()
+        defaults = {} if is_vanilla(self.model) else self._default_generation_config.to_diff_dict()
         defaults = {
             key: value for key, value in defaults.items() if key not in {*model_settings, "transformers_version"}
         }
@@ -342,16 +546,21 @@ class Text2TextGenerationPipeline(Pipeline):
             task = {key: value for key, value in task.items() if key not in _OUTPUT_LIMITS}
         return {**defaults, **task}
 
-    def _output_lengths(self, settings: dict[str, Any]) -> tuple[int, int]:
-        """The least and the largest number of tokens that `generate()` will make under these settings."""
+    def _known_settings(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """All that `generate()` will know when it is given these settings."""
         config = settings.get("generation_config")
-        known = {
+        return {
             **self.model.generation_config.to_diff_dict(),
             **({} if config is None else config.to_diff_dict()),
             **settings,
         }
+
+    def _output_lengths(self, settings: dict[str, Any]) -> tuple[int, int | None]:
+        """The least and the largest number of tokens that `generate()` will make, None where its input says that."""
+        known = self._known_settings(settings)
         least = known.get("min_new_tokens") or known.get("min_length") or 0
-        return least, known.get("max_new_tokens") or known.get("max_length") or _LIBRARY_MAX_LENGTH
+        default = None if is_vanilla(self.model) else _LIBRARY_MAX_LENGTH
+        return least, known.get("max_new_tokens") or known.get("max_length") or default
 
     def _tokenizer_limit(self) -> int | None:
         limit = self.tokenizer.model_max_length
@@ -378,9 +587,11 @@ class SummarizationPipeline(Text2TextGenerationPipeline):
 
     return_name = "summary"
 
-    def check_inputs(self, input_length: int, min_length: int, max_length: int) -> bool:
+    def check_inputs(self, input_length: int, min_length: int, max_length: int | None) -> bool:
         """Warns also of a summary that cannot be, or may be longer than the text. Arguments as in the base class."""
         fine = super().check_inputs(input_length, min_length, max_length)
+        if max_length is None:
+            return fine
         if max_length < min_length:
             logger.warning(f"Your min_length={min_length} is above your max_length={max_length}.")
             fine = False
@@ -425,10 +636,10 @@ class TranslationPipeline(Text2TextGenerationPipeline):
         if pair is not None:
             self._preprocess_params = {"src_lang": pair[0], "tgt_lang": pair[1], **self._preprocess_params}
 
-    def check_inputs(self, input_length: int, min_length: int, max_length: int) -> bool:
+    def check_inputs(self, input_length: int, min_length: int, max_length: int | None) -> bool:
         """Warns also of an output limit that may cut the translation off. Arguments as in the base class."""
         fine = super().check_inputs(input_length, min_length, max_length)
-        if input_length > 0.9 * max_length:
+        if max_length is not None and input_length > 0.9 * max_length:
             logger.warning(
                 f"Your input_length: {input_length} is bigger than 0.9 * max_length: {max_length}. If translations end"
                 f" too early, increase it, for example translator('...', max_length={2 * input_length})."

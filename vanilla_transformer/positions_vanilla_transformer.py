@@ -4,9 +4,11 @@ Shapes: B batch, L length, K number of keys, D d_model.
 """
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import nn
+from transformers.cache_utils import Cache, StaticLayer
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 
@@ -90,6 +92,15 @@ class LearnedPositions(nn.Embedding):
                     f"{self.num_embeddings - self.offset}."
                 )
         return super().forward(token_indices + self.offset)
+
+
+def count_positions(cache: Cache | None, length: int) -> tuple[int | torch.Tensor, int]:
+    """Returns how many positions the cache holds, and a bound of all after `length` more, as a Python integer."""
+    past_length = 0 if cache is None else cache.get_seq_length()
+    if cache is not None and cache.is_compileable:
+        # A static cache keeps its length in a tensor, on which a compiled graph cannot branch.
+        return past_length, cast(StaticLayer, cache.layers[0]).max_cache_len
+    return past_length, past_length + length
 
 
 def count_tokens_before(

@@ -281,12 +281,16 @@ def build_model(arguments: ModelArguments, config: PreTrainedConfig) -> PreTrain
         config: Its configuration.
 
     Returns:
-        The model, with beam 4 as a new model's default for `generate` (6.1).
+        The model. A new one searches with 4 beams unless `generate` is told otherwise, and if it is this package's,
+        ranks translations by the paper's length penalty with alpha = 0.6 (6.1).
     """
     if arguments.model_name_or_path is not None:
         return AutoModelForSeq2SeqLM.from_pretrained(arguments.model_name_or_path, config=config)
     model = AutoModelForSeq2SeqLM.from_config(config)
     model.generation_config.num_beams = 4
+    if isinstance(config, VanillaTransformerConfig):
+        model.generation_config.length_penalty = 0.6
+        model.generation_config.length_penalty_type = "gnmt"
     return model
 
 

@@ -1,7 +1,9 @@
-"""Batch translation with any sequence-to-sequence model: sentences, streams of lines, and files.
+"""Batch translation with any sequence-to-sequence model: sentences, streams of lines, and files of any size.
 
-Sentences are sorted by their number of tokens, longest first, so that a batch holds little padding and the batch that
-needs the most memory comes first; the translations come back in the order of the input. Three promises hold throughout:
+Sentences of like length are put together, so that a batch holds little padding, and batches are filled to a budget of
+tokens; the translations come back in the order of the input. A list is sorted as a whole, longest sentences first,
+since they need the most memory. Of a stream or file, a window of lines is held at a time: whenever some have been
+translated and taken away, as many are read. Three promises hold throughout:
 
 - Every input gives exactly one output. A source that is empty or only white space gives an empty translation without
   asking the model, which would make something up.
@@ -16,20 +18,32 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import tqdm
 
 from .data import open_text
+from .pipeline_vanilla_transformer import (
+    WINDOW_SIZE,
+    count_sentences,
+    is_vanilla,
+    map_by_length,
+    sequence_score_settings,
+)
 
 logger = logging.getLogger(__name__)
 
 # A tokenizer that knows no limit says 1e30.
 _NO_LENGTH_LIMIT = 10**20
+# Padded source tokens times beams of a batch when nothing else is said. The library's beam search copies what it knows
+# of the sources for every beam and at every step, which on a CPU makes it slower in larger batches.
+DEFAULT_BATCH_TOKENS = 16384
+DEFAULT_BATCH_TOKENS_OF_OTHERS = 4096
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -132,7 +146,17 @@ class InferenceArguments:
             "help": "Longer sources are truncated to so many tokens, with a warning. Default: the tokenizer's limit."
         },
     )
-    batch_size: int = field(default=32, metadata={"help": "Sentences translated together. Default: 32."})
+    batch_size: int | None = field(
+        default=None, metadata={"help": "The most sentences translated together. Default: --max_batch_tokens decides."}
+    )
+    max_batch_tokens: int | None = field(
+        default=None,
+        metadata={
+            "help": "The most tokens of a batch: sentences * tokens of the longest source * beams. Default: "
+            f"{DEFAULT_BATCH_TOKENS} ({DEFAULT_BATCH_TOKENS_OF_OTHERS} for models of the library), or no limit where "
+            "--batch_size is given."
+        },
+    )
     source_prefix: str = field(default="", metadata={"help": "Put before each source, for T5 and its like."})
     source_lang: str | None = field(default=None, metadata={"help": "Source language, such as en or eng_Latn."})
     target_lang: str | None = field(default=None, metadata={"help": "Target language, such as de or deu_Latn."})
@@ -222,51 +246,103 @@ def progress_bar(progress: bool | str, *, total: int | None, unit: str = "senten
     return tqdm(total=total, desc=description, unit=unit, disable=progress is False)
 
 
-@dataclass(frozen=True)
+class Translation(NamedTuple):
+    """A translation and, where asked for, beam search's score of it: its log-probability over the length penalty."""
+
+    text: str
+    score: float | None = None
+
+
 class _Translator:
-    """What stays the same from one window of sentences to the next."""
+    """What stays the same from one batch of sentences to the next."""
 
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    batch_size: int
-    max_source_length: int | None
-    source_prefix: str
-    generate_kwargs: dict[str, Any]
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        batch_size: int | None,
+        max_batch_tokens: int | None,
+        max_source_length: int | None,
+        source_prefix: str,
+        generate_kwargs: dict[str, Any],
+        n_best: int | None = None,
+    ) -> None:
+        for name, value in (("batch_size", batch_size), ("max_batch_tokens", max_batch_tokens), ("n_best", n_best)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1.")
+        self.model = model
+        self.tokenizer = tokenizer
+        self.source_prefix = source_prefix
+        self.limit = length_limit(tokenizer, max_source_length)
+        self.num_beams = self._find_num_beams(generate_kwargs)
+        self.num_translations = n_best or 1
+        self.has_scores = n_best is not None and self.num_beams > 1
+        own = sequence_score_settings(model) if self.has_scores else {"return_dict_in_generate": False}
+        self.generate_kwargs = {**generate_kwargs, "num_return_sequences": self.num_translations, **own}
+        if batch_size is None and max_batch_tokens is None:
+            max_batch_tokens = DEFAULT_BATCH_TOKENS if is_vanilla(model) else DEFAULT_BATCH_TOKENS_OF_OTHERS
+        self.fits = partial(
+            count_sentences,
+            batch_size=batch_size,
+            max_batch_tokens=max_batch_tokens,
+            rows=max(self.num_beams, self.num_translations),
+        )
 
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size is {self.batch_size}; it must be at least 1 sentence.")
-        length_limit(self.tokenizer, self.max_source_length)
+    def translate(
+        self, lines: Iterable[str], *, first_line: int, window_size: int | None, bar: Any
+    ) -> Iterator[list[Translation]]:
+        """Yields the translations of each line, best first; `bar` moves on by one per line."""
+        remaining = iter(lines)
 
-    def translate_window(
-        self, sentences: Sequence[str], *, first_line: int, num_return_sequences: int, bar: Any
-    ) -> list[list[str]]:
-        """The translations of each sentence, best first; `bar` moves on by one per sentence."""
-        translations = [[""] * num_return_sequences for _ in sentences]
-        filled = [index for index, sentence in enumerate(sentences) if sentence.strip()]
-        bar.update(len(sentences) - len(filled))
-        token_ids = encode_texts(
+        def read(count: int) -> list[tuple[int, list[int]]]:
+            nonlocal first_line
+            texts = list(islice(remaining, count))
+            token_ids = self._encode(texts, first_line)
+            first_line += len(texts)
+            return [(len(ids), ids) for ids in token_ids]
+
+        def run(token_ids: list[list[int]]) -> list[list[Translation]]:
+            # Evaluation and inference mode end with the batch: the consumer's code is not ours to change.
+            with inference(self.model):
+                translations = self._translate_batch(token_ids)
+            bar.update(len(token_ids))
+            return translations
+
+        return map_by_length(run, read, fits=self.fits, window_size=window_size)
+
+    def _encode(self, texts: list[str], first_line: int) -> list[list[int]]:
+        """The sources' token ids; none for a text without words."""
+        filled = [index for index, text in enumerate(texts) if text.strip()]
+        encoded = encode_texts(
             self.tokenizer,
-            [self.source_prefix + sentences[index] for index in filled],
-            limit=length_limit(self.tokenizer, self.max_source_length),
+            [self.source_prefix + texts[index] for index in filled],
+            limit=self.limit,
             line_numbers=[first_line + index for index in filled],
         )
-        longest_first = sorted(range(len(filled)), key=lambda position: len(token_ids[position]), reverse=True)
-        with inference(self.model):
-            for start in range(0, len(filled), self.batch_size):
-                batch = longest_first[start : start + self.batch_size]
-                texts = self._translate_batch([token_ids[position] for position in batch], num_return_sequences)
-                for position, row in zip(batch, range(0, len(texts), num_return_sequences), strict=True):
-                    translations[filled[position]] = texts[row : row + num_return_sequences]
-                bar.update(len(batch))
-        return translations
+        token_ids: list[list[int]] = [[] for _ in texts]
+        for index, ids in zip(filled, encoded, strict=True):
+            token_ids[index] = ids
+        return token_ids
 
-    def _translate_batch(self, token_ids: list[list[int]], num_return_sequences: int) -> list[str]:
+    def _translate_batch(self, token_ids: list[list[int]]) -> list[list[Translation]]:
+        """Translates sources that all have tokens, or none of which has any."""
+        count = self.num_translations
+        if not token_ids[0]:
+            return [[Translation("", 0.0 if self.has_scores else None)] * count for _ in token_ids]
         inputs = self.tokenizer.pad({"input_ids": token_ids}, return_attention_mask=True, return_tensors="pt")
-        own = {"num_return_sequences": num_return_sequences, "return_dict_in_generate": False}
         generate: Any = self.model.generate
-        sequences = generate(**inputs.to(self.model.device), **{**self.generate_kwargs, **own})
-        return self.tokenizer.batch_decode(sequences, skip_special_tokens=True)
+        output = generate(**inputs.to(self.model.device), **self.generate_kwargs)
+        sequences = output.sequences if self.has_scores else output
+        scores = output.sequences_scores.tolist() if self.has_scores else [None] * len(sequences)
+        texts = self.tokenizer.batch_decode(sequences, skip_special_tokens=True)
+        rows = list(map(Translation, texts, scores))
+        return [rows[start : start + count] for start in range(0, len(rows), count)]
+
+    def _find_num_beams(self, generate_kwargs: dict[str, Any]) -> int:
+        configs = (generate_kwargs.get("generation_config"), self.model.generation_config)
+        found = [generate_kwargs.get("num_beams"), *(getattr(config, "num_beams", None) for config in configs)]
+        return next((value for value in found if value is not None), 1)
 
 
 def translate_n_best(
@@ -275,12 +351,13 @@ def translate_n_best(
     sentences: Sequence[str],
     *,
     num_return_sequences: int,
-    batch_size: int = 32,
+    batch_size: int | None = None,
+    max_batch_tokens: int | None = None,
     max_source_length: int | None = None,
     source_prefix: str = "",
     progress: bool | str = True,
     **generate_kwargs: Any,
-) -> list[list[str]]:
+) -> list[list[Translation]]:
     """Translates sentences, giving several translations of each.
 
     Args:
@@ -289,23 +366,38 @@ def translate_n_best(
         sentences: See [`translate`].
         num_return_sequences: Translations per sentence; needs as many beams, or sampling.
         batch_size: See [`translate`].
+        max_batch_tokens: See [`translate`].
         max_source_length: See [`translate`].
         source_prefix: See [`translate`].
         progress: See [`translate`].
         **generate_kwargs: See [`translate`].
 
     Returns:
-        For each sentence, in order, `num_return_sequences` translations, best first (empty ones for an empty sentence).
+        For each sentence, in order, `num_return_sequences` translations, best first (empty ones for an empty sentence),
+        with their scores where beam search found them.
 
     Raises:
         TypeError: If `sentences` is a single string.
-        ValueError: If `batch_size` or `max_source_length` is too small.
+        ValueError: If a size is too small.
     """
+    translator = _Translator(
+        model,
+        tokenizer,
+        batch_size=batch_size,
+        max_batch_tokens=max_batch_tokens,
+        max_source_length=max_source_length,
+        source_prefix=source_prefix,
+        generate_kwargs=generate_kwargs,
+        n_best=num_return_sequences,
+    )
+    return _translate_list(translator, sentences, progress)
+
+
+def _translate_list(translator: _Translator, sentences: Sequence[str], progress: bool | str) -> list[list[Translation]]:
     if isinstance(sentences, str):
         raise TypeError("sentences is one string; pass a list of them.")
-    translator = _Translator(model, tokenizer, batch_size, max_source_length, source_prefix, generate_kwargs)
     with progress_bar(progress, total=len(sentences)) as bar:
-        return translator.translate_window(sentences, first_line=1, num_return_sequences=num_return_sequences, bar=bar)
+        return list(translator.translate(sentences, first_line=1, window_size=None, bar=bar))
 
 
 def translate(
@@ -313,7 +405,8 @@ def translate(
     tokenizer: PreTrainedTokenizerBase,
     sentences: Sequence[str],
     *,
-    batch_size: int = 32,
+    batch_size: int | None = None,
+    max_batch_tokens: int | None = None,
     max_source_length: int | None = None,
     source_prefix: str = "",
     progress: bool | str = True,
@@ -325,7 +418,10 @@ def translate(
         model: Any sequence-to-sequence model; the inputs are moved to its device.
         tokenizer: Its tokenizer.
         sentences: The source sentences. One without text gives an empty translation.
-        batch_size: Sentences per call of `generate`.
+        batch_size: The most sentences per call of `generate`.
+        max_batch_tokens: The most tokens per call, counted as sentences * tokens of the longest source * beams, where a
+            source counts as 16 tokens at the least. When neither this nor `batch_size` is given, 16384, or 4096 with a
+            model of the library. A sentence that alone exceeds it has a call of its own.
         max_source_length: Tokens, special ones included; longer sources are truncated with a warning that names the
             line, counted from 1. `None`: the tokenizer's `model_max_length`.
         source_prefix: Put before each source, for models such as T5 (`"translate English to German: "`).
@@ -337,7 +433,7 @@ def translate(
 
     Raises:
         TypeError: If `sentences` is a single string.
-        ValueError: If `batch_size` or `max_source_length` is too small, or `num_return_sequences` is not 1.
+        ValueError: If a size is too small, or `num_return_sequences` is not 1.
     """
     num_return_sequences = generate_kwargs.pop("num_return_sequences", 1)
     if num_return_sequences != 1:
@@ -345,18 +441,16 @@ def translate(
             f"num_return_sequences is {num_return_sequences}; translate returns one translation per sentence, "
             "translate_n_best returns more."
         )
-    n_best = translate_n_best(
+    translator = _Translator(
         model,
         tokenizer,
-        sentences,
-        num_return_sequences=1,
         batch_size=batch_size,
+        max_batch_tokens=max_batch_tokens,
         max_source_length=max_source_length,
         source_prefix=source_prefix,
-        progress=progress,
-        **generate_kwargs,
+        generate_kwargs=generate_kwargs,
     )
-    return [best for (best,) in n_best]
+    return [best.text for (best,) in _translate_list(translator, sentences, progress)]
 
 
 def one_line(text: str) -> str:
@@ -369,48 +463,66 @@ def translate_lines(
     tokenizer: PreTrainedTokenizerBase,
     lines: Iterable[str],
     *,
-    window_size: int = 4096,
+    n_best: int | None = None,
+    window_size: int = WINDOW_SIZE,
     first_line: int = 1,
     total: int | None = None,
-    batch_size: int = 32,
+    batch_size: int | None = None,
+    max_batch_tokens: int | None = None,
     max_source_length: int | None = None,
     source_prefix: str = "",
     progress: bool | str = True,
     **generate_kwargs: Any,
 ) -> Iterator[str]:
-    """Translates a stream of lines that need not fit in memory: one output line per input line, in order.
+    """Translates a stream of lines that need not fit in memory, in order and as soon as the order allows.
 
     Args:
         model: See [`translate`].
         tokenizer: See [`translate`].
         lines: Source lines, such as an open text file; a line break at the end is ignored.
-        window_size: Lines that are read, sorted and translated together; the outputs of a window appear at once. With
-            1, every line is answered before the next one is read.
+        n_best: None for one output line per input line, the translation. With a number, so many output lines per input
+            line, best first: the input line's number, the score and the translation, with tabs in between.
+        window_size: The most input lines by which reading runs ahead of what has been yielded; among so many, those of
+            like length are translated together. With 1, every line is answered before the next one is read.
         first_line: Number of the first line, for warnings and the bar.
         total: Number of the last line, where known, for the bar.
         batch_size: See [`translate`].
+        max_batch_tokens: See [`translate`].
         max_source_length: See [`translate`].
         source_prefix: See [`translate`].
         progress: See [`translate`].
         **generate_kwargs: See [`translate`].
 
     Yields:
-        Translations without line breaks: should the model write one, it becomes a space.
+        Lines without line breaks: should the model write one, it becomes a space.
 
     Raises:
-        ValueError: If `window_size`, `batch_size` or `max_source_length` is too small.
+        ValueError: If a size is too small, or `n_best` larger than the number of beams.
     """
     if window_size < 1:
         raise ValueError(f"window_size is {window_size}; it must be at least 1 line.")
-    translator = _Translator(model, tokenizer, batch_size, max_source_length, source_prefix, generate_kwargs)
-    remaining = iter(lines)
+    translator = _Translator(
+        model,
+        tokenizer,
+        batch_size=batch_size,
+        max_batch_tokens=max_batch_tokens,
+        max_source_length=max_source_length,
+        source_prefix=source_prefix,
+        generate_kwargs=generate_kwargs,
+        n_best=n_best,
+    )
+    if n_best is not None and not (translator.has_scores and n_best <= translator.num_beams):
+        raise ValueError(
+            f"n_best is {n_best} and num_beams is {translator.num_beams}; n_best needs beam search (num_beams of 2 or "
+            "more), and no fewer beams than translations."
+        )
     with progress_bar(progress, total=total, unit="line") as bar:
         bar.update(first_line - 1)
-        while window := [line.rstrip("\r\n") for line in islice(remaining, window_size)]:
-            # Evaluation mode and inference mode end before the yield: the consumer's code is not ours to change.
-            translations = translator.translate_window(window, first_line=first_line, num_return_sequences=1, bar=bar)
-            yield from (one_line(best) for (best,) in translations)
-            first_line += len(window)
+        sources = (line.rstrip("\r\n") for line in lines)
+        found = translator.translate(sources, first_line=first_line, window_size=window_size, bar=bar)
+        for number, translations in enumerate(found, start=first_line):
+            for text, score in translations:
+                yield one_line(text) if n_best is None else f"{number}\t{score:.4f}\t{one_line(text)}"
 
 
 def translate_file(
@@ -420,8 +532,10 @@ def translate_file(
     output_file: str | os.PathLike[str],
     *,
     overwrite: bool = False,
-    window_size: int = 4096,
-    batch_size: int = 32,
+    n_best: int | None = None,
+    window_size: int = WINDOW_SIZE,
+    batch_size: int | None = None,
+    max_batch_tokens: int | None = None,
     max_source_length: int | None = None,
     source_prefix: str = "",
     progress: bool | str = True,
@@ -439,15 +553,17 @@ def translate_file(
         input_file: UTF-8 text, one source per line; `.gz` is decompressed.
         output_file: Where the translations go, as UTF-8 text.
         overwrite: Replace an existing `output_file`, and start anew instead of resuming.
-        window_size: See [`translate_lines`]; also how many translations an interruption can cost.
+        n_best: See [`translate_lines`].
+        window_size: See [`translate_lines`]; what an interruption can cost is less than so many translations.
         batch_size: See [`translate`].
+        max_batch_tokens: See [`translate`].
         max_source_length: See [`translate`].
         source_prefix: See [`translate`].
         progress: See [`translate`].
         **generate_kwargs: See [`translate`].
 
     Returns:
-        The number of lines in `output_file`.
+        The number of lines in `input_file`.
 
     Raises:
         FileExistsError: If `output_file` exists and `overwrite` is not set, or a partial file is of other settings.
@@ -455,15 +571,18 @@ def translate_file(
     """
     source, target = Path(input_file), Path(output_file)
     _check_target(source, target, overwrite=overwrite)
-    options = {"max_source_length": max_source_length, "source_prefix": source_prefix, **generate_kwargs}
-    partial = target.with_name(target.name + ".partial")
+    options: dict[str, Any] = {"max_source_length": max_source_length, "source_prefix": source_prefix}
+    options |= {"n_best": n_best, **generate_kwargs}
+    unfinished = target.with_name(target.name + ".partial")
     state = target.with_name(target.name + ".partial.json")
     if overwrite:
-        partial.unlink(missing_ok=True)
-    done = _resume(partial, state, settings=_settings(model, tokenizer, source, options))
+        unfinished.unlink(missing_ok=True)
+    settings = _settings(model, tokenizer, source, options)
+    done = _resume(unfinished, state, settings=settings, lines_per_source=n_best or 1)
     with open_text(source) as lines:
         total = sum(1 for _ in lines)
-    with open_text(source) as lines, open(partial, "a", encoding="utf-8", newline="\n") as output:
+    # Line by line, so that a killed process loses nothing that it had yielded.
+    with open_text(source) as lines, open(unfinished, "a", buffering=1, encoding="utf-8", newline="\n") as output:
         translations = translate_lines(
             model,
             tokenizer,
@@ -472,16 +591,14 @@ def translate_file(
             first_line=done + 1,
             total=total,
             batch_size=batch_size,
+            max_batch_tokens=max_batch_tokens,
             progress=progress,
             **options,
         )
-        for number, translation in enumerate(translations, start=1):
+        for translation in translations:
             output.write(translation + "\n")
-            if number % window_size == 0:
-                output.flush()
-        output.flush()
         os.fsync(output.fileno())
-    os.replace(partial, target)
+    os.replace(unfinished, target)
     state.unlink()
     return total
 
@@ -497,26 +614,26 @@ def _check_target(source: Path, target: Path, *, overwrite: bool) -> None:
         raise FileExistsError(f"{target} exists; choose another name or allow overwriting it (overwrite).")
 
 
-def _resume(partial: Path, state: Path, *, settings: dict[str, Any]) -> int:
-    """How many lines of `partial` are done; a line that an interrupted run wrote half is cut off."""
-    if not partial.exists():
+def _resume(unfinished: Path, state: Path, *, settings: dict[str, Any], lines_per_source: int) -> int:
+    """How many sources are done; what an interrupted run wrote half of, a line or an n-best list, is cut off."""
+    if not unfinished.exists():
         state.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
         return 0
     found = json.loads(state.read_text(encoding="utf-8")) if state.exists() else {}
     changed = sorted(name for name in settings.keys() | found.keys() if settings.get(name) != found.get(name))
     if changed:
         raise FileExistsError(
-            f"{partial} was begun with other settings ({', '.join(changed)}); delete it or allow overwriting it "
+            f"{unfinished} was begun with other settings ({', '.join(changed)}); delete it or allow overwriting it "
             "(overwrite)."
         )
-    done = size = 0
-    with open(partial, "r+b") as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                done += 1
-                size += len(line)
-        file.truncate(size)
-    logger.info("%s: %d lines are done, going on at line %d", partial, done, done + 1)
+    done = kept = size = 0
+    with open(unfinished, "r+b") as file:
+        for number, line in enumerate(file, start=1):
+            size += len(line)
+            if line.endswith(b"\n") and number % lines_per_source == 0:
+                done, kept = done + 1, size
+        file.truncate(kept)
+    logger.info("%s: %d lines are done, going on at line %d", unfinished, done, done + 1)
     return done
 
 

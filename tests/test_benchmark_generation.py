@@ -1,0 +1,177 @@
+"""scripts/benchmark_generation.py at toy sizes: equal work on all sides, the same function where that is said."""
+
+import importlib
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.tokenizer_training import train_tokenizer
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+# CTranslate2 is no requirement of the tests; where it is installed, these hold for it too.
+TINY = ["--size=tiny", "--rounds=1", "--source_length=8", "--new_tokens=5"]
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    return importlib.import_module("benchmark_generation")
+
+
+@pytest.fixture
+def models(benchmark: Any) -> Any:
+    return importlib.import_module("benchmark_models")
+
+
+def make_model(**settings: Any) -> VanillaTransformerForConditionalGeneration:
+    """A tiny model in which no bias is zero and no gain is one."""
+    torch.manual_seed(0)
+    model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig.from_preset("tiny", **settings))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"position_embedding_type": "sinusoidal_concatenated", "activation_function": "gelu"},
+        {"attention_bias": True, "lm_head_bias": True, "scale_embedding": False},
+        {"d_k": 8, "d_v": 8, "encoder_ffn_dim": 48, "decoder_layers": 1},
+    ],
+)
+def test_marian_with_our_weights_is_the_same_function(models: Any, settings: dict[str, Any]) -> None:
+    ours = make_model(**settings)
+    marian = models.convert_to_marian(ours)
+    source, target = torch.randint(4, 320, (3, 11)), torch.randint(4, 320, (3, 7))
+    mask = torch.ones_like(source)
+    mask[1, 5:] = 0
+    inputs = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target}
+    with torch.no_grad():
+        torch.testing.assert_close(marian(**inputs).logits, ours(**inputs).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_a_model_that_marian_cannot_be_is_refused_with_all_reasons(models: Any) -> None:
+    ours = make_model(position_embedding_type="learned", normalize_before=True, d_k=4)
+    message = "position_embedding_type is 'learned', normalize_before is True, d_k is 4"
+    with pytest.raises(ValueError, match=message):
+        models.convert_to_marian(ours)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_every_side_generates_as_many_tokens_and_ours_those_of_marian(benchmark: Any, num_beams: int) -> None:
+    setting = benchmark.Setting("tiny", "float32", num_beams, 4, 8, 5, "cpu")
+    lengths = setting.inputs()["attention_mask"].sum(dim=1)
+    assert lengths.tolist() == [8, 7, 5, 4]
+    sides = benchmark.make_models(benchmark.MODELS, setting)
+    found = {side: benchmark.generate(model, setting) for side, model in sides.items()}
+    assert all(tokens.shape == (4, 6) for tokens in found.values())
+    assert torch.equal(found["ours"], found["MarianMT"])
+
+
+def test_all_models_have_nearly_as_many_parameters(models: Any) -> None:
+    counts = {
+        side: sum(
+            parameter.numel() for parameter in make(models.SIZES["small"]).parameters() if parameter.requires_grad
+        )
+        for side, make in models.MODELS.items()
+    }
+    for side, count in counts.items():
+        positions = 2 * 1026 * 256 if side in ("BART", "FSMT") else 0  # FSMT's sinusoids are parameters
+        assert count - positions == pytest.approx(counts["ours"], rel=0.01), side
+
+
+def test_the_search_over_torch_nn_transformer_finds_the_best_of_all_sequences(models: Any) -> None:
+    """With as many beams as there are beginnings, nothing can be missed."""
+    torch.manual_seed(1)
+    size = models.Size(d_model=16, ffn_dim=16, layers=1, heads=2, vocab_size=6)
+    model = models.TorchTransformer(size).eval()
+    source = torch.tensor([[4, 5, 4, 3]])
+    mask = torch.ones_like(source)
+    targets = torch.tensor(list(itertools.product(range(6), repeat=2)))
+    rows = torch.cat([torch.full((36, 1), models.START), targets], dim=1)
+    with torch.no_grad():
+        logits = model(source.expand(36, -1), mask.expand(36, -1), rows[:, :-1], rows[:, 1:]).logits
+    scores = logits.log_softmax(dim=-1).gather(2, targets[:, :, None]).sum(dim=(1, 2))
+    found = model.generate(source, mask, num_beams=6, max_new_tokens=2)
+    assert found.tolist() == rows[scores.argmax()][None].tolist()
+
+
+def test_speed_is_written_with_ratios_and_a_table(benchmark: Any, tmp_path: Path) -> None:
+    output_file = tmp_path / "results.json"
+    options = ["--batch_size", "1", "3", "--side", "ours", "T5", "--part=speed", f"--output_file={output_file}"]
+    benchmark.main([*TINY, *options])
+    rows = json.loads(output_file.read_text())["results"]["speed"]
+    assert [(row["side"], row["search"], row["batch_size"]) for row in rows] == [
+        (side, search, batch)
+        for search in ("greedy", "beam 4")
+        for batch in (1, 3)
+        for side in ("ours", "MarianMT", "T5")
+    ]
+    for ours, marian, _ in (rows[start : start + 3] for start in range(0, len(rows), 3)):
+        ratio = ours["tokens_per_second"] / marian["tokens_per_second"]
+        assert ours["tokens_per_second_over_marian"] == pytest.approx(ratio)
+        assert ours["tokens_per_second"] == pytest.approx(5 * ours["batch_size"] / ours["seconds"])
+        assert ours["share_equal_to_marian"] == 1.0
+    table = output_file.with_suffix(".md").read_text()
+    assert "| tiny | float32 | beam 4 | 3 |" in table
+    assert f"{rows[0]['tokens_per_second']:,.0f} ({rows[0]['tokens_per_second_over_marian']:.2f}x)" in table
+
+
+def test_memory_is_that_of_generating_alone_in_a_process_of_each_side(benchmark: Any) -> None:
+    """Long sources, whose keys and values the library's search has once per beam."""
+    words = ["--size=tiny", "--part=memory", "--side=ours", "--num_beams=4", "--batch_size=64", "--source_length=256"]
+    (arguments,) = benchmark.make_parser().parse_args_into_dataclasses([*words, "--new_tokens=2"])
+    ours, marian = benchmark.measure_memory(arguments)
+    # 64 sentences of 256 tokens, keys and values of width 32 in 2 layers; the library has them for each beam.
+    megabytes = 64 * 256 * 32 * 2 * 2 * 4 / 2**20
+    assert megabytes < ours["peak_megabytes"] < marian["peak_megabytes"]
+    assert marian["peak_megabytes"] > 4 * megabytes
+
+
+def test_sentences_are_translated_alike_by_the_same_weights(benchmark: Any, tmp_path: Path) -> None:
+    texts = ["a man rides a horse .", "two dogs run", "", "the sun is shining on the old house", "a dog"]
+    tokenizer = train_tokenizer(texts, vocab_size=300)
+    model = make_model(vocab_size=len(tokenizer))
+    # What a trained model of this package may ask for, and no other side knows.
+    model.generation_config.update(length_penalty_type="gnmt", allow_custom_entries=True)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    test_file = tmp_path / "test.txt"
+    test_file.write_text("\n".join(texts) + "\n", encoding="utf-8")
+    output_file = tmp_path / "results.json"
+    files = [f"--model_name_or_path={tmp_path}", f"--test_file={test_file}", f"--output_file={output_file}"]
+    options = ["--part=sentences", "--max_new_tokens=9", "--sentences_batch_size=2", "--num_beams=4"]
+    benchmark.main([*TINY, *files, *options])
+    rows = {row["side"]: row for row in json.loads(output_file.read_text())["results"]["sentences"]}
+    assert [*rows][:4] == [f"{side}, {way}" for side in ("ours", "MarianMT") for way in ("whole file", "file order")]
+    for row in [*rows.values()][:4]:
+        assert row["sentences"] == 4
+        assert row["share_equal_to_marian"] == 1.0
+        ratio = row["sentences_per_second"] / rows["MarianMT, file order"]["sentences_per_second"]
+        assert row["sentences_per_second_over_marian"] == pytest.approx(ratio)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--part=sentences"], "--model_name_or_path and --test_file must be given"),
+        (["--batch_size", "4", "0"], "--batch_size is [4, 0]; it must be at least 1"),
+        (["--source_length=1"], "--source_length is 1; it must be at least 2"),
+        (["--device=tpu"], "--device is tpu; it must be cpu or cuda"),
+    ],
+)
+def test_wrong_arguments_are_explained(
+    benchmark: Any, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        benchmark.main(words)
+    assert message in capsys.readouterr().err

@@ -1,0 +1,441 @@
+"""The linear map by oneDNN against torch.nn.Linear, value and derivatives, and where it steps aside."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import nn
+from torch.autograd import forward_ad
+from torch.nn.utils import parametrizations, prune
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from vanilla_transformer import linear_vanilla_transformer as linear_module
+from vanilla_transformer.linear_vanilla_transformer import Linear, linear, multiply, onednn_is_faster
+
+pytestmark = pytest.mark.skipif(
+    not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")),
+    reason="this torch has no oneDNN",
+)
+
+
+@pytest.fixture
+def always_onednn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Makes every processor one that uses oneDNN, for products of any size, and notes the shapes of their factors."""
+    shapes: list[tuple[int, ...]] = []
+    call_onednn = linear_module._call_onednn
+
+    def note(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        shapes.append((*inputs.shape, *weight.shape))
+        return call_onednn(inputs, weight, bias)
+
+    monkeypatch.setattr(linear_module, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(linear_module, "_FEWEST_MULTIPLICATIONS", 1)
+    monkeypatch.setattr(linear_module, "_call_onednn", note)
+    return shapes
+
+
+def twins(inputs: int, outputs: int, bias: bool = True) -> tuple[Linear, nn.Linear]:
+    ours, theirs = Linear(inputs, outputs, bias=bias), nn.Linear(inputs, outputs, bias=bias)
+    theirs.load_state_dict(ours.state_dict())
+    return ours, theirs
+
+
+def assert_same(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
+
+
+# Values and derivatives
+
+
+@hypothesis.given(
+    shape=st.lists(st.integers(1, 9), min_size=0, max_size=2),
+    sizes=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    bias=st.booleans(),
+    contiguous=st.booleans(),
+    weight_contiguous=st.booleans(),
+)
+def test_product_and_derivatives(
+    shape: list[int], sizes: tuple[int, int], bias: bool, contiguous: bool, weight_contiguous: bool
+) -> None:
+    generator = torch.Generator().manual_seed(sum(shape) + sum(sizes))
+    inputs = torch.randn(*shape, 3, sizes[0], generator=generator)
+    if not contiguous:
+        inputs = inputs.transpose(0, -2).contiguous().transpose(0, -2)
+    weight = torch.randn(sizes[1], sizes[0], generator=generator)
+    if not weight_contiguous:
+        weight = weight.t().contiguous().t()
+    offset = torch.randn(sizes[1], generator=generator) if bias else None
+    results = []
+    for product in (multiply, nn.functional.linear):
+        tensors = [tensor.clone().requires_grad_() for tensor in (inputs, weight, offset) if tensor is not None]
+        output = product(*tensors)
+        output.cos().sum().backward()
+        results.append([output.detach(), *(tensor.grad for tensor in tensors)])
+    for ours, theirs in zip(*results, strict=True):
+        assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", ["every second column", "part of a row", "one row for all", "not aligned"])
+def test_views(kind: str) -> None:
+    """Whatever the memory looks like, of inputs or of weights."""
+    views = {
+        "every second column": torch.randn(24, 64)[:, ::2],
+        "part of a row": torch.randn(24, 50)[:, 3:35],
+        "one row for all": torch.randn(1, 32).expand(24, 32),
+        "not aligned": torch.randn(24 * 32 + 1)[1:].view(24, 32),
+    }
+    view, plain = views[kind], torch.randn(20, 32)
+    for inputs, weight in ((view, plain), (plain, view), (view, view)):
+        assert_same(multiply(inputs, weight), inputs @ weight.t())
+
+
+def test_second_derivative() -> None:
+    inputs, weight = torch.randn(20, 6, requires_grad=True), torch.randn(9, 6, requires_grad=True)
+    second = []
+    for product in (multiply, nn.functional.linear):
+        first = torch.autograd.grad(product(inputs, weight).tanh().sum(), [inputs, weight], create_graph=True)
+        second.append(torch.autograd.grad(sum(by.square().sum() for by in first), [inputs, weight]))  # type: ignore[arg-type]
+    assert_same(second[0], second[1])
+
+
+@pytest.mark.parametrize("frozen", ["weight", "bias", "inputs"])
+def test_what_needs_no_gradient_gets_none_and_costs_nothing(frozen: str, always_onednn: list[tuple[int, ...]]) -> None:
+    """The derivative of a frozen factor is not computed, and the other factor not kept for it."""
+    layer = Linear(6, 5)
+    tensors = {"weight": layer.weight, "bias": layer.bias, "inputs": torch.randn(32, 6, requires_grad=True)}
+    tensors[frozen].requires_grad_(False)
+    kept: list[tuple[int, ...]] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tuple(tensor.shape))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = layer(tensors["inputs"]).sum()
+    loss.backward()
+    assert [name for name, tensor in tensors.items() if tensor.grad is None] == [frozen]
+    assert kept == [shape for name, shape in (("weight", (32, 6)), ("inputs", (5, 6))) if name != frozen]
+    assert len(always_onednn) == 1 + len(kept)
+
+
+def test_results_are_the_same_bits_every_time() -> None:
+    """Large enough that a library would share the work out among threads."""
+    inputs, layer = torch.randn(700, 256), Linear(256, 512)
+    results = []
+    for _ in range(3):
+        layer.zero_grad()
+        output = multiply(inputs, layer.weight, layer.bias)
+        output.square().mean().backward()
+        results.append([output.detach(), *(parameter.grad for parameter in layer.parameters())])
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], rtol=0.0, atol=0.0)
+
+
+# With what torch does to a layer
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_it_is_used_where_it_is_faster(always_onednn: list[tuple[int, ...]], grad: bool) -> None:
+    ours, theirs = twins(6, 5)
+    with torch.set_grad_enabled(grad):
+        assert_same(ours(torch.ones(4, 8, 6)), theirs(torch.ones(4, 8, 6)))
+    assert always_onednn == [(4, 8, 6, 5, 6)]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing(reentrant: bool, always_onednn: list[tuple[int, ...]]) -> None:
+    ours, theirs = twins(6, 5)
+    inputs = torch.randn(32, 6, requires_grad=True)
+    checkpoint(lambda states: ours(states).tanh(), inputs, use_reentrant=reentrant).sum().backward()
+    found = [inputs.grad, ours.weight.grad, ours.bias.grad]
+    assert_same(found, list(torch.autograd.grad(theirs(inputs).tanh().sum(), [inputs, theirs.weight, theirs.bias])))
+    assert len(always_onednn) == 4  # twice forward
+
+
+def test_hooks_and_shared_weights(always_onednn: list[tuple[int, ...]]) -> None:
+    """All kinds of hooks are called, and a weight that two layers share gets the sum of both gradients."""
+    first, second = Linear(6, 6), Linear(6, 6)
+    second.weight = first.weight
+    called: list[str] = []
+    first.register_forward_pre_hook(lambda *_: called.append("before"))
+    first.register_forward_hook(lambda *_: called.append("after"))
+    first.register_full_backward_hook(lambda *_: called.append("backward"))
+    first.weight.register_post_accumulate_grad_hook(lambda _: called.append("accumulated"))
+    inputs = torch.randn(32, 6, requires_grad=True)
+    second(first(inputs)).sum().backward()
+    assert called[:2] == ["before", "after"]
+    assert sorted(called[2:]) == ["accumulated", "backward"]
+    weight = first.weight.detach().clone().requires_grad_()
+    hidden = nn.functional.linear(inputs, weight, first.bias)
+    nn.functional.linear(hidden, weight, second.bias).sum().backward()
+    assert_same(first.weight.grad, weight.grad)
+    assert always_onednn
+
+
+@pytest.mark.parametrize(
+    "change", [parametrizations.weight_norm, lambda layer: prune.l1_unstructured(layer, "weight", amount=0.5)]
+)
+def test_weights_that_are_computed(change: Callable[[nn.Linear], nn.Module]) -> None:
+    inputs = torch.randn(32, 6)
+    found = []
+    for layer in map(change, twins(6, 5)):
+        output = layer(inputs)
+        output.cos().sum().backward()
+        found.append([output.detach(), *(parameter.grad for parameter in layer.parameters())])
+    assert_same(found[0], found[1])
+
+
+@pytest.mark.parametrize("kind", ["deepcopy", "pickle", "torch.save"])
+def test_copies(kind: str) -> None:
+    layer = Linear(6, 5)
+    if kind == "deepcopy":
+        other = copy.deepcopy(layer)
+    elif kind == "pickle":
+        other = pickle.loads(pickle.dumps(layer))
+    else:
+        buffer = io.BytesIO()
+        torch.save(layer, buffer)
+        buffer.seek(0)
+        other = torch.load(buffer, weights_only=False)
+    assert type(other) is Linear
+    assert other(torch.ones(32, 6)).equal(layer(torch.ones(32, 6)))
+
+
+def test_inference_mode(always_onednn: list[tuple[int, ...]]) -> None:
+    ours, theirs = twins(6, 5)
+    with torch.inference_mode():
+        inputs = torch.randn(32, 6)
+        assert_same(ours(inputs), theirs(inputs))
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+        ours(inputs)
+    assert always_onednn
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+def test_quantize_dynamic_needs_the_plain_class() -> None:
+    """It looks for exactly torch.nn.Linear, which a layer of ours becomes by its class alone."""
+    ours, theirs = twins(6, 5)
+    ours.__class__ = nn.Linear  # type: ignore[assignment]
+    inputs = torch.randn(32, 6)
+    found = []
+    for layer in (ours, theirs):
+        quantized = torch.ao.quantization.quantize_dynamic(nn.Sequential(layer), {nn.Linear}, dtype=torch.qint8)
+        assert type(quantized[0]) is torch.ao.nn.quantized.dynamic.Linear
+        found.append(quantized(inputs))
+    assert found[0].equal(found[1])
+
+
+# Where it steps aside
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta:UserWarning")
+def test_elsewhere_it_is_torch_s_own(always_onednn: list[tuple[int, ...]]) -> None:
+    """Same bits, and no call of oneDNN."""
+    ours, theirs = twins(6, 5)
+    inputs = torch.randn(32, 6)
+    for few in (inputs[:3], inputs[:0], inputs[0]):
+        assert ours(few).equal(theirs(few))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert ours(inputs).equal(theirs(inputs))
+    with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None):
+        assert ours(inputs).equal(theirs(inputs))
+    assert torch.jit.trace(ours, inputs, check_trace=False)(inputs).equal(theirs(inputs))
+    assert ours.to("meta")(inputs.to("meta")).shape == (32, 5)
+    ours, theirs = twins(6, 5)
+    assert ours.double()(inputs.double()).equal(theirs.double()(inputs.double()))
+    assert linear(inputs, ours.weight.detach().float().to_sparse_csr()).shape == (32, 5)
+    assert always_onednn == []
+
+
+def test_too_few_multiplications(monkeypatch: pytest.MonkeyPatch, always_onednn: list[tuple[int, ...]]) -> None:
+    monkeypatch.setattr(linear_module, "_FEWEST_MULTIPLICATIONS", 32 * 6 * 5)
+    layer = Linear(6, 5)
+    layer(torch.ones(31, 6))
+    assert always_onednn == []
+    layer(torch.ones(32, 6))
+    assert always_onednn == [(32, 6, 5, 6)]
+
+
+@pytest.mark.parametrize("bias", [torch.ones(7), torch.ones(5, dtype=torch.float64)])
+@pytest.mark.parametrize("inputs", [torch.ones(32, 6), torch.ones(32, 12)])
+def test_what_does_not_fit_is_torch_s_error(
+    inputs: torch.Tensor, bias: torch.Tensor, always_onednn: list[tuple[int, ...]]
+) -> None:
+    weight = torch.ones(5, 6)
+    with pytest.raises(RuntimeError) as theirs:
+        nn.functional.linear(inputs, weight, bias)
+    if inputs.shape[1] == 6 and bias.dtype == torch.float32:
+        with pytest.raises(RuntimeError):
+            linear(inputs, weight, bias)
+        return
+    with pytest.raises(RuntimeError) as ours:
+        linear(inputs, weight, bias)
+    assert str(ours.value) == str(theirs.value)
+    assert always_onednn == []
+
+
+def test_backward_inside_autocast(always_onednn: list[tuple[int, ...]]) -> None:
+    """A product in float32 has derivatives in float32; one under autocast is torch's in both directions."""
+    ours, theirs = twins(6, 5)
+    inputs = torch.randn(32, 6)
+    loss = ours(inputs).sum()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss.backward()
+    theirs(inputs).sum().backward()
+    assert ours.weight.grad is not None
+    assert ours.weight.grad.dtype == torch.float32
+    assert_same(ours.weight.grad, theirs.weight.grad)
+    products = len(always_onednn)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = ours(inputs).sum()
+    loss.backward()
+    assert len(always_onednn) == products
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_function_transforms_and_forward_derivatives(always_onednn: list[tuple[int, ...]]) -> None:
+    ours, theirs = twins(6, 5)
+    inputs, tangent = torch.randn(32, 6), torch.randn(32, 6)
+    for transform in (torch.func.vmap, torch.func.jacrev, torch.func.jacfwd):
+        assert_same(transform(ours)(inputs[:8]), transform(theirs)(inputs[:8]))
+    parameters = dict(theirs.named_parameters())
+
+    def loss_of(layer: nn.Module, values: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.func.functional_call(layer, values, inputs).square().sum()
+
+    by_parameters = [
+        torch.func.grad(lambda values, layer=layer: loss_of(layer, values))(parameters) for layer in (ours, theirs)
+    ]
+    assert_same(by_parameters[0], by_parameters[1])
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(inputs, tangent)
+        assert_same(forward_ad.unpack_dual(ours(dual)).tangent, tangent @ theirs.weight.t())
+    assert always_onednn == []
+
+
+def test_modes_that_watch_operators(always_onednn: list[tuple[int, ...]]) -> None:
+    """Floating-point operations are counted, and fake tensors stay fake."""
+    layer = Linear(6, 5)
+    with FlopCounterMode(display=False) as counter:
+        layer(torch.ones(32, 6)).sum().backward()
+    assert counter.get_total_flops() == 2 * 2 * 32 * 6 * 5
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert isinstance(layer(mode.from_tensor(torch.ones(32, 6))), torch._subclasses.FakeTensor)
+    assert always_onednn == []
+
+
+# Compiled
+
+
+@pytest.fixture
+def operators() -> list[str]:
+    """The names of the operators in the graphs that `torch.compile(backend=...)` hands over."""
+    torch._dynamo.reset()
+    return []
+
+
+def compile_with(operators: list[str], function: Any, **options: Any) -> Any:
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        operators.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return torch._dynamo.lookup_backend("aot_eager")(graph, _)
+
+    return torch.compile(function, fullgraph=True, backend=backend, **options)
+
+
+OURS = linear_module._compiled_linear._qualname.replace("::", ".")
+
+
+def test_compiled_training_uses_an_operator_of_ours(always_onednn: list[tuple[int, ...]], operators: list[str]) -> None:
+    """Forward and backward, for batches of any size in one graph."""
+    ours, theirs = twins(6, 5)
+    compiled = compile_with(operators, lambda states: ours(states).tanh(), dynamic=True)
+    for rows in (32, 20, 12):
+        inputs = torch.randn(rows, 2, 6, requires_grad=True)
+        found = torch.autograd.grad(compiled(inputs).sum(), [inputs, *ours.parameters()])
+        assert_same(found, torch.autograd.grad(theirs(inputs).tanh().sum(), [inputs, *theirs.parameters()]))
+    assert [name for name in operators if OURS in name] == [f"{OURS}.default"]
+    assert len(always_onednn) == 3 * 3
+
+
+def test_compiled_inference_and_exported_graphs_are_torch_s(
+    always_onednn: list[tuple[int, ...]], operators: list[str]
+) -> None:
+    ours, theirs = twins(6, 5)
+    inputs = torch.randn(32, 6)
+    with torch.no_grad():
+        assert compile_with(operators, ours)(inputs).equal(theirs(inputs))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert compile_with(operators, ours)(inputs).equal(theirs(inputs))
+    operators += [str(node.target) for node in torch.export.export(ours, (inputs,)).graph.nodes]
+    assert any("linear" in name for name in operators)
+    assert not any(OURS in name for name in operators)
+    assert always_onednn == []
+
+
+@pytest.mark.parametrize("outputs", [3, 30])
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_operator_of_compiled_graphs(outputs: int, bias: bool, always_onednn: list[tuple[int, ...]]) -> None:
+    """Torch's own checks: its schema, its shapes without values, its derivatives, its graphs."""
+    inputs, weight = torch.randn(4, 8, 6, requires_grad=True), torch.randn(outputs, 6, requires_grad=True)
+    offset = torch.randn(outputs, requires_grad=True) if bias else None
+    torch.library.opcheck(linear_module._compiled_linear, (inputs, weight, offset))
+    assert always_onednn
+
+
+# Which processors
+
+
+def test_the_operator_is_the_one_we_know() -> None:
+    """Torch does not document it; if this fails, it has moved: see `_call_onednn`."""
+    schema = str(torch.ops.mkldnn._linear_pointwise.default._schema)
+    arguments = "Tensor X, Tensor W, Tensor? B, str attr, Scalar?[] scalars, str? algorithm"
+    assert schema == f"mkldnn::_linear_pointwise({arguments}) -> Tensor Y"
+
+
+@pytest.mark.parametrize(
+    ("capability", "maker", "mkl", "faster"),
+    [
+        ("AVX512", "AuthenticAMD", True, True),
+        ("AVX512", "AuthenticAMD", False, False),  # OpenBLAS is as fast
+        ("AVX512", "GenuineIntel", True, False),
+        ("AVX2", "AuthenticAMD", True, False),
+        ("DEFAULT", "", False, False),  # ARM
+        ("SVE256", "", False, False),
+    ],
+)
+@pytest.mark.parametrize("linux", [True, False])
+def test_which_processors(
+    capability: str, maker: str, mkl: bool, faster: bool, linux: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_text(path: Path, **_: Any) -> str:
+        assert str(path) == "/proc/cpuinfo"
+        if linux:
+            return f"processor\t: 0\nvendor_id\t: {maker}\n"
+        raise FileNotFoundError
+
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
+    monkeypatch.setattr(Path, "read_text", read_text)
+    monkeypatch.setattr("platform.processor", lambda: f"AMD64 Family 26 Model 2 Stepping 1, {maker}")
+    assert linear_module._find_out_whether_onednn_is_faster.__wrapped__() == faster
+
+
+def test_what_this_processor_uses() -> None:
+    """Whatever it is, the question has an answer, and the layer agrees with torch's."""
+    assert onednn_is_faster() in (True, False)
+    ours, theirs = twins(256, 128)
+    assert str(ours) == str(theirs)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    assert_same(ours(torch.ones(64, 256)), theirs(torch.ones(64, 256)))

@@ -1,0 +1,286 @@
+"""What a training step computes: gradients, counted tokens, attention and loss in the number formats of a CPU."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from tiny_seq2seq import make_tokenizer
+from tiny_vanilla import (
+    assert_close,
+    gradients_of,
+    make_model,
+    make_sentences,
+    pad,
+)
+from torch import nn
+from transformers import (
+    DataCollatorForSeq2Seq,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+)
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer import loss_vanilla_transformer as loss_module
+from vanilla_transformer.attention_vanilla_transformer import (
+    fold_rows,
+    in_float32,
+    is_faster_in_float32,
+    unfold_weights,
+)
+
+Model = VanillaTransformerForConditionalGeneration
+
+# Gradients
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("normalize_before", [False, True])
+def test_gradients_under_checkpointing(normalize_before: bool, reentrant: bool) -> None:
+    """Recomputing the layers, which really happens, changes neither loss nor gradients, dropout included."""
+    model = make_model(normalize_before=normalize_before, dropout=0.2, attention_dropout=0.1).train()
+    ids, mask = pad(make_sentences([3, 6]))
+    labels = torch.tensor(make_sentences([4, 4], seed=1))
+    calls: list[int] = []
+    for layer in [*model.get_encoder().layers, *model.get_decoder().layers]:
+        layer.fc1.register_forward_hook(lambda *_: calls.append(1))
+
+    def step() -> torch.Tensor:
+        model.zero_grad()
+        calls.clear()
+        torch.manual_seed(3)
+        loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+        loss.backward()
+        return cast(torch.Tensor, loss.detach())
+
+    loss, gradients, plain_calls = step(), gradients_of(model), len(calls)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    torch.testing.assert_close(step(), loss, atol=0.0, rtol=0.0)
+    assert len(calls) == 2 * plain_calls
+    torch.testing.assert_close(gradients_of(model), gradients, atol=1e-6, rtol=1e-5)
+
+
+def uneven_examples() -> list[dict[str, Any]]:
+    sources = make_sentences([3, 7, 2, 5, 4, 1, 6, 2])
+    targets = make_sentences([1, 8, 2, 6, 3, 9, 4, 1], seed=1)
+    return [
+        {"input_ids": [*source, 2], "attention_mask": [1] * (len(source) + 1), "labels": [*target, 2]}
+        for source, target in zip(sources, targets, strict=True)
+    ]
+
+
+def test_gradient_accumulation_counts_tokens() -> None:
+    """Four batches of two sentences give the gradient of one batch of eight, though they differ in tokens."""
+    model = make_model(label_smoothing=0.1).train()
+    examples = uneven_examples()
+    collator = DataCollatorForSeq2Seq(make_tokenizer(), model=model)
+    model(**collator(examples)).loss.backward()
+    expected = gradients_of(model)
+    model.zero_grad()
+    num_items = torch.tensor(sum(len(example["labels"]) for example in examples))
+    for start in range(0, 8, 2):
+        model(**collator(examples[start : start + 2]), num_items_in_batch=num_items).loss.backward()
+    torch.testing.assert_close(gradients_of(model), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_gradient_accumulation_in_the_trainer(tmp_path: Path) -> None:
+    """The library's own loop ends with the same weights for 4 x 2 as for 1 x 8 sentences."""
+    weights = []
+    for batch_size, accumulation in ((8, 1), (2, 4)):
+        model = make_model(vocab_size=len(make_tokenizer()), label_smoothing=0.1)
+        before = copy.deepcopy(model.state_dict())
+        arguments = Seq2SeqTrainingArguments(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=batch_size,
+            gradient_accumulation_steps=accumulation,
+            max_steps=2,
+            learning_rate=0.05,
+            lr_scheduler_type="constant",
+            max_grad_norm=0.0,
+            optim="sgd",
+            save_strategy="no",
+            report_to="none",
+            use_cpu=True,
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        )
+        Seq2SeqTrainer(
+            model=model,
+            args=arguments,
+            train_dataset=cast(Any, uneven_examples()),
+            data_collator=DataCollatorForSeq2Seq(make_tokenizer(), model=model),
+            processing_class=make_tokenizer(),
+        ).train()
+        weights.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+        assert any((tensor - before[name]).abs().max() > 1e-3 for name, tensor in weights[-1].items())
+    torch.testing.assert_close(weights[1], weights[0], atol=1e-5, rtol=1e-4)
+
+
+def test_the_trainer_divides_by_every_label(tmp_path: Path) -> None:
+    """The loss that the library's own loop logs is the mean over all target tokens, the first ones included."""
+    model = make_model(vocab_size=len(make_tokenizer()))
+    collator = DataCollatorForSeq2Seq(make_tokenizer(), model=model)
+    examples = uneven_examples()
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=len(examples),
+        max_steps=1,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+    with torch.no_grad():
+        expected = model(**collator(examples)).loss.item()
+    trainer = Seq2SeqTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=cast(Any, examples),
+        data_collator=collator,
+        processing_class=make_tokenizer(),
+    )
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(expected, rel=1e-3)
+
+
+# Attention in half precision on a CPU
+
+
+def attention_step(function: Any, mask: torch.Tensor | None, dtype: torch.dtype, causal: bool) -> list[torch.Tensor]:
+    """Context and gradients of queries, keys and values, which are numbers of half precision in any case."""
+    generator = torch.Generator().manual_seed(0)
+    states = [torch.randn(2, 3, 9, 8, generator=generator).bfloat16().to(dtype).requires_grad_() for _ in range(3)]
+    module = nn.Module()
+    module.is_causal = causal  # type: ignore[assignment]
+    context, weights = function(module, *states, mask, scaling=0.4, dropout=0.0)
+    assert weights is None
+    assert context.dtype == dtype
+    return [context.detach(), *torch.autograd.grad(context.square().sum(), states)]
+
+
+@pytest.mark.parametrize("kind", ["none", "causal", "true and false", "added to the scores"])
+def test_attention_by_way_of_float32(kind: str) -> None:
+    """It is a function of the same arguments, and nearer to the exact result than the one in half precision."""
+    mask = None
+    if kind in ("true and false", "added to the scores"):
+        mask = torch.ones(2, 1, 9, 9, dtype=torch.bool)
+        mask[0, :, :, 6:] = False
+    added = None if mask is None else torch.zeros(mask.shape).masked_fill(~mask, -1e9)
+    causal = kind == "causal"
+    exact = attention_step(sdpa_attention_forward, None if added is None else added.double(), torch.float64, causal)
+    if kind == "added to the scores":
+        mask = cast(torch.Tensor, added).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = attention_step(in_float32(sdpa_attention_forward), mask, torch.bfloat16, causal)
+        plain = attention_step(sdpa_attention_forward, mask, torch.bfloat16, causal)
+    for ours, theirs, oracle in zip(found, plain, exact, strict=True):
+        error, their_error = ((tensor.double() - oracle).norm() / oracle.norm() for tensor in (ours, theirs))
+        assert error < 0.01
+        assert error <= 1.05 * their_error
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_training_in_half_precision_attends_in_float32(autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In training mode only, and only in torch's own attention; what leaves it has the type of the model."""
+    seen: set[tuple[bool, torch.dtype]] = set()
+
+    def watch(module: nn.Module, query: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        seen.add((module.training, query.dtype))
+        return sdpa_attention_forward(module, query, *arguments, **options)
+
+    model = make_model(attention="sdpa")
+    model = model if autocast else model.bfloat16()
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", watch)
+    ids, mask = pad(make_sentences([3, 6, 2]))
+    for training in (True, False):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            outputs = model.train(training)(input_ids=ids, attention_mask=mask, labels=ids, output_hidden_states=True)
+        outputs.loss.backward()
+        assert outputs.decoder_hidden_states[1].dtype == (torch.float32 if autocast else torch.bfloat16)
+    assert seen == {(True, torch.float32), (False, torch.bfloat16)}
+
+
+def test_where_float32_is_not_faster() -> None:
+    module, key = nn.Module(), torch.zeros(1, 1, 256, 1, dtype=torch.bfloat16)
+    assert is_faster_in_float32("sdpa", module, key)
+    assert is_faster_in_float32("sdpa", module, key.half())
+    assert not is_faster_in_float32("eager", module, key)
+    assert not is_faster_in_float32("sdpa", module, key.float())
+    assert not is_faster_in_float32("sdpa", module, key.to("meta"))
+    assert not is_faster_in_float32("sdpa", module, torch.zeros(1, 1, 257, 1, dtype=torch.bfloat16))
+    assert not is_faster_in_float32("sdpa", module.eval(), key)
+
+
+def test_folding_rows() -> None:
+    """Beams of a sentence, side by side, become one sequence of queries and come apart again."""
+    states = torch.arange(6 * 2 * 3).view(6, 2, 3)
+    folded = fold_rows(states, 2)
+    assert folded.tolist() == [states[:3].flatten(0, 1).tolist(), states[3:].flatten(0, 1).tolist()]
+    weights = folded[:, None].expand(-1, 4, -1, -1)
+    assert unfold_weights(weights, 6, 2).equal(states[:, None].expand(-1, 4, -1, -1))  # type: ignore[union-attr]
+    assert fold_rows(states, 6) is states
+    assert unfold_weights(states, 6, 2) is states
+    assert unfold_weights(None, 6, 2) is None
+    with pytest.raises(ValueError, match="6 target rows cannot be divided among 4 sources"):
+        fold_rows(states, 4)
+
+
+# The loss on a CPU and elsewhere
+
+
+@pytest.mark.skipif(not hasattr(nn, "LinearCrossEntropyOptions"), reason="this torch has no cross-entropy in chunks")
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_of_other_devices(smoothing: float, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other devices run, torch's own chunks, gives on a CPU what a CPU gives."""
+    model = make_model(label_smoothing=smoothing, lm_head_bias=bias).train()
+    ids, mask = pad(make_sentences([90, 110, 100]))  # more than one chunk
+    labels = ids.masked_fill(mask == 0, -100)
+    ours = take_step(model, ids, mask, labels)
+    monkeypatch.setattr(loss_module, "_add_losses_on_cpu", loss_module._add_losses)
+    theirs = take_step(model, ids, mask, labels)
+    assert ours.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        assert_close(ours[name], gradient)
+
+
+def take_step(model: Model, ids: torch.Tensor, mask: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The loss and the gradient of every parameter."""
+    model.zero_grad()
+    loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+    loss.backward()
+    return {"loss": loss.detach(), **gradients_of(model)}
+
+
+def test_a_loss_without_gradients_is_the_same_loss() -> None:
+    """None are made where they are not wanted."""
+    model = make_model(label_smoothing=0.1).train()
+    ids, mask = pad(make_sentences([3, 6, 2]))
+    inputs = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    expected = model(**inputs).loss
+    with torch.no_grad():
+        found = model(**inputs).loss
+    assert not found.requires_grad
+    assert found.equal(expected.detach())
+    loss = model.requires_grad_(False)(**inputs).loss
+    assert not loss.requires_grad
+    assert loss.equal(found)
+
+
+def test_a_step_gives_the_same_bits_every_time() -> None:
+    """With dropout, from the same state of the random numbers, and large enough to be shared out among threads."""
+    sizes: dict[str, Any] = {"d_model": 128, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256, "vocab_size": 700}
+    model = make_model(label_smoothing=0.1, dropout=0.1, scale=0.05, **sizes).train()
+    ids, mask = pad(make_sentences([22, 20, 24, 19] * 8, vocab_size=700))
+    results = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        results.append(take_step(model, ids, mask, ids.masked_fill(mask == 0, -100)))
+    torch.testing.assert_close(results[0], results[1], rtol=0.0, atol=0.0)
