@@ -274,6 +274,21 @@ def test_a_loss_without_gradients_is_the_same_loss() -> None:
     assert loss.equal(found)
 
 
+def test_gradients_by_function_transforms() -> None:
+    """`torch.func` differentiates a training step too."""
+    model = make_model(label_smoothing=0.1).train()
+    ids, mask = pad(make_sentences([3, 6, 2]))
+    inputs = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+    def loss_of(parameters: dict[str, torch.Tensor]) -> torch.Tensor:
+        return cast(torch.Tensor, torch.func.functional_call(model, parameters, (), inputs).loss)
+
+    found = torch.func.grad(loss_of)(dict(model.named_parameters()))
+    expected = take_step(model, ids, mask, inputs["labels"])
+    for name, gradient in found.items():
+        assert_close(gradient, expected[name])
+
+
 def test_a_step_gives_the_same_bits_every_time() -> None:
     """With dropout, from the same state of the random numbers, and large enough to be shared out among threads."""
     sizes: dict[str, Any] = {"d_model": 128, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256, "vocab_size": 700}

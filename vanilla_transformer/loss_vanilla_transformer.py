@@ -119,13 +119,15 @@ def has_plain_weights(output_layer: nn.Module, hidden_states: torch.Tensor) -> T
     """Whether the loss may be computed from the output layer's weights, or the layer itself has to be called.
 
     It has to be called, on all positions at once, where
-        - torch lacks `linear_cross_entropy` in chunks (before 2.13), or cannot compile it,
+        - torch lacks `linear_cross_entropy` in chunks (before 2.13), or cannot compile or transform it (torch.func),
         - the layer is not just `nn.Linear`: replaced or wrapped (PEFT), parametrized, quantized, with a forward of its
           own (accelerate's offloading) or with hooks, be they for every module,
         - its weights are not at hand: elsewhere, on the meta device, partitioned or distributed (ZeRO-3, DTensor),
         - a GPU computes in bfloat16 that can only emulate it.
     """
     if not hasattr(nn, "LinearCrossEntropyOptions") or torch.compiler.is_compiling():
+        return False
+    if torch._C._are_functorch_transforms_active():
         return False
     if type(output_layer) not in (nn.Linear, Linear) or "forward" in vars(output_layer) or _has_hooks(output_layer):
         return False

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 _NO_LENGTH_LIMIT = 10**20
 # Padded source tokens times beams of a batch when nothing else is said. The library's beam search copies what it knows
 # of the sources for every beam and at every step, which on a CPU makes it slower in larger batches.
-DEFAULT_BATCH_TOKENS = 16384
+DEFAULT_BATCH_TOKENS = 8192
 DEFAULT_BATCH_TOKENS_OF_OTHERS = 4096
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -420,7 +420,7 @@ def translate(
         sentences: The source sentences. One without text gives an empty translation.
         batch_size: The most sentences per call of `generate`.
         max_batch_tokens: The most tokens per call, counted as sentences * tokens of the longest source * beams, where a
-            source counts as 16 tokens at the least. When neither this nor `batch_size` is given, 16384, or 4096 with a
+            source counts as 16 tokens at the least. When neither this nor `batch_size` is given, 8192, or 4096 with a
             model of the library. A sentence that alone exceeds it has a call of its own.
         max_source_length: Tokens, special ones included; longer sources are truncated with a warning that names the
             line, counted from 1. `None`: the tokenizer's `model_max_length`.
