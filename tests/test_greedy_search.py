@@ -49,6 +49,14 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     max_new_tokens=st.integers(1, 12),
 )
 @hypothesis.settings(max_examples=80)
+@hypothesis.example(
+    name="sdpa",
+    seed=1,
+    lengths=[0, 2, 4],
+    side="left",
+    options={"padded prompt", "repeat", "two ends"},
+    max_new_tokens=12,
+)
 def test_the_library_finds_the_same(
     name: str, seed: int, lengths: list[int], side: str, options: set[str], max_new_tokens: int
 ) -> None:

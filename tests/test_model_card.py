@@ -138,7 +138,7 @@ class TestContent:
         results = data_of(build_model_card(trained)).eval_results
         found = {result.metric_name: (result.metric_value, result.metric_args) for result in results}
         expected = {}
-        for name, search in (("test", "2 beams"), ("test-greedy", "greedy")):
+        for name, search in (("test", "2 beams, GNMT length penalty 0.6"), ("test-greedy", "greedy")):
             scores = read(trained / name / "metrics.json")
             for key, metric in (("bleu", "sacreBLEU"), ("chrf", "chrF")):
                 value = round(scores[key], 2), {"signature": scores[f"{key}_signature"]}
@@ -151,7 +151,8 @@ class TestContent:
         metrics, test = read(trained / "metrics.json"), read(trained / "test" / "metrics.json")
         assert part(card, "summary").startswith("# numbers\n")
         assert f"It has {metrics['parameters']:,} parameters. It was trained from scratch" in card.text
-        assert f"On news it scores {test['bleu']:.2f} sacreBLEU and {test['chrf']:.2f} chrF (2 beams)." in card.text
+        search = "2 beams, GNMT length penalty 0.6"
+        assert f"On news it scores {test['bleu']:.2f} sacreBLEU and {test['chrf']:.2f} chrF ({search})." in card.text
         assert 'pipeline("translation", model="alice/numbers")' in card.text
         assert 'pipeline("translation", model="alice/numbers", trust_remote_code=True)' in card.text
         assert "The task's other name is `translation_en_to_de`." in card.text
@@ -187,7 +188,7 @@ class TestContent:
     def test_scores_are_listed_test_sets_first_and_validation_data_marked(self, trained: Path) -> None:
         table = [line.strip("| ").split(" | ") for line in part(build_model_card(trained), "evaluation").splitlines()]
         assert [row[:3] for row in table[4:8]] == [
-            ["news", "7", "2 beams"],
+            ["news", "7", "2 beams, GNMT length penalty 0.6"],
             ["news", "7", "greedy"],
             ["news (first 3 pairs)", "3", "greedy"],
             ["val (validation data)", "6", "greedy"],
@@ -204,7 +205,10 @@ class TestContent:
         change(trained / "val" / "metrics.json", bleu_signature="tok:char")
         text = part(build_model_card(trained), "evaluation")
         assert "- sacreBLEU (val (validation data), greedy): `tok:char`\n" in text
-        assert "- sacreBLEU (news, 2 beams; news, greedy; news (first 3 pairs), greedy): `nrefs" in text
+        assert (
+            "- sacreBLEU (news, 2 beams, GNMT length penalty 0.6; news, greedy; news (first 3 pairs), greedy): `nrefs"
+            in text
+        )
 
     def test_scores_of_other_weights_are_left_out(
         self, trained: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -604,9 +608,9 @@ class TestMerging:
         assert len(found) == len(merged.eval_results) == 4
         assert removed.metric_name not in found
         assert found["own"] == own
-        assert found["sacreBLEU (2 beams)"].metric_value == 99.0
-        assert found["chrF (2 beams)"].metric_value == 22.0
-        assert found["chrF (2 beams)"].dataset_name == "News of the day"
+        assert found["sacreBLEU (2 beams, GNMT length penalty 0.6)"].metric_value == 99.0
+        assert found["chrF (2 beams, GNMT length penalty 0.6)"].metric_value == 22.0
+        assert found["chrF (2 beams, GNMT length penalty 0.6)"].dataset_name == "News of the day"
         assert found["sacreBLEU (greedy)"].metric_value == 11.0
 
     def test_results_that_are_gone_leave_no_index(self, trained: Path) -> None:

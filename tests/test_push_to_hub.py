@@ -344,7 +344,7 @@ class TestCode:
         ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
         folder = save_vanilla(tmp_path / "model", tokenizer, **ids)
         path = folder / "pipeline_vanilla_transformer.py"
-        assert "TOKEN" not in path.read_text()
+        assert "HF_TOKEN" not in path.read_text()
         text = path.read_text() + (
             "\n\nimport os\n"
             "class TranslationPipeline(TranslationPipeline):\n"

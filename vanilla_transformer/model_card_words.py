@@ -96,7 +96,10 @@ def describe_search(beams: Any, settings: Mapping[str, Any]) -> str:
         return "sampling"
     search = "greedy" if beams == 1 else f"{format_value(beams)} beams"
     penalty = settings.get("length_penalty")
-    return search if penalty in (None, 1) or beams == 1 else f"{search}, length penalty {format_value(penalty)}"
+    kind = settings.get("length_penalty_type") or "transformers"
+    if beams == 1 or penalty is None or (penalty == 1 and kind == "transformers"):
+        return search
+    return f"{search}, {'GNMT ' if kind == 'gnmt' else ''}length penalty {format_value(penalty)}"
 
 
 def describe_batch(training: Mapping[str, Any], processes: Any) -> str | None:

@@ -58,7 +58,12 @@ _ROW_BY_ROW = (
 
 def judges_rows_alone(*lists: Iterable[Any]) -> bool:
     """Whether these processors and criteria look at the tokens of one row only, so that rows may leave the batch."""
-    return all(type(item) in _ROW_BY_ROW for items in lists for item in items)
+    return all(
+        # The penalty on repetitions knows the padding of every row of the prompt, if there is any.
+        type(item) in _ROW_BY_ROW and not isinstance(getattr(item, "prompt_ignore_length", None), torch.Tensor)
+        for items in lists
+        for item in items
+    )
 
 
 class StoppingRules:
