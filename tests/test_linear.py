@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import strategies as st
+from tiny_vanilla import make_model
 from torch import nn
 from torch.autograd import forward_ad
 from torch.nn.utils import parametrizations, prune
@@ -20,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from vanilla_transformer import linear_vanilla_transformer as linear_module
-from vanilla_transformer.linear_vanilla_transformer import Linear, linear, multiply, onednn_is_faster
+from vanilla_transformer.linear_vanilla_transformer import linear, multiply, onednn_is_faster, project
 
 pytestmark = pytest.mark.skipif(
     not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")),
@@ -42,6 +43,13 @@ def always_onednn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     monkeypatch.setattr(linear_module, "_FEWEST_MULTIPLICATIONS", 1)
     monkeypatch.setattr(linear_module, "_call_onednn", note)
     return shapes
+
+
+class Linear(nn.Linear):
+    """Calls the function under test where torch.nn.Linear calls its own."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return linear(input, self.weight, self.bias)
 
 
 def twins(inputs: int, outputs: int, bias: bool = True) -> tuple[Linear, nn.Linear]:
@@ -221,19 +229,39 @@ def test_inference_mode(always_onednn: list[tuple[int, ...]]) -> None:
     assert always_onednn
 
 
-@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
-def test_quantize_dynamic_needs_the_plain_class() -> None:
-    """It looks for exactly torch.nn.Linear, which a layer of ours becomes by its class alone."""
-    ours, theirs = twins(6, 5)
-    ours.__class__ = nn.Linear  # type: ignore[assignment]
-    inputs = torch.randn(32, 6)
-    found = []
-    for layer in (ours, theirs):
-        quantized = torch.ao.quantization.quantize_dynamic(nn.Sequential(layer), {nn.Linear}, dtype=torch.qint8)
-        assert type(quantized[0]) is torch.ao.nn.quantized.dynamic.Linear
-        found.append(quantized(inputs))
-    assert found[0].equal(found[1])
+class Tripled(nn.Linear):
+    """What a tool may put in the place of a layer."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 3 * super().forward(input)
+
+
+def test_layers_are_torch_s_own_and_called_where_somebody_listens(always_onednn: list[tuple[int, ...]]) -> None:
+    layer, inputs = nn.Linear(6, 5), torch.randn(32, 6, requires_grad=True)
+    expected = layer(inputs).detach()
+    assert_same(project(layer, inputs).detach(), expected)
+    num_products = len(always_onednn)
+    assert num_products == 1
+    for register in (
+        layer.register_forward_hook,
+        layer.register_forward_pre_hook,
+        layer.register_full_backward_hook,
+        nn.modules.module.register_module_forward_hook,
+    ):
+        called: list[int] = []
+        with register(lambda *_, called=called: called.append(1)):
+            project(layer, inputs).sum().backward()
+        assert called == [1]
+    layer.forward = lambda input: 2 * expected  # type: ignore[method-assign]
+    assert project(layer, inputs).equal(2 * expected)
+    other = Tripled(6, 5)
+    assert project(other, inputs).equal(other(inputs))
+    assert len(always_onednn) == num_products
+
+
+def test_the_models_layers_are_exactly_what_tools_look_for() -> None:
+    layers = [module for module in make_model().modules() if isinstance(module, nn.Linear)]
+    assert {type(module) for module in layers} == {nn.Linear}
 
 
 # Where it steps aside

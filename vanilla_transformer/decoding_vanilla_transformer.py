@@ -12,7 +12,8 @@ from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutput
 
 from .cache_vanilla_transformer import SharedHistoryLayer, SourceSharingCache
-from .lean_step_vanilla_transformer import is_lean_enough, is_watched, step_lean
+from .lean_step_vanilla_transformer import is_lean_enough, step_lean
+from .linear_vanilla_transformer import is_watched
 
 
 class SharedHistoryDecoder:

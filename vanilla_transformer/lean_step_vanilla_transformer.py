@@ -12,27 +12,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
 
 from .cache_vanilla_transformer import SharedHistoryLayer
-from .linear_vanilla_transformer import Linear, linear
-
-
-def is_watched(module: nn.Module) -> bool:
-    """Whether somebody attached code to the module's forward, which must then be called."""
-    return bool(module._forward_hooks or module._forward_pre_hooks) or "forward" in vars(module)
+from .linear_vanilla_transformer import is_watched, linear
 
 
 def is_lean_enough(model: Any) -> bool:
     """Whether `step_lean` does what the model would: nothing is hooked, wrapped, quantised or in training mode."""
     if model.training or model.config._attn_implementation != "sdpa":
         return False
-    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
-        return False
     modules = [model.model, *model.model.decoder.modules(), *model.lm_head.modules()]
     return not any(map(is_watched, modules)) and all(
-        type(module) in (nn.Linear, Linear) and not hasattr(module, "parametrizations")
-        for module in [model.lm_head, *_linear_maps(model.model.decoder)]
+        type(module) is nn.Linear for module in [model.lm_head, *_linear_maps(model.model.decoder)]
     )
 
 
@@ -124,4 +115,4 @@ def _normalize(norm: nn.LayerNorm, inputs: torch.Tensor) -> torch.Tensor:
     return torch.layer_norm(inputs, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
 
-__all__ = ["is_lean_enough", "is_watched", "step_lean"]
+__all__ = ["is_lean_enough", "step_lean"]

@@ -1,4 +1,4 @@
-"""A linear map that uses the faster of the two matrix libraries in torch.
+"""Linear maps by the faster of the two matrix libraries in torch.
 
 On a CPU, torch multiplies float32 matrices with Intel's MKL, which leaves the AVX-512 units of AMD's processors idle,
 while oneDNN, the library that torch uses for bfloat16, does not: on an AMD EPYC of 2024 it takes about half the time.
@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.nn.modules import module as torch_module
 
 # Smaller products are over before oneDNN has set out. Of two or three rows MKL reads the weights as fast.
 _FEWEST_MULTIPLICATIONS = 2**20
@@ -174,16 +175,27 @@ _compiled_linear.register_autograd(
 )
 
 
-class Linear(nn.Linear):
-    """`torch.nn.Linear` in every respect but the library that multiplies (see [`linear`]).
+def is_watched(module: nn.Module) -> bool:
+    """Whether somebody attached code to the module, or to every module, that must see it called."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in vars(module)
+        or torch_module._has_any_global_hook()
+    )
 
-    It has no state of its own. For tools that ask for exactly that class, as torch.ao's `quantize_dynamic` does, it is
-    made one by `layer.__class__ = torch.nn.Linear`.
+
+def project(layer: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """Calls a linear map, (..., K) to (..., N), by the faster library if it is exactly `torch.nn.Linear`.
+
+    The layers themselves stay torch's own, since tools that wrap, quantise or divide them look for that class; what
+    they put in its place is called as it is.
     """
+    if type(layer) is nn.Linear and not is_watched(layer):
+        return linear(inputs, layer.weight, layer.bias)
+    return layer(inputs)
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Maps (..., in_features) to (..., out_features)."""
-        return linear(input, self.weight, self.bias)
 
-
-__all__ = ["Linear", "linear", "multiply", "onednn_is_faster"]
+__all__ = ["is_watched", "linear", "multiply", "onednn_is_faster", "project"]

@@ -11,9 +11,8 @@ from typing import Any, TypeGuard
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
-from torch.nn.modules import module as torch_module
 
-from .linear_vanilla_transformer import Linear, linear
+from .linear_vanilla_transformer import is_watched, linear, project
 
 IGNORED_LABEL = -100
 MINIMUM_ROWS = 256
@@ -76,7 +75,7 @@ def compute_logits_and_loss(
     if skip_logits and labels is not None and has_plain_weights(output_layer, hidden_states):
         loss = lean_cross_entropy(output_layer, hidden_states, labels, label_smoothing, num_items_in_batch)
         return None, loss
-    logits = output_layer(hidden_states)
+    logits = project(output_layer, hidden_states)
     if labels is None:
         return logits, None
     loss = label_smoothed_cross_entropy(logits, labels, label_smoothing, num_items_in_batch)
@@ -129,7 +128,7 @@ def has_plain_weights(output_layer: nn.Module, hidden_states: torch.Tensor) -> T
         return False
     if torch._C._are_functorch_transforms_active():
         return False
-    if type(output_layer) not in (nn.Linear, Linear) or "forward" in vars(output_layer) or _has_hooks(output_layer):
+    if type(output_layer) is not nn.Linear or is_watched(output_layer):
         return False
     weight, bias, device = output_layer.weight, output_layer.bias, hidden_states.device
     tensors = [hidden_states, weight] if bias is None else [hidden_states, weight, bias]
@@ -139,16 +138,6 @@ def has_plain_weights(output_layer: nn.Module, hidden_states: torch.Tensor) -> T
         and weight.shape == (output_layer.out_features, output_layer.in_features)
         and (hidden_states.dtype == weight.dtype or torch.is_autocast_enabled(device.type))
         and (_product_dtype(hidden_states) != torch.bfloat16 or torch.cuda.is_bf16_supported(including_emulation=False))
-    )
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or torch_module._has_any_global_hook()
     )
 
 

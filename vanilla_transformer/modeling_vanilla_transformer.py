@@ -39,7 +39,7 @@ from .attention_vanilla_transformer import fold_rows, in_float32, is_faster_in_f
 from .cache_vanilla_transformer import SourceSharingCache, count_source_rows, match_rows
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
-from .linear_vanilla_transformer import Linear
+from .linear_vanilla_transformer import project
 from .loading_vanilla_transformer import SafeLoadingMixin
 from .loss_vanilla_transformer import compute_logits_and_loss, shift_tokens_right, should_skip_logits
 from .positions_vanilla_transformer import LearnedPositions, SinusoidalPositions, count_positions, count_tokens_before
@@ -57,8 +57,8 @@ class TransformerLayer(GradientCheckpointingLayer):
         self.activation_fn = ACT2FN[config.activation_function]
         self.dropout = nn.Dropout(config.dropout)
         self.activation_dropout = nn.Dropout(config.activation_dropout)
-        self.fc1 = Linear(config.d_model, ffn_dim, bias=config.ffn_bias)
-        self.fc2 = Linear(ffn_dim, config.d_model, bias=config.ffn_bias)
+        self.fc1 = nn.Linear(config.d_model, ffn_dim, bias=config.ffn_bias)
+        self.fc2 = nn.Linear(ffn_dim, config.d_model, bias=config.ffn_bias)
         self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def residual(
@@ -71,7 +71,7 @@ class TransformerLayer(GradientCheckpointingLayer):
 
     def feed_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Equation 2: FFN(x) = max(0, x W1 + b1) W2 + b2; (B, L, D) to (B, L, D)."""
-        return self.fc2(self.activation_dropout(self.activation_fn(self.fc1(hidden_states))))
+        return project(self.fc2, self.activation_dropout(self.activation_fn(project(self.fc1, hidden_states))))
 
 
 class VanillaTransformerEncoderLayer(TransformerLayer):
@@ -185,10 +185,10 @@ class MultiHeadAttention(nn.Module):
         d_v = config.d_model // num_heads if config.d_v is None else config.d_v
         self.scaling = d_k**-0.5
         self.attention_dropout = config.attention_dropout
-        self.q_proj = Linear(config.d_model, num_heads * d_k, bias=config.attention_bias)
-        self.k_proj = Linear(config.d_model, num_heads * d_k, bias=config.attention_bias)
-        self.v_proj = Linear(config.d_model, num_heads * d_v, bias=config.attention_bias)
-        self.out_proj = Linear(num_heads * d_v, config.d_model, bias=config.attention_bias)
+        self.q_proj = nn.Linear(config.d_model, num_heads * d_k, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.d_model, num_heads * d_k, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.d_model, num_heads * d_v, bias=config.attention_bias)
+        self.out_proj = nn.Linear(num_heads * d_v, config.d_model, bias=config.attention_bias)
 
     def split_heads(self, states: torch.Tensor) -> torch.Tensor:
         """Maps (B, L, H * d) to (B, H, L, d)."""
@@ -217,7 +217,7 @@ class MultiHeadAttention(nn.Module):
         queries = fold_rows(hidden_states, key.shape[0])
         context, weights = attention(
             self,
-            self.split_heads(self.q_proj(queries)),
+            self.split_heads(project(self.q_proj, queries)),
             key,
             value,
             attention_mask,
@@ -226,7 +226,7 @@ class MultiHeadAttention(nn.Module):
             **kwargs,
         )
         weights = unfold_weights(weights, *hidden_states.shape[:2])
-        return self.out_proj(context.flatten(2)).view(hidden_states.shape), weights
+        return project(self.out_proj, context.flatten(2)).view(hidden_states.shape), weights
 
 
 class SelfAttention(MultiHeadAttention):
@@ -240,8 +240,8 @@ class SelfAttention(MultiHeadAttention):
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Maps (B, L, D) to (B, L, D) and the weights (B, H, L, K); appends to the cache, if there is one."""
-        key = self.split_heads(self.k_proj(hidden_states))
-        value = self.split_heads(self.v_proj(hidden_states))
+        key = self.split_heads(project(self.k_proj, hidden_states))
+        value = self.split_heads(project(self.v_proj, hidden_states))
         if past_key_values is not None:
             key, value = past_key_values.self_attention_cache.update(key, value, self.layer_idx)
         return self.attend(hidden_states, key, value, attention_mask, **kwargs)
@@ -262,8 +262,8 @@ class CrossAttention(MultiHeadAttention):
         if past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
             cached: Any = past_key_values.cross_attention_cache.layers[self.layer_idx]
             return self.attend(hidden_states, cached.keys, cached.values, attention_mask, **kwargs)
-        key = self.split_heads(self.k_proj(encoder_hidden_states))
-        value = self.split_heads(self.v_proj(encoder_hidden_states))
+        states = cast(torch.Tensor, encoder_hidden_states)
+        key, value = self.split_heads(project(self.k_proj, states)), self.split_heads(project(self.v_proj, states))
         if past_key_values is not None:
             key, value = past_key_values.cross_attention_cache.update(key, value, self.layer_idx)
             past_key_values.is_updated[self.layer_idx] = True
@@ -609,7 +609,7 @@ class VanillaTransformerForConditionalGeneration(
         # From the class's name the library would take a loss that shifts labels, and count one target too few.
         self.loss_type = None  # type: ignore[assignment]
         self.model = VanillaTransformerModel(config)
-        self.lm_head = Linear(config.d_model, config.target_vocab_size, bias=config.lm_head_bias)
+        self.lm_head = nn.Linear(config.d_model, config.target_vocab_size, bias=config.lm_head_bias)
         # Or the library forgets `length_penalty_type`, a setting it does not know, when it loads a saved model.
         self.generation_config._from_model_config = False
         self.post_init()
