@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,7 +55,8 @@ def library_search(model: Model) -> Iterator[Any]:
 
     class Plain(Model):
         _beam_search = GenerationMixin._beam_search
-        _expand_inputs_for_generation = GenerationMixin._expand_inputs_for_generation
+        # A static method in older versions, and to stay one.
+        _expand_inputs_for_generation = inspect.getattr_static(GenerationMixin, "_expand_inputs_for_generation")
         _sample = GenerationMixin._sample
 
     kind = type(model)
