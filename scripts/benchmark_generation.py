@@ -27,7 +27,6 @@ come, "whole file" is `vanilla_transformer.translation.translate`, as scripts/tr
 
 import argparse
 import json
-import multiprocessing
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
@@ -48,7 +47,7 @@ from benchmark_models import (
     make_ours,
     set_search,
 )
-from benchmark_tools import Clock, PeakMemory, check_device, describe_run
+from benchmark_tools import Clock, PeakMemory, check_at_least_one, check_device, describe_run, start_process
 from transformers import AutoTokenizer, HfArgumentParser
 from transformers.hf_argparser import DataClassType
 
@@ -122,10 +121,7 @@ class BenchmarkArguments:
 
     def __post_init__(self) -> None:
         names = ("rounds", "new_tokens", "batch_size", "num_beams", "sentences_batch_size", "max_new_tokens")
-        for name in names:
-            value = getattr(self, name)
-            if min(value if isinstance(value, list) else [value]) < 1:
-                raise ValueError(f"--{name} is {value}; it must be at least 1.")
+        check_at_least_one(self, names)
         if self.source_length < 2:
             raise ValueError(f"--source_length is {self.source_length}; it must be at least 2.")
         if "sentences" in self.part and None in (self.model_name_or_path, self.test_file):
@@ -310,15 +306,11 @@ def serve_memory(side: str, setting: Setting, connection: Connection) -> None:
 
 def measure_memory(arguments: BenchmarkArguments) -> Results:
     """Part `memory`: one row per side and setting, one process after the other."""
-    context = multiprocessing.get_context("spawn")
     results: Results = []
     for setting in make_settings(arguments):
         rows: Results = []
         for side in arguments.side:
-            connection, theirs = context.Pipe()
-            process = context.Process(target=serve_memory, args=(side, setting, theirs), daemon=True)
-            process.start()
-            theirs.close()
+            connection, process = start_process(serve_memory, side, setting)
             row = {"side": side, **asdict(setting), "search": setting.search, "peak_megabytes": connection.recv()}
             rows.append(row)
             process.join()

@@ -30,6 +30,7 @@ import numpy as np
 import pyarrow  # type: ignore[import-untyped]
 import pyarrow.compute  # type: ignore[import-untyped]
 import pyarrow.parquet  # type: ignore[import-untyped]
+from benchmark_tools import check_at_least_one
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, DataCollatorForSeq2Seq, HfArgumentParser, PreTrainedTokenizerBase
 from transformers.hf_argparser import DataClassType
@@ -70,10 +71,7 @@ class BenchmarkArguments:
     disable_tqdm: bool = field(default=False, metadata={"help": "Show no progress bars."})
 
     def __post_init__(self) -> None:
-        for name in ("pairs", "batches"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name} is {value}; it must be at least 1.")
+        check_at_least_one(self, ("pairs", "batches"))
         for name in ("max_source_tokens", "max_target_tokens"):
             if getattr(self, name) < MAX_WORDS:
                 raise ValueError(f"--{name} is {getattr(self, name)}; it must be at least {MAX_WORDS}.")

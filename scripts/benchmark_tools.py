@@ -1,15 +1,52 @@
-"""What the benchmark scripts share: the peak of memory, the clock, and what another machine needs to repeat a run."""
+"""What the benchmark scripts share: checks, processes, peak memory, the clock, and what repeating a run takes."""
 
+import multiprocessing
 import platform
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import torch
+
+
+def check_at_least_one(arguments: Any, names: Iterable[str]) -> None:
+    """Refuses arguments below one; `None` stands for a default that is found later.
+
+    Args:
+        arguments: A dataclass of arguments.
+        names: Those that are numbers, or lists of them.
+
+    Raises:
+        ValueError: If one is smaller.
+    """
+    for name in names:
+        value = getattr(arguments, name)
+        if value is not None and min(value if isinstance(value, list) else [value]) < 1:
+            raise ValueError(f"--{name} is {value}; it must be at least 1.")
+
+
+def start_process(serve: Callable[..., None], *arguments: Any) -> tuple[Connection, BaseProcess]:
+    """Starts a fresh process, which ends with this one.
+
+    Args:
+        serve: What it does; its last argument is its end of a connection.
+        *arguments: The arguments before that.
+
+    Returns:
+        This process's end, and the process.
+    """
+    context = multiprocessing.get_context("spawn")
+    connection, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(*arguments, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    return connection, process
 
 
 def check_device(device: str) -> None:

@@ -25,7 +25,6 @@ average; the other sides show what batches, loss and model contribute. They take
 
 import argparse
 import json
-import multiprocessing
 import statistics
 import tempfile
 import time
@@ -38,7 +37,7 @@ from typing import Any
 
 import torch
 from benchmark_models import MODELS, PAD, Size, make_targets
-from benchmark_tools import Clock, PeakMemory, check_device, describe_run
+from benchmark_tools import Clock, PeakMemory, check_at_least_one, check_device, describe_run, start_process
 from torch import nn
 from transformers import (
     DataCollatorForSeq2Seq,
@@ -117,9 +116,7 @@ class BenchmarkArguments:
     def __post_init__(self) -> None:
         if "throughput" in self.part and self.train_file is None:
             raise ValueError("--train_file must be given for the part throughput: two aligned text files.")
-        for name in ("rounds", "sentence_length", "layers", "max_tokens", "steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} is {getattr(self, name)}; it must be at least 1.")
+        check_at_least_one(self, ("rounds", "sentence_length", "layers", "max_tokens", "steps"))
         if not 0 <= self.padding <= 0.4:
             raise ValueError(f"--padding is {self.padding}; it must be between 0 and 0.4.")
         if self.vocab_size <= SPECIAL_TOKENS:
@@ -318,13 +315,9 @@ def measure(workloads: list[Workload]) -> list[list[Measurement]]:
     Returns:
         For each workload the measurements of every round.
     """
-    context = multiprocessing.get_context("spawn")
     servers = []
     for workload in workloads:
-        connection, theirs = context.Pipe()
-        process = context.Process(target=serve, args=(workload, theirs), daemon=True)
-        process.start()
-        theirs.close()
+        connection, process = start_process(serve, workload)
         connection.recv()
         servers.append((connection, process))
     rounds: list[list[Measurement]] = []

@@ -15,7 +15,6 @@ held before, the model included. Processor seconds tell more than seconds where 
 
 import argparse
 import json
-import multiprocessing
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -27,7 +26,7 @@ from typing import Any
 
 import torch
 from benchmark_models import convert_to_marian, set_search
-from benchmark_tools import Clock, PeakMemory, check_device, describe_run
+from benchmark_tools import Clock, PeakMemory, check_at_least_one, check_device, describe_run, start_process
 from transformers import AutoTokenizer, HfArgumentParser
 from transformers.hf_argparser import DataClassType
 
@@ -76,9 +75,7 @@ class BenchmarkArguments:
     output_file: str | None = field(default=None, metadata={"help": "JSON file for the figures."})
 
     def __post_init__(self) -> None:
-        for name in ("max_lines", "num_beams", "max_new_tokens", "batch_size", "rounds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} is {getattr(self, name)}; it must be at least 1.")
+        check_at_least_one(self, ("max_lines", "num_beams", "max_new_tokens", "batch_size", "rounds"))
         check_device(self.device)
 
 
@@ -167,13 +164,7 @@ def serve(name: str, arguments: BenchmarkArguments, source: Path, connection: Co
 def measure(arguments: BenchmarkArguments, folder: Path) -> Results:
     """Lets the sides take turns, and returns a row for each."""
     targets = {name: folder / f"{number}.txt" for number, name in enumerate(arguments.side)}
-    context = multiprocessing.get_context("spawn")
-    connections: dict[str, Any] = {}
-    for name in arguments.side:
-        connections[name], theirs = context.Pipe()
-        process = context.Process(target=serve, args=(name, arguments, folder / SOURCE, theirs), daemon=True)
-        process.start()
-        theirs.close()
+    connections = {name: start_process(serve, name, arguments, folder / SOURCE)[0] for name in arguments.side}
     found: dict[str, list[Measurement]] = {name: [] for name in arguments.side}
     # The first time is for what is loaded or chosen at the first use.
     for number in range(1 + arguments.rounds):

@@ -16,6 +16,7 @@ import pytest
 import torch
 from local_hub import CUT_DOWNLOAD, CUT_UPLOAD, LocalHub
 from remote_process import BLOCK_THE_PACKAGE, RemoteError, RemotePython, remote_python
+from tiny_vanilla import make_loud_model
 
 import vanilla_transformer
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
@@ -74,12 +75,7 @@ def make_model(vocab_size: int, seed: int) -> VanillaTransformerForConditionalGe
     """Weights with which sources and beams matter."""
     torch.manual_seed(seed)
     config = VanillaTransformerConfig.from_preset("tiny", vocab_size=vocab_size, d_k=5, langs=["en", "de"])
-    model = VanillaTransformerForConditionalGeneration(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter + 0.1 * torch.randn_like(parameter))
-    model.generation_config.max_new_tokens = 12
-    return model.eval()
+    return make_loud_model(config)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

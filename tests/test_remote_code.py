@@ -18,6 +18,7 @@ import pytest
 import torch
 from datasets import Dataset, DatasetDict
 from remote_process import BLOCK_THE_PACKAGE
+from tiny_vanilla import make_loud_model
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -140,12 +141,7 @@ def make_model(vocab_size: int) -> VanillaTransformerForConditionalGeneration:
         position_offset=2,
         tie_word_embeddings=False,
     )
-    model = VanillaTransformerForConditionalGeneration(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter + 0.1 * torch.randn_like(parameter))
-    model.generation_config.max_new_tokens = 12
-    return model.eval()
+    return make_loud_model(config)
 
 
 @pytest.fixture(scope="module")

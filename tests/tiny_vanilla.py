@@ -67,6 +67,16 @@ def make_model(
     return model.eval()
 
 
+def make_loud_model(config: VanillaTransformerConfig) -> VanillaTransformerForConditionalGeneration:
+    """A model in evaluation mode whose initial weights are disturbed, so that sources and beams matter."""
+    model = VanillaTransformerForConditionalGeneration(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter + 0.1 * torch.randn_like(parameter))
+    model.generation_config.max_new_tokens = 12
+    return model.eval()
+
+
 def make_sentences(lengths: list[int], vocab_size: int = 13, seed: int = 0) -> list[list[int]]:
     """Sentences of these lengths without special tokens."""
     chooser = random.Random(seed)

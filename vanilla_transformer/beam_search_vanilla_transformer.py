@@ -23,11 +23,10 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 
 from .decoding_vanilla_transformer import ReorderingDecoder, SharedHistoryDecoder
-from .stopping_vanilla_transformer import StoppingRules, judges_rows_alone
+from .stopping_vanilla_transformer import StoppingRules, find_staying, judges_rows_alone
 
 _IMPOSSIBLE = -1.0e9  # the library's score for what must not be chosen
 _MANY_VALUES, _PART = 100_000, 64
-_WORTH_LEAVING = 1 / 8  # share of the sentences that must be finished before the rest is copied without them
 
 
 def gnmt_length_penalty(length: int | torch.Tensor, alpha: float) -> Any:
@@ -233,8 +232,8 @@ class BeamSearch:
             logits = self.decoder.step(self.open.tokens[:, :, : self.length])
             self._step(logits.to(device=self.device, dtype=torch.float32))
             is_done = bool(self.is_done.all())
-            if self.sentences_may_leave and not is_done:
-                self._let_leave()
+            if self.sentences_may_leave and (staying := find_staying(self.is_done)) is not None:
+                self._keep(staying)
         return self._finish()
 
     def _step(self, logits: torch.Tensor) -> None:
@@ -330,12 +329,9 @@ class BeamSearch:
         can_improve = ~is_enough | (possible > worst)
         return can_improve & ~is_ended.all(dim=1) if early_stopping is True else can_improve
 
-    def _let_leave(self) -> None:
-        """Goes on without the sentences whose translations can no longer change, once there are enough of them."""
-        if int(self.is_done.sum()) < max(1, len(self.is_done) * _WORTH_LEAVING):
-            return
+    def _keep(self, stay: torch.Tensor) -> None:
+        """Goes on with these sentences; the translations of the others can no longer change."""
         self._store()
-        stay = (~self.is_done).nonzero()[:, 0]
         cast(SharedHistoryDecoder, self.decoder).keep_sentences(stay)
         self.open, self.ended = self.open.select(stay), self.ended.select(stay)
         self.ended_lengths, self.is_done = self.ended_lengths[stay], self.is_done[stay]

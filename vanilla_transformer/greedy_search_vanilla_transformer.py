@@ -13,9 +13,7 @@ from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 
 from .decoding_vanilla_transformer import SharedHistoryDecoder
-from .stopping_vanilla_transformer import StoppingRules, judges_rows_alone
-
-_WORTH_LEAVING = 1 / 8  # share of the sentences that must be finished before the rest is copied without them
+from .stopping_vanilla_transformer import StoppingRules, find_staying, judges_rows_alone
 
 
 class GreedySearch:
@@ -79,8 +77,8 @@ class GreedySearch:
         """Returns the prompts with what follows, (B, longest output)."""
         while not self.is_done.all():
             self._step(self.decoder.step(self.tokens[:, None, : self.length]))
-            if self.may_leave and int(self.is_done.sum()) >= max(1, len(self.is_done) * _WORTH_LEAVING):
-                self._let_leave()
+            if self.may_leave and (staying := find_staying(self.is_done)) is not None:
+                self._keep(staying)
         self.results[self.sentences] = self.tokens
         return self.results[:, : self.length]
 
@@ -98,11 +96,9 @@ class GreedySearch:
         self.is_done |= ends[:, 0]
         self.decoder.follow(torch.zeros_like(tokens)[:, None])
 
-    def _let_leave(self) -> None:
-        """Goes on without the finished sentences, whose rows of the results are padding behind their end."""
-        if self.is_done.all():
-            return
-        done, stay = (mask.nonzero()[:, 0] for mask in (self.is_done, ~self.is_done))
+    def _keep(self, stay: torch.Tensor) -> None:
+        """Goes on with these sentences; the rows of the others among the results are padding behind their end."""
+        done = self.is_done.nonzero()[:, 0]
         self.results[self.sentences[done], : self.length] = self.tokens[done, : self.length]
         self.tokens, self.sentences, self.is_done = self.tokens[stay], self.sentences[stay], self.is_done[stay]
         self.decoder.keep_sentences(stay)

@@ -32,6 +32,8 @@ from transformers.generation.stopping_criteria import (
     StopStringCriteria,
 )
 
+_WORTH_LEAVING = 1 / 8  # share of the sentences that must be finished before the rest is copied without them
+
 
 class SourceLengthCriteria(StoppingCriteria):
     """Ends each translation at the length of its own source + 50 (6.1), whatever it is batched with."""
@@ -64,6 +66,21 @@ def judges_rows_alone(*lists: Iterable[Any]) -> bool:
         for items in lists
         for item in items
     )
+
+
+def find_staying(is_done: torch.Tensor) -> torch.Tensor | None:
+    """Returns which sentences to go on with, or `None` while too few are finished, or nothing else is left.
+
+    Args:
+        is_done: Which of the sentences in the batch are finished, (B,).
+
+    Returns:
+        The indices of the others.
+    """
+    num_done = int(is_done.sum())
+    if num_done == len(is_done) or num_done < max(1, len(is_done) * _WORTH_LEAVING):
+        return None
+    return (~is_done).nonzero()[:, 0]
 
 
 class StoppingRules:
@@ -129,4 +146,4 @@ class StoppingRules:
         return ends
 
 
-__all__ = ["SourceLengthCriteria", "StoppingRules", "judges_rows_alone"]
+__all__ = ["SourceLengthCriteria", "StoppingRules", "find_staying", "judges_rows_alone"]
