@@ -1,0 +1,1 @@
+"""Takes models to fast runtimes."""
