@@ -3,6 +3,7 @@
 import os
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,11 +42,13 @@ def read_checkpoint(path: str | os.PathLike[str], *, allowed: Sequence[Any] = ()
         except SafetensorError as error:
             raise ConversionError(f"{path} is not a whole safetensors file: {error}") from error
     try:
-        with torch.serialization.safe_globals(list(allowed)):
+        with torch.serialization.safe_globals(list(allowed)), warnings.catch_warnings():
+            # That it was not torch.save that wrote the pickle is said in the error, if it is one.
+            warnings.filterwarnings("ignore", message="Detected pickle protocol")
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ConversionError(_explain_refusal(path, str(error))) from error
-    except (RuntimeError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    except (RuntimeError, OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise ConversionError(f"{path} ({path.stat().st_size:,} bytes) is truncated or damaged: {error}") from error
 
 

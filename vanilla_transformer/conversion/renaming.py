@@ -48,9 +48,9 @@ class Rule:
         if not names:
             return {}
         changed = tensor if self.change is None else self.change(tensor)
+        if len(names) == 1:
+            return {names[0]: changed}
         if changed.ndim == 0 or changed.shape[0] % len(names):
-            if len(names) == 1:
-                return {names[0]: changed}
             raise ValueError(f"has the shape {tuple(changed.shape)}, which cannot be divided by {len(names)}")
         return dict(zip(names, changed.chunk(len(names)), strict=True))
 
