@@ -87,7 +87,8 @@ def test_a_folder_or_nothing_is_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_what_is_no_state_dict_is_refused() -> None:
-    for content in (None, [1], {}, torch.ones(1)):
+    contents: tuple[Any, ...] = (None, [1], {}, torch.ones(1))
+    for content in contents:
         with pytest.raises(ConversionError, match=r"f\.pt, its entry 'model', is no state dict"):
             check_weights(content, "f.pt", "its entry 'model'")
     with pytest.raises(ConversionError, match=r"f\.pt holds more than weights: 'epoch'"):
