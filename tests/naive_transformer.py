@@ -120,7 +120,7 @@ class NaiveTransformer:
 
             x = self.residual(x, self_attention, f"{name}.self_attn_layer_norm")
             x = self.residual(x, feed_forward, f"{name}.final_layer_norm")
-        return self.normalize(x, "model.encoder.layer_norm") if self.config.normalize_before else x
+        return self.normalize_last(x, "encoder")
 
     def decode(self, target: list[int], memory: Array) -> Array:
         """The decoder's output for one sentence, shape (target_length, d_model)."""
@@ -144,7 +144,7 @@ class NaiveTransformer:
             x = self.residual(x, self_attention, f"{name}.self_attn_layer_norm")
             x = self.residual(x, cross_attention, f"{name}.encoder_attn_layer_norm")
             x = self.residual(x, feed_forward, f"{name}.final_layer_norm")
-        return self.normalize(x, "model.decoder.layer_norm") if self.config.normalize_before else x
+        return self.normalize_last(x, "decoder")
 
     def project(self, x: Array) -> Array:
         """The output layer (section 3.4), before its softmax."""
@@ -172,6 +172,13 @@ class NaiveTransformer:
         if self.config.normalize_before:
             return x + sublayer(self.normalize(x, norm))
         return self.normalize(x + sublayer(x), norm)
+
+    def normalize_last(self, x: Array, stack: str) -> Array:
+        """The norm at the end of a stack: with pre-LN unless told otherwise, else only if asked for."""
+        wanted = self.config.add_final_layer_norm
+        if wanted is None:
+            wanted = self.config.normalize_before
+        return self.normalize(x, f"model.{stack}.layer_norm") if wanted else x
 
     def normalize(self, x: Array, name: str) -> Array:
         """Layer normalisation of every position."""

@@ -29,7 +29,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "sdpa": {},
     "eager-pre-norm": {"attention": "eager", "normalize_before": True, "d_k": 6, "d_v": 3},
     "two-vocabularies": {**TWO_VOCABULARIES["two-vocabularies-untied"], "position_offset": 2},
-    "learned": {"position_embedding_type": "learned", "max_position_embeddings": 40},
+    "learned": {"position_embedding_type": "learned", "max_position_embeddings": 40, "add_final_layer_norm": True},
     "every-option": {
         "normalize_before": True,
         "normalize_embedding": True,

@@ -41,6 +41,7 @@ DEFAULTS: dict[str, Any] = {
     "ffn_bias": True,
     "lm_head_bias": False,
     "normalize_before": False,
+    "add_final_layer_norm": None,
     "normalize_embedding": False,
     "layer_norm_eps": 1e-5,
     "scale_embedding": True,
@@ -307,6 +308,7 @@ ILLEGAL: list[tuple[dict[str, Any], list[str]]] = [
     ({"d_model": "512"}, ["d_model", "512", "int"]),
     ({"encoder_layers": 2.0}, ["encoder_layers", "2.0", "int"]),
     ({"normalize_before": "yes"}, ["normalize_before", "yes", "bool"]),
+    ({"add_final_layer_norm": 1}, ["add_final_layer_norm", "1", "bool"]),
     ({"dropout": None}, ["dropout", "None", "float"]),
 ]
 
@@ -383,6 +385,7 @@ def legal_configs(draw: st.DrawFn) -> VanillaTransformerConfig:
         "max_position_embeddings": max_position_embeddings,
         "position_offset": draw(st.integers(0, max_position_embeddings - 1 if kind == "learned" else 5000)),
         "eos_token_id": draw(st.just(2) | st.just([2, 3])),
+        "add_final_layer_norm": draw(st.none() | st.booleans()),
     }
     values |= {f"{stack}_{name}": draw(size) for stack in ("encoder", "decoder") for name in ("layers", "ffn_dim")}
     for name, default in DEFAULTS.items():

@@ -31,6 +31,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "pre-norm-free-widths": {"normalize_before": True, "d_k": 6, "d_v": 3, "attention": "eager", "position_offset": 1},
     "two-vocabularies": {
         "position_embedding_type": "sinusoidal_concatenated",
+        "add_final_layer_norm": True,
         **TWO_VOCABULARIES["two-vocabularies-tied"],
     },
 }

@@ -29,6 +29,7 @@ from vanilla_transformer.model_card import (
     says_the_same,
     write_model_card,
 )
+from vanilla_transformer.model_card_words import describe_norm
 
 ROOT = Path(__file__).parents[1]
 ENGLISH = ("one", "two", "three", "four", "five", "six")
@@ -392,6 +393,22 @@ class TestContent:
         weights = (plain / "model.safetensors").read_bytes()
         (plain / "model.safetensors").write_bytes(weights[:-1])
         assert rows_of(build_model_card(plain))["parameters"] == "not recorded"
+
+    @pytest.mark.parametrize(
+        ("before", "last", "expected"),
+        [
+            (False, None, "after each sub-layer (post-LN)"),
+            (False, False, "after each sub-layer (post-LN)"),
+            (False, True, "after each sub-layer (post-LN), and once more after each stack"),
+            (True, None, "before each sub-layer (pre-LN)"),
+            (True, True, "before each sub-layer (pre-LN)"),
+            (True, False, "before each sub-layer (pre-LN), and none after a stack"),
+        ],
+    )
+    def test_an_unusual_place_of_the_last_norm_is_told(self, before: bool, last: bool | None, expected: str) -> None:
+        assert describe_norm({"normalize_before": before, "add_final_layer_norm": last}) == expected
+        # A configuration written before there was that field.
+        assert expected.startswith(describe_norm({"normalize_before": before}) or "nothing")
 
 
 class TestValidation:

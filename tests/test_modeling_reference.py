@@ -41,6 +41,7 @@ EMBEDDINGS: dict[str, dict[str, Any]] = {
 # What each case of the matrix is put together from; every pair of values occurs in some case.
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "normalize_before": (False, True),
+    "add_final_layer_norm": (None, True, False),
     "position_embedding_type": ("sinusoidal", "sinusoidal_concatenated", "sinusoidal_tensor2tensor", "learned"),
     "position_offset": (0, 1, 2),
     "max_position_embeddings": (40, 3),
@@ -110,6 +111,7 @@ def make_config(row: Mapping[str, Any]) -> VanillaTransformerConfig:
             name: row[name]
             for name in (
                 "normalize_before",
+                "add_final_layer_norm",
                 "position_embedding_type",
                 "position_offset",
                 "attention_bias",
@@ -288,11 +290,15 @@ def test_labels_alone_shift_into_decoder_inputs() -> None:
 
 
 @pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("add_final_layer_norm", [None, False, True])
 @pytest.mark.parametrize("normalize_before", [False, True])
-def test_state_dict_holds_what_the_configuration_says(normalize_before: bool, bias: bool) -> None:
+def test_state_dict_holds_what_the_configuration_says(
+    normalize_before: bool, add_final_layer_norm: bool | None, bias: bool
+) -> None:
     """Parameter names are BART's, and what an option turns off is absent rather than zero."""
     row = FIRST | {
         "normalize_before": normalize_before,
+        "add_final_layer_norm": add_final_layer_norm,
         "normalize_embedding": bias,
         "attention_bias": bias,
         "ffn_bias": bias,
@@ -304,7 +310,8 @@ def test_state_dict_holds_what_the_configuration_says(normalize_before: bool, bi
     for stack, sublayers in (("encoder", ["self_attn"]), ("decoder", ["self_attn", "encoder_attn"])):
         layer = f"model.{stack}.layers.0"
         norms = [f"{layer}.{sublayer}_layer_norm" for sublayer in sublayers] + [f"{layer}.final_layer_norm"]
-        norms += [f"model.{stack}.layer_norm"] if normalize_before else []
+        has_last = normalize_before if add_final_layer_norm is None else add_final_layer_norm
+        norms += [f"model.{stack}.layer_norm"] if has_last else []
         norms += [f"model.{stack}.layernorm_embedding"] if bias else []
         linears = [f"{layer}.{name}.{part}_proj" for name in sublayers for part in ("q", "k", "v", "out")]
         linears += [f"{layer}.fc1", f"{layer}.fc2"]
@@ -337,7 +344,7 @@ def torch_layer_state(state: Mapping[str, torch.Tensor], name: str, is_decoder: 
 
 
 def make_torch_transformer(config: VanillaTransformerConfig, state: Mapping[str, torch.Tensor]) -> nn.Transformer:
-    """Build torch.nn.Transformer with our weights; post-LN has no norm after a stack, which torch adds by default."""
+    """Build torch.nn.Transformer with our weights; a norm after each stack, torch's default, only where we have one."""
     common: dict[str, Any] = {
         "dropout": 0.0,
         "activation": config.activation_function,
@@ -346,8 +353,10 @@ def make_torch_transformer(config: VanillaTransformerConfig, state: Mapping[str,
         "norm_first": config.normalize_before,
     }
 
+    has_last_norm = "model.encoder.layer_norm.weight" in state
+
     def last_norm() -> nn.LayerNorm | None:
-        return nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if config.normalize_before else None
+        return nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if has_last_norm else None
 
     encoder_layer = nn.TransformerEncoderLayer(
         d_model=config.d_model, nhead=config.encoder_attention_heads, dim_feedforward=config.encoder_ffn_dim, **common
@@ -367,7 +376,7 @@ def make_torch_transformer(config: VanillaTransformerConfig, state: Mapping[str,
         for layer in range(getattr(config, f"{stack}_layers")):
             renamed = torch_layer_state(state, name=f"model.{stack}.layers.{layer}", is_decoder=stack == "decoder")
             theirs |= {f"{stack}.layers.{layer}.{key}": value for key, value in renamed.items()}
-        if config.normalize_before:
+        if has_last_norm:
             theirs |= {f"{stack}.norm.{kind}": state[f"model.{stack}.layer_norm.{kind}"] for kind in ("weight", "bias")}
     transformer.load_state_dict(theirs)
     return transformer.to(state["model.shared.weight"].dtype).eval()
@@ -384,10 +393,15 @@ def embed_for_torch(
 
 @pytest.mark.parametrize("source_padding", ["right", "left"])
 @pytest.mark.parametrize("activation_function", ["relu", "gelu"])
+@pytest.mark.parametrize("add_final_layer_norm", [False, True])
 @pytest.mark.parametrize("normalize_before", [False, True])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_logits_equal_torch_nn_transformer(
-    normalize_before: bool, activation_function: str, source_padding: str, attention: str
+    normalize_before: bool,
+    add_final_layer_norm: bool,
+    activation_function: str,
+    source_padding: str,
+    attention: str,
 ) -> None:
     """The same weights in torch.nn.Transformer give the same logits, and so does the naive reference."""
     config = VanillaTransformerConfig(
@@ -401,6 +415,7 @@ def test_logits_equal_torch_nn_transformer(
         decoder_ffn_dim=20,
         attention_bias=True,
         normalize_before=normalize_before,
+        add_final_layer_norm=add_final_layer_norm,
         activation_function=activation_function,
     )
     model = make_model(config=config, attention=attention)

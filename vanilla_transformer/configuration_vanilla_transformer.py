@@ -27,7 +27,7 @@ logger = logging.get_logger(__name__)
 
 # Saved with every configuration. To be raised by one with a new field, or a new legal value of a field, without which
 # older code would build another model.
-CONFIG_VERSION = 1
+CONFIG_VERSION = 2
 
 # What the library and its tools write into config.json, or once did, and no class declares.
 _LIBRARY_FIELDS = {
@@ -153,8 +153,10 @@ class VanillaTransformerConfig(PreTrainedConfig):
         attention_bias, ffn_bias, lm_head_bias (`bool`, defaults to `False`, `True`, `False`):
             Whether those linear maps have a bias (3.2 writes none, 3.3 writes b1 and b2).
         normalize_before (`bool`, defaults to `False`):
-            `False`: LayerNorm(x + Sublayer(x)) as in 3.1 (post-LN). `True`: x + Sublayer(LayerNorm(x)) and one more
-            norm at the end of each stack (pre-LN).
+            `False`: LayerNorm(x + Sublayer(x)) as in 3.1 (post-LN). `True`: x + Sublayer(LayerNorm(x)) (pre-LN).
+        add_final_layer_norm (`bool`, *optional*):
+            Whether each stack ends with one more norm. `None`: as usual, after pre-LN only. torch.nn.Transformer ends
+            with one after post-LN too.
         normalize_embedding (`bool`, defaults to `False`):
             Whether to normalise the sum of embeddings and positions.
         layer_norm_eps (`float`, defaults to 1e-5):
@@ -223,6 +225,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     ffn_bias: bool = True
     lm_head_bias: bool = False
     normalize_before: bool = False
+    add_final_layer_norm: bool | None = None
     normalize_embedding: bool = False
     layer_norm_eps: float | int = 1e-5
     scale_embedding: bool = True
@@ -336,6 +339,11 @@ class VanillaTransformerConfig(PreTrainedConfig):
     def target_vocab_size(self) -> int:
         """Number of tokens of the target vocabulary (`decoder_vocab_size`, or `vocab_size` where there is one)."""
         return self.vocab_size if self.decoder_vocab_size is None else self.decoder_vocab_size
+
+    @property
+    def has_final_layer_norm(self) -> bool:
+        """Whether each stack ends with one more norm (`add_final_layer_norm`, or as `normalize_before` asks for)."""
+        return self.normalize_before if self.add_final_layer_norm is None else self.add_final_layer_norm
 
     @property
     def custom_pipeline_tasks(self) -> dict[str, dict[str, Any]]:

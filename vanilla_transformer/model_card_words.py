@@ -57,9 +57,12 @@ def quote(text: str) -> str:
 
 def describe_norm(config: Mapping[str, Any]) -> str | None:
     """Where the layer normalization is."""
-    if config.get("normalize_before") is None:
+    before, last = config.get("normalize_before"), config.get("add_final_layer_norm")
+    if before is None:
         return None
-    return "before each sub-layer (pre-LN)" if config["normalize_before"] else "after each sub-layer (post-LN)"
+    place = "before each sub-layer (pre-LN)" if before else "after each sub-layer (post-LN)"
+    unusual = {True: "and once more after each stack", False: "and none after a stack"}
+    return place if last in (None, before) else f"{place}, {unusual[last]}"
 
 
 def describe_sides(config: Mapping[str, Any], name: str, *, always: bool = False) -> str | None:

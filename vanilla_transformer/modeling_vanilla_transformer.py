@@ -324,7 +324,7 @@ class VanillaTransformerPreTrainedModel(SafeLoadingMixin, ResizableVocabulariesM
 
 
 class TransformerStack(VanillaTransformerPreTrainedModel):
-    """What encoder and decoder share: embeddings with positions (3.4, 3.5), layers, and in pre-LN one last norm."""
+    """What encoder and decoder share: embeddings with positions (3.4, 3.5), layers, and often one last norm."""
 
     def __init__(self, config: VanillaTransformerConfig, vocab_size: int, layers: Sequence[TransformerLayer]) -> None:
         super().__init__(config)
@@ -334,7 +334,7 @@ class TransformerStack(VanillaTransformerPreTrainedModel):
         self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         self.layernorm_embedding = self._norm_if(config.normalize_embedding)
         self.layers = nn.ModuleList(layers)
-        self.layer_norm = self._norm_if(config.normalize_before)
+        self.layer_norm = self._norm_if(config.has_final_layer_norm)
         self.dropout = nn.Dropout(config.dropout)
         self.gradient_checkpointing = False
         self.post_init()
