@@ -1,0 +1,290 @@
+"""A model as plain torch: torch.nn.Transformer between embeddings and output layer, without transformers.
+
+The names of weights are those of PyTorch's tutorial on translation with nn.Transformer:
+
+    src_tok_emb.embedding.weight                (V, D)
+    tgt_tok_emb.embedding.weight                (V, D)
+    positional_encoding.pos_embedding           (N, 1, D), of which row i belongs to a sentence's token i
+    tgt_positional_encoding.pos_embedding       (N, 1, D), only for learned positions, of which each side has its own
+    transformer.encoder.*, transformer.decoder.*
+    generator.weight, generator.bias            (V, D), (V,)
+
+Shapes: B batch, S source length, T target length, D d_model, V vocabulary, N number of positions.
+"""
+
+import copy
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.folders import new_folder
+from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.positions_vanilla_transformer import SINUSOIDS
+
+from .errors import find_differences, refuse
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+# Of one layer: our names and torch's.
+ATTENTIONS = {"self_attn": "self_attn", "encoder_attn": "multihead_attn"}
+NORMS = {
+    "encoder": {"self_attn_layer_norm": "norm1", "final_layer_norm": "norm2"},
+    "decoder": {"self_attn_layer_norm": "norm1", "encoder_attn_layer_norm": "norm2", "final_layer_norm": "norm3"},
+}
+LINEAR_MAPS = {"fc1": "linear1", "fc2": "linear2"}
+
+
+class TokenEmbedding(nn.Module):
+    """Embeddings, scaled as the configuration says."""
+
+    def __init__(self, config: VanillaTransformerConfig, vocab_size: int) -> None:
+        super().__init__()
+        self.scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        self.embedding = nn.Embedding(vocab_size, config.d_model)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Maps ids (B, L) to (B, L, D)."""
+        return self.embedding(tokens) * self.scale
+
+
+class PositionalEncoding(nn.Module):
+    """Adds row i of a table to a sentence's token i; the table is trained if the configuration says so."""
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(config.dropout)
+        self.pos_embedding: torch.Tensor
+        if config.position_embedding_type == "learned":
+            rows = config.max_position_embeddings - config.position_offset
+            self.pos_embedding = nn.Parameter(torch.zeros(rows, 1, config.d_model))
+        else:
+            positions = torch.arange(config.max_position_embeddings, dtype=torch.float64) + config.position_offset
+            table = SINUSOIDS[config.position_embedding_type](positions, config.d_model)
+            self.register_buffer("pos_embedding", table[:, None].float())
+
+    def forward(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Maps (B, L, D) to (B, L, D).
+
+        Raises:
+            ValueError: If the sentence is longer than the table.
+        """
+        length, rows = embeddings.shape[1], self.pos_embedding.shape[0]
+        if length > rows:
+            raise ValueError(f"A sequence of {length} tokens is too long for a table of {rows} positions.")
+        return self.dropout(embeddings + self.pos_embedding[:length, 0])
+
+
+class TorchTransformer(nn.Module):
+    """torch.nn.Transformer with what it lacks: ids (B, S) and (B, T) to logits (B, T, V).
+
+    Args:
+        config: What it computes; see `to_torch_nn` for what it cannot.
+        bias: Whether the stacks have biases, those of the norms included: torch has all of them or none.
+    """
+
+    def __init__(self, config: VanillaTransformerConfig, *, bias: bool = True) -> None:
+        super().__init__()
+        one_table, learned = config.share_encoder_decoder_embeddings, config.position_embedding_type == "learned"
+        self.src_tok_emb = TokenEmbedding(config, config.vocab_size)
+        self.tgt_tok_emb = self.src_tok_emb if one_table else TokenEmbedding(config, config.target_vocab_size)
+        self.positional_encoding = PositionalEncoding(config)
+        self.tgt_positional_encoding = PositionalEncoding(config) if learned else None
+        self.transformer = _make_transformer(config, bias)
+        self.generator = nn.Linear(config.d_model, config.target_vocab_size, bias=config.lm_head_bias)
+        if config.tie_word_embeddings:
+            self.generator.weight = self.tgt_tok_emb.embedding.weight
+
+    def forward(
+        self,
+        src: torch.Tensor,
+        tgt: torch.Tensor,
+        src_padding_mask: torch.Tensor | None = None,
+        tgt_padding_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Predicts the next token at each position of the target.
+
+        Args:
+            src: Source ids (B, S), padded at the end if at all.
+            tgt: Target ids (B, T), the same.
+            src_padding_mask: (B, S), true at padding; the opposite of this package's masks.
+            tgt_padding_mask: (B, T), the same.
+
+        Returns:
+            Logits (B, T, V).
+        """
+        length = tgt.shape[1]
+        states = self.transformer(
+            src=self.positional_encoding(self.src_tok_emb(src)),
+            tgt=(self.tgt_positional_encoding or self.positional_encoding)(self.tgt_tok_emb(tgt)),
+            tgt_mask=torch.ones(length, length, dtype=torch.bool, device=tgt.device).triu(diagonal=1),
+            src_key_padding_mask=src_padding_mask,
+            tgt_key_padding_mask=tgt_padding_mask,
+            memory_key_padding_mask=src_padding_mask,
+        )
+        return self.generator(states)
+
+
+def _make_transformer(config: VanillaTransformerConfig, bias: bool) -> nn.Transformer:
+    """Makes torch's stacks one by one: both in one call have the same heads and inner width, and a last norm."""
+    layer: dict[str, Any] = {
+        "d_model": config.d_model,
+        "dropout": config.dropout,
+        "activation": ACTIVATIONS[config.activation_function],
+        "layer_norm_eps": config.layer_norm_eps,
+        "batch_first": True,
+        "norm_first": config.normalize_before,
+        "bias": bias,
+    }
+    kinds = {"encoder": nn.TransformerEncoderLayer, "decoder": nn.TransformerDecoderLayer}
+    layers: dict[str, Any] = {
+        stack: kind(
+            nhead=getattr(config, f"{stack}_attention_heads"),
+            dim_feedforward=getattr(config, f"{stack}_ffn_dim"),
+            **layer,
+        )
+        for stack, kind in kinds.items()
+    }
+    norm = nn.LayerNorm(config.d_model, config.layer_norm_eps, bias=bias) if config.has_final_layer_norm else None
+    # Nested tensors leave out padding, and warn wherever they cannot.
+    encoder = nn.TransformerEncoder(layers["encoder"], config.encoder_layers, norm, enable_nested_tensor=False)
+    decoder = nn.TransformerDecoder(layers["decoder"], config.decoder_layers, copy.deepcopy(norm))
+    for one in [*encoder.layers, *decoder.layers]:
+        one.dropout.p = config.activation_dropout
+        for attention in (one.self_attn, getattr(one, "multihead_attn", one.self_attn)):
+            attention.dropout = config.attention_dropout
+    return nn.Transformer(config.d_model, batch_first=True, custom_encoder=encoder, custom_decoder=decoder)
+
+
+def to_torch_nn(model: VanillaTransformerForConditionalGeneration) -> TorchTransformer:
+    """Takes a model to plain torch.
+
+    Args:
+        model: The model. Where its projections have no bias and torch's must, that is zero.
+
+    Returns:
+        A module with the same weights, in evaluation mode and with memory of its own; its state dict loads where the
+        tutorial's does. Padding has to be at the end of sentences, since torch's positions count it.
+
+    Raises:
+        ConversionError: Lists all features of the model that torch.nn.Transformer does not have.
+    """
+    config = model.config
+    # With another number of heads in each stack, one given size of heads cannot be torch's in both.
+    sizes = {config.d_model / heads for heads in (config.encoder_attention_heads, config.decoder_attention_heads)}
+    head_sizes = [int(size) for size in sizes if len(sizes) == 1 and size.is_integer()]
+    legal: dict[str, tuple[object, ...]] = {
+        **dict.fromkeys(("d_k", "d_v"), (None, *head_sizes)),
+        "activation_function": tuple(ACTIVATIONS),
+        "normalize_embedding": (False,),
+    }
+    reasons = find_differences(config, legal)
+    state = model.state_dict()
+    dtypes = sorted({str(tensor.dtype) for tensor in state.values()})
+    if len(dtypes) > 1 or not model.dtype.is_floating_point:
+        reasons.append(f"the weights are of the types {', '.join(dtypes)} (can be: one floating-point type)")
+    refuse("torch.nn.Transformer cannot hold this model", reasons)
+    norm_biases = [tensor for name, tensor in state.items() if name.endswith("layer_norm.bias")]
+    bias = config.attention_bias or config.ffn_bias or any(map(torch.any, norm_biases))
+    module = TorchTransformer(config, bias=bias).to(model.dtype)
+    weights = _rename(model, state)
+    module.load_state_dict({name: weights[name] for name in module.state_dict()})
+    return module.eval()
+
+
+def save_as_torch_nn(
+    model: VanillaTransformerForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase | None,
+    folder: str | os.PathLike[str],
+) -> Path:
+    """Saves a model for code around torch.nn.Transformer, such as that of PyTorch's tutorial.
+
+    The state dict of `to_torch_nn` becomes `model.pt`; what it does not tell becomes `settings.json`, by the names of
+    `TorchSettings`, most of which are those of nn.Transformer's own arguments.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer, which is saved as it is.
+        folder: Where to: a folder that is not there yet, or an empty one. It is complete or absent.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ConversionError: If torch.nn.Transformer cannot hold the model, or its stacks have other numbers of heads.
+        FileExistsError: If there is something in the folder already.
+    """
+    config = model.config
+    heads = (config.encoder_attention_heads, config.decoder_attention_heads)
+    unequal = [f"encoder_attention_heads and decoder_attention_heads are {heads} (can be: equal)"]
+    refuse("nn.Transformer has one number of heads", unequal if len(set(heads)) > 1 else [])
+    settings = {
+        "nhead": heads[0],
+        "activation": config.activation_function,
+        "norm_first": config.normalize_before,
+        "layer_norm_eps": config.layer_norm_eps,
+        "dropout": config.dropout,
+        "scale_embedding": config.scale_embedding,
+        "position_embedding_type": config.position_embedding_type,
+        # A learned table is saved from the row of the first token on.
+        "position_offset": 0 if config.position_embedding_type == "learned" else config.position_offset,
+        **{f"{name}_token_id": getattr(config, f"{name}_token_id") for name in ("bos", "pad", "eos", "decoder_start")},
+    }
+    state = to_torch_nn(model).state_dict()
+    with new_folder(folder) as partial:
+        torch.save(state, partial / "model.pt")
+        (partial / "settings.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        if tokenizer is not None:
+            tokenizer.save_pretrained(partial)
+    return Path(folder)
+
+
+def _rename(
+    model: VanillaTransformerForConditionalGeneration, state: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Returns all that a `TorchTransformer` may need, by its names; biases that the model lacks are zero."""
+
+    def pick(name: str) -> dict[str, torch.Tensor]:
+        weight = state[f"{name}.weight"]
+        return {"weight": weight, "bias": state.get(f"{name}.bias", weight.new_zeros(weight.shape[0]))}
+
+    renamed = {
+        "src_tok_emb.embedding.weight": state["model.encoder.embed_tokens.weight"],
+        "tgt_tok_emb.embedding.weight": state["model.decoder.embed_tokens.weight"],
+        "positional_encoding.pos_embedding": _list_positions(model, "encoder"),
+        "tgt_positional_encoding.pos_embedding": _list_positions(model, "decoder"),
+        **{f"generator.{kind}": tensor for kind, tensor in pick("lm_head").items()},
+    }
+    for stack in ("encoder", "decoder"):
+        if model.config.has_final_layer_norm:
+            last = pick(f"model.{stack}.layer_norm").items()
+            renamed |= {f"transformer.{stack}.norm.{kind}": tensor for kind, tensor in last}
+        for layer in range(getattr(model.config, f"{stack}_layers")):
+            ours, theirs = f"model.{stack}.layers.{layer}", f"transformer.{stack}.layers.{layer}"
+            for our_name, their_name in (NORMS[stack] | LINEAR_MAPS).items():
+                parts = pick(f"{ours}.{our_name}").items()
+                renamed |= {f"{theirs}.{their_name}.{kind}": tensor for kind, tensor in parts}
+            for our_name in list(ATTENTIONS)[: 1 if stack == "encoder" else 2]:
+                attention = f"{theirs}.{ATTENTIONS[our_name]}"
+                joined = [pick(f"{ours}.{our_name}.{part}_proj") for part in ("q", "k", "v")]
+                for kind, tensor in pick(f"{ours}.{our_name}.out_proj").items():
+                    renamed[f"{attention}.in_proj_{kind}"] = torch.cat([part[kind] for part in joined])
+                    renamed[f"{attention}.out_proj.{kind}"] = tensor
+    return renamed
+
+
+def _list_positions(model: VanillaTransformerForConditionalGeneration, stack: str) -> torch.Tensor:
+    """Returns what a sentence's tokens get, from the first on, (N, 1, D)."""
+    config = model.config
+    learned = config.position_embedding_type == "learned"
+    length = config.max_position_embeddings - (config.position_offset if learned else 0)
+    positions = cast(Any, getattr(model.model, stack)).embed_positions
+    indices = torch.arange(length, device=model.device)[None]
+    return positions(indices, length).detach()[0][:, None]
