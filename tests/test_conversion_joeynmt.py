@@ -1,0 +1,372 @@
+"""JoeyNMT's folders, in the layout that its version 2 writes: what the model computes, and what is refused."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from sister_systems import attend, draw, interleaved_sinusoids, linear, norm
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from vanilla_transformer.conversion.errors import ConversionError
+from vanilla_transformer.conversion.joeynmt import convert_joeynmt
+
+SPECIALS = ["<unk>", "<pad>", "<s>", "</s>"]
+SOURCE = [*SPECIALS, "ein", "Hund", "läuft", "schnell", "▁"]
+TARGET = [*SPECIALS, "a", "dog", "▁runs", "ru@@", "ns"]
+D, FFN, EPS = 8, 12, 1e-6
+
+STACK: dict[str, Any] = {
+    "type": "transformer",
+    "num_layers": 2,
+    "num_heads": 2,
+    "hidden_size": D,
+    "ff_size": FFN,
+    "dropout": 0.2,
+    "layer_norm": "post",
+    "embeddings": {"embedding_dim": D, "scale": True, "dropout": 0.0},
+}
+SETTINGS: dict[str, Any] = {
+    "name": "test",
+    "joeynmt_version": "2.3.0",
+    "data": {"src": {"lang": "de", "level": "word"}, "trg": {"lang": "en", "level": "word"}},
+    "model": {"tied_embeddings": False, "tied_softmax": False, "encoder": STACK, "decoder": copy.deepcopy(STACK)},
+    "training": {"label_smoothing": 0.1},
+    "testing": {"beam_size": 5, "beam_alpha": 0.7},
+}
+
+
+def change(settings: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Sets options such as "model.encoder.num_layers", "both" meaning encoder and decoder; "drop" takes one away."""
+    changed = copy.deepcopy(settings)
+    for name, value in options.items():
+        for stack in ("encoder", "decoder") if "both" in name else ("",):
+            *sections, last = name.replace("both", stack).split(".")
+            section = changed
+            for each in sections:
+                section = section.setdefault(each, {})
+            if value == "drop":
+                del section[last]
+            else:
+                section[last] = value
+    return changed
+
+
+def make_weights(settings: dict[str, Any], source: list[str], target: list[str]) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    model = settings["model"]
+    weights: dict[str, torch.Tensor] = {}
+
+    def add_linear(name: str, rows: int, columns: int) -> None:
+        weights[f"{name}.weight"] = draw(rows, columns, generator=generator)
+        weights[f"{name}.bias"] = draw(rows, generator=generator)
+
+    def add_norms(*names: str) -> None:
+        for name in names:
+            weights[f"{name}.weight"] = 1 + draw(D, generator=generator)
+            weights[f"{name}.bias"] = draw(D, generator=generator)
+
+    for stack, attentions, norms in (
+        ("encoder", ["src_src_att"], ["layer_norm"]),
+        ("decoder", ["trg_trg_att", "src_trg_att"], ["x_layer_norm", "dec_layer_norm"]),
+    ):
+        weights[f"{stack}.pe.pe"] = interleaved_sinusoids(20, D).float()[None]
+        for layer in (f"{stack}.layers.{index}" for index in range(model[stack]["num_layers"])):
+            for attention in attentions:
+                for part in ("k", "v", "q", "output"):
+                    add_linear(f"{layer}.{attention}.{part}_layer", D, D)
+            add_linear(f"{layer}.feed_forward.pwff_layer.0", FFN, D)
+            add_linear(f"{layer}.feed_forward.pwff_layer.3", D, FFN)
+            add_norms(*(f"{layer}.{each}" for each in (*norms, "feed_forward.layer_norm")))
+        if model[stack].get("layer_norm") == "pre":
+            add_norms(f"{stack}.layer_norm")
+    weights["src_embed.lut.weight"] = draw(len(source), D, generator=generator)
+    weights["trg_embed.lut.weight"] = draw(len(target), D, generator=generator)
+    if model["tied_embeddings"]:
+        weights["trg_embed.lut.weight"] = weights["src_embed.lut.weight"]
+    weights["decoder.output_layer.weight"] = draw(len(target), D, generator=generator)
+    if model["tied_softmax"]:
+        weights["decoder.output_layer.weight"] = weights["trg_embed.lut.weight"]
+    return weights
+
+
+def write(
+    folder: Path, options: dict[str, Any] | None = None, *, source: list[str] = SOURCE, target: list[str] = TARGET
+) -> dict[str, torch.Tensor]:
+    """Writes the folder of a training, and returns the weights."""
+    settings = change(SETTINGS, options or {})
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    for name, tokens in (("src_vocab.txt", source), ("trg_vocab.txt", target)):
+        (folder / name).write_text("".join(f"{token}\n" for token in tokens), encoding="utf-8")
+    weights = make_weights(settings, source, target)
+    torch.save({"model_state": weights, "optimizer_state": {}, "stats_state": {"steps": 3}}, folder / "3.ckpt")
+    return weights
+
+
+def compute(
+    model: dict[str, Any], weights: dict[str, torch.Tensor], source: list[int], target: list[int]
+) -> torch.Tensor:
+    """JoeyNMT's equations: norm(x + f(x)), or x + f(norm(x)) and one more norm at the end."""
+
+    def enter(stack: str, name: str, x: torch.Tensor) -> torch.Tensor:
+        return norm(weights, name, x, EPS) if model[stack]["layer_norm"] == "pre" else x
+
+    def leave(stack: str, name: str, x: torch.Tensor) -> torch.Tensor:
+        return x if model[stack]["layer_norm"] == "pre" else norm(weights, name, x, EPS)
+
+    def embed(side: str, stack: str, ids: list[int]) -> torch.Tensor:
+        scale = D**0.5 if model[stack]["embeddings"]["scale"] else 1.0
+        return weights[f"{side}_embed.lut.weight"].double()[ids] * scale + interleaved_sinusoids(len(ids), D)
+
+    def attention(
+        stack: str, name: str, x: torch.Tensor, memory: torch.Tensor, *, causal: bool = False
+    ) -> torch.Tensor:
+        names = (f"{name}.q_layer", f"{name}.k_layer", f"{name}.v_layer", f"{name}.output_layer")
+        return attend(weights, names, x, memory, heads=model[stack]["num_heads"], causal=causal)
+
+    def feed_forward(stack: str, layer: str, x: torch.Tensor) -> torch.Tensor:
+        activation = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "swish": torch.nn.functional.silu}
+        inner = linear(weights, f"{layer}.pwff_layer.0", x)
+        inner = activation[model[stack].get("activation", "relu")](inner)
+        return linear(weights, f"{layer}.pwff_layer.3", inner)
+
+    def run(stack: str, x: torch.Tensor, memory: torch.Tensor | None) -> torch.Tensor:
+        for layer in (f"{stack}.layers.{index}" for index in range(model[stack]["num_layers"])):
+            first = f"{layer}.layer_norm" if memory is None else f"{layer}.x_layer_norm"
+            own = f"{layer}.src_src_att" if memory is None else f"{layer}.trg_trg_att"
+            h = enter(stack, first, x)
+            x = leave(stack, first, x + attention(stack, own, h, h, causal=memory is not None))
+            if memory is not None:
+                h = enter(stack, f"{layer}.dec_layer_norm", x)
+                x = x + attention(stack, f"{layer}.src_trg_att", h, memory)
+                x = leave(stack, f"{layer}.dec_layer_norm", x)
+            inner = f"{layer}.feed_forward"
+            h = enter(stack, f"{inner}.layer_norm", x)
+            x = leave(stack, f"{inner}.layer_norm", x + feed_forward(stack, inner, h))
+        return enter(stack, f"{stack}.layer_norm", x)
+
+    memory = run("encoder", embed("src", "encoder", source), None)
+    x = run("decoder", embed("trg", "encoder" if model["tied_embeddings"] else "decoder", target), memory)
+    return linear(weights, "decoder.output_layer", x)
+
+
+SENTENCES = [(["ein", "Hund", "läuft"], ["a", "dog"]), (["schnell"], ["ru@@", "ns"])]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"model.both.layer_norm": "pre", "model.tied_softmax": True, "model.both.embeddings.scale": False},
+        {"model.both.activation": "gelu", "model.encoder.num_layers": 1, "model.decoder.num_layers": 3},
+        {"model.both.activation": "swish", "model.encoder.num_heads": 4},
+        {"shared": True, "model.tied_embeddings": True, "model.tied_softmax": True},
+        {
+            "shared": True,
+            "model.tied_embeddings": True,
+            "model.decoder.embeddings.scale": False,
+        },  # the encoder's counts
+        {"shared": True, "model.both.layer_norm": "pre"},
+    ],
+)
+def test_it_computes_what_the_original_does(options: dict[str, Any], tmp_path: Path) -> None:
+    options = dict(options)
+    target_tokens = [*SOURCE, *TARGET[4:]] if options.pop("shared", False) else TARGET
+    source_tokens = target_tokens if len(target_tokens) > len(TARGET) else SOURCE
+    weights = write(tmp_path, options, source=source_tokens, target=target_tokens)
+    model = change(SETTINGS, options)["model"]
+    converted = convert_joeynmt(tmp_path)
+    tokenizer = converted.tokenizer
+    assert tokenizer is not None
+    assert tokenizer.separate_vocabs == (source_tokens is not target_tokens)
+    batch = tokenizer([" ".join(words) for words, _ in SENTENCES], padding=True, return_tensors="pt")
+    for row, (words, translation) in enumerate(SENTENCES):
+        source = [source_tokens.index(word) for word in [*words, "</s>"]]
+        target = [target_tokens.index(word) for word in ["<s>", *translation]]
+        expected = compute(model, weights, source, target)
+        with torch.no_grad():
+            ids = torch.tensor([target] * len(SENTENCES))
+            logits = converted.model(**batch, decoder_input_ids=ids).logits[row]
+        torch.testing.assert_close(logits, expected.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_all_of_it_is_saved_and_found_again(tmp_path: Path) -> None:
+    write(tmp_path / "model", {"data.trg.level": "bpe", "data.trg.tokenizer_type": "subword-nmt"})
+    converted = convert_joeynmt(tmp_path / "model" / "3.ckpt")
+    config = converted.model.config
+    assert (config.dropout, config.activation_dropout, config.attention_dropout) == (0.2, 0.2, 0.2)
+    assert (config.label_smoothing, config.langs, config.layer_norm_eps) == (0.1, ["de", "en"], 1e-6)
+    folder = converted.save(tmp_path / "saved")
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    batch = tokenizer(["ein Hund", "Katze"], text_target=["a dog", "ru@@ ns"], padding=True)
+    assert batch["input_ids"] == [[4, 5, 3], [0, 3, 1]]
+    assert batch["labels"] == [[4, 5, 3], [7, 8, 3]]
+    assert tokenizer.decode([5, 7, 8, 3], skip_special_tokens=True) == "dog runs"
+    inputs = tokenizer(["ein Hund"], return_tensors="pt")
+    original: Any = converted.model
+    assert torch.equal(model.generate(**inputs), original.generate(**inputs))
+
+
+@pytest.mark.parametrize(
+    ("options", "search"),
+    [
+        (
+            {},
+            {"num_beams": 5, "length_penalty": 0.7, "length_penalty_type": "gnmt", "suppress_tokens": [1, 2]}
+            | {"min_new_tokens": 1, "max_new_tokens": None},
+        ),
+        (
+            {"testing": {"alpha": 1, "beam_size": 2, "max_output_length": 9, "min_output_length": 3}},
+            {"num_beams": 2, "length_penalty": 1.0, "min_new_tokens": 3, "max_new_tokens": 9},
+        ),
+        (
+            {"testing": {"beam_size": 2, "generate_unk": False}},
+            {"length_penalty": 0.0, "length_penalty_type": "gnmt", "suppress_tokens": [0, 1, 2]},
+        ),
+        ({"testing": "drop"}, {"num_beams": None, "length_penalty": None, "min_new_tokens": 1}),
+    ],
+)
+def test_the_search_is_that_of_the_section_testing(
+    options: dict[str, Any], search: dict[str, Any], tmp_path: Path
+) -> None:
+    write(tmp_path, options)
+    converted = convert_joeynmt(tmp_path)
+    found = converted.model.generation_config
+    assert {name: getattr(found, name, None) for name in search} == search
+    converted.save(tmp_path / "saved")  # the library refuses settings that contradict each other
+
+
+def test_what_has_no_counterpart_is_noted(tmp_path: Path) -> None:
+    write(tmp_path, {"testing.repetition_penalty": 1.5, "testing.no_repeat_ngram_size": 3, "data.src.lowercase": True})
+    notes = " ".join(convert_joeynmt(tmp_path).notes)
+    for part in ("level: word, lowercase", "testing.repetition_penalty", "testing.no_repeat_ngram_size"):
+        assert part in notes
+
+
+@pytest.mark.parametrize(
+    ("options", "joined"),
+    [
+        ({}, "dog ▁runs ru@@ ns"),
+        ({"data.trg.level": "bpe"}, "dog runsru@@ns"),
+        ({"data.trg.level": "char"}, "dog runsru@@ns"),
+        ({"data.trg.level": "bpe", "data.trg.tokenizer_type": "subword-nmt"}, "dog ▁runs runs"),
+        (
+            {
+                "data.trg.level": "bpe",
+                "data.trg.bpe_type": "subword-nmt",
+                "data.trg.tokenizer_cfg": {"separator": "g"},
+            },
+            "do▁runs ru@@ ns",
+        ),
+    ],
+)
+def test_words_are_put_together_as_they_were_cut(options: dict[str, Any], joined: str, tmp_path: Path) -> None:
+    write(tmp_path, options)
+    tokenizer = convert_joeynmt(tmp_path).tokenizer
+    assert tokenizer is not None
+    assert tokenizer.decode([5, 6, 7, 8, 3], skip_special_tokens=True) == joined
+
+
+def test_special_tokens_have_the_names_of_the_configuration(tmp_path: Path) -> None:
+    symbols = {"unk_token": "UNK", "pad_token": "PAD", "bos_token": "BOS", "eos_token": "EOS", "lang_tags": ["<de>"]}
+    names = ["UNK", "PAD", "BOS", "EOS", "<de>"]
+    options = {"data.special_symbols": symbols}
+    write(tmp_path, options, source=[*names, *SOURCE[4:]], target=[*names, *TARGET[4:]])
+    # JoeyNMT adds special tokens that a file lacks, and leaves out what it has read already.
+    (tmp_path / "trg_vocab.txt").write_text("\n".join([*TARGET[4:], *TARGET[4:]]), encoding="utf-8")
+    converted = convert_joeynmt(tmp_path)
+    assert converted.model.config.decoder_vocab_size == len(names) + len(TARGET[4:])
+    assert converted.tokenizer is not None
+    assert converted.tokenizer(["<de> ein"], text_target=["a"])["labels"] == [[5, 3]]
+    assert converted.model.generation_config.suppress_tokens == [1, 2, 4]
+
+
+def test_the_best_checkpoint_is_taken_or_else_the_latest(tmp_path: Path) -> None:
+    write(tmp_path)
+    content = torch.load(tmp_path / "3.ckpt")
+    for name, value in (("20.ckpt", 20.0), ("latest.ckpt", 21.0), ("best.ckpt", 22.0)):
+        content["model_state"]["encoder.layers.0.layer_norm.bias"].fill_(value)
+        torch.save(content, tmp_path / name)
+        converted = convert_joeynmt(tmp_path)
+        assert name in converted.source
+        assert converted.model.model.encoder.layers[0].self_attn_layer_norm.bias[0] == value
+    assert "20.ckpt" in convert_joeynmt(tmp_path / "20.ckpt").source
+
+
+def test_every_unsupported_setting_is_named_at_once(tmp_path: Path) -> None:
+    options = {
+        "model.encoder.type": "recurrent",
+        "model.encoder.layer_norm": "drop",
+        "model.decoder.layer_norm": "middle",
+        "model.both.activation": "tanh",
+        "model.both.alpha": 1.5,
+        "model.encoder.hidden_size": 4,
+        "model.encoder.embeddings": {"embedding_dim": D},
+        "data.special_symbols": {"sep_token": "<sep>", "sep_id": 4},
+    }
+    write(tmp_path, options)
+    with pytest.raises(ConversionError) as error:
+        convert_joeynmt(tmp_path)
+    message = str(error.value)
+    for part in (
+        "encoder: type is 'recurrent'",
+        "encoder: without layer_norm",
+        "decoder: layer_norm is 'middle' (can be: 'pre', 'post')",
+        "encoder: activation is 'tanh'",
+        "decoder: alpha is 1.5",
+        "hidden_size is 4 in the encoder and 8 in the decoder",
+        "embeddings.scale is False in the encoder and True in the decoder",
+        "data.special_symbols.sep_token is given",
+    ):
+        assert part in message
+    assert len(message.splitlines()) == 11  # each once, and the first line
+    write(tmp_path, {"model.encoder.layer_norm": "pre"})
+    with pytest.raises(ConversionError, match="layer_norm is 'pre' in the encoder and 'post' in the decoder"):
+        convert_joeynmt(tmp_path)
+
+
+def test_weights_that_do_not_fit_are_reported_together(tmp_path: Path) -> None:
+    weights = write(tmp_path)
+    weights["encoder.layer_norm.weight"] = torch.ones(D)  # pre-LN has it
+    del weights["decoder.layers.1.src_trg_att.q_layer.bias"]
+    weights["src_embed.lut.weight"] = torch.zeros(3, D)
+    weights["decoder.pe.pe"] = weights["decoder.pe.pe"].flip(1)
+    torch.save({"model_state": weights}, tmp_path / "3.ckpt")
+    with pytest.raises(ConversionError) as error:
+        convert_joeynmt(tmp_path)
+    for part in ("encoder.layer_norm.weight", "encoder_attn.q_proj.bias", "embed_tokens.weight", "decoder.pe.pe"):
+        assert part in str(error.value)
+
+
+def test_folders_that_are_no_trainings(tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match=r"no checkpoint \(\*\.ckpt\) in it"):
+        convert_joeynmt(tmp_path)
+    for name, message in (
+        ("config.yaml", r"config\.yaml, the model's configuration, cannot be read"),
+        ("src_vocab.txt", r"src_vocab\.txt, a vocabulary of the model, cannot be read"),
+        ("trg_vocab.txt", r"trg_vocab\.txt, a vocabulary of the model, cannot be read"),
+    ):
+        write(tmp_path)
+        (tmp_path / name).unlink()
+        with pytest.raises(ConversionError, match=message):
+            convert_joeynmt(tmp_path)
+    for text, message in (
+        ("", "there is no section data\n.*there is no section model"),
+        ("data: {src: {}}\nmodel: {encoder: {}}", "no section trg in data\n.*no section decoder in model"),
+        ("data: [", "cannot be read"),
+        ("- data", "no section data"),
+    ):
+        write(tmp_path)
+        (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
+        with pytest.raises(ConversionError, match=message):
+            convert_joeynmt(tmp_path)
+    write(tmp_path)
+    torch.save({"state": {}}, tmp_path / "3.ckpt")
+    with pytest.raises(ConversionError, match="no entry 'model_state'"):
+        convert_joeynmt(tmp_path)
+    (tmp_path / "3.ckpt").write_bytes(b"PK")
+    with pytest.raises(ConversionError, match=r"3\.ckpt"):
+        convert_joeynmt(tmp_path)

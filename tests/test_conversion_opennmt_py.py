@@ -1,0 +1,360 @@
+"""OpenNMT-py's checkpoints, in the layout that its version 3 writes: what the model computes, and what is refused."""
+
+import argparse
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from sister_systems import (
+    Weights,
+    attend,
+    draw,
+    interleaved_sinusoids,
+    linear,
+    norm,
+    tensor2tensor_sinusoids,
+)
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from vanilla_transformer.conversion.errors import ConversionError
+from vanilla_transformer.conversion.opennmt_py import SETTINGS, convert_opennmt_py
+
+SPECIALS = ["<unk>", "<blank>", "<s>", "</s>"]
+SOURCE = [*SPECIALS, "ein", "Hund", "la@@", "uft", "schnell"]
+TARGET = [*SPECIALS, "a", "dog", "ru@@", "ns"]
+D, FFN, HEADS, ROWS = 8, 12, 2, 30
+
+# What `onmt_train` writes of a Transformer as its documentation builds it.
+OPT: dict[str, Any] = {
+    "model_task": "seq2seq",
+    "model_type": "text",
+    "encoder_type": "transformer",
+    "decoder_type": "transformer",
+    "enc_layers": 2,
+    "dec_layers": 1,
+    "enc_hid_size": D,
+    "dec_hid_size": D,
+    "heads": HEADS,
+    "transformer_ff": FFN,
+    "position_encoding": True,
+    "position_encoding_type": "SinusoidalInterleaved",
+    "max_relative_positions": 0,
+    "relative_positions_buckets": 0,
+    "self_attn_type": "scaled-dot-flash",
+    "sliding_window": 0,
+    "num_kv": 0,
+    "multiquery": False,
+    "pos_ffn_activation_fn": "relu",
+    "num_experts": 0,
+    "parallel_residual": False,
+    "layer_norm": "standard",
+    "norm_eps": 1e-6,
+    "copy_attn": False,
+    "generator_function": "softmax",
+    "lora_layers": [],
+    "lora_embedding": False,
+    "quant_layers": [],
+    "n_src_feats": 0,
+    "add_qkvbias": False,
+    "dropout": [0.3, 0.1],
+    "attention_dropout": [0.2],
+    "label_smoothing": 0.1,
+    "_all_transform": set(),
+    "share_embeddings": False,
+    "share_decoder_embeddings": False,
+    "transforms": [],
+    "src_lang": "",
+    "tgt_lang": "",
+}
+
+
+def make_checkpoint(
+    *, source: list[str] = SOURCE, target: list[str] = TARGET, biases: bool = False, **options: Any
+) -> dict[str, Any]:
+    opt = {**OPT, **options}
+    generator = torch.Generator().manual_seed(0)
+    weights: dict[str, torch.Tensor] = {}
+
+    def add_linear(name: str, rows: int, columns: int, *, bias: bool) -> None:
+        weights[f"{name}.weight"] = draw(rows, columns, generator=generator)
+        if bias:
+            weights[f"{name}.bias"] = draw(rows, generator=generator)
+
+    def add_norm(name: str) -> None:
+        weights[f"{name}.weight"] = 1 + draw(D, generator=generator)
+        weights[f"{name}.bias"] = draw(D, generator=generator)
+
+    def add_attention(name: str) -> None:
+        for part in ("keys", "values", "query"):
+            add_linear(f"{name}.linear_{part}", D, D, bias=biases)
+        add_linear(f"{name}.final_linear", D, D, bias=biases)
+
+    sinusoids = interleaved_sinusoids
+    if opt["position_encoding_type"] == "SinusoidalConcat":
+        sinusoids = tensor2tensor_sinusoids
+    for stack, layers, vocab in (
+        ("encoder.transformer", opt["enc_layers"], source),
+        ("decoder.transformer_layers", opt["dec_layers"], target),
+    ):
+        side = stack.split(".")[0]
+        weights[f"{side}.embeddings.make_embedding.emb_luts.0.weight"] = draw(len(vocab), D, generator=generator)
+        weights[f"{side}.embeddings.make_embedding.pe.pe"] = sinusoids(ROWS, D).float()[:, None]
+        for layer in (f"{stack}.{index}" for index in range(layers)):
+            add_attention(f"{layer}.self_attn")
+            norms = ["layer_norm"] if side == "encoder" else ["layer_norm_1", "layer_norm_2"]
+            if side == "decoder":
+                add_attention(f"{layer}.context_attn")
+            add_linear(f"{layer}.feed_forward.w_1", FFN, D, bias=biases)
+            add_linear(f"{layer}.feed_forward.w_2", D, FFN, bias=biases)
+            for each in (*norms, "feed_forward.layer_norm"):
+                add_norm(f"{layer}.{each}")
+        add_norm(f"{side}.layer_norm")
+    tables = [f"{side}.embeddings.make_embedding.emb_luts.0.weight" for side in ("encoder", "decoder")]
+    if opt["share_embeddings"]:
+        weights[tables[1]] = weights[tables[0]]
+    output = {"weight": draw(len(target), D, generator=generator), "bias": draw(len(target), generator=generator)}
+    if opt["share_decoder_embeddings"]:
+        output["weight"] = weights[tables[1]]
+    vocabs = {"src": source, "tgt": target, "data_task": "seq2seq", "decoder_start_token": "<s>"}
+    optim = {"training_step": 3, "optimizer": {"state": {}}}
+    return {"model": weights, "generator": output, "vocab": vocabs, "opt": argparse.Namespace(**opt), "optim": optim}
+
+
+def compute(checkpoint: dict[str, Any], source: list[int], target: list[int]) -> torch.Tensor:
+    """OpenNMT-py's equations: x + f(norm(x)), one more norm at the end, embeddings times sqrt(d) plus positions."""
+    weights: Weights = checkpoint["model"]
+    opt = checkpoint["opt"]
+    activation = {"relu": torch.relu, "gelu": torch.nn.functional.gelu}[opt.pos_ffn_activation_fn]
+
+    def embed(side: str, ids: list[int]) -> torch.Tensor:
+        prefix = f"{side}.embeddings.make_embedding"
+        table, positions = weights[f"{prefix}.emb_luts.0.weight"].double(), weights[f"{prefix}.pe.pe"][:, 0].double()
+        return table[ids] * D**0.5 + positions[: len(ids)]
+
+    def attention(name: str, x: torch.Tensor, memory: torch.Tensor, *, causal: bool = False) -> torch.Tensor:
+        parts = ("linear_query", "linear_keys", "linear_values", "final_linear")
+        names = (f"{name}.{parts[0]}", f"{name}.{parts[1]}", f"{name}.{parts[2]}", f"{name}.{parts[3]}")
+        return attend(weights, names, x, memory, heads=opt.heads, causal=causal)
+
+    def feed_forward(layer: str, x: torch.Tensor) -> torch.Tensor:
+        inner = linear(weights, f"{layer}.w_1", norm(weights, f"{layer}.layer_norm", x, opt.norm_eps))
+        return x + linear(weights, f"{layer}.w_2", activation(inner))
+
+    x = embed("encoder", source)
+    for layer in (f"encoder.transformer.{index}" for index in range(opt.enc_layers)):
+        h = norm(weights, f"{layer}.layer_norm", x, opt.norm_eps)
+        x = feed_forward(f"{layer}.feed_forward", x + attention(f"{layer}.self_attn", h, h))
+    memory = norm(weights, "encoder.layer_norm", x, opt.norm_eps)
+    x = embed("decoder", target)
+    for layer in (f"decoder.transformer_layers.{index}" for index in range(opt.dec_layers)):
+        h = norm(weights, f"{layer}.layer_norm_1", x, opt.norm_eps)
+        x = x + attention(f"{layer}.self_attn", h, h, causal=True)
+        x = x + attention(f"{layer}.context_attn", norm(weights, f"{layer}.layer_norm_2", x, opt.norm_eps), memory)
+        x = feed_forward(f"{layer}.feed_forward", x)
+    x = norm(weights, "decoder.layer_norm", x, opt.norm_eps)
+    return x @ checkpoint["generator"]["weight"].double().T + checkpoint["generator"]["bias"].double()
+
+
+def save(checkpoint: dict[str, Any], folder: Path) -> Path:
+    torch.save(checkpoint, folder / "model_step_3.pt")
+    return folder / "model_step_3.pt"
+
+
+SENTENCES = [(["ein", "Hund", "la@@", "uft"], ["a", "dog", "ru@@", "ns"]), (["schnell"], ["a"])]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"biases": True, "pos_ffn_activation_fn": "gelu", "norm_eps": 1e-3, "heads": 4, "self_attn_type": "scaled-dot"},
+        {"share_decoder_embeddings": True, "enc_layers": 1, "dec_layers": 3},
+        {
+            "target": SOURCE,
+            "share_embeddings": True,
+            "share_decoder_embeddings": True,
+            "position_encoding_type": "SinusoidalConcat",
+        },
+        {"target": SOURCE, "biases": True},
+        # Special tokens anywhere, which the model must have in the same places on both sides.
+        {"target": ["a", "<s>", "dog", "</s>", "ru@@", "ns", "<blank>", "<unk>", "cat"], "biases": True},
+        {"source": [*SOURCE[4:], *reversed(SPECIALS)], "target": [*TARGET, "cat", "dogs"]},
+    ],
+)
+def test_it_computes_what_the_original_does(options: dict[str, Any], tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(**options)
+    converted = convert_opennmt_py(save(checkpoint, tmp_path))
+    model, tokenizer = converted.model, converted.tokenizer
+    assert tokenizer is not None
+    vocab = checkpoint["vocab"]
+    batch = tokenizer([" ".join(words) for words, _ in SENTENCES], padding=True, return_tensors="pt")
+    for row, (words, translation) in enumerate(SENTENCES):
+        target = [word if word in vocab["tgt"] else "<unk>" for word in ["<s>", *translation]]
+        expected = compute(
+            checkpoint, [vocab["src"].index(word) for word in words], [vocab["tgt"].index(word) for word in target]
+        )
+        ids = tokenizer.target_tokenizer.convert_tokens_to_ids(target)
+        with torch.no_grad():
+            logits = model(**batch, decoder_input_ids=torch.tensor([ids] * len(SENTENCES))).logits[row]
+        order = tokenizer.target_tokenizer.convert_tokens_to_ids(vocab["tgt"])
+        torch.testing.assert_close(logits[:, order], expected.float(), rtol=1e-5, atol=1e-5)
+    assert model.config.decoder_start_token_id == tokenizer.target_tokenizer.convert_tokens_to_ids("<s>")
+
+
+def test_all_of_it_is_saved_and_found_again(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "src_lang": "de",
+        "tgt_lang": "en",
+        "transforms": ["filtertoolong"],
+        "_all_transform": {"bpe"},
+    }
+    converted = convert_opennmt_py(save(make_checkpoint(**options), tmp_path))
+    assert "by its transforms bpe, filtertoolong" in converted.notes[0]
+    config = converted.model.config
+    assert (config.dropout, config.activation_dropout, config.attention_dropout) == (0.1, 0.1, 0.2)
+    assert (config.label_smoothing, config.langs, config.tie_word_embeddings) == (0.1, ["de", "en"], False)
+    folder = converted.save(tmp_path / "saved")
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    batch = tokenizer(["ein Hund la@@ uft", "Katze"], text_target=["a dog", "ru@@ ns"], padding=True)
+    assert batch["input_ids"] == [[4, 5, 6, 7], [0, 1, 1, 1]]  # as in the training: nothing behind the source
+    assert batch["labels"] == [[4, 5, 3], [6, 7, 3]]
+    assert tokenizer.decode([5, 6, 7, 3], skip_special_tokens=True) == "dog runs"
+    assert (model.generation_config.num_beams, model.generation_config.length_penalty) == (5, 1.0)
+    inputs = tokenizer(["ein Hund"], return_tensors="pt")
+    original: Any = converted.model
+    assert torch.equal(model.generate(**inputs), original.generate(**inputs))
+
+
+@pytest.mark.parametrize(
+    ("options", "joined"),
+    [
+        ({}, "ru@@ ns ￭. ▁a"),
+        ({"transforms": ["bpe"]}, "runs ￭. ▁a"),
+        ({"transforms": ["sentencepiece"]}, "ru@@ns￭. a"),
+        ({"transforms": ["onmt_tokenize"], "tgt_onmttok_kwargs": "{'mode': 'none'}"}, "ru@@ ns ￭. ▁a"),
+        ({"transforms": ["onmt_tokenize"], "tgt_onmttok_kwargs": "{'joiner_annotate': True}"}, "ru@@ ns. ▁a"),
+        ({"transforms": ["onmt_tokenize"], "tgt_onmttok_kwargs": "{'spacer_annotate': True}"}, "ru@@ns￭. a"),
+    ],
+)
+def test_words_are_put_together_as_the_transforms_cut_them(
+    options: dict[str, Any], joined: str, tmp_path: Path
+) -> None:
+    target = [*TARGET, "￭.", "▁a"]
+    tokenizer = convert_opennmt_py(save(make_checkpoint(target=target, **options), tmp_path)).tokenizer
+    assert tokenizer is not None
+    assert tokenizer.decode([6, 7, 8, 9, 3], skip_special_tokens=True) == joined
+
+
+def test_options_of_a_transform_that_cannot_be_read(tmp_path: Path) -> None:
+    for kwargs in ("{'joiner'", "__import__('os')", "3"):
+        checkpoint = make_checkpoint(transforms=["onmt_tokenize"], tgt_onmttok_kwargs=kwargs)
+        with pytest.raises(ConversionError, match="tgt_onmttok_kwargs is no dictionary"):
+            convert_opennmt_py(save(checkpoint, tmp_path))
+
+
+def test_the_model_has_the_weights_type(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint()
+    for part in ("model", "generator"):
+        checkpoint[part] = {name: tensor.half() for name, tensor in checkpoint[part].items()}
+    model = convert_opennmt_py(save(checkpoint, tmp_path)).model
+    assert model.dtype == torch.float16
+    assert torch.equal(model.lm_head.bias, checkpoint["generator"]["bias"])
+
+
+@pytest.mark.parametrize("shards", [[""], [".00", ".01"]])
+def test_weights_may_lie_beside_the_checkpoint(shards: list[str], tmp_path: Path) -> None:
+    checkpoint = make_checkpoint()
+    whole = convert_opennmt_py(save(checkpoint, tmp_path)).model.state_dict()
+    weights = {**checkpoint.pop("model"), **{f"generator.{k}": v for k, v in checkpoint.pop("generator").items()}}
+    path = save(checkpoint, tmp_path)
+    with pytest.raises(ConversionError, match=r"there is no model_step_3\.safetensors beside it"):
+        convert_opennmt_py(path)
+    for index, shard in enumerate(shards):
+        part = dict(list(weights.items())[index :: len(shards)])
+        save_file(part, tmp_path / f"model_step_3{shard}.safetensors")
+    save_file({"other": torch.zeros(1)}, tmp_path / "model_step_30.safetensors")
+    found = convert_opennmt_py(path).model.state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())
+
+
+def test_older_checkpoints_have_fewer_settings(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(biases=True)
+    expected = convert_opennmt_py(save(checkpoint, tmp_path)).model
+    for name in ("norm_eps", "num_kv", "num_experts", "add_qkvbias", "lora_layers", "sliding_window"):
+        delattr(checkpoint["opt"], name)
+    del checkpoint["vocab"]["decoder_start_token"]
+    model = convert_opennmt_py(save(checkpoint, tmp_path)).model
+    assert model.config.to_dict() == expected.config.to_dict()
+    assert model.config.attention_bias
+
+
+def test_the_start_symbol_may_be_another(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint()
+    checkpoint["vocab"]["decoder_start_token"] = "</s>"
+    assert convert_opennmt_py(save(checkpoint, tmp_path)).model.config.decoder_start_token_id == 3
+    checkpoint["vocab"]["decoder_start_token"] = "<2en>"
+    with pytest.raises(ConversionError, match=r"decoder_start_token is '<2en>', which the target vocabulary lacks"):
+        convert_opennmt_py(save(checkpoint, tmp_path))
+
+
+def test_every_unsupported_setting_is_named_at_once(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(**dict.fromkeys(SETTINGS, cast(Any, "other")))
+    del checkpoint["opt"].heads
+    with pytest.raises(ConversionError) as error:
+        convert_opennmt_py(save(checkpoint, tmp_path))
+    message = str(error.value)
+    assert "heads is missing" in message
+    for name in SETTINGS:
+        assert f"\n  - {name} is 'other' (can be: " in message
+    checkpoint = make_checkpoint(max_relative_positions=-1, pos_ffn_activation_fn="silu", layer_norm="rms")
+    with pytest.raises(ConversionError, match=r"max_relative_positions is -1.*\n.*'silu'.*\n.*'rms'"):
+        convert_opennmt_py(save(checkpoint, tmp_path))
+
+
+def test_vocabularies_that_cannot_be_taken_over(tmp_path: Path) -> None:
+    for source, target, reason in (
+        (SOURCE[1:], TARGET, "the source vocabulary lacks '<unk>'"),
+        (SOURCE, [*TARGET, "dog"], "the target vocabulary has 1 tokens twice, first 'dog'"),
+        ([*SOURCE[4:], *SPECIALS], SPECIALS, "'<s>' has the ids 2 and 7 in the two vocabularies"),
+    ):
+        with pytest.raises(ConversionError, match=reason):
+            convert_opennmt_py(save(make_checkpoint(source=source, target=target), tmp_path))
+    checkpoint = make_checkpoint()
+    checkpoint["vocab"] = {"src": SOURCE}
+    with pytest.raises(ConversionError, match="no vocabularies as OpenNMT-py 3 writes them"):
+        convert_opennmt_py(save(checkpoint, tmp_path))
+
+
+def test_weights_that_do_not_fit_are_reported_together(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint()
+    weights = checkpoint["model"]
+    weights["encoder.transformer.0.feed_forward.w_3.weight"] = torch.zeros(FFN, D)
+    del weights["decoder.layer_norm.bias"]
+    weights["encoder.embeddings.make_embedding.pe.pe"] += 1
+    checkpoint["generator"]["weight"] = torch.zeros(len(TARGET) + 1, D)
+    with pytest.raises(ConversionError) as error:
+        convert_opennmt_py(save(checkpoint, tmp_path))
+    for part in ("w_3.weight", "decoder.layer_norm.bias", "lm_head.weight", "make_embedding.pe.pe"):
+        assert part in str(error.value)
+
+
+class Fields:
+    """What a checkpoint of version 2 holds: an object of the code that wrote it."""
+
+
+def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
+    path = save({"model": {}}, tmp_path)
+    with pytest.raises(ConversionError, match="has no settings"):
+        convert_opennmt_py(path)
+    checkpoint = make_checkpoint()
+    checkpoint["vocab"] = Fields()
+    with pytest.raises(ConversionError, match=r"holds more than weights: it needs .*Fields"):
+        convert_opennmt_py(save(checkpoint, tmp_path))
+    path = save(make_checkpoint(), tmp_path)
+    path.write_bytes(path.read_bytes()[:-2000])
+    with pytest.raises(ConversionError, match="truncated or damaged"):
+        convert_opennmt_py(path)
+    with pytest.raises(ConversionError, match="no file"):
+        convert_opennmt_py(tmp_path / "absent.pt")

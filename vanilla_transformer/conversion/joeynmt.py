@@ -1,0 +1,288 @@
+"""JoeyNMT 2: Transformers in the folder of a training, with its `config.yaml`, vocabularies and checkpoints.
+
+Its Transformer is post- or pre-LN, has a bias in every linear map but the output layer, and an epsilon of 1e-6. Sources
+end with `</s>`; translations start with `<s>` and end with `</s>`.
+"""
+
+import copy
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import yaml
+from transformers import GenerationConfig
+
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+
+from .comparing import Batch, compare_with
+from .converted import ConvertedModel, build_model
+from .errors import ConversionError, find_differences, refuse
+from .reading import check_weights, read_checkpoint
+from .renaming import Rule
+from .state_dicts import check_sinusoids, make_config
+from .vocabularies import make_word_tokenizer
+
+# What the configuration means where it says nothing, and what else it may say.
+SYMBOLS = {"unk": "<unk>", "pad": "<pad>", "bos": "<s>", "eos": "</s>"}  # in the order of their ids
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "encoder": {"type": "recurrent", "num_layers": 8, "num_heads": 4},
+    "decoder": {"type": "transformer", "num_layers": 4, "num_heads": 8, "layer_norm": "post"},
+}
+_COMMON_DEFAULTS = {"hidden_size": 512, "ff_size": 2048, "dropout": 0.1, "activation": "relu", "alpha": 1.0}
+_SETTINGS: dict[str, tuple[object, ...]] = {
+    "type": ("transformer",),
+    "layer_norm": ("pre", "post"),
+    "activation": tuple(ACTIVATIONS),
+    "alpha": (1.0,),  # what the residual is multiplied by
+}
+
+_LAYER, _NEW = r"(encoder|decoder)\.layers\.(\d+)\.", r"model.\1.layers.\2."
+
+RULES = (
+    Rule(r"src_embed\.lut\.weight", "model.encoder.embed_tokens.weight"),
+    Rule(r"trg_embed\.lut\.weight", "model.decoder.embed_tokens.weight"),
+    Rule(r"(?:encoder|decoder)\.pe\.pe", (), check=partial(check_sinusoids, kind="sinusoidal")),
+    Rule(_LAYER + r"(?:src_src|trg_trg)_att\.([kvq])_layer\.(\w+)", _NEW + r"self_attn.\3_proj.\4"),
+    Rule(_LAYER + r"(?:src_src|trg_trg)_att\.output_layer\.(\w+)", _NEW + r"self_attn.out_proj.\3"),
+    Rule(_LAYER + r"src_trg_att\.([kvq])_layer\.(\w+)", _NEW + r"encoder_attn.\3_proj.\4"),
+    Rule(_LAYER + r"src_trg_att\.output_layer\.(\w+)", _NEW + r"encoder_attn.out_proj.\3"),
+    Rule(_LAYER + r"(?:x_)?layer_norm\.(\w+)", _NEW + r"self_attn_layer_norm.\3"),
+    Rule(_LAYER + r"dec_layer_norm\.(\w+)", _NEW + r"encoder_attn_layer_norm.\3"),
+    Rule(_LAYER + r"feed_forward\.layer_norm\.(\w+)", _NEW + r"final_layer_norm.\3"),
+    Rule(_LAYER + r"feed_forward\.pwff_layer\.0\.(\w+)", _NEW + r"fc1.\3"),
+    Rule(_LAYER + r"feed_forward\.pwff_layer\.3\.(\w+)", _NEW + r"fc2.\3"),
+    Rule(r"(encoder|decoder)\.layer_norm\.(\w+)", r"model.\1.layer_norm.\2"),
+    Rule(r"decoder\.output_layer\.weight", "lm_head.weight"),
+)
+
+
+def convert_joeynmt(path: str | os.PathLike[str]) -> ConvertedModel:
+    """Converts a Transformer that JoeyNMT 2 trained.
+
+    Args:
+        path: The folder of the training, of which the best checkpoint is taken, or else the latest; or one of the
+            checkpoints in it. `config.yaml`, `src_vocab.txt` and `trg_vocab.txt` lie beside the checkpoint.
+
+    Returns:
+        The model, with a tokenizer whose texts are tokens with spaces between them, and the search of the
+        configuration's section `testing`.
+
+    Raises:
+        ConversionError: If something of these is missing or of another kind, or the model has features that the
+            Transformer lacks.
+    """
+    checkpoint = _find_checkpoint(Path(path))
+    source = f"the JoeyNMT model {checkpoint.parent.resolve().name}/{checkpoint.name}"
+    settings = _read_settings(checkpoint.parent / "config.yaml")
+    encoder, decoder = _check_settings(settings, source)
+    symbols = _read_symbols(settings)
+    tokens, target_tokens = (
+        _read_vocabulary(checkpoint.parent / name, symbols) for name in ("src_vocab.txt", "trg_vocab.txt")
+    )
+    shared = tokens == target_tokens
+    specials = {name: getattr(symbols, f"{name}_token") for name in SYMBOLS}
+    tokenizer = make_word_tokenizer(
+        tokens, target_tokens=None if shared else target_tokens, **specials, joiner=_find_joiner(settings)
+    )
+    content = read_checkpoint(checkpoint)
+    if not isinstance(content, Mapping) or "model_state" not in content:
+        raise ConversionError(f"{checkpoint} is no checkpoint of JoeyNMT: it has no entry 'model_state'.")
+    weights = check_weights(content["model_state"], checkpoint, "its entry 'model_state'")
+    config = make_config(
+        source,
+        vocab_size=len(tokens),
+        decoder_vocab_size=None if shared else len(target_tokens),
+        langs=[settings["data"][side].get("lang") for side in ("src", "trg")],
+        label_smoothing=settings["training"].get("label_smoothing", 0.0),
+        decoder_start_token_id=tokens.index(symbols.bos_token),
+        **{f"{name}_token_id": tokens.index(specials[name]) for name in ("bos", "pad", "eos")},
+        **_translate_settings(settings["model"], encoder, decoder),
+    )
+    generation_config, notes = _translate_search(settings["testing"], config, tokens, symbols)
+    model = build_model(config, weights, RULES, source=source, generation_config=generation_config)
+    return ConvertedModel(
+        source=source,
+        model=model,
+        tokenizer=tokenizer,
+        compare=_make_comparison(settings["model"], weights, (tokens, target_tokens), symbols, model),
+        notes=(*_describe_tokens(settings), *notes),
+    )
+
+
+def _find_checkpoint(path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    named = [path / name for name in ("best.ckpt", "latest.ckpt") if (path / name).is_file()]
+    numbered = sorted(
+        (file for file in path.glob("*.ckpt") if file.stem.isdecimal()), key=lambda file: int(file.stem), reverse=True
+    )
+    if not named and not numbered:
+        raise ConversionError(f"{path} is no folder of a training with JoeyNMT: there is no checkpoint (*.ckpt) in it.")
+    return [*named, *numbered][0]
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    try:
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConversionError(f"{path}, the model's configuration, cannot be read: {error}") from error
+    sections: dict[str, Any] = {"data": None, "model": None, "training": {}, "testing": {}}
+    found = sections | settings if isinstance(settings, dict) else {}
+    places = [("data", "src"), ("data", "trg"), ("model", "encoder"), ("model", "decoder")]
+    reasons = [f"there is no section {name}" for name in sections if not isinstance(found.get(name), dict)]
+    reasons += [
+        f"there is no section {name} in {section}"
+        for section, name in places
+        if isinstance(found.get(section), dict) and not isinstance(found[section].get(name), dict)
+    ]
+    refuse(f"{path} is no configuration of JoeyNMT", reasons)
+    return found
+
+
+def _check_settings(settings: Mapping[str, Any], source: str) -> list[SimpleNamespace]:
+    """Returns the encoder's and the decoder's settings, completed, if they can be converted."""
+    stacks = [
+        SimpleNamespace(**{**_COMMON_DEFAULTS, **_DEFAULTS[name], **settings["model"][name]})
+        for name in ("encoder", "decoder")
+    ]
+    reasons = []
+    for name, stack in zip(("encoder", "decoder"), stacks, strict=True):
+        wanted = {option: values for option, values in _SETTINGS.items() if hasattr(stack, option)}
+        reasons += [f"{name}: {difference}" for difference in find_differences(stack, wanted)]
+    if not hasattr(stacks[0], "layer_norm"):
+        reasons.append("encoder: without layer_norm JoeyNMT puts norms first, and none at the end")
+    for name in ("hidden_size", "layer_norm", "activation"):
+        values = [getattr(stack, name, None) for stack in stacks]
+        if values[0] not in (None, values[1]):
+            reasons.append(f"{name} is {values[0]!r} in the encoder and {values[1]!r} in the decoder")
+    scales = [stack.embeddings.get("scale", False) for stack in stacks]
+    if scales[0] != scales[1] and not settings["model"].get("tied_embeddings"):
+        reasons.append(f"embeddings.scale is {scales[0]!r} in the encoder and {scales[1]!r} in the decoder")
+    if (settings["data"].get("special_symbols") or {}).get("sep_token"):
+        reasons.append("data.special_symbols.sep_token is given: prompts have embeddings of their own")
+    refuse(f"The settings of {source} are not those of the paper's Transformer", reasons)
+    return stacks
+
+
+def _read_symbols(settings: Mapping[str, Any]) -> SimpleNamespace:
+    """Returns the special tokens, with the names and the ids that JoeyNMT gives them."""
+    given = settings["data"].get("special_symbols") or {}
+    defaults: dict[str, Any] = {f"{name}_token": token for name, token in SYMBOLS.items()}
+    defaults |= {f"{name}_id": index for index, name in enumerate(SYMBOLS)}
+    return SimpleNamespace(**{**defaults, "sep_token": None, "sep_id": None, "lang_tags": [], **given})
+
+
+def _read_vocabulary(path: Path, symbols: SimpleNamespace) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConversionError(f"{path}, a vocabulary of the model, cannot be read: {error}") from error
+    specials = [getattr(symbols, f"{name}_token") for name in SYMBOLS]
+    return list(dict.fromkeys([*specials, *symbols.lang_tags, *lines]))
+
+
+def _translate_settings(model: Mapping[str, Any], encoder: SimpleNamespace, decoder: SimpleNamespace) -> dict[str, Any]:
+    sizes = {"layers": "num_layers", "attention_heads": "num_heads", "ffn_dim": "ff_size"}
+    return {
+        **{f"encoder_{ours}": getattr(encoder, theirs) for ours, theirs in sizes.items()},
+        **{f"decoder_{ours}": getattr(decoder, theirs) for ours, theirs in sizes.items()},
+        "d_model": encoder.hidden_size,
+        **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), encoder.dropout),
+        "activation_function": ACTIVATIONS[encoder.activation],
+        "attention_bias": True,
+        "normalize_before": encoder.layer_norm == "pre",
+        "layer_norm_eps": 1e-6,
+        "scale_embedding": encoder.embeddings.get("scale", False),
+        "share_encoder_decoder_embeddings": model.get("tied_embeddings", False),
+        "tie_word_embeddings": model.get("tied_softmax", False),
+    }
+
+
+def _translate_search(
+    testing: Mapping[str, Any], config: VanillaTransformerConfig, tokens: list[str], symbols: SimpleNamespace
+) -> tuple[GenerationConfig, list[str]]:
+    """Returns the search that JoeyNMT's section `testing` describes, and notes on what has no counterpart."""
+    unwanted = [symbols.bos_token, symbols.pad_token, *symbols.lang_tags]
+    unwanted += [] if testing.get("generate_unk", True) else [symbols.unk_token]
+    search: dict[str, Any] = {
+        "suppress_tokens": sorted(map(tokens.index, unwanted)),
+        "min_new_tokens": testing.get("min_output_length", 1),
+    }
+    if testing.get("max_output_length", -1) > 0:
+        search["max_new_tokens"] = testing["max_output_length"]
+    if testing.get("beam_size", 1) > 1:
+        alpha = max(testing.get("alpha", testing.get("beam_alpha", -1)), 0)
+        search |= {"num_beams": testing["beam_size"], "length_penalty": float(alpha), "length_penalty_type": "gnmt"}
+    generation_config = GenerationConfig.from_model_config(config)
+    generation_config.update(**search, allow_custom_entries=True)
+    left_out = [name for name in ("repetition_penalty", "no_repeat_ngram_size") if testing.get(name, -1) > 1]
+    notes = [f"testing.{name} is left out: JoeyNMT applies it to the source's tokens as well." for name in left_out]
+    return generation_config, notes
+
+
+def _find_joiner(settings: Mapping[str, Any]) -> str | None:
+    """How JoeyNMT puts together the pieces of words."""
+    target = settings["data"]["trg"]
+    if target.get("level") == "char":
+        return "▁"  # JoeyNMT's own sign for the space
+    if target.get("level") != "bpe":
+        return None
+    kind = target.get("tokenizer_type", target.get("bpe_type", "sentencepiece"))
+    return "▁" if kind == "sentencepiece" else (target.get("tokenizer_cfg") or {}).get("separator", "@@")
+
+
+def _describe_tokens(settings: Mapping[str, Any]) -> list[str]:
+    source = settings["data"]["src"]
+    steps = [f"level: {source.get('level', 'word')}"]
+    steps += [name for name in ("lowercase", "normalize") if source.get(name)]
+    options = {"tokenizer_type": source.get("tokenizer_type"), **(source.get("tokenizer_cfg") or {})}
+    steps += [f"{name}: {value}" for name, value in options.items() if value is not None]
+    return [f"The tokenizer takes texts that JoeyNMT's own has cut ({', '.join(steps)}), with spaces between tokens."]
+
+
+def _make_comparison(
+    settings: Mapping[str, Any],
+    weights: Mapping[str, torch.Tensor],
+    vocabularies: tuple[list[str], list[str]],
+    symbols: SimpleNamespace,
+    model: VanillaTransformerForConditionalGeneration,
+) -> Callable[[], tuple[torch.Tensor, torch.Tensor]] | None:
+    try:
+        modeling, vocabulary = import_module("joeynmt.model"), import_module("joeynmt.vocabulary")
+    except ImportError:
+        return None
+
+    def compare() -> tuple[torch.Tensor, torch.Tensor]:
+        plain = copy.deepcopy(dict(settings))
+        for side in ("encoder", "decoder"):
+            plain[side].get("embeddings", {}).pop("load_pretrained", None)  # a file that need not be there any more
+        source, target = (vocabulary.Vocabulary(tokens, symbols) for tokens in vocabularies)
+        original = modeling.build_model(plain, src_vocab=source, trg_vocab=target).eval()
+        original.load_state_dict(weights)
+
+        def compute(batch: Batch) -> torch.Tensor:
+            mask = batch["attention_mask"].bool()
+            sources = {"src": batch["input_ids"], "src_length": mask.sum(dim=1), "src_mask": mask[:, None]}
+            hidden, *_ = original(return_type="encode", **sources)
+            targets = batch["decoder_input_ids"]
+            logits, *_ = original(
+                return_type="decode",
+                encoder_output=hidden,
+                encoder_hidden=None,
+                src_mask=mask[:, None],
+                trg_input=targets,
+                unroll_steps=targets.shape[1],
+                trg_mask=torch.ones_like(targets)[:, None].bool(),
+            )
+            return logits
+
+        return compare_with(compute, model)
+
+    return compare

@@ -1,0 +1,278 @@
+"""OpenNMT-py 3: Transformers that `onmt_train` saved.
+
+Its Transformer is pre-LN with a norm at the end of each stack, scales embeddings by sqrt(d_model) where it adds
+positions, and has a bias in the output layer. A source is its tokens alone: nothing begins or ends it. Translations
+start with `<s>` and end with `</s>`.
+"""
+
+import argparse
+import ast
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import GenerationConfig
+
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+
+from .comparing import Batch, compare_with
+from .converted import ConvertedModel, build_model
+from .errors import ConversionError, find_differences, refuse
+from .reading import check_weights, read_checkpoint
+from .renaming import Rule
+from .state_dicts import check_sinusoids, make_config
+from .vocabularies import align_special_tokens, make_word_tokenizer
+
+SPECIAL_TOKENS = {"bos": "<s>", "pad": "<blank>", "eos": "</s>", "unk": "<unk>"}
+
+_POSITIONS = {"SinusoidalInterleaved": "sinusoidal", "SinusoidalConcat": "sinusoidal_tensor2tensor"}
+
+# For each setting of the training, what can be converted; the first is meant where the checkpoint says nothing.
+SETTINGS: dict[str, tuple[object, ...]] = {
+    "model_task": ("seq2seq",),
+    "model_type": ("text",),
+    "encoder_type": ("transformer",),
+    "decoder_type": ("transformer",),
+    "n_src_feats": (0,),
+    "position_encoding": (True,),
+    "position_encoding_type": tuple(_POSITIONS),
+    "max_relative_positions": (0,),
+    "relative_positions_buckets": (0,),
+    "self_attn_type": ("scaled-dot", "scaled-dot-flash"),
+    "sliding_window": (0,),
+    "multiquery": (False,),
+    "num_kv": (0,),
+    "pos_ffn_activation_fn": ("relu", "gelu"),  # silu is gated there
+    "num_experts": (0,),
+    "parallel_residual": (False,),
+    "layer_norm": ("standard",),
+    "copy_attn": (False,),
+    "generator_function": ("softmax",),
+    "lora_layers": ([],),
+    "lora_embedding": (False,),
+    "quant_layers": ([],),
+}
+_SIZES = ("enc_layers", "dec_layers", "enc_hid_size", "heads", "transformer_ff")
+_DEFAULTS: dict[str, object] = {
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "label_smoothing": 0.0,
+    "norm_eps": 1e-6,
+    "share_embeddings": False,
+    "share_decoder_embeddings": False,
+    "src_lang": "",
+    "tgt_lang": "",
+    "transforms": [],
+    "_all_transform": [],
+    "tgt_onmttok_kwargs": "{}",
+}
+
+_LAYER, _NEW = r"(encoder|decoder)\.transformer(?:_layers)?\.(\d+)\.", r"model.\1.layers.\2."
+_EMBEDDING = "embeddings.make_embedding.emb_luts.0.weight"
+
+
+def make_rules(position_embedding_type: str) -> tuple[Rule, ...]:
+    """Returns what becomes of each weight, given the kind of sinusoids whose table the checkpoint holds."""
+    return (
+        Rule(r"(encoder|decoder)\." + _EMBEDDING.replace(".", r"\."), r"model.\1.embed_tokens.weight"),
+        Rule(r".*\.make_embedding\.pe\.pe", (), check=partial(check_sinusoids, kind=position_embedding_type)),
+        Rule(_LAYER + r"self_attn\.linear_([qkv])\w+\.(\w+)", _NEW + r"self_attn.\3_proj.\4"),
+        Rule(_LAYER + r"self_attn\.final_linear\.(\w+)", _NEW + r"self_attn.out_proj.\3"),
+        Rule(_LAYER + r"context_attn\.linear_([qkv])\w+\.(\w+)", _NEW + r"encoder_attn.\3_proj.\4"),
+        Rule(_LAYER + r"context_attn\.final_linear\.(\w+)", _NEW + r"encoder_attn.out_proj.\3"),
+        Rule(_LAYER + r"layer_norm(?:_1)?\.(\w+)", _NEW + r"self_attn_layer_norm.\3"),
+        Rule(_LAYER + r"layer_norm_2\.(\w+)", _NEW + r"encoder_attn_layer_norm.\3"),
+        Rule(_LAYER + r"feed_forward\.w_([12])\.(\w+)", _NEW + r"fc\3.\4"),
+        Rule(_LAYER + r"feed_forward\.layer_norm\.(\w+)", _NEW + r"final_layer_norm.\3"),
+        Rule(r"(encoder|decoder)\.layer_norm\.(\w+)", r"model.\1.layer_norm.\2"),
+        Rule(r"generator\.(weight|bias)", r"lm_head.\1"),
+    )
+
+
+def convert_opennmt_py(checkpoint: str | os.PathLike[str]) -> ConvertedModel:
+    """Converts a Transformer that OpenNMT-py 3 saved.
+
+    Args:
+        checkpoint: The `.pt` file. Weights that were saved as safetensors lie beside it, and begin with its name.
+
+    Returns:
+        The model, with a tokenizer whose texts are tokens with spaces between them, and the search that
+        `onmt_translate` does by default.
+
+    Raises:
+        ConversionError: If the file is no such checkpoint, or the model has features that the Transformer lacks.
+    """
+    path = Path(checkpoint)
+    source = f"the OpenNMT-py model {path.name}"
+    content = _read(path)
+    settings = _read_settings(content, source)
+    tokens, target_tokens = (list(content["vocab"][side]) for side in ("src", "tgt"))
+    order = align_special_tokens(tokens, target_tokens, tuple(SPECIAL_TOKENS.values()))
+    target_tokens = [target_tokens[index] for index in order]
+    joiner = _find_joiner(settings)
+    tokenizer = make_word_tokenizer(
+        tokens, target_tokens=target_tokens, **SPECIAL_TOKENS, joiner=joiner, end_source=False
+    )
+    config = _make_config(settings, content["weights"], tokens, target_tokens, source)
+    weights = dict(content["weights"])
+    for name in (f"decoder.{_EMBEDDING}", "generator.weight", "generator.bias"):
+        if name in weights and len(weights[name]) == len(order):  # another length is for the renamer to report
+            weights[name] = weights[name][order]
+    generation_config = GenerationConfig.from_model_config(config)
+    generation_config.update(num_beams=5, length_penalty=1.0)  # onmt_translate's own: checkpoints do not speak of it
+    rules = make_rules(config.position_embedding_type)
+    model = build_model(config, weights, rules, source=source, generation_config=generation_config)
+    return ConvertedModel(
+        source=source,
+        model=model,
+        tokenizer=tokenizer,
+        compare=_make_comparison(content, order, model),
+        notes=_describe(settings),
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Returns the checkpoint, with all of its weights in one dictionary, "weights"."""
+    content = read_checkpoint(path, allowed=[argparse.Namespace])
+    if not isinstance(content, Mapping) or not isinstance(content.get("opt"), argparse.Namespace):
+        raise ConversionError(f"{path} is no checkpoint of OpenNMT-py: it has no settings (opt) in it.")
+    vocab = content.get("vocab")
+    if not isinstance(vocab, Mapping) or not all(isinstance(vocab.get(side), list) for side in ("src", "tgt")):
+        raise ConversionError(f"{path} has no vocabularies as OpenNMT-py 3 writes them: two lists of tokens.")
+    if "model" not in content:
+        return {**content, "weights": _read_beside(path)}
+    weights = check_weights(content["model"], path, "its entry 'model'")
+    generator = check_weights(content.get("generator"), path, "its entry 'generator'")
+    return {**content, "weights": {**weights, **{f"generator.{name}": tensor for name, tensor in generator.items()}}}
+
+
+def _read_beside(path: Path) -> dict[str, torch.Tensor]:
+    """Reads the weights that lie beside a checkpoint: model.safetensors, or model.00.safetensors and so on."""
+    files = sorted(path.parent.glob("*.safetensors"))
+    files = [file for file in files if file.stem == path.stem or file.stem.startswith(f"{path.stem}.")]
+    if not files:
+        raise ConversionError(f"{path} holds no weights, and there is no {path.stem}.safetensors beside it.")
+    return {name: tensor for file in files for name, tensor in check_weights(read_checkpoint(file), file).items()}
+
+
+def _read_settings(content: Mapping[str, Any], source: str) -> SimpleNamespace:
+    """Returns the training's settings, completed, if the model can be converted."""
+    given = vars(content["opt"])
+    settings = SimpleNamespace(**{**{name: values[0] for name, values in SETTINGS.items()}, **_DEFAULTS, **given})
+    reasons = [f"{name} is missing" for name in _SIZES if name not in given]
+    reasons += find_differences(settings, SETTINGS)
+    start = content["vocab"].get("decoder_start_token", SPECIAL_TOKENS["bos"])
+    if start not in content["vocab"]["tgt"]:
+        reasons.append(f"decoder_start_token is {start!r}, which the target vocabulary lacks")
+    refuse(f"The settings of {source} are not those of the paper's Transformer", reasons)
+    settings.decoder_start_token = start
+    settings.transforms = sorted({*settings.transforms, *settings._all_transform})  # each corpus may have its own
+    return settings
+
+
+def _make_config(
+    settings: SimpleNamespace,
+    weights: Mapping[str, torch.Tensor],
+    tokens: list[str],
+    target_tokens: list[str],
+    source: str,
+) -> VanillaTransformerConfig:
+    languages = [settings.src_lang, settings.tgt_lang]
+    dropout = _take_last(settings.dropout)
+    return make_config(
+        source,
+        vocab_size=len(tokens),
+        decoder_vocab_size=None if tokens == target_tokens else len(target_tokens),
+        d_model=settings.enc_hid_size,
+        encoder_layers=settings.enc_layers,
+        decoder_layers=settings.dec_layers,
+        encoder_attention_heads=settings.heads,
+        decoder_attention_heads=settings.heads,
+        encoder_ffn_dim=settings.transformer_ff,
+        decoder_ffn_dim=settings.transformer_ff,
+        dropout=dropout,
+        attention_dropout=_take_last(settings.attention_dropout),
+        activation_dropout=dropout,
+        activation_function=settings.pos_ffn_activation_fn,
+        # Read from the weights because the settings of older checkpoints do not tell.
+        attention_bias=any(name.endswith("linear_query.bias") for name in weights),
+        ffn_bias=any(name.endswith("w_1.bias") for name in weights),
+        lm_head_bias=True,
+        normalize_before=True,
+        layer_norm_eps=settings.norm_eps,
+        position_embedding_type=_POSITIONS[settings.position_encoding_type],
+        share_encoder_decoder_embeddings=settings.share_embeddings,
+        tie_word_embeddings=settings.share_decoder_embeddings,
+        label_smoothing=settings.label_smoothing,
+        langs=languages if all(languages) else None,
+        decoder_start_token_id=target_tokens.index(settings.decoder_start_token),
+        **{f"{name}_token_id": tokens.index(SPECIAL_TOKENS[name]) for name in ("bos", "pad", "eos")},
+    )
+
+
+def _take_last(dropout: Any) -> Any:
+    """A dropout is one number, or those of successive phases of the training."""
+    return dropout[-1] if isinstance(dropout, list) else dropout
+
+
+def _find_joiner(settings: SimpleNamespace) -> str | None:
+    """How OpenNMT-py puts together what its own transforms cut; what others cut it leaves alone."""
+    if "sentencepiece" in settings.transforms:
+        return "▁"
+    if "bpe" in settings.transforms:
+        return "@@"
+    if "onmt_tokenize" not in settings.transforms:
+        return None
+    try:
+        options = dict(ast.literal_eval(settings.tgt_onmttok_kwargs))
+    except (SyntaxError, TypeError, ValueError) as error:
+        raise ConversionError(
+            f"The setting tgt_onmttok_kwargs is no dictionary: {settings.tgt_onmttok_kwargs!r}."
+        ) from error
+    if options.get("spacer_annotate"):
+        return "▁"
+    return str(options.get("joiner", "￭")) if options.get("joiner_annotate") else None
+
+
+def _describe(settings: SimpleNamespace) -> tuple[str, ...]:
+    cut = f", by its transforms {', '.join(settings.transforms)}" if settings.transforms else ""
+    return (
+        f"The tokenizer takes texts that are cut into tokens as the training's were{cut}, with spaces between them.",
+        "Beam search is onmt_translate's default of 5 beams, with scores divided by the length. OpenNMT-py counts the"
+        " start symbol as well, and stops when the best beam has ended, so that translations may differ.",
+    )
+
+
+def _make_comparison(
+    content: Mapping[str, Any], order: list[int], model: VanillaTransformerForConditionalGeneration
+) -> Callable[[], tuple[torch.Tensor, torch.Tensor]] | None:
+    try:
+        building, parsing = import_module("onmt.model_builder"), import_module("onmt.utils.parse")
+        inputting = import_module("onmt.inputters.inputter")
+    except ImportError:
+        return None
+
+    def compare() -> tuple[torch.Tensor, torch.Tensor]:
+        opt = parsing.ArgumentParser.ckpt_model_opts(content["opt"])
+        opt.add_qkvbias, opt.add_ffnbias = model.config.attention_bias, model.config.ffn_bias
+        original = building.build_base_model(opt, inputting.dict_to_vocabs(content["vocab"])).eval()
+        nn.Module.load_state_dict(original, content["weights"])  # its own method empties the dictionary
+        rows = torch.tensor(order)
+
+        def compute(batch: Batch) -> torch.Tensor:
+            targets = rows[batch["decoder_input_ids"]]
+            targets = torch.cat([targets, targets[:, :1]], dim=1)  # the last one is for the loss only
+            lengths = batch["attention_mask"].sum(dim=1)
+            hidden, _ = original(batch["input_ids"][..., None], targets[..., None], lengths)
+            return original.generator(hidden)[..., rows]
+
+        return compare_with(compute, model)
+
+    return compare
