@@ -1,0 +1,250 @@
+"""fairseq's `transformer`, written naively from its equations, and checkpoints in its layout: the tests' oracle.
+
+One sentence at a time, without padding, in float64, from weights by the names that fairseq gives them. What a setting
+means is written here once more, from fairseq's own documentation of it.
+
+Shapes: S and T are the lengths of a sentence's sides, D the width, V the target vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PAD, EOS, UNK = 1, 2, 3
+NUM_SPECIAL = 4
+
+SETTINGS: dict[str, Any] = {
+    "arch": "transformer",
+    "task": "translation",
+    "source_lang": "de",
+    "target_lang": "en",
+    "encoder_embed_dim": 8,
+    "encoder_ffn_embed_dim": 12,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_embed_dim": 8,
+    "decoder_ffn_embed_dim": 10,
+    "decoder_layers": 1,
+    "decoder_attention_heads": 4,
+    "encoder_normalize_before": False,
+    "decoder_normalize_before": False,
+    "encoder_learned_pos": False,
+    "decoder_learned_pos": False,
+    "share_all_embeddings": False,
+    "share_decoder_input_output_embed": False,
+    "activation_fn": "relu",
+    "no_scale_embedding": False,
+    "layernorm_embedding": False,
+    "dropout": 0.1,
+    "attention_dropout": 0.2,
+    "activation_dropout": 0.3,
+    "max_source_positions": 20,
+    "max_target_positions": 20,
+}
+WORDS = ["ein", "au@@", "to", "fä@@", "hrt", "das", ".", "sch@@", "nell", "er"]
+TARGET_WORDS = ["a", "car", "dri@@", "ves", "fast@@", "er", "the", ".", "madeupword0000"]
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": lambda x: x.clamp(min=0),
+    "gelu": lambda x: x * (1 + torch.erf(x / math.sqrt(2))) / 2,
+    "gelu_accurate": lambda x: x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
+    "tanh": torch.tanh,
+    "linear": lambda x: x,
+    "relu_squared": lambda x: x.clamp(min=0) ** 2,
+}
+
+
+def make_weights(settings: Mapping[str, Any], source_size: int, target_size: int, seed: int = 0) -> dict[str, Tensor]:
+    """Random weights by the names of today's checkpoints."""
+    generator = torch.Generator().manual_seed(seed)
+    width = settings["encoder_embed_dim"]
+    shapes: dict[str, tuple[int, ...]] = {}
+    for side, size in (("encoder", source_size), ("decoder", target_size)):
+        shapes[f"{side}.embed_tokens.weight"] = (size, width)
+        if settings["encoder_learned_pos"]:
+            shapes[f"{side}.embed_positions.weight"] = (settings["max_source_positions"] + PAD + 1, width)
+        norms = ["layernorm_embedding"] if settings["layernorm_embedding"] else []
+        norms += ["layer_norm"] if settings["encoder_normalize_before"] else []
+        attentions = ["self_attn"] if side == "encoder" else ["self_attn", "encoder_attn"]
+        for layer in range(settings[f"{side}_layers"]):
+            place = f"layers.{layer}"
+            norms += [f"{place}.{name}_layer_norm" for name in (*attentions, "final")]
+            for name in (f"{place}.{a}.{p}_proj" for a in attentions for p in ("q", "k", "v", "out")):
+                shapes |= {f"{side}.{name}.weight": (width, width), f"{side}.{name}.bias": (width,)}
+            inner = settings[f"{side}_ffn_embed_dim"]
+            shapes |= {f"{side}.{place}.fc1.weight": (inner, width), f"{side}.{place}.fc1.bias": (inner,)}
+            shapes |= {f"{side}.{place}.fc2.weight": (width, inner), f"{side}.{place}.fc2.bias": (width,)}
+        shapes |= {f"{side}.{norm}.{part}": (width,) for norm in norms for part in ("weight", "bias")}
+    shapes["decoder.output_projection.weight"] = (target_size, width)
+    weights = {
+        name: 0.4 * torch.randn(shape, generator=generator) + float("norm" in name and name.endswith("weight"))
+        for name, shape in shapes.items()
+    }
+    if settings["share_all_embeddings"]:
+        weights["decoder.embed_tokens.weight"] = weights["encoder.embed_tokens.weight"]
+    if settings["share_all_embeddings"] or settings["share_decoder_input_output_embed"]:
+        weights["decoder.output_projection.weight"] = weights["decoder.embed_tokens.weight"]
+    buffers = [f"{side}.version" for side in ("encoder", "decoder")]
+    buffers += (
+        []
+        if settings["encoder_learned_pos"]
+        else [f"{side}.embed_positions._float_tensor" for side in ("encoder", "decoder")]
+    )
+    return weights | {name: torch.full((1,), 3.0) for name in buffers}
+
+
+class NaiveFairseq:
+    """Computes what fairseq computes from weights and settings."""
+
+    def __init__(self, settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+        self.settings = settings
+        self.weights = {name: weight.double() for name, weight in weights.items()}
+
+    def logits(self, source: list[int], target: list[int]) -> Tensor:
+        """Scores (T, V) of the token behind each one of the target's."""
+        return self.decode(target, self.encode(source))
+
+    def encode(self, source: list[int]) -> Tensor:
+        """The encoder's output (S, D)."""
+        x = self.embed("encoder", source)
+        for layer in range(self.settings["encoder_layers"]):
+            place = f"encoder.layers.{layer}"
+            x = self.sublayer(x, partial(self.look_around, f"{place}.self_attn"), f"{place}.self_attn_layer_norm")
+            x = self.sublayer(x, partial(self.feed_forward, place), f"{place}.final_layer_norm")
+        return self.last_norm("encoder", x)
+
+    def decode(self, target: list[int], memory: Tensor) -> Tensor:
+        """Scores (T, V), given the encoder's output (S, D)."""
+        x = self.embed("decoder", target)
+        for layer in range(self.settings["decoder_layers"]):
+            place = f"decoder.layers.{layer}"
+            x = self.sublayer(x, partial(self.look_back, f"{place}.self_attn"), f"{place}.self_attn_layer_norm")
+            cross_attention = partial(self.attend, f"{place}.encoder_attn", memory)
+            x = self.sublayer(x, cross_attention, f"{place}.encoder_attn_layer_norm")
+            x = self.sublayer(x, partial(self.feed_forward, place), f"{place}.final_layer_norm")
+        return self.last_norm("decoder", x) @ self.weights["decoder.output_projection.weight"].T
+
+    def embed(self, side: str, tokens: list[int]) -> Tensor:
+        """Embeddings times sqrt(D), plus positions that are counted from the padding's index + 1."""
+        width = self.settings["encoder_embed_dim"]
+        scale = 1.0 if self.settings["no_scale_embedding"] else math.sqrt(width)
+        rows = []
+        for index, token in enumerate(tokens):
+            position = PAD + 1 + index
+            if self.settings["encoder_learned_pos"]:
+                added = self.weights[f"{side}.embed_positions.weight"][position]
+            else:
+                rates = [math.exp(-i * math.log(10000) / (width // 2 - 1)) for i in range(width // 2)]
+                angles = [position * rate for rate in rates]
+                added = torch.tensor([*map(math.sin, angles), *map(math.cos, angles)], dtype=torch.float64)
+            rows.append(scale * self.weights[f"{side}.embed_tokens.weight"][token] + added)
+        x = torch.stack(rows)
+        return self.norm(f"{side}.layernorm_embedding", x) if self.settings["layernorm_embedding"] else x
+
+    def sublayer(self, x: Tensor, function: Callable[[Tensor], Tensor], norm: str) -> Tensor:
+        """A residual connection with its norm before or behind."""
+        if self.settings["encoder_normalize_before"]:
+            return x + function(self.norm(norm, x))
+        return self.norm(norm, x + function(x))
+
+    def last_norm(self, side: str, x: Tensor) -> Tensor:
+        """The norm at the end of a stack, where the checkpoint has one."""
+        return self.norm(f"{side}.layer_norm", x) if f"{side}.layer_norm.weight" in self.weights else x
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        """Layer normalisation."""
+        centred = x - x.mean(dim=-1, keepdim=True)
+        scaled = centred / torch.sqrt((centred**2).mean(dim=-1, keepdim=True) + 1e-5)
+        return scaled * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """Returns x W^T + b."""
+        return x @ self.weights[f"{name}.weight"].T + self.weights[f"{name}.bias"]
+
+    def feed_forward(self, place: str, x: Tensor) -> Tensor:
+        """Position by position."""
+        return self.linear(f"{place}.fc2", ACTIVATIONS[self.settings["activation_fn"]](self.linear(f"{place}.fc1", x)))
+
+    def look_around(self, name: str, x: Tensor) -> Tensor:
+        """Attends to all positions of the same sequence."""
+        return self.attend(name, x, x)
+
+    def look_back(self, name: str, x: Tensor) -> Tensor:
+        """Attends to the positions up to its own."""
+        return self.attend(name, x, x, causal=True)
+
+    def attend(self, name: str, memory: Tensor, x: Tensor, causal: bool = False) -> Tensor:
+        """Attention, one head after the other; the decoder's number of heads counts for both of its attentions."""
+        heads = self.settings[f"{name.split('.')[0]}_attention_heads"]
+        size = x.shape[1] // heads
+        query, key, value = (
+            self.linear(f"{name}.{p}_proj", h) for p, h in zip("qkv", (x, memory, memory), strict=True)
+        )
+        outputs = []
+        for head in range(heads):
+            part = slice(head * size, (head + 1) * size)
+            scores = query[:, part] @ key[:, part].T / math.sqrt(size)
+            if causal:
+                scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -math.inf)
+            outputs.append(scores.softmax(dim=-1) @ value[:, part])
+        return self.linear(f"{name}.out_proj", torch.cat(outputs, dim=1))
+
+    def translate(self, source: list[int], beam: int, lenpen: float, longest: int) -> list[int]:
+        """Searches as fairseq does: a translation is done when as many have ended as there are beams."""
+        memory = self.encode(source)
+        beams: list[tuple[list[int], float]] = [([EOS], 0.0)]
+        ended: list[tuple[float, list[int]]] = []
+        for length in range(1, longest + 2):
+            candidates = []
+            for tokens, score in beams:
+                log_probs = self.decode(tokens, memory)[-1].log_softmax(dim=-1)
+                for token, log_prob in enumerate(log_probs.tolist()):
+                    is_legal = token != PAD and (token == EOS if length > longest else length > 1 or token != EOS)
+                    candidates += [([*tokens, token], score + log_prob)] if is_legal else []
+            candidates.sort(key=lambda candidate: -candidate[1])
+            for tokens, score in candidates[:beam]:
+                if tokens[-1] == EOS and len(ended) < beam:
+                    ended.append((score / length**lenpen, tokens[1:]))
+            beams = [candidate for candidate in candidates[: 2 * beam] if candidate[0][-1] != EOS][:beam]
+            if len(ended) == beam or not beams:
+                break
+        return max(ended)[1]
+
+
+def write_dictionaries(folder: Path, source: list[str] = WORDS, target: list[str] | None = None) -> None:
+    """`dict.de.txt` and `dict.en.txt`, the second one like the first unless told otherwise."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for language, words in (("de", source), ("en", source if target is None else target)):
+        lines = [f"{word} {100 - index}" for index, word in enumerate(words)]
+        (folder / f"dict.{language}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def write_checkpoint(
+    folder: Path,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    seed: int = 0,
+    generation: Mapping[str, Any] | None = None,
+) -> tuple[Path, NaiveFairseq]:
+    """A checkpoint of today's form with its dictionaries, and what it computes."""
+    settings = {**SETTINGS, **(changes or {})}
+    target = None if settings["share_all_embeddings"] else TARGET_WORDS
+    write_dictionaries(folder, target=target)
+    weights = make_weights(settings, NUM_SPECIAL + len(WORDS), NUM_SPECIAL + len(target or WORDS), seed)
+    task = {"_name": "translation", "source_lang": "de", "target_lang": "en"}
+    state = {
+        "args": None,
+        "cfg": {"model": Namespace(**settings), "task": task, "generation": {"_name": None, **(generation or {})}},
+        "model": weights,
+        "extra_state": {"val_loss": torch.tensor(2.5)},
+    }
+    torch.save(state, folder / "checkpoint_best.pt")
+    return folder / "checkpoint_best.pt", NaiveFairseq(settings, weights)

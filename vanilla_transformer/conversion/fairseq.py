@@ -1,0 +1,418 @@
+r"""fairseq's `transformer` models: the paper's architecture with learned or tensor2tensor positions.
+
+Between versions the same weights had several names:
+
+    self_attn.in_proj_weight (3 D, D)         self_attn.q_proj.weight, k_proj, v_proj         since 2019
+    layers.0.layer_norms.0.weight             layers.0.self_attn_layer_norm.weight            since 2019
+    decoder.embed_out (V, D)                  decoder.output_projection.weight                since 2020
+
+Encoder layers of 2022 and later hold a second copy of their weights, `layers.0.in_proj_weight` and so on, for a faster
+kernel of torch's. It is filled when a model is loaded; what is saved of it may be anything, and is not needed.
+"""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import GenerationConfig
+
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+
+from .converted import ConvertedModel, build_model
+from .errors import ConversionError, find_differences, refuse
+from .fairseq_checkpoint import ARCHITECTURES, FairseqCheckpoint, read_fairseq
+from .fairseq_vocabulary import BOS, EOS, PAD, SPECIAL_TOKENS, UNK, find_joiner, make_bpe_tokenizer, read_dictionary
+from .renaming import Rule
+from .sentencepiece import convert_sentencepiece
+from .vocabularies import make_word_tokenizer
+
+_BOS_ID, _PAD_ID, _EOS_ID, _UNK_ID = range(len(SPECIAL_TOKENS))
+
+# The output bias of tokens that only the tokenizer needs: with it their probability is below any rounding error.
+UNLIKELY = -30.0
+
+_ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "tanh": "tanh",
+    "linear": "linear",
+    "relu_squared": "relu2",
+    **dict.fromkeys(("gelu_accurate", "gelu_fast"), "gelu_pytorch_tanh"),
+}
+
+# What a setting must be for the model to be one that the configuration can describe.
+_OFF = (None, False, 0)
+_WANTED: dict[str, tuple[object, ...]] = {
+    "arch": tuple(ARCHITECTURES),
+    "activation_fn": tuple(_ACTIVATIONS),
+    **{f"adaptive_{name}": (None, False) for name in ("input", "softmax_cutoff")},
+    **{f"{side}_layers_to_keep": (None, "") for side in ("encoder", "decoder")},
+    **{f"{side}_xformers_att_config": (None, "") for side in ("encoder", "decoder")},
+    **{f"no_{name}": _OFF for name in ("token_positional_embeddings", "cross_attention")},
+    **{f"quant_noise_{name}": _OFF for name in ("pq", "scalar")},
+    **{f"scale_{name}": _OFF for name in ("attn", "heads", "fc", "resids")},
+    **dict.fromkeys(("base_layers", "char_inputs", "cross_self_attention"), _OFF),
+}
+# fairseq's defaults of generation: of what is taken over, and of what is not.
+_GENERATION: dict[str, Any] = {
+    "beam": 5,
+    "lenpen": 1.0,
+    "unnormalized": False,
+    "min_len": 1,
+    "max_len_b": 200,
+    "no_repeat_ngram_size": 0,
+}
+_IGNORED_GENERATION: dict[str, Any] = {
+    "max_len_a": 0,
+    "unkpen": 0,
+    "temperature": 1,
+    "sampling": False,
+    "match_source_len": False,
+    "diverse_beam_groups": -1,
+    "diversity_rate": -1,
+    "prefix_size": 0,
+}
+_BOTH_SIDES = ("embed_dim", "normalize_before", "learned_pos")
+
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_RULES = (
+    Rule(r"(encoder|decoder)\.(version|embed_positions\._float_tensor|embed_positions\.weights)", ()),
+    Rule(r"encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)", ()),
+    Rule(
+        r"(encoder|decoder)\.(embed_tokens|embed_positions|layernorm_embedding|layer_norm)\.(weight|bias)",
+        r"model.\1.\2.\3",
+    ),
+    Rule(
+        r"(encoder|decoder)\.(layers\.\d+)\.(self_attn|encoder_attn)\.in_proj_(weight|bias)",
+        tuple(rf"model.\1.\2.\3.{projection}.\4" for projection in _PROJECTIONS),
+    ),
+    Rule(
+        r"(encoder|decoder)\.(layers\.\d+\.(?:\w+_attn\.(?:q|k|v|out)_proj|fc1|fc2|\w+_layer_norm))\.(weight|bias)",
+        r"model.\1.\2.\3",
+    ),
+    Rule(r"(encoder|decoder)\.(layers\.\d+)\.layer_norms\.0\.(weight|bias)", r"model.\1.\2.self_attn_layer_norm.\3"),
+    Rule(r"encoder\.(layers\.\d+)\.layer_norms\.1\.(weight|bias)", r"model.encoder.\1.final_layer_norm.\2"),
+    Rule(r"decoder\.(layers\.\d+)\.layer_norms\.1\.(weight|bias)", r"model.decoder.\1.encoder_attn_layer_norm.\2"),
+    Rule(r"decoder\.(layers\.\d+)\.layer_norms\.2\.(weight|bias)", r"model.decoder.\1.final_layer_norm.\2"),
+    Rule(r"decoder\.(?:output_projection\.weight|embed_out)", "lm_head.weight"),
+    Rule(r"lm_head\.bias", "lm_head.bias"),  # added by `_append_tokens`
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Vocabularies:
+    """The two dictionaries, and what is made of them."""
+
+    languages: list[str]
+    source: list[str]
+    target: list[str]
+
+    @property
+    def separate(self) -> bool:
+        return self.source != self.target
+
+
+def convert_fairseq(
+    checkpoint: str | os.PathLike[str],
+    *,
+    dictionaries: str | os.PathLike[str] | None = None,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
+    codes: str | os.PathLike[str] | None = None,
+    target_codes: str | os.PathLike[str] | None = None,
+    sentencepiece_model: str | os.PathLike[str] | None = None,
+    target_sentencepiece_model: str | os.PathLike[str] | None = None,
+) -> ConvertedModel:
+    """Converts a `transformer` that fairseq trained to translate.
+
+    Without `codes` and `sentencepiece_model` the tokenizer reads text that is cut already, as fairseq itself does, and
+    joins the pieces again when it decodes.
+
+    Args:
+        checkpoint: The `.pt` file.
+        dictionaries: The folder with `dict.<language>.txt` of both languages; `None`: the checkpoint's.
+        source_lang: The source language; `None`: as the checkpoint says.
+        target_lang: The target language; `None`: as the checkpoint says.
+        codes: The codes of byte-pair encoding (subword-nmt's or fastBPE's) by which the texts were cut.
+        target_codes: The target's, if it has its own.
+        sentencepiece_model: The sentencepiece model by which the texts were cut.
+        target_sentencepiece_model: The target's, if it has its own.
+
+    Returns:
+        The model, its tokenizer, and fairseq's way to generate (beam 5 unless the checkpoint says something else).
+
+    Raises:
+        ConversionError: If a file is missing or damaged, if the model has features that cannot be expressed (all are
+            named), or if weights, settings and dictionaries do not fit together.
+    """
+    if codes is not None and sentencepiece_model is not None:
+        raise ConversionError("Texts are cut by codes or by a sentencepiece model, not by both: give one of them.")
+    for name, file, target in (
+        ("codes", codes, target_codes),
+        ("sentencepiece_model", sentencepiece_model, target_sentencepiece_model),
+    ):
+        if file is None and target is not None:
+            raise ConversionError(f"target_{name} is given without {name}, the source's.")
+    read = read_fairseq(checkpoint)
+    source = f"the fairseq checkpoint {read.path}"
+    refuse(f"This package cannot hold {source}", _find_unsupported(read))
+    vocabularies = _read_dictionaries(read, dictionaries, source_lang, target_lang)
+    if codes is not None:
+        tokenizer = _make_bpe(vocabularies, codes, target_codes)
+    elif sentencepiece_model is not None:
+        tokenizer = _make_sentencepiece(vocabularies, sentencepiece_model, target_sentencepiece_model)
+    else:
+        tokenizer = _make_word_tokenizer(vocabularies)
+    tokenizer.model_max_length = read.model["max_source_positions"]
+    read, added = _append_tokens(read, vocabularies, tokenizer)
+    config = _make_config(read, vocabularies, added=added)
+    generation_config, ignored = _make_generation_config(read)
+    notes = [
+        *_describe_defaults(read),
+        *ignored,
+        *_describe_tokenizer(tokenizer, vocabularies, codes, sentencepiece_model),
+    ]
+    model = build_model(config, read.weights, _RULES, source=source, generation_config=generation_config)
+    return ConvertedModel(source=source, model=model, tokenizer=tokenizer, notes=tuple(notes))
+
+
+def _find_unsupported(read: FairseqCheckpoint) -> list[str]:
+    settings = read.model
+    reasons = find_differences(SimpleNamespace(**settings), _WANTED)
+    task = read.task.get("task") or read.task.get("_name") or "translation"
+    if task != "translation":
+        reasons.append(f"the task is {task!r} (can be: 'translation')")
+    for name in _BOTH_SIDES:
+        encoder, decoder = settings[f"encoder_{name}"], settings[f"decoder_{name}"]
+        if encoder != decoder:
+            reasons.append(f"encoder_{name} is {encoder} and decoder_{name} {decoder} (must be the same)")
+    width = settings["decoder_embed_dim"]
+    for name in ("decoder_input_dim", "decoder_output_dim"):
+        value = settings.get(name, width)
+        if value != width and not isinstance(value, str):  # a string refers to decoder_embed_dim
+            reasons.append(f"{name} is {value} (must be decoder_embed_dim, {width})")
+    if settings["encoder_learned_pos"] and len(set(rows := _count_positions(read))) > 1:
+        reasons.append(f"encoder and decoder have learned {' and '.join(map(str, rows))} positions (must be the same)")
+    if settings["encoder_normalize_before"] and len(set(_find_last_norms(read))) > 1:
+        reasons.append("only one of encoder and decoder ends with a norm (no_decoder_final_norm, or versions of 2018)")
+    return reasons
+
+
+def _find_last_norms(read: FairseqCheckpoint) -> list[bool]:
+    """Says which stacks end with one more norm, as all with pre-LN do since August 2018, unless told not to."""
+    return [f"{side}.layer_norm.weight" in read.weights for side in ("encoder", "decoder")]
+
+
+def _count_positions(read: FairseqCheckpoint) -> list[int]:
+    """Counts the rows of the tables of positions; those of learned ones are not as many in all versions of fairseq."""
+    tables = [read.weights.get(f"{side}.embed_positions.weight") for side in ("encoder", "decoder")]
+    settings = [read.model[f"max_{side}_positions"] for side in ("source", "target")]
+    return [
+        _PAD_ID + 1 + length if table is None else table.shape[0]
+        for table, length in zip(tables, settings, strict=True)
+    ]
+
+
+def _read_dictionaries(
+    read: FairseqCheckpoint,
+    folder: str | os.PathLike[str] | None,
+    source_lang: str | None,
+    target_lang: str | None,
+) -> _Vocabularies:
+    folder = read.path.parent if folder is None else Path(folder)
+    given = {"source_lang": source_lang, "target_lang": target_lang}
+    languages = {name: value or read.task.get(name) for name, value in given.items()}
+    if missing := [name for name, value in languages.items() if not value]:
+        raise ConversionError(f"{read.path} does not say its languages: give {' and '.join(missing)}.")
+    paths = [folder / f"dict.{language}.txt" for language in languages.values()]
+    if missing := [path.name for path in paths if not path.is_file()]:
+        found = sorted(path.name for path in folder.glob("dict.*.txt"))
+        raise ConversionError(
+            f"{folder} lacks {' and '.join(dict.fromkeys(missing))} (there: {', '.join(found) or 'no dictionary'})."
+            " Name the folder of the dictionaries, and the languages if they have other names."
+        )
+    source, target = (read_dictionary(path) for path in paths)
+    reasons = []
+    for side, path, tokens in zip(("encoder", "decoder"), paths, (source, target), strict=True):
+        rows = _count_rows(read, side)
+        if rows != len(tokens):
+            reasons.append(
+                f"{path} makes {len(tokens)} tokens, the four special ones included, and {side}.embed_tokens.weight has"
+                f" {rows} rows"
+            )
+    if read.model["share_all_embeddings"] and source != target:
+        reasons.append(f"the model has one vocabulary (share_all_embeddings), and {paths[0]} and {paths[1]} differ")
+    refuse(f"The dictionaries are not those of {read.path}", reasons)
+    return _Vocabularies(languages=[str(value) for value in languages.values()], source=source, target=target)
+
+
+def _count_rows(read: FairseqCheckpoint, side: str) -> int:
+    name = f"{side}.embed_tokens.weight"
+    if name not in read.weights or read.weights[name].ndim != 2:
+        raise ConversionError(f"{read.path} has no table {name}: it is no transformer that translates.")
+    return read.weights[name].shape[0]
+
+
+def _make_word_tokenizer(vocabularies: _Vocabularies) -> VanillaTransformerTokenizer:
+    return make_word_tokenizer(
+        vocabularies.source,
+        target_tokens=vocabularies.target if vocabularies.separate else None,
+        bos=BOS,
+        pad=PAD,
+        eos=EOS,
+        unk=UNK,
+        joiner=find_joiner([*vocabularies.source, *vocabularies.target]),
+    )
+
+
+def _make_bpe(
+    vocabularies: _Vocabularies, codes: str | os.PathLike[str], target_codes: str | os.PathLike[str] | None
+) -> VanillaTransformerTokenizer:
+    target = vocabularies.target if vocabularies.separate else None
+    return make_bpe_tokenizer(codes, vocabularies.source, target_codes=target_codes, target_tokens=target)
+
+
+def _make_sentencepiece(
+    vocabularies: _Vocabularies, model: str | os.PathLike[str], target_model: str | os.PathLike[str] | None
+) -> VanillaTransformerTokenizer:
+    return convert_sentencepiece(
+        model,
+        target_model_file=target_model,
+        vocabulary=vocabularies.source,
+        target_vocabulary=vocabularies.target if vocabularies.separate else None,
+        append_absent=True,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=PAD,
+        unk_token=UNK,
+    )
+
+
+def _append_tokens(
+    read: FairseqCheckpoint, vocabularies: _Vocabularies, tokenizer: VanillaTransformerTokenizer
+) -> tuple[FairseqCheckpoint, bool]:
+    """Gives the tokens that only the tokenizer needs `<unk>`'s embedding and next to no probability.
+
+    Returns:
+        The checkpoint with rows for them, and whether there are any.
+    """
+    rows = {
+        "encoder": len(tokenizer) - len(vocabularies.source),
+        "decoder": tokenizer.target_vocab_size - len(vocabularies.target),
+    }
+    if not any(rows.values()):
+        return read, False
+    weights = dict(read.weights)
+    for name in weights:
+        if name.endswith((".embed_tokens.weight", ".output_projection.weight", ".embed_out")):
+            unknown = weights[name][_UNK_ID : _UNK_ID + 1]
+            weights[name] = torch.cat([weights[name], unknown.expand(rows[name.split(".")[0]], -1)])
+    bias = weights["decoder.embed_tokens.weight"].new_zeros(tokenizer.target_vocab_size)
+    bias[len(vocabularies.target) :] = UNLIKELY
+    return replace(read, weights={**weights, "lm_head.bias": bias}), True
+
+
+def _make_config(read: FairseqCheckpoint, vocabularies: _Vocabularies, *, added: bool) -> VanillaTransformerConfig:
+    settings = read.model
+    sizes = {side: _count_rows(read, side) for side in ("encoder", "decoder")}
+    one_table = bool(settings["share_all_embeddings"])
+    per_side = {
+        name: settings[f"{name.replace('ffn_dim', 'ffn_embed_dim')}"]
+        for side in ("encoder", "decoder")
+        for name in (f"{side}_layers", f"{side}_attention_heads", f"{side}_ffn_dim")
+    }
+    try:
+        return VanillaTransformerConfig(
+            vocab_size=sizes["encoder"],
+            decoder_vocab_size=sizes["decoder"] if vocabularies.separate else None,
+            d_model=settings["encoder_embed_dim"],
+            **per_side,
+            **{name: settings[name] for name in ("dropout", "attention_dropout", "activation_dropout")},
+            activation_function=_ACTIVATIONS[settings["activation_fn"]],
+            attention_bias=True,
+            lm_head_bias=added,
+            normalize_before=settings["encoder_normalize_before"],
+            add_final_layer_norm=None if _find_last_norms(read)[0] == settings["encoder_normalize_before"] else False,
+            normalize_embedding=settings["layernorm_embedding"],
+            scale_embedding=not settings["no_scale_embedding"],
+            position_embedding_type="learned" if settings["encoder_learned_pos"] else "sinusoidal_tensor2tensor",
+            position_offset=_PAD_ID + 1,
+            max_position_embeddings=max(_count_positions(read)),
+            share_encoder_decoder_embeddings=one_table,
+            tie_word_embeddings=one_table or bool(settings["share_decoder_input_output_embed"]),
+            langs=vocabularies.languages,
+            bos_token_id=_BOS_ID,
+            pad_token_id=_PAD_ID,
+            eos_token_id=_EOS_ID,
+            decoder_start_token_id=_EOS_ID,
+        )
+    except StrictDataclassError as error:
+        raise ConversionError(f"The settings of {read.path} make no model: {error}") from error
+
+
+def _make_generation_config(read: FairseqCheckpoint) -> tuple[GenerationConfig, list[str]]:
+    """Returns what fairseq's `generate` does with the checkpoint's settings, and notes on what it does not do here."""
+    given = {name: value for name, value in read.generation.items() if value is not None}
+    settings = {**_GENERATION, **{name: value for name, value in given.items() if name in _GENERATION}}
+    ignored = [name for name, legal in _IGNORED_GENERATION.items() if given.get(name, legal) != legal]
+    # An output as long as the source asks for has no counterpart but the package's own limit.
+    by_source = "max_len_a" in ignored
+    positions = min(read.model["max_target_positions"], _count_positions(read)[1] - _PAD_ID - 1)
+    longest = min(int(settings["max_len_b"]), positions - 1) + 1  # one more for the end
+    config = GenerationConfig(
+        num_beams=int(settings["beam"]),
+        length_penalty=0.0 if settings["unnormalized"] else float(settings["lenpen"]),
+        early_stopping=True,
+        max_new_tokens=None if by_source else longest,
+        min_new_tokens=int(settings["min_len"]) or None,
+        no_repeat_ngram_size=int(settings["no_repeat_ngram_size"]) or None,
+        suppress_tokens=[_PAD_ID],
+        bos_token_id=_BOS_ID,
+        pad_token_id=_PAD_ID,
+        eos_token_id=_EOS_ID,
+        decoder_start_token_id=_EOS_ID,
+    )
+    listed = ", ".join(f"{name}={given[name]}" for name in ignored)
+    return config, [f"These settings of generation have no counterpart here: {listed}."] if ignored else []
+
+
+def _describe_defaults(read: FairseqCheckpoint) -> list[str]:
+    listed = ", ".join(f"{name}={value}" for name, value in read.absent.items())
+    architecture = read.model["arch"]
+    return (
+        [f"Not in the checkpoint, and therefore as in fairseq's architecture {architecture}: {listed}."]
+        if listed
+        else []
+    )
+
+
+def _describe_tokenizer(
+    tokenizer: VanillaTransformerTokenizer,
+    vocabularies: _Vocabularies,
+    codes: object,
+    sentencepiece_model: object,
+) -> Iterable[str]:
+    numbers = [len(tokenizer) - len(vocabularies.source), tokenizer.target_vocab_size - len(vocabularies.target)]
+    if any(numbers):
+        listed = "{} of the source, {} of the target" if vocabularies.separate else "{}"
+        yield (
+            f"There are ids behind the dictionary's, which only the tokenizer needs: {listed.format(*numbers)}. They"
+            f" have the embedding of {UNK}, which fairseq takes these tokens for, and are never predicted."
+        )
+    if sentencepiece_model is not None:
+        return
+    if codes is None:
+        joiner = find_joiner([*vocabularies.source, *vocabularies.target])
+        how = {"@@": "words cut into pieces (apple@@ s), spaces between them", "▁": "sentencepiece's pieces"}
+        cut = how.get(str(joiner), "words, with spaces between them")
+        yield f"The tokenizer reads text as the dictionary has it ({cut}), and writes words joined again."
+    yield (
+        "What was done to the training texts before they were cut, such as Moses' tokenizer, is in no file of fairseq's"
+        " and must be done to each text first, and undone afterwards."
+    )

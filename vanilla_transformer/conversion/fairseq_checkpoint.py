@@ -1,0 +1,202 @@
+"""Reads fairseq's checkpoints: the weights and the settings they were trained with.
+
+A `.pt` file of fairseq holds a dictionary with the weights under "model". The settings are under "args", an
+`argparse.Namespace` with everything in it (before 2021), or under "cfg", where "model" is such a namespace and "task"
+and "generation" are dictionaries (since then). Around them lie what training needs to go on: meters, optimizers.
+"""
+
+import os
+import pickletools
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .errors import ConversionError
+from .reading import check_weights, read_checkpoint
+
+# Whose objects a checkpoint may hold: they are read as `Remnant`s. None of this code runs, nor need it be installed.
+_PACKAGES = ("fairseq.", "numpy.", "omegaconf.", "typing.")
+_TYPES = (
+    *("argparse.Namespace", "collections.defaultdict", "_operator.getitem"),
+    *(f"builtins.{name}" for name in ("bool", "bytes", "dict", "float", "int", "list", "str", "tuple", "type")),
+)
+
+_BASE: dict[str, Any] = {
+    "encoder_embed_dim": 512,
+    "encoder_ffn_embed_dim": 2048,
+    "encoder_layers": 6,
+    "encoder_attention_heads": 8,
+    "decoder_layers": 6,
+    "decoder_attention_heads": 8,
+    "encoder_normalize_before": False,
+    "decoder_normalize_before": False,
+    "encoder_learned_pos": False,
+    "decoder_learned_pos": False,
+    "dropout": 0.1,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "activation_fn": "relu",
+    "share_all_embeddings": False,
+    "share_decoder_input_output_embed": False,
+    "no_scale_embedding": False,
+    "layernorm_embedding": False,
+    "max_source_positions": 1024,
+    "max_target_positions": 1024,
+}
+_TINY = {"encoder_embed_dim": 64, "encoder_ffn_embed_dim": 64, "encoder_layers": 2, "encoder_attention_heads": 2}
+_IWSLT = {"encoder_ffn_embed_dim": 1024, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+_VASWANI = {
+    "encoder_embed_dim": 1024,
+    "encoder_ffn_embed_dim": 4096,
+    "encoder_attention_heads": 16,
+    "decoder_attention_heads": 16,
+    "dropout": 0.3,
+}
+_PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
+
+# The named architectures of the model, with what they change of the first one's defaults (fairseq 0.12.2).
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "transformer": {},
+    "transformer_tiny": {**_TINY, "decoder_layers": 2, "decoder_attention_heads": 2},
+    "transformer_iwslt_de_en": _IWSLT,
+    "transformer_wmt_en_de": {},
+    "transformer_vaswani_wmt_en_de_big": _VASWANI,
+    "transformer_vaswani_wmt_en_fr_big": {**_VASWANI, "dropout": 0.1},
+    "transformer_wmt_en_de_big": {**_VASWANI, "attention_dropout": 0.1},
+    "transformer_wmt_en_de_big_t2t": {
+        **_VASWANI,
+        **_PRE_NORM,
+        "attention_dropout": 0.1,
+        "activation_dropout": 0.1,
+    },
+}
+
+
+class Remnant:
+    """What is left of an object whose class is not here: what the file says of it, and nothing that it did."""
+
+    def __new__(cls, *args: Any) -> "Remnant":
+        """Makes an object of whatever the class's own constructor would have been given."""
+        return super().__new__(cls)
+
+    def __init__(self, *args: Any) -> None:
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        """Takes the object's attributes."""
+        self.state = state
+
+
+@dataclass(frozen=True, kw_only=True)
+class FairseqCheckpoint:
+    """What a checkpoint holds, as far as it is of use.
+
+    Args:
+        path: The file.
+        weights: The weights by fairseq's names.
+        model: The settings of the model, complete.
+        task: The settings of the task, with the languages.
+        generation: The settings of generation; older checkpoints have none.
+        absent: Those of `model` that the file lacks, which are therefore the architecture's defaults.
+    """
+
+    path: Path
+    weights: dict[str, torch.Tensor]
+    model: dict[str, Any]
+    task: dict[str, Any]
+    generation: dict[str, Any]
+    absent: dict[str, Any]
+
+
+def read_fairseq(path: str | os.PathLike[str]) -> FairseqCheckpoint:
+    """Reads a checkpoint and completes its settings as fairseq does.
+
+    Args:
+        path: The `.pt` file.
+
+    Returns:
+        What it holds.
+
+    Raises:
+        ConversionError: If it is no checkpoint of fairseq's, is damaged, or holds what would have to be run.
+    """
+    path = Path(path)
+    names = (*_TYPES, *(name for name in _find_classes(path) if name.startswith(_PACKAGES)))
+    content = read_checkpoint(path, allowed=[(Remnant, name) for name in names])
+    if not isinstance(content, Mapping) or "model" not in content:
+        raise ConversionError(f"{path} is no checkpoint of fairseq's, which is a dictionary with the entry 'model'.")
+    args, cfg = (_simplify(content.get(name)) for name in ("args", "cfg"))
+    settings = cfg if isinstance(cfg, dict) else {"model": args, "task": args}
+    if not isinstance(settings.get("model"), dict):
+        raise ConversionError(
+            f"{path} holds weights and no settings, which fairseq's checkpoints have in the entry 'args' or 'cfg': it"
+            f" has {', '.join(map(repr, content))} only."
+        )
+    weights = check_weights(content["model"], path, "its entry 'model'")
+    parts = {name: settings.get(name) or {} for name in ("task", "generation")}
+    model, absent = _complete(_flatten(settings["model"]))
+    return FairseqCheckpoint(path=path, weights=weights, model=model, absent=absent, **parts)
+
+
+def _find_classes(path: Path) -> set[str]:
+    """Names the classes and functions that a file of `torch.save` speaks of; as many as are legible."""
+    found: set[str] = set()
+    if not path.is_file():
+        return found
+    with path.open("rb") as file:
+        try:
+            if zipfile.is_zipfile(file):
+                archive = zipfile.ZipFile(file)
+                pickles = [archive.open(name) for name in archive.namelist() if name.endswith("/data.pkl")]
+            else:
+                file.seek(0)
+                pickles = [file] * 4  # one after the other: the format's number, its version, the machine, the content
+            for stream in pickles:
+                for opcode, argument, _ in pickletools.genops(stream):
+                    if opcode.name == "GLOBAL":
+                        found.add(str(argument).replace(" ", "."))
+        except Exception:  # what is wrong with the file is told by whoever reads it next
+            return found
+    return found
+
+
+def _simplify(value: Any) -> Any:
+    """Makes dictionaries and lists of namespaces and of omegaconf's containers."""
+    if isinstance(value, Remnant):
+        state = value.state
+        if not isinstance(state, dict):
+            return None
+        return _simplify(state.get("_content", state.get("_val", None if "_metadata" in state else state)))
+    if isinstance(value, Mapping):
+        return {name: _simplify(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_simplify(item) for item in value]
+    return value
+
+
+def _flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Gives the settings of a side, where they are a group of their own, the names that they have in a namespace."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= {f"{name}_{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def _complete(settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the settings with the architecture's defaults of those that are absent, and these defaults."""
+    settings = {name: value for name, value in settings.items() if value is not None}
+    architecture = settings.get("arch") or settings.get("_name")
+    defaults = {**_BASE, **ARCHITECTURES.get(str(architecture), {})}
+    if "max_positions" in settings:  # of both sides, once
+        defaults |= dict.fromkeys(("max_source_positions", "max_target_positions"), settings["max_positions"])
+    if "relu_dropout" in settings and not settings.get("activation_dropout"):  # its older name
+        settings = {**settings, "activation_dropout": settings["relu_dropout"]}
+    encoder = {**defaults, **settings}
+    for size in ("embed_dim", "ffn_embed_dim"):
+        defaults[f"decoder_{size}"] = encoder[f"encoder_{size}"]
+    absent = {name: value for name, value in defaults.items() if name not in settings}
+    return {**settings, **absent, "arch": architecture}, absent
