@@ -41,9 +41,8 @@ from benchmark_models import (
     PAD,
     SIZES,
     SPECIAL_TOKENS,
-    CTranslate2Model,
-    convert_to_marian,
     has_ctranslate2,
+    make_for_ctranslate2,
     make_ours,
     set_search,
 )
@@ -52,6 +51,7 @@ from transformers import AutoTokenizer, HfArgumentParser
 from transformers.hf_argparser import DataClassType
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.conversion.marian import to_marian
 from vanilla_transformer.data import open_text
 from vanilla_transformer.translation import translate
 
@@ -195,11 +195,10 @@ def make_models(sides: Iterable[str], setting: Setting) -> dict[str, Any]:
     for side in sides:
         if side == "ours":
             models[side] = ours
-        elif side in SAME_WEIGHTS:
-            marian = convert_to_marian(ours)
-            models[side] = (
-                CTranslate2Model(marian, CTRANSLATE2[side], setting.device) if side in CTRANSLATE2 else marian
-            )
+        elif side in CTRANSLATE2:
+            models[side] = make_for_ctranslate2(ours, CTRANSLATE2[side], setting.device)
+        elif side == REFERENCE:
+            models[side] = to_marian(ours)
         else:
             models[side] = MODELS[side](size).to(device=setting.device, dtype=dtype).eval()
         if hasattr(models[side], "generation_config"):
@@ -363,26 +362,12 @@ class Sentences:
             max_new_tokens=self.arguments.max_new_tokens,
         )
 
-    def by_ctranslate2(self, side: str) -> list[str]:
-        """Translates the file as CTranslate2 does, which sorts it too."""
-        found = self.models[side].translate(
-            self.tokenizer(self.lines)["input_ids"],
-            num_beams=self.num_beams,
-            max_new_tokens=self.arguments.max_new_tokens,
-            batch_size=self.arguments.sentences_batch_size,
-            length_penalty=self.arguments.length_penalty,
-        )
-        return self.tokenizer.batch_decode(found, skip_special_tokens=True)
-
     def tasks(self) -> dict[str, Callable[[], list[str]]]:
         """What is timed, by the names of the rows."""
         tasks: dict[str, Callable[[], list[str]]] = {}
         for side in self.models:
-            if side in CTRANSLATE2:
-                tasks[f"{side}, whole file"] = partial(self.by_ctranslate2, side)
-            else:
-                tasks[f"{side}, whole file"] = partial(self.as_a_whole, side)
-                tasks[f"{side}, file order"] = partial(self.in_file_order, side)
+            tasks[f"{side}, whole file"] = partial(self.as_a_whole, side)
+            tasks[f"{side}, file order"] = partial(self.in_file_order, side)
         return tasks
 
 
@@ -395,13 +380,14 @@ def load_sentences(arguments: BenchmarkArguments, dtype: str) -> Sentences:
     folder = str(arguments.model_name_or_path)
     model = VanillaTransformerForConditionalGeneration.from_pretrained(folder, dtype=getattr(torch, dtype))
     ours: Any = model.to(arguments.device).eval()  # type: ignore[arg-type]
-    marian = convert_to_marian(ours)
+    marian = to_marian(ours)
     models: dict[str, Any] = {}
     for side in arguments.side:
         if side in CTRANSLATE2:
-            models[side] = CTranslate2Model(marian, CTRANSLATE2[side], arguments.device)
+            models[side] = make_for_ctranslate2(ours, CTRANSLATE2[side], arguments.device)
         elif side in SAME_WEIGHTS:
             models[side] = ours if side == "ours" else marian
+        if side in models:
             set_search(models[side], ends=True, length_penalty=arguments.length_penalty)
     with open_text(str(arguments.test_file)) as file:
         lines = [line.strip() for line in file if line.strip()][: arguments.max_sentences]

@@ -25,12 +25,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from benchmark_models import convert_to_marian, set_search
+from benchmark_models import set_search
 from benchmark_tools import Clock, PeakMemory, check_at_least_one, check_device, describe_run, start_process
 from transformers import AutoTokenizer, HfArgumentParser
 from transformers.hf_argparser import DataClassType
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.conversion.marian import to_marian
 from vanilla_transformer.data import open_text
 from vanilla_transformer.translation import one_line, translate_lines
 
@@ -124,7 +125,7 @@ class Side:
         folder = arguments.model_name_or_path
         model: Any = VanillaTransformerForConditionalGeneration.from_pretrained(folder, dtype=dtype)
         model = model.to(arguments.device).eval()
-        self.model: Any = convert_to_marian(model) if is_marian else model
+        self.model: Any = to_marian(model) if is_marian else model
         set_search(self.model, ends=True)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.batch_size = arguments.batch_size

@@ -30,22 +30,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 from datasets import Dataset
-from transformers import HfArgumentParser, PreTrainedModel
+from transformers import HfArgumentParser
 from transformers.hf_argparser import DataClassType
 
-from vanilla_transformer.checkpoints import digest_weights, read_architecture
+from vanilla_transformer.checkpoints import digest_files, digest_weights, read_architecture
 from vanilla_transformer.data import load_parallel_corpus, read_lines
 from vanilla_transformer.evaluation import score_loss, score_translations
+from vanilla_transformer.export.ctranslate2 import CONFIG_FILE
+from vanilla_transformer.export.ctranslate2_model import is_exported_to_ctranslate2
+from vanilla_transformer.export.engines import EngineArguments
 from vanilla_transformer.metrics.comparison import Comparison, PairedScore, compare_translations
-from vanilla_transformer.translation import InferenceArguments, one_line, translate
+from vanilla_transformer.translation import TranslationModel, one_line, translate
 
 OUTPUT_FILES = ("sources.txt", "hypotheses.txt", "references.txt", "metrics.json")
 COMPARISON_FILES = ("comparison.json",)
-DISTRIBUTIONS = ("vanilla-transformer", "transformers", "torch", "tokenizers", "datasets", "sacrebleu")
+DISTRIBUTIONS = ("vanilla-transformer", "transformers", "torch", "tokenizers", "datasets", "sacrebleu", "ctranslate2")
 
 
 @dataclass
-class EvaluationArguments(InferenceArguments):
+class EvaluationArguments(EngineArguments):
     """What to score or compare, on which sentence pairs."""
 
     model_name_or_path: str = field(
@@ -152,6 +155,10 @@ def evaluate(arguments: EvaluationArguments, pairs: Dataset, output_dir: Path | 
 
     Returns:
         What metrics.json says about the model and its translations; `seconds` are those of translating alone.
+
+    Raises:
+        ImportError: If CTranslate2 is asked for and not installed.
+        ValueError: If the model, or an argument, is none for the engine.
     """
     model, tokenizer, generate_kwargs = arguments.load()
     sources, references = list(pairs["source"]), list(pairs["target"])
@@ -208,7 +215,7 @@ def measure_speed(seconds: float, *, sentences: int, output_tokens: int) -> dict
     }
 
 
-def describe(model: PreTrainedModel, generate_kwargs: dict[str, Any]) -> dict[str, Any]:
+def describe(model: TranslationModel, generate_kwargs: dict[str, Any]) -> dict[str, Any]:
     """The model's size and place, and the generation config in force: its own, with what the command line changes."""
     search = model.generation_config.to_diff_dict() | generate_kwargs
     return {
@@ -357,9 +364,11 @@ def write_report(path: Path, results: dict[str, Any], arguments: EvaluationArgum
 
 def describe_model(folder: Path) -> dict[str, Any]:
     """What tells the model in a folder from the one that the folder will hold later; empty for one of the Hub."""
-    config = folder / "config.json"
+    is_exported = is_exported_to_ctranslate2(folder)
+    config = folder / (CONFIG_FILE if is_exported else "config.json")
     settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
-    return {"weights_sha256": digest_weights(folder), "architecture": read_architecture(settings)}
+    weights = digest_files([folder / "model.bin"]) if is_exported else digest_weights(folder)
+    return {"weights_sha256": weights, "architecture": read_architecture(settings)}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -386,7 +395,10 @@ def main(argv: list[str] | None = None) -> None:
         return
     # So that nobody takes the scores for those of the same folder after more training.
     scored = {} if output_dir is None else describe_model(Path(arguments.model_name_or_path))
-    metrics = evaluate(arguments, pairs, output_dir)
+    try:
+        metrics = evaluate(arguments, pairs, output_dir)
+    except (ImportError, ValueError) as error:
+        parser.error(str(error))
     print(make_table(metrics))
     if output_dir is not None:
         write_report(output_dir / "metrics.json", {**metrics, **scored}, arguments, argv)

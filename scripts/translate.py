@@ -9,6 +9,11 @@ together, and translations are written, in order, as soon as those before them a
 gives N output lines, best first, of three fields with tabs in between: the input line's number, counted from 1, the
 score (log-probability over the length penalty), and the translation.
 
+With --engine ctranslate2 the same translations come several times as fast, in 8 bits above all (--dtype int8):
+
+    python scripts/export_model.py --model_name_or_path out/my-model --format ctranslate2 --output_dir out/my-ct2
+    python scripts/translate.py --engine ctranslate2 --model_name_or_path out/my-ct2 --dtype int8 --input_file test.en
+
 From a file to a file, an interrupted run goes on where it stopped when the same command is given again. An existing
 output file is not touched without --overwrite.
 """
@@ -25,14 +30,15 @@ from transformers import HfArgumentParser
 from transformers.hf_argparser import DataClassType
 
 from vanilla_transformer.data import open_text
+from vanilla_transformer.export.engines import EngineArguments
 from vanilla_transformer.pipeline_vanilla_transformer import WINDOW_SIZE
-from vanilla_transformer.translation import InferenceArguments, translate_file, translate_lines
+from vanilla_transformer.translation import translate_file, translate_lines
 
 INTERRUPTED = 130  # as shells say it
 
 
 @dataclass
-class TranslationArguments(InferenceArguments):
+class TranslationArguments(EngineArguments):
     """What to translate, with which model, and how."""
 
     input_file: str | None = field(
@@ -111,7 +117,7 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(str(error))
     try:
         run(arguments)
-    except (FileExistsError, FileNotFoundError, ValueError) as error:
+    except (FileExistsError, FileNotFoundError, ImportError, ValueError) as error:
         parser.error(str(error))
     except KeyboardInterrupt:
         rest = "" if arguments.output_file is None else "; the same command goes on from there"

@@ -39,33 +39,6 @@ def make_model(**settings: Any) -> VanillaTransformerForConditionalGeneration:
     return model.eval()
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"position_embedding_type": "sinusoidal_concatenated", "activation_function": "gelu"},
-        {"attention_bias": True, "lm_head_bias": True, "scale_embedding": False},
-        {"d_k": 8, "d_v": 8, "encoder_ffn_dim": 48, "decoder_layers": 1},
-    ],
-)
-def test_marian_with_our_weights_is_the_same_function(models: Any, settings: dict[str, Any]) -> None:
-    ours = make_model(**settings)
-    marian = models.convert_to_marian(ours)
-    source, target = torch.randint(4, 320, (3, 11)), torch.randint(4, 320, (3, 7))
-    mask = torch.ones_like(source)
-    mask[1, 5:] = 0
-    inputs = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target}
-    with torch.no_grad():
-        torch.testing.assert_close(marian(**inputs).logits, ours(**inputs).logits, atol=1e-5, rtol=1e-5)
-
-
-def test_a_model_that_marian_cannot_be_is_refused_with_all_reasons(models: Any) -> None:
-    ours = make_model(position_embedding_type="learned", normalize_before=True, d_k=4)
-    message = "position_embedding_type is 'learned', normalize_before is True, d_k is 4"
-    with pytest.raises(ValueError, match=message):
-        models.convert_to_marian(ours)
-
-
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_every_side_generates_as_many_tokens_and_ours_those_of_marian(benchmark: Any, num_beams: int) -> None:
     setting = benchmark.Setting("tiny", "float32", num_beams, 4, 8, 5, "cpu")

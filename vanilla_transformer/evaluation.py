@@ -10,11 +10,11 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import EvalPrediction, PreTrainedTokenizerBase
 
 from .loss_vanilla_transformer import IGNORED_LABEL
 from .metrics.sacrebleu_scores import corpus_score, import_sacrebleu, make_bleu, make_chrf, make_ter
-from .translation import encode_texts, inference, length_limit, progress_bar
+from .translation import TranslationModel, encode_texts, inference, length_limit, progress_bar
 
 
 class TranslationScores(TypedDict):
@@ -97,7 +97,7 @@ def score_translations(
 
 
 def score_loss(
-    model: PreTrainedModel,
+    model: TranslationModel,
     tokenizer: PreTrainedTokenizerBase,
     sources: Sequence[str],
     targets: Sequence[str],
@@ -112,7 +112,7 @@ def score_loss(
     The sum over all tokens is divided once, so batches do not matter, and it is plain: no label smoothing.
 
     Args:
-        model: Any sequence-to-sequence model; the inputs are moved to its device.
+        model: Any sequence-to-sequence model, or a `CTranslate2Model`; the inputs are moved to its device.
         tokenizer: Its tokenizer.
         sources: Source sentences.
         targets: Their translations.
@@ -167,8 +167,11 @@ def to_perplexity(loss: float) -> float:
     return torch.tensor(loss, dtype=torch.float64).exp().item()
 
 
-def _sum_of_losses(model: PreTrainedModel, inputs: Any, labels: torch.Tensor) -> float:
+def _sum_of_losses(model: TranslationModel, inputs: Any, labels: torch.Tensor) -> float:
     """Negative log-likelihood of `labels` (batch, target_length), summed over its tokens; -100 marks padding."""
+    own: Any = getattr(model, "sum_losses", None)
+    if own is not None:  # CTranslate2 gives no logits
+        return float(own(**inputs, labels=labels))
     # The model's own loss may be smoothed or a mean over its batch: only its logits are used. Models without this
     # method shift the labels in their forward pass.
     shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)

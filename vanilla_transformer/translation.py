@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -36,7 +36,13 @@ from .pipeline_vanilla_transformer import (
     sequence_score_settings,
 )
 
+if TYPE_CHECKING:
+    from .export.ctranslate2_model import CTranslate2Model
+
 logger = logging.getLogger(__name__)
+
+# What can translate here.
+TranslationModel: TypeAlias = "PreTrainedModel | CTranslate2Model"
 
 # A tokenizer that knows no limit says 1e30.
 _NO_LENGTH_LIMIT = 10**20
@@ -177,11 +183,15 @@ class InferenceArguments:
             revision=self.revision,
             trust_remote_code=self.trust_remote_code,
         )
+        return model, tokenizer, self.collect_settings(tokenizer)
+
+    def collect_settings(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+        """Collects the arguments of `generate` that were given or that the languages, set in the tokenizer, ask for."""
         given = {name: getattr(self, name) for name in ("num_beams", "length_penalty", "max_new_tokens")}
         generate_kwargs = {name: value for name, value in given.items() if value is not None}
         if self.source_lang is not None and self.target_lang is not None and is_multilingual(tokenizer):
             generate_kwargs |= set_languages(tokenizer, source_lang=self.source_lang, target_lang=self.target_lang)
-        return model, tokenizer, generate_kwargs
+        return generate_kwargs
 
 
 @contextmanager
@@ -258,7 +268,7 @@ class _Translator:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: TranslationModel,
         tokenizer: PreTrainedTokenizerBase,
         *,
         batch_size: int | None,
@@ -271,17 +281,17 @@ class _Translator:
         for name, value in (("batch_size", batch_size), ("max_batch_tokens", max_batch_tokens), ("n_best", n_best)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1.")
-        self.model = model
+        self.model = cast(Any, model)
         self.tokenizer = tokenizer
         self.source_prefix = source_prefix
         self.limit = length_limit(tokenizer, max_source_length)
         self.num_beams = self._find_num_beams(generate_kwargs)
         self.num_translations = n_best or 1
         self.has_scores = n_best is not None and self.num_beams > 1
-        own = sequence_score_settings(model) if self.has_scores else {"return_dict_in_generate": False}
+        own = sequence_score_settings(self.model) if self.has_scores else {"return_dict_in_generate": False}
         self.generate_kwargs = {**generate_kwargs, "num_return_sequences": self.num_translations, **own}
         if batch_size is None and max_batch_tokens is None:
-            max_batch_tokens = DEFAULT_BATCH_TOKENS if is_vanilla(model) else DEFAULT_BATCH_TOKENS_OF_OTHERS
+            max_batch_tokens = DEFAULT_BATCH_TOKENS if is_vanilla(self.model) else DEFAULT_BATCH_TOKENS_OF_OTHERS
         self.fits = partial(
             count_sentences,
             batch_size=batch_size,
@@ -331,8 +341,7 @@ class _Translator:
         if not token_ids[0]:
             return [[Translation("", 0.0 if self.has_scores else None)] * count for _ in token_ids]
         inputs = self.tokenizer.pad({"input_ids": token_ids}, return_attention_mask=True, return_tensors="pt")
-        generate: Any = self.model.generate
-        output = generate(**inputs.to(self.model.device), **self.generate_kwargs)
+        output = self.model.generate(**inputs.to(self.model.device), **self.generate_kwargs)
         sequences = output.sequences if self.has_scores else output
         scores = output.sequences_scores.tolist() if self.has_scores else [None] * len(sequences)
         texts = self.tokenizer.batch_decode(sequences, skip_special_tokens=True)
@@ -346,7 +355,7 @@ class _Translator:
 
 
 def translate_n_best(
-    model: PreTrainedModel,
+    model: TranslationModel,
     tokenizer: PreTrainedTokenizerBase,
     sentences: Sequence[str],
     *,
@@ -401,7 +410,7 @@ def _translate_list(translator: _Translator, sentences: Sequence[str], progress:
 
 
 def translate(
-    model: PreTrainedModel,
+    model: TranslationModel,
     tokenizer: PreTrainedTokenizerBase,
     sentences: Sequence[str],
     *,
@@ -415,7 +424,7 @@ def translate(
     """Translates sentences, one translation for each (see [`translate_n_best`] for more).
 
     Args:
-        model: Any sequence-to-sequence model; the inputs are moved to its device.
+        model: Any sequence-to-sequence model, or a `CTranslate2Model`; the inputs are moved to its device.
         tokenizer: Its tokenizer.
         sentences: The source sentences. One without text gives an empty translation.
         batch_size: The most sentences per call of `generate`.
@@ -459,7 +468,7 @@ def one_line(text: str) -> str:
 
 
 def translate_lines(
-    model: PreTrainedModel,
+    model: TranslationModel,
     tokenizer: PreTrainedTokenizerBase,
     lines: Iterable[str],
     *,
@@ -526,7 +535,7 @@ def translate_lines(
 
 
 def translate_file(
-    model: PreTrainedModel,
+    model: TranslationModel,
     tokenizer: PreTrainedTokenizerBase,
     input_file: str | os.PathLike[str],
     output_file: str | os.PathLike[str],
@@ -638,7 +647,7 @@ def _resume(unfinished: Path, state: Path, *, settings: dict[str, Any], lines_pe
 
 
 def _settings(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: Path, options: dict[str, Any]
+    model: TranslationModel, tokenizer: PreTrainedTokenizerBase, source: Path, options: dict[str, Any]
 ) -> dict[str, Any]:
     """What decides the translations of a file; batch and window sizes do not."""
     with open(source, "rb") as file:

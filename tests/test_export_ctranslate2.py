@@ -1,0 +1,458 @@
+"""Export to CTranslate2: what it computes and finds against this package's own model, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies as st
+from tiny_vanilla import ALL_SHARING, make_model, make_sentences, pad
+from torch import nn
+from transformers import AutoTokenizer, GenerationConfig, MarianConfig, MarianMTModel, PreTrainedTokenizerBase
+
+from vanilla_transformer.conversion.errors import ConversionError
+from vanilla_transformer.evaluation import score_loss
+from vanilla_transformer.export.ctranslate2 import (
+    ACTIVATIONS,
+    export_ctranslate2,
+    list_tokens,
+    register_ctranslate2_loader,
+)
+from vanilla_transformer.export.ctranslate2_model import CTranslate2Model, load_for_ctranslate2
+from vanilla_transformer.tokenizer_training import train_separate_tokenizer, train_tokenizer
+from vanilla_transformer.translation import translate, translate_file, translate_n_best
+
+pytest.importorskip("ctranslate2")
+
+START, PAD, END = 0, 1, 2
+SOURCES = [*make_sentences([9, 2, 5], seed=3), [END]]
+TEXTS = ["a man rides a horse .", "two dogs run", "", "the sun shines on the old house", "a dog"]
+EVERYTHING: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "concatenated": {"position_embedding_type": "sinusoidal_concatenated", "scale_embedding": False},
+    "tensor2tensor-offset": {"position_embedding_type": "sinusoidal_tensor2tensor", "position_offset": 2},
+    "learned-offset": {"position_embedding_type": "learned", "position_offset": 2},
+    "pre-norm": {"normalize_before": True},
+    "pre-norm-no-final": {"normalize_before": True, "add_final_layer_norm": False},
+    "post-norm-final": {"add_final_layer_norm": True, "normalize_embedding": True},
+    "all-biases": {"attention_bias": True, "lm_head_bias": True, "layer_norm_eps": 0.01},
+    "no-bias": {"ffn_bias": False},
+    "narrow-keys": {"d_k": 2, "d_v": 6},
+    "narrow-values": {"d_k": 6, "d_v": 2, "attention_bias": True},
+    "odd-heads": {"d_k": 5, "d_v": 5, "encoder_attention_heads": 3, "decoder_attention_heads": 1},
+    **ALL_SHARING,
+    **{f"activation-{name}": {"activation_function": name} for name in ACTIVATIONS if name != "relu"},
+}
+
+
+def make(**changes: Any) -> Any:
+    """A random model; its `generate` is typed by the library in a way that no call of it suits."""
+    return make_model(**changes)
+
+
+def export(model: Any, folder: Path, **settings: Any) -> CTranslate2Model:
+    """The model exported and loaded; everything is computed in float32."""
+    own = {name: settings.pop(name) for name in ("tokenizer", "quantization", "max_positions") if name in settings}
+    export_ctranslate2(model, folder / "exported", **own)
+    return CTranslate2Model(folder / "exported", **{"device": "cpu", "compute_type": "float32", **settings})
+
+
+def both(ours: Any, theirs: Any, side: str = "right", **settings: Any) -> list[Any]:
+    """What both generate for SOURCES."""
+    ids, mask = pad(SOURCES[:3], side)
+    return [model.generate(input_ids=ids, attention_mask=mask, **settings) for model in (ours, theirs)]
+
+
+def assert_same_beams(ours: Any, theirs: Any, **settings: Any) -> None:
+    """Compares the tokens and scores of all that a beam search returns."""
+    expected, found = both(ours, theirs, return_dict_in_generate=True, **settings)
+    assert torch.equal(found.sequences, expected.sequences)
+    torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, atol=1e-4, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return train_tokenizer(TEXTS, vocab_size=270)
+
+
+# The function
+
+
+@pytest.mark.parametrize("changes", EVERYTHING.values(), ids=EVERYTHING)
+def test_every_configuration_is_the_same_function(changes: dict[str, Any], tmp_path: Path) -> None:
+    ours = make(**changes)
+    theirs = export(ours, tmp_path)
+    targets = make_sentences([4, 7, 1], vocab_size=13, seed=1)
+    found = theirs.translator.score_batch(
+        [list(map(str, source)) for source in SOURCES[:3]], [list(map(str, target)) for target in targets]
+    )
+    for source, target, result in zip(SOURCES, targets, found, strict=False):
+        with torch.no_grad():
+            logits = ours(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([[START, *target]])).logits
+        expected = logits[0].log_softmax(dim=-1).gather(1, torch.tensor([*target, END])[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(result.log_probs), expected, atol=2e-5, rtol=2e-5)
+    settings: dict[str, Any] = {"max_new_tokens": 12}
+    for side in ("right", "left"):
+        assert torch.equal(*both(ours, theirs, side, **settings))
+    # When this setting is on, both end their searches by the same rule.
+    settings |= {"num_beams": 3, "num_return_sequences": 2, "early_stopping": True}
+    assert_same_beams(ours, theirs, **settings)
+    assert_same_beams(ours, theirs, **settings, length_penalty_type="gnmt", length_penalty=0.6)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int8_float32", "int16", "bfloat16", "float16"])
+def test_in_fewer_bits_little_changes(quantization: str, tmp_path: Path) -> None:
+    ours = make(d_model=64, d_k=8, d_v=24, scale=0.2)
+    ids, mask = pad(SOURCES[:3])
+    labels = torch.tensor([[5, 6, END], [7, END, -100], [8, 9, 10]])
+    with torch.no_grad():
+        logits = ours(input_ids=ids, attention_mask=mask, labels=labels).logits
+    theirs = export(ours, tmp_path, quantization=quantization, compute_type="default")
+    expected = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    assert theirs.sum_losses(ids, mask, labels) == pytest.approx(float(expected), rel=0.05)
+    # CTranslate2 quantizes in place what it is given.
+    with torch.no_grad():
+        assert torch.equal(ours(input_ids=ids, attention_mask=mask, labels=labels).logits, logits)
+
+
+def test_positions_end_where_the_table_was_made_to_end(tmp_path: Path) -> None:
+    ours = make()
+    theirs = export(ours, tmp_path, max_positions=70)
+    long = torch.tensor(make_sentences([70]))
+    assert torch.equal(theirs.generate(long, max_new_tokens=70), ours.generate(long, max_new_tokens=70))
+    with pytest.raises(ValueError, match="A source of 71 tokens is too long: the exported model has 70 positions"):
+        theirs.generate(torch.ones(1, 71, dtype=torch.long), torch.ones(1, 71), max_new_tokens=3)
+    with pytest.raises(ConversionError, match="71 new tokens are asked for"):
+        theirs.generate(long, max_new_tokens=71)
+    with pytest.raises(ValueError, match="A target of 71 tokens is too long"):
+        theirs.sum_losses(long, torch.ones_like(long), torch.full((1, 71), 4))
+
+
+def test_a_text_of_a_thousand_tokens_is_neither_cut_nor_refused(tmp_path: Path) -> None:
+    """CTranslate2 would cut sources at 1,024 tokens and translations at 256 unless told otherwise."""
+    ours = make(seed=1)
+    theirs = export(ours, tmp_path)
+    long = torch.tensor(make_sentences([1100]))
+    settings: dict[str, Any] = {"max_new_tokens": 300, "eos_token_id": None}
+    expected = ours.generate(long, **settings)
+    assert expected.shape == (1, 301)
+    assert torch.equal(theirs.generate(long, **settings), expected)
+    with torch.no_grad():
+        loss = float(ours(input_ids=long, labels=long).loss)
+    assert theirs.sum_losses(long, torch.ones_like(long), long) == pytest.approx(loss * 1100, rel=1e-4)
+
+
+def test_learned_positions_have_as_many_as_they_have(tmp_path: Path) -> None:
+    """A table of 23 rows, from the third on, is no multiple of what CTranslate2 may pad to."""
+    ours = make(position_embedding_type="learned", position_offset=2, max_position_embeddings=25)
+    theirs = export(ours, tmp_path)
+    long = torch.tensor(make_sentences([23]))
+    settings: dict[str, Any] = {"eos_token_id": None}
+    expected = ours.generate(long, **settings)
+    assert expected.shape == (1, 1 + 23)
+    assert torch.equal(theirs.generate(long, **settings), expected)
+    with pytest.raises(ValueError, match="has 23 positions"):
+        theirs.generate(torch.tensor(make_sentences([24])))
+
+
+# The search
+
+
+def test_with_enough_patience_the_papers_search_is_found_whole(tmp_path: Path) -> None:
+    """This package searches until no open beam can win: so does CTranslate2 when it never has enough."""
+    ours = make(seed=5, scale=0.3)
+    theirs = export(ours, tmp_path, patience=1000.0)
+    for alpha in (0.0, 0.6, 1.5):
+        assert_same_beams(ours, theirs, num_beams=4, length_penalty_type="gnmt", length_penalty=alpha)
+
+
+@pytest.mark.parametrize("search", [{}, {"num_beams": 3, "early_stopping": True, "length_penalty": 2.0}])
+def test_each_sentence_has_its_own_limit(search: dict[str, Any], tmp_path: Path) -> None:
+    """Its length and 50 more: the end is so improbable that most come to it, but not so that none comes before."""
+    ours = make(lm_head_bias=True, seed=2, scale=0.2)
+    with torch.no_grad():
+        ours.lm_head.bias[END] = -3.0
+    theirs = export(ours, tmp_path)
+    expected, found = both(ours, theirs, **search)
+    assert torch.equal(found, expected)
+    assert expected.shape[1] == 1 + 59
+    assert (expected != PAD).sum(dim=1).unique().numel() > 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_length": 6},
+        {"max_new_tokens": 6, "forced_eos_token_id": END},
+        {"forced_eos_token_id": [END], "max_new_tokens": 1},
+        {"max_new_tokens": 9, "min_new_tokens": 5, "renormalize_logits": True},
+        {"max_new_tokens": 9, "min_length": 5, "renormalize_logits": True},
+        {"max_new_tokens": 9, "bad_words_ids": [[5], [6, 7]], "suppress_tokens": [8], "renormalize_logits": True},
+        {"max_new_tokens": 9, "no_repeat_ngram_size": 2, "renormalize_logits": True},
+        {"max_new_tokens": 9, "eos_token_id": [END, 5, 9]},
+        {"max_new_tokens": 9, "eos_token_id": None, "pad_token_id": PAD},
+        {"generation_config": GenerationConfig(max_new_tokens=4, pad_token_id=7)},
+        {"max_new_tokens": 9, "temperature": 1.0, "repetition_penalty": 1.0, "use_cache": True},
+    ],
+    ids=lambda settings: "-".join(settings),
+)
+def test_settings_mean_what_they_do_in_the_library(settings: dict[str, Any], tmp_path: Path) -> None:
+    ours = make(seed=4, scale=0.3)
+    theirs = export(ours, tmp_path)
+    plain, greedy = both(ours, theirs, **settings)
+    assert torch.equal(greedy, plain)
+    for alpha in (1.0, 0.5):
+        beams = {"num_beams": 3, "early_stopping": True, "length_penalty": alpha}
+        expected, found = both(ours, theirs, **{**settings, **beams})
+        assert torch.equal(found, expected)
+
+
+def test_without_a_length_penalty_early_stopping_still_ends_the_search(tmp_path: Path) -> None:
+    """CTranslate2 would wait for the best open beam, which here never ends and is worth more than what has ended."""
+    ours = make(lm_head_bias=True)
+    with torch.no_grad():
+        for parameter in ours.model.decoder.layers[-1].final_layer_norm.parameters():
+            parameter.zero_()
+        ours.lm_head.bias.copy_(torch.linspace(-12.0, -10.0, 17))
+        ours.lm_head.bias[END], ours.lm_head.bias[5] = -3.0, 0.0
+    theirs = export(ours, tmp_path)
+    settings: dict[str, Any] = {"num_beams": 3, "early_stopping": True, "length_penalty": 0.0, "max_new_tokens": 9}
+    expected, found = both(ours, theirs, **settings)
+    assert expected.tolist() == [[START, END]] * 3
+    assert torch.equal(found, expected)
+
+
+def test_without_a_mask_pad_tokens_are_padding_and_a_greedy_search_returns_an_object(tmp_path: Path) -> None:
+    ours = make()
+    theirs = export(ours, tmp_path)
+    ids, mask = pad(SOURCES[:3], junk=PAD)
+    settings: dict[str, Any] = {"max_new_tokens": 8}
+    expected = theirs.generate(ids, mask, **settings)
+    assert torch.equal(theirs.generate(ids, **settings), expected)
+    assert torch.equal(theirs.generate(ids, **settings, return_dict_in_generate=True).sequences, expected)
+
+
+def test_a_source_of_special_tokens_only_gives_an_empty_translation(tmp_path: Path) -> None:
+    theirs = export(make(), tmp_path)
+    assert theirs.generate(torch.tensor([SOURCES[3]]), num_beams=2).tolist() == [[START]]
+
+
+def test_divided_batches_and_several_workers_change_nothing(tmp_path: Path) -> None:
+    ours = make()
+    export(ours, tmp_path)
+    theirs = CTranslate2Model(tmp_path / "exported", device="cpu", inter_threads=2, intra_threads=1, max_batch_size=2)
+    assert torch.equal(*both(ours, theirs, max_new_tokens=9))
+
+
+def test_all_settings_without_a_counterpart_are_refused_together(tmp_path: Path) -> None:
+    theirs = export(make(), tmp_path)
+    with pytest.raises(ConversionError) as error:
+        theirs.generate(
+            torch.tensor([[5, 6]]),
+            do_sample=True,
+            repetition_penalty=1.2,
+            output_scores=True,
+            length_penalty_type="none",
+            num_return_sequences=3,
+            decoder_input_ids=torch.tensor([[0]]),
+        )
+    assert str(error.value).splitlines() == [
+        "CTranslate2 cannot generate as asked:",
+        "  - decoder_input_ids is none of its settings",
+        "  - do_sample is True, of which it has no counterpart",
+        "  - repetition_penalty is 1.2, of which it has no counterpart",
+        "  - output_scores is True, of which it has no counterpart",
+        "  - length_penalty_type is 'none' (can be: gnmt, transformers)",
+        "  - num_return_sequences is 3, more than num_beams, 1",
+    ]
+
+
+# Vocabularies and folders
+
+
+@hypothesis.settings(max_examples=40)
+@hypothesis.given(
+    st.dictionaries(st.text(max_size=3) | st.just("<no token 1>"), st.integers(0, 8), max_size=6), st.integers(9, 12)
+)
+def test_tokens_are_all_different_and_in_the_order_of_their_ids(vocabulary: dict[str, int], size: int) -> None:
+    one_token_each = {token: token_id for token_id, token in {value: key for key, value in vocabulary.items()}.items()}
+    tokens = list_tokens(one_token_each, size)
+    assert len(set(tokens)) == len(tokens) == size
+    assert all(tokens[token_id] == token for token, token_id in one_token_each.items())
+
+
+def test_a_folder_is_all_that_translating_needs(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    """The model has more tokens than the tokenizer, and settings of its own for the search."""
+    ours = make(vocab_size=len(tokenizer) + 5)
+    settings: dict[str, Any] = {"length_penalty_type": "gnmt", "num_beams": 3, "length_penalty": 0.6}
+    ours.generation_config.update(**settings, early_stopping=True, allow_custom_entries=True)
+    exported = export_ctranslate2(ours, tmp_path / "exported", tokenizer=tokenizer)
+    shutil.move(exported, tmp_path / "moved")
+    theirs, reloaded = load_for_ctranslate2(str(tmp_path / "moved"), device="cpu")
+    assert theirs.config.to_dict() == ours.config.to_dict()
+    assert theirs.num_parameters() == ours.num_parameters()
+    assert (theirs.device, theirs.dtype) == (torch.device("cpu"), "float32")
+    expected = translate_n_best(ours, tokenizer, TEXTS, num_return_sequences=2, progress=False)
+    found = translate_n_best(theirs, reloaded, TEXTS, num_return_sequences=2, progress=False)
+    assert [[one.text for one in of_text] for of_text in found] == [
+        [one.text for one in of_text] for of_text in expected
+    ]
+    assert found[0][0].score == pytest.approx(expected[0][0].score, abs=1e-4)
+
+
+def test_two_vocabularies(tmp_path: Path) -> None:
+    tokenizer = train_separate_tokenizer(TEXTS, [text.upper() for text in TEXTS], vocab_size=268)
+    ours = make(
+        vocab_size=len(tokenizer),
+        decoder_vocab_size=tokenizer.target_vocab_size + 2,
+        share_encoder_decoder_embeddings=False,
+    )
+    theirs = export(ours, tmp_path, tokenizer=tokenizer)
+    assert theirs.source_tokens == tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    assert theirs.target_tokens[:-2] == tokenizer.target_tokenizer.convert_ids_to_tokens(
+        list(range(tokenizer.target_vocab_size))
+    )
+    reloaded = AutoTokenizer.from_pretrained(tmp_path / "exported")
+    settings: dict[str, Any] = {"max_new_tokens": 9, "progress": False}
+    assert translate(theirs, reloaded, TEXTS, **settings) == translate(ours, tokenizer, TEXTS, **settings)
+
+
+def test_losses_are_those_of_the_model_even_of_truncated_references(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    ours = make(vocab_size=len(tokenizer))
+    theirs = export(ours, tmp_path, tokenizer=tokenizer)
+    sources = [text or "x" for text in TEXTS]
+    expected = score_loss(ours, tokenizer, sources, sources, max_target_length=5, progress=False)
+    found = score_loss(theirs, tokenizer, sources, sources, max_target_length=5, progress=False)
+    assert found["loss"] == pytest.approx(expected["loss"], abs=1e-5)
+    ids, labels = torch.tensor([[5, 6, END]]), torch.tensor([[7, 8, 9]])  # nothing ends this one
+    with torch.no_grad():
+        logits = ours(input_ids=ids, labels=labels).logits
+    loss = nn.functional.cross_entropy(logits[0], labels[0], reduction="sum")
+    assert theirs.sum_losses(ids, torch.ones_like(ids), labels) == pytest.approx(float(loss), abs=1e-4)
+
+
+def test_a_file_is_not_resumed_with_another_type(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    export(make(vocab_size=len(tokenizer)), tmp_path, tokenizer=tokenizer)
+    source, target = tmp_path / "source.txt", tmp_path / "target.txt"
+    source.write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
+    models = [CTranslate2Model(tmp_path / "exported", device="cpu", compute_type=name) for name in ("float32", "int8")]
+    translate_file(models[0], tokenizer, source, target, max_new_tokens=5, progress=False)
+    lines = target.read_text(encoding="utf-8")
+    assert lines == "".join(
+        f"{line}\n" for line in translate(models[0], tokenizer, TEXTS, max_new_tokens=5, progress=False)
+    )
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    models[0].generate = stop  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        translate_file(models[0], tokenizer, source, tmp_path / "again.txt", max_new_tokens=5, progress=False)
+    with pytest.raises(FileExistsError, match=r"other settings \(model\)"):
+        translate_file(models[1], tokenizer, source, tmp_path / "again.txt", max_new_tokens=5, progress=False)
+
+
+def test_ctranslate2s_own_converter_knows_the_model_once_it_is_told(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    import ctranslate2
+    from ctranslate2.converters import TransformersConverter
+
+    ours = make(vocab_size=len(tokenizer))
+    ours.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    register_ctranslate2_loader()
+    TransformersConverter(str(tmp_path / "model")).convert(str(tmp_path / "converted"))
+    translator = ctranslate2.Translator(str(tmp_path / "converted"))
+    ids = tokenizer("two dogs run")["input_ids"]
+    (found,) = translator.translate_batch(
+        [tokenizer.convert_ids_to_tokens(ids)], beam_size=1, max_decoding_length=7, min_decoding_length=0
+    )
+    expected = ours.generate(input_ids=torch.tensor([ids]), max_new_tokens=7)[0, 1:].tolist()
+    assert tokenizer.convert_tokens_to_ids(found.hypotheses[0]) == [one for one in expected if one not in (PAD, END)]
+
+
+def test_all_reasons_against_a_model_are_given_together(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    class Adapted(nn.Linear):
+        """As adapters are: more than its weight."""
+
+    ours = make(activation_function="mish", position_embedding_type="learned", vocab_size=20)
+    ours.model.encoder.layers[0].fc1 = Adapted(16, 24)
+    ours.generation_config.decoder_start_token_id = None
+    ours.config.decoder_start_token_id = None
+    with pytest.raises(ConversionError) as error:
+        export_ctranslate2(ours, tmp_path / "out", tokenizer=tokenizer, quantization="int4", max_positions=9)
+    lines = str(error.value).splitlines()
+    assert lines[0] == "The model cannot be exported to CTranslate2:"
+    beginnings = [
+        "  - model.encoder.layers.0.fc1 is test_export_ctranslate2.Adapted, whose weights",
+        "  - activation_function is 'mish' (can be: 'relu', 'gelu'",
+        "  - max_positions is 9, but learned positions end where their table ends",
+        "  - decoder_start_token_id is None: CTranslate2 needs one",
+        f"  - the tokenizer has source tokens up to id {len(tokenizer) - 1}, the model 20 embeddings",
+        f"  - the tokenizer has target tokens up to id {len(tokenizer) - 1}, the model 20 embeddings",
+        "  - quantization is 'int4' (can be: float32, float16",
+    ]
+    assert len(lines) == 1 + len(beginnings)
+    for line, beginning in zip(lines[1:], beginnings, strict=True):
+        assert line.startswith(beginning)
+    other: Any = MarianMTModel(
+        MarianConfig(
+            vocab_size=20, d_model=16, encoder_layers=1, decoder_layers=1, pad_token_id=1, decoder_start_token_id=1
+        )
+    )
+    with pytest.raises(ConversionError, match="it is MarianMTModel, not a model of this package"):
+        export_ctranslate2(other, tmp_path / "out")
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_folder_is_complete_or_absent(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = make(vocab_size=len(tokenizer))
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").write_text("mine")
+    with pytest.raises(FileExistsError, match="kept is a folder that is not empty"):
+        export_ctranslate2(ours, kept)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(type(ours.generation_config), "save_pretrained", fail)
+    with pytest.raises(OSError, match="the disk is full"):
+        export_ctranslate2(ours, tmp_path / "out", tokenizer=tokenizer)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert (kept / "file").read_text() == "mine"
+
+
+def test_what_is_no_exported_model_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"holds no model exported to CTranslate2 .*export_model\.py --format"):
+        CTranslate2Model(tmp_path)
+    export(make(), tmp_path)
+    with pytest.raises(ValueError, match=r"patience is 0\.5; it must be at least 1"):
+        CTranslate2Model(tmp_path / "exported", patience=0.5)
+    with pytest.raises(ValueError, match="device is 'mps'; CTranslate2 computes on cpu and cuda"):
+        CTranslate2Model(tmp_path / "exported", device="mps")
+    assert json.loads((tmp_path / "exported" / "shared_vocabulary.json").read_text()) == [str(i) for i in range(17)]
+
+
+def test_the_extra_is_named_where_ctranslate2_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    for attempt in (
+        lambda: export_ctranslate2(make(), tmp_path / "out"),
+        lambda: CTranslate2Model(tmp_path),
+        lambda: load_for_ctranslate2("nowhere"),
+        register_ctranslate2_loader,
+    ):
+        with pytest.raises(ImportError, match=r'pip install "vanilla-transformer\[export\]"'):
+            attempt()
+    assert not any(tmp_path.iterdir())

@@ -1,0 +1,402 @@
+"""Takes a model to CTranslate2, which computes it faster than torch does, above all on CPUs and in 8 bits.
+
+CTranslate2 describes a Transformer by a specification, a tree of weights and settings. Everything that this package's
+model can be has a place in it but for some activation functions. Three things are put differently there:
+
+- The maps to queries, keys and values are one matrix with heads of one size. Where d_k and d_v differ, the smaller
+  heads are filled up with zeros, which changes no product.
+- Positions are a table always. That of sinusoids has as many rows as `max_positions` says; longer texts are refused.
+- A vocabulary is a list of tokens, all different, as long as the embedding table. Ids that the tokenizer has no token
+  for get made-up ones.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.conversion.errors import refuse
+from vanilla_transformer.folders import check_new_folder, new_folder
+from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.positions_vanilla_transformer import LearnedPositions, SinusoidalPositions
+
+QUANTIZATIONS = (
+    *("float32", "float16", "bfloat16", "int16"),
+    *("int8", "int8_float32", "int8_float16", "int8_bfloat16"),
+)
+# CTranslate2's own config.json is beside it: a folder cannot have both under that name.
+CONFIG_FILE = "vanilla_transformer_config.json"
+# Rows of a table of sinusoids, unless the model's own has more: 8 MB at d_model 512.
+MAX_POSITIONS = 4096
+# On GPUs, CTranslate2 may pad sources to a multiple of this, and wants positions for the padding too.
+_MULTIPLE = 8
+
+# The library's names for the activation functions that CTranslate2 has, and its own.
+ACTIVATIONS = {
+    "relu": "RELU",
+    **dict.fromkeys(("gelu", "gelu_python"), "GELU"),
+    **dict.fromkeys(("gelu_accurate", "gelu_fast", "gelu_new", "gelu_python_tanh", "gelu_pytorch_tanh"), "GELUTanh"),
+    "quick_gelu": "GELUSigmoid",
+    **dict.fromkeys(("silu", "swish"), "SWISH"),
+    "sigmoid": "Sigmoid",
+    "tanh": "Tanh",
+}
+
+
+def import_ctranslate2() -> ModuleType:
+    """The package ctranslate2, with its converters and specifications.
+
+    Raises:
+        ImportError: If it is not installed; says how to install it.
+    """
+    try:
+        import ctranslate2
+        import ctranslate2.converters.transformers
+    except ImportError as error:
+        raise ImportError(
+            'CTranslate2 is not installed: pip install "vanilla-transformer[export]" (or pip install ctranslate2).'
+        ) from error
+    return cast(ModuleType, ctranslate2)
+
+
+def register_ctranslate2_loader() -> None:
+    """Teaches CTranslate2's own `TransformersConverter` this package's models, in the running process.
+
+    Its command line, ct2-transformers-converter, imports no other package and so never learns of them.
+
+    Raises:
+        ImportError: If CTranslate2 is not installed.
+    """
+    register = import_ctranslate2().converters.transformers.register_loader
+    register("VanillaTransformerConfig")(VanillaTransformerLoader)
+
+
+def export_ctranslate2(
+    model: VanillaTransformerForConditionalGeneration | str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    quantization: str | None = None,
+    max_positions: int | None = None,
+) -> Path:
+    """Writes a model for CTranslate2, with all that translating needs: the folder is complete or absent.
+
+    Args:
+        model: The model, or the folder or Hub name of one.
+        folder: Where to: a folder that is not there yet, or an empty one.
+        tokenizer: The model's tokenizer. `None`: the one saved with the model, where that is a folder or name;
+            otherwise there is none, and tokens are called by their ids: "0", "1" and so on.
+        quantization: How weights are written, one of `QUANTIZATIONS`; `None`: as they are. CTranslate2 can compute in
+            another type than the saved one; what is asked for when it loads the model counts.
+        max_positions: The most tokens of a text, for which a table of sinusoids is computed. `None`: 4,096, or as many
+            as the model's own table has. Learned positions end where they end.
+
+    Returns:
+        The folder. It holds CTranslate2's files (model.bin, config.json, the vocabularies), the tokenizer's, and the
+        model's own generation_config.json and configuration (vanilla_transformer_config.json).
+
+    Raises:
+        ConversionError: If CTranslate2 cannot compute the model; lists all reasons.
+        FileExistsError: If there is something already.
+        ImportError: If CTranslate2 is not installed.
+    """
+    import_ctranslate2()
+    check_new_folder(folder)
+    exported: Any = model
+    if not isinstance(model, nn.Module):
+        exported = AutoModelForSeq2SeqLM.from_pretrained(model, dtype="auto")
+        tokenizer = cast(Any, AutoTokenizer.from_pretrained(model)) if tokenizer is None else tokenizer
+    reasons = find_reasons(exported, tokenizer, max_positions)
+    if quantization not in (None, *QUANTIZATIONS):
+        reasons.append(f"quantization is {quantization!r} (can be: {', '.join(QUANTIZATIONS)})")
+    refuse("The model cannot be exported to CTranslate2", reasons)
+    spec = make_spec(exported, tokenizer, max_positions)
+    spec.validate()
+    spec.optimize(quantization)
+    with new_folder(folder) as partial:
+        spec.save(str(partial))
+        if tokenizer is not None:
+            tokenizer.save_pretrained(partial)
+        exported.generation_config.save_pretrained(partial)
+        exported.config.to_json_file(partial / CONFIG_FILE)
+    return Path(folder)
+
+
+class VanillaTransformerLoader:
+    """What CTranslate2's `TransformersConverter` asks of a kind of model: see `register_ctranslate2_loader`."""
+
+    architecture_name = "AutoModelForSeq2SeqLM"
+
+    def __call__(self, model: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
+        """Makes the specification.
+
+        Args:
+            model: The model.
+            tokenizer: Its tokenizer.
+
+        Returns:
+            CTranslate2's `TransformerSpec`, with weights and vocabularies.
+
+        Raises:
+            ConversionError: If CTranslate2 cannot compute the model; lists all reasons.
+        """
+        refuse("The model cannot be exported to CTranslate2", find_reasons(model, tokenizer))
+        return make_spec(model, tokenizer)
+
+
+# What cannot be exported
+
+
+def find_reasons(
+    model: Any, tokenizer: PreTrainedTokenizerBase | None = None, max_positions: int | None = None
+) -> list[str]:
+    """Says why a model cannot be exported to CTranslate2.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer, if there is one.
+        max_positions: See `export_ctranslate2`.
+
+    Returns:
+        All reasons; none if it can.
+    """
+    config = model.config
+    if not isinstance(config, VanillaTransformerConfig):
+        return [
+            f"it is {type(model).__name__}, not a model of this package (CTranslate2's own ct2-transformers-converter "
+            "knows many of the library's)"
+        ]
+    reasons = list(_find_strange_maps(model))
+    if config.activation_function not in ACTIVATIONS:
+        names = ", ".join(map(repr, ACTIVATIONS))
+        reasons.append(f"activation_function is {config.activation_function!r} (can be: {names})")
+    if max_positions is not None and max_positions < 1:
+        reasons.append(f"max_positions is {max_positions}; it must be at least 1")
+    elif max_positions is not None and config.position_embedding_type == "learned":
+        reasons.append(f"max_positions is {max_positions}, but learned positions end where their table ends")
+    special = _find_special_ids(model)
+    reasons += [f"{name} is None: CTranslate2 needs one" for name, value in special.items() if value is None]
+    if tokenizer is not None:
+        vocabularies = zip(("source", "target"), get_vocabularies(tokenizer), strict=True)
+        sizes = {"source": config.vocab_size, "target": config.target_vocab_size}
+        reasons += [
+            f"the tokenizer has {side} tokens up to id {max(vocabulary.values())}, the model {sizes[side]} embeddings"
+            for side, vocabulary in vocabularies
+            if max(vocabulary.values()) >= sizes[side]
+        ]
+    return reasons
+
+
+def _find_strange_maps(model: nn.Module) -> Iterator[str]:
+    """Weights in another form would be written as if they were all there is: adapters would be lost."""
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        known = (nn.Linear, nn.LayerNorm, nn.Embedding, SinusoidalPositions, LearnedPositions)
+        if weight is not None and (type(module) not in known or not weight.is_floating_point()):
+            yield (
+                f"{name} is {type(module).__module__}.{type(module).__name__}, whose weights may be more or other than "
+                "they seem: merge adapters, and load the model unquantized"
+            )
+            return
+
+
+def _find_special_ids(model: Any) -> dict[str, int | None]:
+    """The ids that CTranslate2 must know, by the library's names for them."""
+    ids: dict[str, int | None] = {}
+    for name in ("decoder_start_token_id", "eos_token_id"):
+        found = getattr(model.generation_config, name, None)
+        found = getattr(model.config, name) if found is None else found
+        ids[name] = found[0] if isinstance(found, list) else found
+    return ids
+
+
+# Vocabularies
+
+
+def get_vocabularies(tokenizer: PreTrainedTokenizerBase) -> tuple[dict[str, int], dict[str, int]]:
+    """The source's and the target's vocabulary, which are one unless the tokenizer has two.
+
+    Args:
+        tokenizer: This package's, or one of the library.
+
+    Returns:
+        The id of each token, for either side.
+    """
+    source = tokenizer.get_vocab()
+    if not getattr(tokenizer, "separate_vocabs", False):
+        return source, source
+    if hasattr(tokenizer, "target_tokenizer"):
+        return source, tokenizer.target_tokenizer.get_vocab()
+    return source, {**tokenizer.target_encoder, **tokenizer.added_tokens_encoder}  # MarianTokenizer
+
+
+def list_tokens(vocabulary: dict[str, int] | None, size: int) -> list[str]:
+    """Lists the tokens by their ids.
+
+    Args:
+        vocabulary: The id of each token, all below `size`; `None` to call tokens by their ids.
+        size: How many there shall be.
+
+    Returns:
+        The tokens, all different. Those of ids without a token are made up.
+    """
+    if vocabulary is None:
+        return [str(token_id) for token_id in range(size)]
+    names = {token_id: token for token, token_id in vocabulary.items()}
+    for token_id in range(size):
+        if token_id not in names:
+            name = f"<no token {token_id}>"
+            while name in vocabulary:
+                name = f"<{name}>"
+            names[token_id] = name
+    return [names[token_id] for token_id in range(size)]
+
+
+# The specification
+
+
+def make_spec(model: Any, tokenizer: PreTrainedTokenizerBase | None = None, max_positions: int | None = None) -> Any:
+    """Describes a model as CTranslate2 does.
+
+    Args:
+        model: A model that `find_reasons` finds no fault with.
+        tokenizer: Its tokenizer; `None` to call tokens by their ids.
+        max_positions: See `export_ctranslate2`.
+
+    Returns:
+        CTranslate2's `TransformerSpec`, with weights and vocabularies, not yet validated.
+    """
+    specs = import_ctranslate2().specs
+    config: VanillaTransformerConfig = model.config
+    settings: dict[str, Any] = {
+        "pre_norm": config.has_final_layer_norm,  # decides here whether there is a place for that norm
+        "activation": getattr(specs.Activation, ACTIVATIONS[config.activation_function]),
+        "layernorm_embedding": config.normalize_embedding,
+    }
+    # Asked for where a decoder has a single head; otherwise the matrices tell.
+    head_dim = _find_head_size(model.model.decoder.layers[0].encoder_attn)
+    encoder = specs.TransformerEncoderSpec(config.encoder_layers, config.encoder_attention_heads, **settings)
+    decoder = specs.TransformerDecoderSpec(
+        config.decoder_layers, config.decoder_attention_heads, head_dim=head_dim, **settings
+    )
+    for part, stack in ((encoder, model.model.encoder), (decoder, model.model.decoder)):
+        part.pre_norm = config.normalize_before
+        _fill_stack(part, stack, _make_positions(stack.embed_positions, max_positions))
+    _fill_linear(decoder.projection, model.lm_head.weight, model.lm_head.bias)
+    spec = specs.TransformerSpec(encoder, decoder)
+    _fill_vocabularies(spec, model, tokenizer)
+    spec.config.layer_norm_epsilon = float(config.layer_norm_eps)
+    # CTranslate2 has no use for these; `CTranslate2Model` does.
+    spec.config.add_attribute("max_positions", _count_positions(model.model.encoder.embed_positions, max_positions))
+    spec.config.add_attribute("num_parameters", model.num_parameters())
+    return spec
+
+
+def _fill_vocabularies(spec: Any, model: Any, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    config = model.config
+    source, target = (None, None) if tokenizer is None else get_vocabularies(tokenizer)
+    source_tokens = list_tokens(source, config.vocab_size)
+    target_tokens = list_tokens(target, config.target_vocab_size)
+    spec.register_source_vocabulary(source_tokens)
+    spec.register_target_vocabulary(target_tokens)
+    ids = _find_special_ids(model)
+    end = target_tokens[cast(int, ids["eos_token_id"])]
+    begin = config.bos_token_id
+    unknown = None if tokenizer is None else tokenizer.unk_token
+    spec.config.eos_token = end
+    spec.config.bos_token = end if begin is None else target_tokens[begin]
+    # Whatever this names must be in both vocabularies, or CTranslate2 makes them longer than the tables.
+    spec.config.unk_token = unknown if unknown in source_tokens and unknown in target_tokens else end
+    spec.config.decoder_start_token = target_tokens[cast(int, ids["decoder_start_token_id"])]
+
+
+def _count_positions(module: SinusoidalPositions | LearnedPositions, max_positions: int | None) -> int:
+    """How many tokens a text may have."""
+    own = module.weight.shape[0] - module.offset
+    if isinstance(module, LearnedPositions):
+        return own
+    return max(own, MAX_POSITIONS) if max_positions is None else max_positions
+
+
+def _make_positions(module: SinusoidalPositions | LearnedPositions, max_positions: int | None) -> torch.Tensor:
+    """The table of what is added to the embeddings of the first, second, ... token, (rows, D)."""
+    rows = _count_positions(module, max_positions)
+    with_padding = -(-rows // _MULTIPLE) * _MULTIPLE
+    if isinstance(module, LearnedPositions):
+        table = module.weight.detach()[module.offset :]
+        return nn.functional.pad(table, (0, 0, 0, with_padding - rows))
+    table = module.encode(torch.arange(with_padding, device=module.weight.device) + module.offset)
+    return table.to(module.weight.dtype)
+
+
+def _fill_stack(spec: Any, stack: Any, positions: torch.Tensor) -> None:
+    """Fills the specification of an encoder or a decoder."""
+    spec.scale_embeddings = stack.config.scale_embedding
+    spec.position_encodings.encodings = _copy(positions)
+    embeddings = spec.embeddings[0] if isinstance(spec.embeddings, list) else spec.embeddings
+    embeddings.weight = _copy(stack.embed_tokens.weight)
+    if stack.config.normalize_embedding:
+        _fill_norm(spec.layernorm_embedding, stack.layernorm_embedding)
+    if stack.config.has_final_layer_norm:
+        _fill_norm(spec.layer_norm, stack.layer_norm)
+    for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
+        _fill_attention(layer_spec.self_attention, layer.self_attn, is_fused=True)
+        _fill_norm(layer_spec.self_attention.layer_norm, layer.self_attn_layer_norm)
+        if hasattr(layer, "encoder_attn"):
+            _fill_attention(layer_spec.attention, layer.encoder_attn, is_fused=False)
+            _fill_norm(layer_spec.attention.layer_norm, layer.encoder_attn_layer_norm)
+        _fill_linear(layer_spec.ffn.linear_0, layer.fc1.weight, layer.fc1.bias)
+        _fill_linear(layer_spec.ffn.linear_1, layer.fc2.weight, layer.fc2.bias)
+        _fill_norm(layer_spec.ffn.layer_norm, layer.final_layer_norm)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor for CTranslate2, which quantizes what it gets in place: the model shall stay as it is."""
+    return tensor.detach().to(device="cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def _fill_norm(spec: Any, norm: nn.LayerNorm) -> None:
+    spec.gamma, spec.beta = _copy(norm.weight), _copy(norm.bias)
+
+
+def _fill_linear(spec: Any, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    spec.weight = _copy(weight)
+    if bias is not None:
+        spec.bias = _copy(bias)
+
+
+def _find_head_size(attention: Any) -> int:
+    """The larger of d_k and d_v."""
+    return int(max(attention.q_proj.out_features, attention.v_proj.out_features) // attention.num_heads)
+
+
+def _fill_attention(spec: Any, attention: Any, *, is_fused: bool) -> None:
+    """Fills attention: what is computed of the same states is one matrix, of which each head has as many rows."""
+    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+    size = _find_head_size(attention)
+    weights = [_widen_heads(projection.weight, attention.num_heads, size) for projection in projections]
+    biases = [
+        None if projection.bias is None else _widen_heads(projection.bias, attention.num_heads, size)
+        for projection in projections
+    ]
+    groups = [slice(0, 3)] if is_fused else [slice(0, 1), slice(1, 3)]
+    for linear, group in zip(spec.linear, groups, strict=False):
+        given = [bias for bias in biases[group] if bias is not None]
+        _fill_linear(linear, torch.cat(weights[group]), torch.cat(given) if given else None)
+    # The columns of the last matrix are what the heads found.
+    out = _widen_heads(attention.out_proj.weight.T, attention.num_heads, size).T
+    _fill_linear(spec.linear[-1], out, attention.out_proj.bias)
+    spec.queries_scale = attention.scaling
+
+
+def _widen_heads(rows: torch.Tensor, num_heads: int, size: int) -> torch.Tensor:
+    """Appends zeros to the rows of each head: (heads * d, ...) to (heads * size, ...)."""
+    heads = rows.unflatten(0, (num_heads, -1))
+    missing = heads.new_zeros((num_heads, size - heads.shape[1], *heads.shape[2:]))
+    return torch.cat([heads, missing], dim=1).flatten(0, 1)
