@@ -4,6 +4,8 @@ r"""Measures how fast models of equal sizes generate, side by side in one run, a
     python scripts/benchmark_generation.py --size small base --batch_size 1 8 32 128 --output_file results.json
     python scripts/benchmark_generation.py --part memory --num_beams 4 --batch_size 128 --source_length 512
     python scripts/benchmark_generation.py --part sentences --model_name_or_path out/my-model --test_file test.en
+    python scripts/benchmark_generation.py --device cuda --dtype bfloat16 float32 --size small base big \
+        --batch_size 1 8 32 128 --cache_implementation static --output_file gpu.json
 
 The sides are this package's model, MarianMT, FSMT, models of the architectures of BART and T5, `torch.nn.Transformer`
 with a plain search (it has no cache), and CTranslate2 in float32 and int8 where that is installed. MarianMT and
@@ -21,6 +23,11 @@ Part `sentences`: seconds to translate a file of real sentences, where sentences
 of this package (`--model_name_or_path`) and the same weights in MarianMT and CTranslate2; and the share of sentences
 that become the same as MarianMT's. "File order" is `generate` on batches of --sentences_batch_size lines as they
 come, "whole file" is `vanilla_transformer.translation.translate`, as scripts/translate.py does it with its defaults.
+
+--cache_implementation static has our side keep its state in static memory and, on a GPU, compile its step and record it
+as CUDA graphs: the last command above. Run it with and without to see what that gains. MarianMT and the others are run
+as they always are, since the library's beam search compiles nothing. Compiling happens in the round that is not timed,
+a minute or so for each setting; the part `sentences`, with its batches of many sizes, compiles more often.
 
 --output_file gets everything as JSON; the tables that are printed go beside it, as Markdown (.md).
 """
@@ -99,6 +106,13 @@ class BenchmarkArguments:
     num_beams: list[int] = field(
         default_factory=lambda: [1, 4], metadata={"help": "Beams; 1 is greedy search. Default: 1 4."}
     )
+    cache_implementation: str | None = field(
+        default=None,
+        metadata={
+            "help": "Of our side alone. static: static memory, compiled on a GPU. Default: dynamic.",
+            "choices": ["dynamic", "static"],
+        },
+    )
     source_length: int = field(default=32, metadata={"help": "Tokens of the longest source. Default: 32."})
     new_tokens: int = field(default=32, metadata={"help": "Tokens to generate for each sentence. Default: 32."})
     rounds: int = field(default=5, metadata={"help": "Timed turns of each side. Default: 5."})
@@ -158,6 +172,7 @@ class Setting:
     source_length: int
     new_tokens: int
     device: str
+    cache_implementation: str | None = None  # of our side alone
 
     @property
     def search(self) -> str:
@@ -177,8 +192,11 @@ class Setting:
 
 def make_settings(arguments: BenchmarkArguments) -> list[Setting]:
     """All combinations asked for, those of a model next to each other."""
+    common = {
+        name: getattr(arguments, name) for name in ("source_length", "new_tokens", "device", "cache_implementation")
+    }
     return [
-        Setting(size, dtype, beams, batch, arguments.source_length, arguments.new_tokens, arguments.device)
+        Setting(size=size, dtype=dtype, num_beams=beams, batch_size=batch, **common)
         for size in arguments.size
         for dtype in arguments.dtype
         for beams in arguments.num_beams
@@ -203,6 +221,7 @@ def make_models(sides: Iterable[str], setting: Setting) -> dict[str, Any]:
             models[side] = MODELS[side](size).to(device=setting.device, dtype=dtype).eval()
         if hasattr(models[side], "generation_config"):
             set_search(models[side], ends=False)
+    ours.generation_config.cache_implementation = setting.cache_implementation
     return models
 
 
@@ -389,6 +408,7 @@ def load_sentences(arguments: BenchmarkArguments, dtype: str) -> Sentences:
             models[side] = ours if side == "ours" else marian
         if side in models:
             set_search(models[side], ends=True, length_penalty=arguments.length_penalty)
+    ours.generation_config.cache_implementation = arguments.cache_implementation
     with open_text(str(arguments.test_file)) as file:
         lines = [line.strip() for line in file if line.strip()][: arguments.max_sentences]
     if not lines:

@@ -99,6 +99,18 @@ def test_speed_is_written_with_ratios_and_a_table(benchmark: Any, tmp_path: Path
     assert f"{rows[0]['tokens_per_second']:,.0f} ({rows[0]['tokens_per_second_over_marian']:.2f}x)" in table
 
 
+def test_static_memory_is_for_our_side_alone(benchmark: Any) -> None:
+    words = ["--size=tiny", "--cache_implementation=static", "--num_beams=3", "--batch_size=2"]
+    (arguments,) = benchmark.make_parser().parse_args_into_dataclasses(words)
+    (setting,) = benchmark.make_settings(arguments)
+    sides = benchmark.make_models(["ours", "MarianMT"], setting)
+    assert {side: model.generation_config.cache_implementation for side, model in sides.items()} == {
+        "ours": "static",
+        "MarianMT": None,
+    }
+    assert torch.equal(*(benchmark.generate(model, setting) for model in sides.values()))
+
+
 def test_memory_is_that_of_generating_alone_in_a_process_of_each_side(benchmark: Any) -> None:
     """Long sources, whose keys and values the library's search has once per beam."""
     words = ["--size=tiny", "--part=memory", "--side=ours", "--num_beams=4", "--batch_size=64", "--source_length=256"]

@@ -533,7 +533,8 @@ def test_overridden_hooks_are_the_library_s() -> None:
         assert f"self._prepare_{name}(" in source, f"generate() no longer calls _prepare_{name}"
     assert "self._expand_inputs_for_generation(" in source, "generate() repeats the source for each beam on its own"
     # What BeamSearch and its decoders call.
-    for name in ("_has_unfinished_sequences", "_prefill", "_update_model_kwargs_for_generation"):
+    called = ("_has_unfinished_sequences", "_prefill", "_update_model_kwargs_for_generation")
+    for name in (*called, "_valid_auto_compile_criteria"):
         assert hasattr(GenerationMixin, name)
     assert GENERATION_MODES_MAPPING[GenerationMode.BEAM_SEARCH] == "_beam_search"
     assert "GENERATION_MODES_MAPPING[" in source, "generate() no longer looks up how to search by name"

@@ -100,7 +100,6 @@ def test_finished_sentences_leave_the_batch(runs: list[int]) -> None:
         {"return_dict_in_generate": True},
         {"use_cache": False},
         {"streamer": True},
-        {"cache_implementation": "static"},
     ],
 )
 def test_the_library_is_left_what_is_its_own(runs: list[int], arguments: dict[str, Any]) -> None:

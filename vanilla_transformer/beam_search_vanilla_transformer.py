@@ -22,7 +22,8 @@ from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 
-from .decoding_vanilla_transformer import ReorderingDecoder, SharedHistoryDecoder
+from .decoding_vanilla_transformer import ReorderingDecoder
+from .static_decoding_vanilla_transformer import SharingDecoder, can_share, make_sharing_decoder
 from .stopping_vanilla_transformer import StoppingRules, find_staying, judges_rows_alone
 
 _IMPOSSIBLE = -1.0e9  # the library's score for what must not be chosen
@@ -171,6 +172,7 @@ class BeamSearch:
         synced_gpus: bool = False,
     ) -> None:
         self.model = model
+        self.sources = {name: model_kwargs.get(name) for name in ("encoder_outputs", "attention_mask")}
         self.config = generation_config
         self.synced_gpus = synced_gpus
         self.device = input_ids.device
@@ -180,9 +182,9 @@ class BeamSearch:
         self.penalize = LENGTH_PENALTIES[getattr(generation_config, "length_penalty_type", None) or "transformers"]
         self.logits_processor = logits_processor
         self.recorder = Recorder(generation_config, model_kwargs)
-        shares_history = not self.recorder.is_on and SharedHistoryDecoder.suits(model, model_kwargs)
-        self.decoder: SharedHistoryDecoder | ReorderingDecoder = (
-            SharedHistoryDecoder(model, model_kwargs, self.num_beams)
+        shares_history = not self.recorder.is_on and can_share(model, model_kwargs, generation_config)
+        self.decoder: SharingDecoder | ReorderingDecoder = (
+            make_sharing_decoder(model, model_kwargs, generation_config)
             if shares_history
             else ReorderingDecoder(model, model_kwargs, generation_config)
         )
@@ -227,7 +229,9 @@ class BeamSearch:
         is_done = False
         while self.model._has_unfinished_sequences(is_done, self.synced_gpus, device=self.device):
             if is_done:
-                self.decoder.idle(self.open.tokens[:, :, : self.prompt_length])
+                # To keep other processes company.
+                prompts = self.open.tokens[:, :, : self.prompt_length].flatten(0, 1)
+                self.model(decoder_input_ids=prompts, use_cache=False, **self.sources)
                 continue
             logits = self.decoder.step(self.open.tokens[:, :, : self.length])
             self._step(logits.to(device=self.device, dtype=torch.float32))
@@ -332,7 +336,7 @@ class BeamSearch:
     def _keep(self, stay: torch.Tensor) -> None:
         """Goes on with these sentences; the translations of the others can no longer change."""
         self._store()
-        cast(SharedHistoryDecoder, self.decoder).keep_sentences(stay)
+        cast(SharingDecoder, self.decoder).keep_sentences(stay)
         self.open, self.ended = self.open.select(stay), self.ended.select(stay)
         self.ended_lengths, self.is_done = self.ended_lengths[stay], self.is_done[stay]
         self.sentences = self.sentences[stay]

@@ -101,15 +101,6 @@ class SharedHistoryDecoder:
             return torch.full((1, 1), self.layers[0].length, device=self.encoder_hidden_states.device)
         return cast(torch.Tensor, self.visible).sum(dim=2).view(-1, 1) - 1
 
-    def idle(self, prompts: torch.Tensor) -> None:
-        """Runs the model on prompts (B, N, length) to keep other processes company."""
-        self.model(
-            decoder_input_ids=prompts[:, 0],
-            encoder_outputs=BaseModelOutput(last_hidden_state=self.encoder_hidden_states),
-            attention_mask=self.source_mask,
-            use_cache=False,
-        )
-
     def follow(self, beams: torch.Tensor) -> None:
         """Makes beam n of a sentence the continuation of beam `beams[:, n]`, (B, N)."""
         if self.sees_all:
@@ -163,11 +154,6 @@ class ReorderingDecoder:
         logits = outputs.logits[:, -1]
         outputs.logits = None  # which may be large, and is not needed beside the next one
         return logits
-
-    def idle(self, prompts: torch.Tensor) -> None:
-        """Runs the model on prompts (B, N, length) to keep other processes company."""
-        inputs = {name: self.model_kwargs.get(name) for name in ("encoder_outputs", "attention_mask")}
-        self.model(decoder_input_ids=prompts.flatten(0, 1), use_cache=False, **inputs)
 
     @property
     def cache(self) -> EncoderDecoderCache | None:

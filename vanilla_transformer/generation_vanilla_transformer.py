@@ -25,6 +25,9 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
     `length_penalty_type`, a setting of `generate` or of the generation config, says what divides the log-probabilities
     of beam search: `"gnmt"` is the paper's ((5 + length) / 6) ** length_penalty, `"transformers"`, which is also what
     is meant where there is none, the library's length ** length_penalty.
+
+    With `cache_implementation="static"` greedy search and beam search compile their step where the library compiles its
+    own: on CUDA, unless `disable_compile` is set (see `StaticDecoder`).
     """
 
     config: Any  # the model's VanillaTransformerConfig; typed so, it would contradict GenerationMixin's own base

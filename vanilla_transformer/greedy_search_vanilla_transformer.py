@@ -12,7 +12,7 @@ from transformers.generation.configuration_utils import GenerationConfig
 from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 
-from .decoding_vanilla_transformer import SharedHistoryDecoder
+from .static_decoding_vanilla_transformer import can_share, make_sharing_decoder
 from .stopping_vanilla_transformer import StoppingRules, find_staying, judges_rows_alone
 
 
@@ -46,7 +46,7 @@ class GreedySearch:
             or generation_config.return_dict_in_generate
             or generation_config.prefill_chunk_size is not None
             or any(others.values())
-        ) and SharedHistoryDecoder.suits(model, model_kwargs)
+        ) and can_share(model, model_kwargs, generation_config)
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class GreedySearch:
         model_kwargs: dict[str, Any],
     ) -> None:
         self.logits_processor = logits_processor
-        self.decoder = SharedHistoryDecoder(model, model_kwargs, num_beams=1)
+        self.decoder = make_sharing_decoder(model, model_kwargs, generation_config)
         self.rules = StoppingRules(stopping_criteria, generation_config.max_length, input_ids.device)
         pad: Any = getattr(generation_config, "_pad_token_tensor", None)
         # As in the library, finished sentences go on beside the others if there is no end-of-sentence token.

@@ -8,12 +8,12 @@ reference: this is used only while nobody has attached anything to one of them, 
 Shapes: B  sentences, R  rows (the beams of all sentences, side by side), D  d_model, S  source length, V  vocabulary.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from .cache_vanilla_transformer import SharedHistoryLayer
 from .linear_vanilla_transformer import is_watched, linear
 
 
@@ -40,8 +40,8 @@ def _linear_maps(decoder: Any) -> list[nn.Module]:
 def step_lean(
     model: Any,
     hidden_states: torch.Tensor,
-    histories: list[SharedHistoryLayer],
-    sources: list[Any],
+    histories: Sequence[Any],
+    sources: Sequence[Any],
     mask: torch.Tensor | None,
     source_mask: torch.Tensor | None,
 ) -> torch.Tensor:
@@ -50,7 +50,7 @@ def step_lean(
     Args:
         model: A `VanillaTransformerForConditionalGeneration`.
         hidden_states: The new tokens' embeddings with positions, (R, D).
-        histories: Each layer's history, to which it is appended.
+        histories: Each layer's history, whose `append` takes new keys and values (B, H, R / B, d) and returns all.
         sources: Each layer's keys and values of the source, as attributes `keys` and `values` (B, H, S, d).
         mask: Added to the scores of the history, (B, 1, R / B, entries).
         source_mask: The same for the source, (B, 1, 1, S).
@@ -67,7 +67,7 @@ def step_lean(
 def _step_layer(
     layer: Any,
     hidden_states: torch.Tensor,
-    history: SharedHistoryLayer,
+    history: Any,
     source: Any,
     mask: torch.Tensor | None,
     source_mask: torch.Tensor | None,
