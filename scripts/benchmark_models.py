@@ -3,12 +3,11 @@
 All have the same width, depth, heads, inner width, vocabulary and activation, tied embeddings and random weights. What
 remains different is what makes them different models: BART and T5 have other positions and norms, and this
 package's model has no bias in its attention projections, as in the paper. MarianMT alone is the very same function,
-so that it can be given the same weights; see `convert_to_marian`.
+so that it can be given the same weights; see `vanilla_transformer.conversion.marian.to_marian`.
 
 Shapes: B  sentences, N  beams, R = B * N  rows, S  source length, T  target length, D  d_model, V  vocabulary.
 """
 
-import copy
 import importlib.util
 import math
 import tempfile
@@ -33,6 +32,8 @@ from transformers import (
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.export.ctranslate2 import export_ctranslate2
+from vanilla_transformer.export.ctranslate2_model import CTranslate2Model
 from vanilla_transformer.loss_vanilla_transformer import shift_tokens_right
 from vanilla_transformer.positions_vanilla_transformer import interleaved_sinusoids
 
@@ -243,94 +244,7 @@ def make_targets(labels: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"decoder_input_ids": shift_tokens_right(labels, PAD, START), "labels": labels}
 
 
-# The same weights elsewhere
-
-
-def convert_to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTModel:
-    """Makes MarianMT the same function as a model of this package.
-
-    The names are the same. Marian has all sines of the positions before all cosines; where the model interleaves them,
-    as the paper does, the dimensions of everything between the sub-layers are put in Marian's order: the columns of
-    what reads from there (embeddings, queries, keys, values, first feed-forward matrix), the rows of what writes there,
-    and the norms. That changes nothing but the order.
-
-    Args:
-        model: A model with one vocabulary for everything, norms after the residual connections, sinusoids.
-
-    Returns:
-        MarianMT in evaluation mode, with the same dtype, on the same device.
-
-    Raises:
-        ValueError: If MarianMT cannot compute what the model does; lists all reasons.
-    """
-    config = model.config
-    check_marian_can(config)
-    marian = make_counterpart(config)
-    order = torch.arange(config.d_model)
-    if config.position_embedding_type == "sinusoidal":
-        order = torch.cat([order[0::2], order[1::2]])
-    weights = {name: reorder(name, tensor.cpu(), order) for name, tensor in model.state_dict().items()}
-    if config.lm_head_bias:
-        weights["final_logits_bias"] = weights.pop("lm_head.bias")[None]
-    missing, unexpected = marian.load_state_dict(weights, strict=False)
-    own = ("_proj.bias", "embed_positions.weight", "final_logits_bias")
-    strange = [*unexpected, *(name for name in missing if not name.endswith(own))]
-    if strange:
-        raise ValueError(f"Weights that only one of the models has: {', '.join(strange)}.")
-    for name, parameter in marian.named_parameters():
-        if name in missing and name.endswith("_proj.bias"):
-            nn.init.zeros_(parameter)
-    placed: Any = marian.to(device=model.device, dtype=model.dtype)  # type: ignore[call-arg]
-    return placed.eval()
-
-
-def make_counterpart(config: VanillaTransformerConfig) -> MarianMTModel:
-    """MarianMT with the same settings, and weights of its own."""
-    names = (
-        *("vocab_size", "d_model", "encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim"),
-        *("encoder_attention_heads", "decoder_attention_heads", "activation_function", "scale_embedding"),
-        *("max_position_embeddings", "bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"),
-        *("dropout", "attention_dropout", "activation_dropout"),
-    )
-    settings: dict[str, Any] = {name: getattr(config, name) for name in names}
-    return MarianMTModel(MarianConfig(**settings, forced_eos_token_id=None))
-
-
-def check_marian_can(config: VanillaTransformerConfig) -> None:
-    """Refuses a configuration that MarianMT has no counterpart of.
-
-    Raises:
-        ValueError: Lists all reasons.
-    """
-    # With another number of heads in each stack, one given size of heads cannot be Marian's in both.
-    sizes = {config.d_model // heads for heads in (config.encoder_attention_heads, config.decoder_attention_heads)}
-    head_sizes = sizes if len(sizes) == 1 else ()
-    wanted: dict[str, tuple[Any, ...]] = {
-        "position_embedding_type": ("sinusoidal", "sinusoidal_concatenated"),
-        "position_offset": (0,),
-        "normalize_before": (False,),
-        "normalize_embedding": (False,),
-        "layer_norm_eps": (1e-5,),
-        "ffn_bias": (True,),
-        "share_encoder_decoder_embeddings": (True,),
-        "tie_word_embeddings": (True,),
-        **dict.fromkeys(("d_k", "d_v"), (None, *head_sizes)),
-    }
-    reasons = [f"{name} is {getattr(config, name)!r}" for name in wanted if getattr(config, name) not in wanted[name]]
-    if reasons:
-        raise ValueError(f"MarianMT has no counterpart of this model: {', '.join(reasons)}.")
-
-
-def reorder(name: str, tensor: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Puts those dimensions of a weight that stand for d_model in another order."""
-    if name == "lm_head.bias":
-        return tensor
-    module = name.split(".")[-2]
-    if module in ("q_proj", "k_proj", "v_proj", "fc1"):
-        return tensor[:, order] if tensor.ndim == 2 else tensor
-    if module in ("out_proj", "fc2"):
-        return tensor[order]
-    return tensor[..., order]  # embeddings, output layer, norms
+# The same weights elsewhere (for MarianMT see `to_marian` in vanilla_transformer/conversion/marian.py)
 
 
 def has_ctranslate2(device: str) -> bool:
@@ -342,67 +256,17 @@ def has_ctranslate2(device: str) -> bool:
     return not device.startswith("cuda") or bool(ctranslate2.get_cuda_device_count())
 
 
-class CTranslate2Model:
-    """A MarianMT model in CTranslate2, with the number of threads that torch has.
+def make_for_ctranslate2(ours: VanillaTransformerForConditionalGeneration, compute_type: str, device: str) -> Any:
+    """The same model in CTranslate2, with the number of threads that torch has.
 
     Args:
-        marian: The model.
+        ours: The model.
         compute_type: `"float32"`, `"int8"` and so on.
         device: cpu or cuda.
+
+    Returns:
+        A `CTranslate2Model`.
     """
-
-    def __init__(self, marian: MarianMTModel, compute_type: str, device: str) -> None:
-        import ctranslate2
-        from ctranslate2.converters.transformers import BartLoader  # type: ignore[import-not-found, import-untyped, unused-ignore]
-
-        marian = copy.deepcopy(marian).float()
-        # The loader for BART, of which Marian's is a kind: Marian's own expects the padding at the vocabulary's end.
-        marian.config.normalize_before = marian.config.normalize_embedding = False
-        spec = BartLoader().get_model_spec(marian)
-        tokens = [str(token) for token in range(marian.config.vocab_size)]
-        spec.register_source_vocabulary(tokens)
-        spec.register_target_vocabulary(tokens)
-        names = {"bos_token": START, "eos_token": END, "unk_token": UNKNOWN, "decoder_start_token": START}
-        for name, token in names.items():
-            setattr(spec.config, name, str(token))
-        spec.validate()
-        spec.optimize()
-        with tempfile.TemporaryDirectory() as folder:
-            spec.save(folder)
-            self.translator = ctranslate2.Translator(
-                folder,
-                device=device.split(":")[0],
-                compute_type=compute_type,
-                intra_threads=torch.get_num_threads(),
-            )
-
-    def generate(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, num_beams: int, max_new_tokens: int
-    ) -> torch.Tensor:
-        """Returns translations that are all of one length: (B, 1 + max_new_tokens)."""
-        sources = [row[keep].tolist() for row, keep in zip(input_ids, attention_mask.bool(), strict=True)]
-        found = self.translate(
-            sources, num_beams=num_beams, max_new_tokens=max_new_tokens, min_new_tokens=max_new_tokens
-        )
-        return torch.tensor([[START, *tokens] for tokens in found])
-
-    def translate(
-        self,
-        sources: list[list[int]],
-        *,
-        num_beams: int,
-        max_new_tokens: int,
-        min_new_tokens: int = 1,
-        batch_size: int = 0,
-        length_penalty: float = 1.0,
-    ) -> list[list[int]]:
-        """Translates ids to ids; with a batch size, CTranslate2 sorts the sources by length itself."""
-        results = self.translator.translate_batch(
-            [[str(token) for token in source] for source in sources],
-            beam_size=num_beams,
-            max_decoding_length=max_new_tokens,
-            min_decoding_length=min_new_tokens,
-            max_batch_size=batch_size,
-            length_penalty=length_penalty,
-        )
-        return [[int(token) for token in result.hypotheses[0]] for result in results]
+    with tempfile.TemporaryDirectory() as folder:
+        export_ctranslate2(ours, folder)
+        return CTranslate2Model(folder, device=device, compute_type=compute_type)

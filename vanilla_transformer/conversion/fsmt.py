@@ -1,0 +1,83 @@
+"""FSMT, in transformers the class of the wmt19 models, which are fairseq's: into this package's form.
+
+Three things that FSMT does on its own account, and this package's model does not, make no difference in use:
+
+- It takes its positions from the ids rather than from the mask, and hides the padding token in the decoder's input
+  wherever it stands. A padding token that is *generated*, which trained models do not do, changes what follows.
+- With a cache (`use_cache=True`) it has no causal mask, and may be given one target token at a time only.
+- Its loss counts padding among the labels; this package's leaves out what is -100.
+
+One does: older versions of transformers (5.12 is one) give every token that FSMT decodes with its cache the first
+position. The converted model translates as FSMT does in newer versions.
+"""
+
+from typing import Any
+
+from transformers import FSMTConfig, FSMTForConditionalGeneration, FSMTTokenizer
+
+from .converted import ConvertedModel
+from .errors import find_differences
+from .library import (
+    COMMON_FIELDS,
+    IGNORED_FIELDS,
+    LAYER_RULES,
+    LibraryModel,
+    check_vocabularies,
+    convert_loaded,
+    make_table_rule,
+)
+from .renaming import Rule
+
+
+def convert_fsmt(name_or_path: str, *, revision: str = "main") -> ConvertedModel:
+    """Converts an FSMT model.
+
+    What its weights compute, its settings for `generate` and its tokenizer stay what they are, so that translations are
+    the same, token for token.
+
+    Args:
+        name_or_path: A folder that transformers can load, or a name on the Hub such as "facebook/wmt19-en-de".
+        revision: Branch, tag or commit on the Hub.
+
+    Returns:
+        The model, with the floating-point type of the original, and its tokenizer.
+
+    Raises:
+        ConversionError: If it is no FSMT model, a file is missing or damaged, or it has features that this package's
+            model lacks; names all of them.
+        ImportError: If the tokenizer needs sacremoses, which is not installed.
+    """
+    place = LibraryModel("FSMT", name_or_path, revision)
+    fsmt_config: FSMTConfig = place.read_config(FSMTConfig)
+    tokenizer = place.load_tokenizer(("vocab-src.json", "vocab-tgt.json", "merges.txt"))
+    obstacles = find_differences(fsmt_config, IGNORED_FIELDS)
+    if fsmt_config.pad_token_id is None:
+        obstacles.append("pad_token_id is None (can be: any token; FSMT's positions begin behind it)")
+    config = place.make_config(_translate_config(fsmt_config), obstacles)
+    if isinstance(tokenizer, FSMTTokenizer):
+        source, target = list(tokenizer.encoder.values()), list(tokenizer.decoder)
+        sizes = {"source": (source, config.vocab_size), "target": (target, config.target_vocab_size)}
+        check_vocabularies(tokenizer, sizes, place.source)
+    fsmt = place.load(FSMTForConditionalGeneration, r"embed_positions\.weight")
+    rules = (
+        *LAYER_RULES,
+        make_table_rule(config),
+        Rule(r"model\.decoder\.output_projection\.weight", "lm_head.weight"),
+    )
+    return convert_loaded(place, fsmt, config, rules, tokenizer)
+
+
+def _translate_config(config: FSMTConfig) -> dict[str, Any]:
+    """The fields of this package's configuration."""
+    is_tied = config.tie_word_embeddings  # all three tables, or none
+    return {
+        **{name: getattr(config, name) for name in COMMON_FIELDS},
+        "vocab_size": config.src_vocab_size,
+        "decoder_vocab_size": config.tgt_vocab_size,
+        "share_encoder_decoder_embeddings": is_tied,
+        "tie_word_embeddings": is_tied,
+        "position_embedding_type": "sinusoidal_tensor2tensor",
+        "position_offset": (config.pad_token_id or 0) + 1,
+        "attention_bias": True,
+        "langs": list(config.langs),
+    }

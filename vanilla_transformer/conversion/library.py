@@ -1,0 +1,315 @@
+"""What MarianMT and FSMT have in common: models of transformers, which loads them itself and can be compared with.
+
+Their layers have the names of this package's. What differs (embeddings, positions, output layer) is said by each
+converter's rules.
+
+Shapes: P  rows of a position table, D  d_model, T  target length, V  target vocabulary, B  sentences.
+"""
+
+import copy
+import logging
+import pickle
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.hub import has_file
+
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.positions_vanilla_transformer import SINUSOIDS
+
+from .comparing import Batch, compare_with
+from .converted import ConvertedModel, build_model
+from .errors import ConversionError, refuse
+from .renaming import Rule
+
+LAYER_RULES = (
+    Rule(
+        r"(model\.(?:encoder|decoder)\.layers\.\d+\.(?:(?:self|encoder)_attn\.[qkvo](?:ut)?_proj|fc[12]"
+        r"|(?:self_attn|encoder_attn|final)_layer_norm)\.(?:weight|bias))",
+        r"\1",
+    ),
+    Rule(r"(model\.(?:encoder|decoder)\.embed_tokens\.weight)", r"\1"),
+)
+# Configuration fields that mean the same in all three models.
+COMMON_FIELDS = (
+    *("d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"),
+    *("encoder_ffn_dim", "decoder_ffn_dim", "activation_function", "scale_embedding", "max_position_embeddings"),
+    *("dropout", "attention_dropout", "activation_dropout", "use_cache"),
+    *("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"),
+)
+# Old configurations have these fields. The library's models ignore them: nobody knows what such weights compute.
+IGNORED_FIELDS: dict[str, tuple[object, ...]] = {
+    "normalize_before": (None, False),
+    "normalize_embedding": (None, False),
+    "add_final_layer_norm": (None, False),
+    "static_position_embeddings": (None, True),
+    "quantization_config": (None,),
+}
+_READING_ERRORS = (
+    *(OSError, ValueError, RuntimeError, KeyError, EOFError),
+    *(pickle.UnpicklingError, SafetensorError, StrictDataclassError),
+)
+_CODE = re.compile(r"GLOBAL ([\w.]+)")
+
+
+@dataclass(frozen=True)
+class LibraryModel:
+    """Where a model of the library is.
+
+    Args:
+        kind: What it is, for messages: "MarianMT".
+        name_or_path: A folder or a name on the Hub.
+        revision: Branch, tag or commit on the Hub.
+    """
+
+    kind: str
+    name_or_path: str
+    revision: str = "main"
+
+    @property
+    def source(self) -> str:
+        """What is converted, for messages."""
+        return f"the {self.kind} model {self.name_or_path}"
+
+    def read_config(self, config_class: type[PreTrainedConfig]) -> Any:
+        """Reads the configuration.
+
+        Raises:
+            ConversionError: If there is none, or it is another model's.
+        """
+        path = Path(self.name_or_path)
+        is_path = path.is_absolute() or len(path.parts) > 2 or self.name_or_path.startswith(".")
+        if path.is_file() or (is_path and not path.is_dir()):
+            raise ConversionError(f"{path} is no folder. Name one with a {self.kind} model, or a model on the Hub.")
+        with self._explain_errors():
+            fields, _ = PreTrainedConfig.get_config_dict(self.name_or_path, revision=self.revision)
+        if not fields:
+            raise ConversionError(f"{self.name_or_path} is no {self.kind} model: it has no config.json.")
+        if fields.get("model_type") != config_class.model_type:
+            raise ConversionError(
+                f"{self.name_or_path} is no {self.kind} model: the model_type in its config.json is"
+                f" {fields.get('model_type')!r} instead of {config_class.model_type!r}."
+            )
+        with self._explain_errors():
+            return config_class.from_pretrained(self.name_or_path, revision=self.revision)
+
+    def load(self, model_class: type[PreTrainedModel], computed: str) -> Any:
+        """Loads the model as the library does, with the floating-point type of its file.
+
+        Args:
+            model_class: The library's class.
+            computed: A regular expression for the weights that may be missing from the file.
+
+        Returns:
+            The model in evaluation mode, on the CPU.
+
+        Raises:
+            ConversionError: If a file is missing, damaged or needs code to be run, or its weights are not those of the
+                configuration; lists them.
+        """
+        with self._explain_errors(), _quiet("transformers.modeling_utils"):
+            model_and_info: Any = model_class.from_pretrained(
+                self.name_or_path,
+                revision=self.revision,
+                dtype="auto",
+                # Named here, since a configuration may ask for code of the Hub.
+                attn_implementation="eager",
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # so that all of them are listed
+                output_loading_info=True,
+            )
+        model, info = model_and_info
+        missing = sorted(name for name in info["missing_keys"] if not re.search(computed, name))
+        reasons = [f"{name} is missing" for name in missing]
+        reasons += [f"{name} is no weight of the model" for name in sorted(info["unexpected_keys"])]
+        reasons += [
+            f"{name} has the shape {tuple(found)} instead of {tuple(wanted)}"
+            for name, found, wanted in sorted(info["mismatched_keys"])
+        ]
+        refuse(f"The weights of {self.source} are not those that its configuration describes", reasons)
+        return model.eval()
+
+    def load_tokenizer(self, files: Sequence[str]) -> PreTrainedTokenizerBase | None:
+        """Loads the tokenizer.
+
+        Args:
+            files: The vocabulary files of the model's own kind of tokenizer.
+
+        Returns:
+            The tokenizer; `None` if there is no vocabulary of any kind.
+
+        Raises:
+            ConversionError: If some of its files are missing, or one is damaged.
+            ImportError: If it needs a package that is not installed; names the extra.
+        """
+        with self._explain_errors():
+            present = [name for name in files if has_file(self.name_or_path, name, revision=self.revision)]
+            if not has_file(self.name_or_path, "tokenizer.json", revision=self.revision):
+                if not present:
+                    return None
+                absent = [name for name in files if name not in present]
+                refuse(f"The vocabulary of {self.source} is not whole", [f"{name} is missing" for name in absent])
+        try:
+            with self._explain_errors():
+                tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+                    self.name_or_path, revision=self.revision, trust_remote_code=False
+                )
+        except ImportError as error:
+            raise ImportError(
+                f"The tokenizer of {self.source} needs a package that is not installed (sentencepiece for MarianMT,"
+                " sacremoses for FSMT): pip install 'vanilla-transformer[convert]'"
+            ) from error
+        except (TypeError, AssertionError) as error:  # what tokenizers raise where a file is missing
+            raise ConversionError(f"The tokenizer of {self.source} cannot be read: {error}") from error
+        return tokenizer
+
+    def make_config(self, settings: dict[str, Any], reasons: Sequence[str]) -> VanillaTransformerConfig:
+        """Makes this package's configuration.
+
+        Args:
+            settings: Its fields.
+            reasons: What it cannot express.
+
+        Raises:
+            ConversionError: If there are reasons, or a value is not legal; names all.
+        """
+        subject = f"This package has no counterpart of {self.source}"
+        try:
+            config = VanillaTransformerConfig(**settings)
+        except StrictDataclassError as error:
+            refuse(subject, [*reasons, " ".join(str(error).split())])
+            raise
+        refuse(subject, reasons)
+        return config
+
+    @contextmanager
+    def _explain_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except ConversionError:
+            raise
+        except _READING_ERRORS as error:
+            code = _CODE.search(str(error)) if isinstance(error, pickle.UnpicklingError) else None
+            if code is not None:
+                reason = f"a file holds more than weights: it needs {code[1]}, and reading that would run code of it"
+            else:
+                reason = f"a file is missing, truncated or of another kind ({str(error).strip().splitlines()[0]})"
+            raise ConversionError(f"{self.name_or_path} cannot be read as a {self.kind} model: {reason}.") from error
+
+
+def make_table_rule(config: VanillaTransformerConfig) -> Rule:
+    """Makes the rule for stored tables of sinusoids (P, D): the model needs none, but they must be what it computes."""
+
+    def check(table: torch.Tensor) -> str | None:
+        positions = torch.arange(config.position_offset, len(table), dtype=torch.float64)
+        expected = SINUSOIDS[config.position_embedding_type](positions, config.d_model)
+        found = table[config.position_offset :].double()
+        if found.shape != expected.shape:
+            return f"has the shape {tuple(table.shape)}, which is no table of positions for d_model={config.d_model}"
+        # The angles may be of float32, which errs by more at later positions.
+        tolerance = 2 * torch.finfo(table.dtype).eps + 3e-7 * positions[:, None]
+        wrong = ~((found - expected).abs() <= tolerance).all(dim=1)
+        if not wrong.any():
+            return None
+        return f"is not the table of {config.position_embedding_type} positions: row {positions[wrong][0]:.0f} differs"
+
+    return Rule(r"model\.(?:encoder|decoder)\.embed_positions\.weight", (), check=check)
+
+
+def take_generation_config(original: Any) -> GenerationConfig:
+    """Returns a copy of a model's settings for `generate`, among them those that stood in an old `config.json`."""
+    settings = copy.deepcopy(original.generation_config)
+    # Or the library would forget entries of its own making when it loads the saved model.
+    settings._from_model_config = False
+    return settings
+
+
+def check_vocabularies(
+    tokenizer: PreTrainedTokenizerBase | None, sizes: Mapping[str, tuple[Sequence[int], int]], source: str
+) -> None:
+    """Makes sure that a tokenizer has no ids beyond the model's.
+
+    Args:
+        tokenizer: The tokenizer, if there is one.
+        sizes: For each vocabulary, by its name: its ids, and how many the model has.
+        source: What is converted, for messages.
+
+    Raises:
+        ConversionError: If it has; names the vocabularies.
+    """
+    reasons = [
+        f"the {name} vocabulary has the id {max(ids)}, and the model {size} tokens"
+        for name, (ids, size) in sizes.items()
+        if ids and max(ids) >= size
+    ]
+    refuse(f"The tokenizer of {source} ({type(tokenizer).__name__}) does not belong to its model", reasons)
+
+
+def convert_loaded(
+    place: LibraryModel,
+    original: Any,
+    config: VanillaTransformerConfig,
+    rules: Iterable[Rule],
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> ConvertedModel:
+    """Makes what a converter returns from all that it has read.
+
+    Args:
+        place: Where the original is.
+        original: The library's model.
+        config: The configuration that computes the same.
+        rules: What becomes of the original's weights.
+        tokenizer: Its tokenizer, which stays what it is.
+
+    Returns:
+        The converted model, with the original's settings for `generate`, among them those of an old `config.json`.
+
+    Raises:
+        ConversionError: If the weights do not fit the rules.
+    """
+    generation_config = take_generation_config(original)
+    model = build_model(config, original.state_dict(), rules, source=place.source, generation_config=generation_config)
+    notes = _describe_differences(original.config, generation_config)
+    if tokenizer is None:
+        notes.append(f"There is no tokenizer: no vocabulary was found in {place.name_or_path}.")
+
+    def compute(batch: Batch) -> torch.Tensor:
+        precise = original if original.dtype == torch.float32 else copy.deepcopy(original).float()
+        return cast(torch.Tensor, precise(**batch, use_cache=False).logits)
+
+    compare = partial(compare_with, compute, model)
+    return ConvertedModel(source=place.source, model=model, tokenizer=tokenizer, compare=compare, notes=tuple(notes))
+
+
+def _describe_differences(config: PreTrainedConfig, generation_config: GenerationConfig) -> list[str]:
+    """What of the original does not come along."""
+    layerdrop = {name: getattr(config, name) for name in ("encoder_layerdrop", "decoder_layerdrop")}
+    notes = [
+        f"{name}={value} is left out: it has an effect in training only." for name, value in layerdrop.items() if value
+    ]
+    if generation_config.max_length is None and generation_config.max_new_tokens is None:
+        notes.append(
+            "There is no max_length: translations may have 50 tokens more than the source, where the original stops at"
+            " the library's 20."
+        )
+    return notes
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Silences a logger: it would warn of weights that are not in the file, and those that must be are asked for."""
+    logger = logging.getLogger(name)
+    was_disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was_disabled

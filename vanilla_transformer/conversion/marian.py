@@ -1,0 +1,259 @@
+"""MarianMT, in transformers the class of all opus-mt models: into this package's form, and out of it.
+
+Both are the same function for sources padded on the right. With padding on the left MarianMT counts it among the
+positions, so that it translates such a source otherwise than alone; this package's model does not. MarianMT's positions
+end with its table (`max_position_embeddings`), this package's go on.
+"""
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import MarianConfig, MarianMTModel, MarianTokenizer, PreTrainedTokenizerBase
+
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.folders import new_folder
+from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+
+from .converted import ConvertedModel
+from .errors import find_differences, refuse
+from .library import (
+    COMMON_FIELDS,
+    IGNORED_FIELDS,
+    LAYER_RULES,
+    LibraryModel,
+    check_vocabularies,
+    convert_loaded,
+    make_table_rule,
+    take_generation_config,
+)
+from .renaming import Rule, rename_weights
+
+logger = logging.getLogger(__name__)
+
+
+def convert_marian(name_or_path: str, *, revision: str = "main") -> ConvertedModel:
+    """Converts a MarianMT model.
+
+    What its weights compute, its settings for `generate` and its tokenizer stay what they are, so that translations are
+    the same, token for token.
+
+    Args:
+        name_or_path: A folder that transformers can load, or a name on the Hub such as "Helsinki-NLP/opus-mt-en-de".
+        revision: Branch, tag or commit on the Hub.
+
+    Returns:
+        The model, with the floating-point type of the original, and its tokenizer.
+
+    Raises:
+        ConversionError: If it is no MarianMT model, a file is missing or damaged, or it has features that this
+            package's model lacks; names all of them.
+        ImportError: If the tokenizer needs sentencepiece, which is not installed.
+    """
+    place = LibraryModel("MarianMT", name_or_path, revision)
+    marian_config: MarianConfig = place.read_config(MarianConfig)
+    tokenizer = place.load_tokenizer(("source.spm", "target.spm", "vocab.json"))
+    settings = {**_translate_config(marian_config), "langs": _find_languages(tokenizer)}
+    config = place.make_config(settings, find_differences(marian_config, IGNORED_FIELDS))
+    _check_tokenizer(tokenizer, config, place.source)
+    marian = place.load(MarianMTModel, r"embed_positions\.weight|final_logits_bias")
+    rules = (
+        *LAYER_RULES,
+        make_table_rule(config),
+        Rule(r"model\.shared\.weight", "model.shared.weight" if config.share_encoder_decoder_embeddings else ()),
+        Rule(r"lm_head\.weight", "lm_head.weight"),
+        Rule(r"final_logits_bias", "lm_head.bias", change=torch.flatten),
+    )
+    return convert_loaded(place, marian, config, rules, tokenizer)
+
+
+def _translate_config(config: MarianConfig) -> dict[str, Any]:
+    """The fields of this package's configuration."""
+    # Without tied weights Marian's encoder and decoder have a table each, whatever the other flag says.
+    is_shared = config.share_encoder_decoder_embeddings and config.tie_word_embeddings
+    return {
+        **{name: getattr(config, name) for name in COMMON_FIELDS},
+        "vocab_size": config.vocab_size,
+        "decoder_vocab_size": None if is_shared else config.decoder_vocab_size,
+        "share_encoder_decoder_embeddings": is_shared,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "position_embedding_type": "sinusoidal_concatenated",
+        "attention_bias": True,
+        "lm_head_bias": True,
+    }
+
+
+def _find_languages(tokenizer: PreTrainedTokenizerBase | None) -> list[str] | None:
+    """The languages that MarianMT's own tokenizer names."""
+    found = [getattr(tokenizer, f"{side}_lang", None) for side in ("source", "target")]
+    langs = [lang for lang in found if isinstance(lang, str) and lang.strip()]
+    return langs if len(langs) == len(found) else None
+
+
+def _check_tokenizer(tokenizer: PreTrainedTokenizerBase | None, config: VanillaTransformerConfig, source: str) -> None:
+    if tokenizer is None:
+        return
+    sizes = {"source": (list(tokenizer.get_vocab().values()), config.vocab_size)}
+    if isinstance(tokenizer, MarianTokenizer):
+        sizes["target"] = (list(tokenizer.decoder), config.target_vocab_size)
+    check_vocabularies(tokenizer, sizes, source)
+
+
+# --- and back ---------------------------------------------------------------------------------------------------------
+
+
+def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTModel:
+    """Makes MarianMT the same function as a model of this package.
+
+    Marian has all sines of the positions before all cosines. Where the model interleaves them, as the paper does, the
+    dimensions of everything between the sub-layers are put in Marian's order: the columns of what reads from there
+    (embeddings, queries, keys, values, first feed-forward matrix), the rows of what writes there, and the norms. That
+    changes nothing but the order. Biases that the model lacks are zeros in Marian.
+
+    The settings for `generate` are taken over but for two, which the library's models have no counterpart of. A
+    `length_penalty_type` is left out, with a warning, since other translations may win without it. And where the model
+    would limit translations by the source's length, Marian gets a `max_length` as long as its table of positions.
+
+    Args:
+        model: A model with norms after the residual connections only, sinusoids from position 0, and heads that divide
+            d_model.
+
+    Returns:
+        MarianMT in evaluation mode, with the same dtype, on the same device.
+
+    Raises:
+        ConversionError: If MarianMT cannot compute what the model does; names all reasons.
+    """
+    config = model.config
+    refuse("MarianMT has no counterpart of this model", _find_obstacles(config))
+    marian = _make_counterpart(model)
+    own = marian.state_dict()
+    tables = {name: tensor for name, tensor in own.items() if name.endswith("embed_positions.weight")}
+    weights = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+    if not config.lm_head_bias:
+        weights["lm_head.bias"] = torch.zeros(config.target_vocab_size)
+    if not config.attention_bias:
+        weights |= {name: torch.zeros_like(tensor) for name, tensor in own.items() if name.endswith("_proj.bias")}
+    order = torch.arange(config.d_model)
+    if config.position_embedding_type == "sinusoidal":
+        order = torch.cat([order[0::2], order[1::2]])
+    shapes = {name: tensor.shape for name, tensor in own.items() if name not in tables}
+    renamed = rename_weights(weights, _make_rules(order), shapes, source="this model")
+    marian.load_state_dict(renamed | tables)
+    placed: Any = marian.to(device=model.device, dtype=model.dtype)  # type: ignore[call-arg]
+    return placed.eval()
+
+
+def _find_obstacles(config: VanillaTransformerConfig) -> list[str]:
+    """What MarianMT cannot express."""
+    # With another number of heads in each stack, one given size of heads cannot be Marian's in both.
+    sizes = {config.d_model / heads for heads in (config.encoder_attention_heads, config.decoder_attention_heads)}
+    head_sizes = [int(size) for size in sizes if len(sizes) == 1 and size.is_integer()]
+    wanted: dict[str, tuple[object, ...]] = {
+        "position_embedding_type": ("sinusoidal", "sinusoidal_concatenated"),
+        "position_offset": (0,),
+        "normalize_before": (False,),
+        "add_final_layer_norm": (None, False),
+        "normalize_embedding": (False,),
+        "layer_norm_eps": (1e-5,),
+        "ffn_bias": (True,),
+        **dict.fromkeys(("d_k", "d_v"), (None, *head_sizes)),
+    }
+    obstacles = find_differences(config, wanted)
+    if config.decoder_start_token_id is None:
+        obstacles.append("decoder_start_token_id is None (can be: any token)")
+    return obstacles
+
+
+def _make_counterpart(model: VanillaTransformerForConditionalGeneration) -> MarianMTModel:
+    """MarianMT with the same settings, and weights of its own."""
+    config, generation_config = model.config, take_generation_config(model)
+    length_penalty_type = vars(generation_config).pop("length_penalty_type", None)
+    if length_penalty_type not in (None, "transformers"):
+        logger.warning(
+            "length_penalty_type=%r is left out: MarianMT divides log-probabilities by length ** length_penalty, and"
+            " may choose other translations.",
+            length_penalty_type,
+        )
+    max_length, max_new_tokens = generation_config.max_length, generation_config.max_new_tokens
+    rows = max(config.max_position_embeddings, max_length or 0, max_new_tokens or 0)
+    if max_length is None and max_new_tokens is None:
+        generation_config.max_length = rows
+    settings: dict[str, Any] = {name: getattr(config, name) for name in COMMON_FIELDS}
+    settings |= {
+        "vocab_size": config.vocab_size,
+        "decoder_vocab_size": config.target_vocab_size,
+        "share_encoder_decoder_embeddings": config.share_encoder_decoder_embeddings,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "max_position_embeddings": rows,
+        "forced_eos_token_id": generation_config.forced_eos_token_id,
+    }
+    marian = MarianMTModel(MarianConfig(**settings))
+    marian.generation_config = generation_config
+    return marian
+
+
+def _make_rules(order: torch.Tensor) -> tuple[Rule, ...]:
+    """What becomes of this model's weights in Marian, with the dimensions of d_model in another order."""
+
+    def reorder_rows(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor[order]
+
+    def reorder_columns(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor[..., order]
+
+    return (
+        Rule(r"lm_head\.bias", "final_logits_bias", change=lambda tensor: tensor[None]),
+        Rule(r"(model\..+\.(?:[qkv]_proj|fc1)\.bias)", r"\1"),
+        Rule(r"(model\..+\.(?:out_proj|fc2)\.(?:weight|bias))", r"\1", change=reorder_rows),
+        Rule(r"(model\..+|lm_head\.weight)", r"\1", change=reorder_columns),
+    )
+
+
+def save_as_marian(
+    model: VanillaTransformerForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase | None,
+    folder: str | os.PathLike[str],
+) -> Path:
+    """Saves a model as MarianMT, for those who have transformers and not this package.
+
+    Args:
+        model: The model; see [`to_marian`].
+        tokenizer: Its tokenizer. This package's is saved as `PreTrainedTokenizerFast`, which gives the same ids;
+            others, such as `MarianTokenizer`, as they are.
+        folder: Where to: a folder that is not there yet, or an empty one. It is complete or absent.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ConversionError: If MarianMT cannot compute what the model does, or there is no class in the library for the
+            tokenizer.
+        FileExistsError: If there is something in the folder already.
+    """
+    if isinstance(tokenizer, VanillaTransformerTokenizer) and tokenizer.separate_vocabs:
+        reason = "it has two vocabularies (separate_vocabs=True), and the library's fast tokenizers have one"
+        refuse("The tokenizer cannot be saved for use without this package", [reason])
+    with new_folder(folder) as partial:
+        to_marian(model).save_pretrained(partial)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(partial)
+            if isinstance(tokenizer, VanillaTransformerTokenizer):
+                _make_plain(partial)
+    return Path(folder)
+
+
+def _make_plain(folder: Path) -> None:
+    """Makes the library's own class read a saved tokenizer of this package: `tokenizer.json` holds all it needs."""
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    settings.pop("auto_map", None)
+    # The name that transformers 4 knows too.
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    for module in folder.glob("*_vanilla_transformer.py"):
+        module.unlink()
