@@ -1,0 +1,138 @@
+r"""Bring a model of another system into this package's form, or take one of ours back.
+
+    python scripts/convert_checkpoint.py --model_name_or_path Helsinki-NLP/opus-mt-en-de --output_dir out/opus-en-de
+    python scripts/convert_checkpoint.py --model_name_or_path wmt16/checkpoint_best.pt --codes wmt16/bpecodes \
+        --output_dir out/wmt16
+    python scripts/convert_checkpoint.py --model_name_or_path out/my-model --to marian --output_dir out/my-marian
+
+Which system a model is of is found out (or said with --format), and `--format fairseq --help` lists what else may be
+said of models of that system. A model that has a feature which ours lacks is refused, with all reasons; weights that
+have no place, or are missing or of another shape, are listed together. At the end the converted model's logits are
+compared with the original's where that can run here. The output folder is complete or absent.
+"""
+
+import argparse
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, HfArgumentParser
+from transformers.hf_argparser import DataClassType
+from transformers.utils.hub import cached_file
+
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.conversion.converted import TOLERANCE
+from vanilla_transformer.conversion.errors import ConversionError
+from vanilla_transformer.conversion.sources import SOURCES, convert, detect_format
+from vanilla_transformer.conversion.targets import TARGETS
+from vanilla_transformer.folders import check_new_folder
+
+
+@dataclass
+class ConversionArguments:
+    """What to convert, and where to."""
+
+    model_name_or_path: str = field(metadata={"help": "A folder, a file or a name on the Hub, as --format has it."})
+    output_dir: str = field(metadata={"help": "A folder that is not there yet, or an empty one."})
+    format: str | None = field(
+        default=None,
+        metadata={
+            "help": "What the model is; found out by default. "
+            + "; ".join(f"{name}: {source.description}" for name, source in SOURCES.items())
+            + ".",
+            "choices": list(SOURCES),
+        },
+    )
+    to: str | None = field(
+        default=None,
+        metadata={"help": "Convert a model of ours, in the other direction.", "choices": list(TARGETS)},
+    )
+    skip_check: bool = field(default=False, metadata={"help": "Do not compare logits with the original's."})
+
+    def __post_init__(self) -> None:
+        if self.format is not None and self.to is not None:
+            raise ValueError(f"--format {self.format} brings a model in, and --to {self.to} takes one out: give one.")
+
+
+def make_parser(source_format: str | None = None) -> HfArgumentParser:
+    """The command line's parser, with the options of models of a format."""
+    options = SOURCES[source_format].list_options() if source_format else []
+    class_of_options = dataclasses.make_dataclass(
+        "FormatOptions",
+        # Without a default of its own an option that is not given is left to the converter.
+        [(option.name, option.type | None, field(default=None, metadata={"help": option.help})) for option in options],
+    )
+    return HfArgumentParser(
+        [DataClassType(ConversionArguments), DataClassType(class_of_options)],
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def find_format(argv: list[str] | None) -> str | None:
+    """The format that the arguments name, or that the model named in them is of; `None` without one."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("--format", "--to"):
+        finder.add_argument(name)
+    finder.add_argument("--model_name_or_path", "--model-name-or-path")
+    known, _ = finder.parse_known_args(argv)
+    if known.to is not None or known.model_name_or_path is None or known.format is not None:
+        return known.format if known.format in SOURCES else None
+    return detect_format(known.model_name_or_path)
+
+
+def bring_in(arguments: ConversionArguments, source_format: str | None, options: dict[str, Any]) -> None:
+    """Converts a model of another system, checks and saves it."""
+    converted = convert(arguments.model_name_or_path, source_format, **options)
+    parameters = f"{converted.model.num_parameters():,} parameters"
+    print(f"Converted {converted.source}: {parameters}, {converted.model.dtype}.")
+    if not arguments.skip_check:
+        difference = converted.check()
+        if difference is None:
+            print("The original cannot run here, so that the logits were not compared.")
+        else:
+            print(
+                f"Logits differ from the original's by {difference:.1e} of the largest at most (may: {TOLERANCE:.0e})."
+            )
+    for note in converted.notes:
+        print(f"Note: {note}")
+    converted.save(arguments.output_dir)
+    print(f"Saved to {arguments.output_dir}.")
+    if converted.tokenizer is not None:
+        print(f"Translate with: python scripts/translate.py --model_name_or_path {arguments.output_dir}")
+
+
+def take_out(arguments: ConversionArguments) -> None:
+    """Converts a model of ours and saves it."""
+    name = arguments.model_name_or_path
+    model = AutoModelForSeq2SeqLM.from_pretrained(name, dtype="auto")
+    if not isinstance(model, VanillaTransformerForConditionalGeneration):
+        raise ConversionError(f"{name} is no model of this package but a {type(model).__name__}.")
+    # Where there is none, transformers would make an empty one.
+    has_tokenizer = cached_file(name, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False) is not None
+    tokenizer = AutoTokenizer.from_pretrained(name) if has_tokenizer else None
+    TARGETS[cast(str, arguments.to)](model.eval(), tokenizer, arguments.output_dir)
+    print(f"Saved to {arguments.output_dir}.")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Parse the arguments (`argv`, else the command line's) and convert."""
+    parser = make_parser()
+    try:
+        source_format = find_format(argv)
+        parser = make_parser(source_format)
+        arguments, options, strange = parser.parse_args_into_dataclasses(args=argv, return_remaining_strings=True)
+        if strange:
+            raise ValueError(f"unrecognized arguments: {' '.join(strange)} (the model's format: {source_format})")
+        check_new_folder(arguments.output_dir)
+        given = {name: value for name, value in vars(options).items() if value is not None}
+        if arguments.to is not None:
+            take_out(arguments)
+        else:
+            bring_in(arguments, source_format, given)
+    except (FileExistsError, OSError, ValueError, ImportError) as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""Which system a model is of, what may be said of it, and the script that converts."""
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny_vanilla import make_loud_model
+from torch import nn
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    BartConfig,
+    BartForConditionalGeneration,
+    FSMTConfig,
+    FSMTForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+)
+
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.conversion.errors import ConversionError
+from vanilla_transformer.conversion.sources import SOURCES, convert, detect_format
+
+SIZES: dict[str, Any] = {
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+    "max_position_embeddings": 32,
+}
+MARIAN = {**SIZES, "vocab_size": 40, "pad_token_id": 39, "decoder_start_token_id": 39, "eos_token_id": 0}
+
+
+class Translator(nn.Module):
+    """A model as PyTorch's tutorial builds them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.src_tok_emb = nn.Embedding(20, 16)
+        self.tgt_tok_emb = nn.Embedding(24, 16)
+        self.transformer = nn.Transformer(16, 4, 1, 1, 24, batch_first=True)
+        self.generator = nn.Linear(16, 24)
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[ModuleType]:
+    scripts = str(Path(__file__).resolve().parent.parent / "scripts")
+    sys.path.insert(0, scripts)
+    yield importlib.import_module("convert_checkpoint")
+    sys.path.remove(scripts)
+
+
+@pytest.fixture(scope="module")
+def marian(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("models") / "marian"
+    MarianMTModel(MarianConfig(**MARIAN)).save_pretrained(folder)
+    return str(folder)
+
+
+def test_models_of_the_library_are_recognised_by_their_configuration(tmp_path: Path, marian: str) -> None:
+    assert detect_format(marian) == "marian"
+    fsmt = FSMTForConditionalGeneration(FSMTConfig(langs=["en", "de"], src_vocab_size=9, tgt_vocab_size=9, **SIZES))
+    fsmt.config.save_pretrained(tmp_path / "fsmt")
+    assert detect_format(str(tmp_path / "fsmt")) == "fsmt"
+    BartForConditionalGeneration(BartConfig(**SIZES)).config.save_pretrained(tmp_path / "bart")
+    with pytest.raises(ConversionError, match="of the type bart: another architecture"):
+        detect_format(str(tmp_path / "bart"))
+    VanillaTransformerConfig.from_preset("tiny").save_pretrained(tmp_path / "ours")
+    with pytest.raises(ConversionError, match="this package's own"):
+        detect_format(str(tmp_path / "ours"))
+
+
+CHECKPOINTS: dict[str, Any] = {
+    "annotated": {"encoder.layers.0.self_attn.linears.0.weight": torch.ones(2, 2)},
+    "fairseq": {"args": None, "model": {"encoder.layers.0.self_attn.in_proj_weight": torch.ones(2, 2)}},
+    "joeynmt": {"steps": 3, "model_state": {"a": torch.ones(1)}},
+    "opennmt_py": {"vocab": {"src": ["a"]}, "opt": None, "model": {"a": torch.ones(1)}, "generator": None},
+    "torch_nn": {
+        "epoch": 3,
+        "state": {"module.transformer.encoder.layers.0.self_attn.in_proj_weight": torch.ones(2, 2)},
+    },
+}
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_checkpoints_are_recognised_by_the_names_in_them(tmp_path: Path, name: str, is_zip: bool) -> None:
+    torch.save(CHECKPOINTS[name], tmp_path / "it.pt", _use_new_zipfile_serialization=is_zip)
+    assert detect_format(str(tmp_path / "it.pt")) == name
+
+
+def test_a_safetensors_file_is_recognised_too(tmp_path: Path) -> None:
+    save_file(dict(Translator().state_dict()), tmp_path / "it.safetensors")
+    assert detect_format(str(tmp_path / "it.safetensors")) == "torch_nn"
+    (tmp_path / "it.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ConversionError, match="not a whole safetensors file"):
+        detect_format(str(tmp_path / "it.safetensors"))
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("exploded",)
+
+
+def test_finding_out_runs_nothing_and_says_what_it_did_not_recognise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"model": Bomb()}, "bomb.pt")
+    Path("text.pt").write_text("not a pickle")
+    Path("empty.pt").touch()
+    Path("empty").mkdir()
+    for name in ("bomb.pt", "text.pt", "empty.pt", "empty"):
+        with pytest.raises(ConversionError, match=rf"{name} is not recognised as a model of one of marian, fsmt"):
+            detect_format(name)
+    assert not Path("exploded").exists()
+    with pytest.raises(ConversionError, match=r"no/such-model is no file or folder"):
+        detect_format("no/such-model")
+
+
+def test_folders_of_other_systems_are_recognised(tmp_path: Path) -> None:
+    joeynmt, fairseq = tmp_path / "joeynmt", tmp_path / "fairseq"
+    for folder, names in ((joeynmt, ("config.yaml", "7.ckpt")), (fairseq, ("dict.en.txt", "b.pt", "a.pt"))):
+        folder.mkdir()
+        for name in names:
+            (folder / name).touch()
+    assert detect_format(str(joeynmt)) == "joeynmt"
+    with pytest.raises(ConversionError, match=r"name the checkpoint, one of a\.pt, b\.pt"):
+        detect_format(str(fairseq))
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_option_has_a_type_a_default_and_a_help_text(name: str) -> None:
+    source = SOURCES[name]
+    options = source.list_options()
+    if source.settings is not None:
+        assert [option.name for option in options] == [field.name for field in fields(source.settings)]
+    else:
+        signature = inspect.signature(source.convert)
+        assert [option.name for option in options] == list(signature.parameters)[1:]
+    for option in options:
+        assert option.type in (str, int, float, bool)
+        assert option.default is None or isinstance(option.default, option.type)
+        assert len(option.help) > 10
+        assert option.help.endswith(".")
+
+
+def test_unknown_formats_and_options_are_named(marian: str) -> None:
+    with pytest.raises(ConversionError, match=r"no format 'bert'\. There are: marian, fsmt"):
+        convert(marian, "bert")
+    with pytest.raises(ConversionError, match=r"marian has no option nhead; it has revision"):
+        convert(marian, nhead=4)
+
+
+def test_the_script_converts_checks_and_saves(
+    tmp_path: Path, marian: str, script: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "out" / "it"
+    script.main(["--model_name_or_path", marian, "--output_dir", str(folder)])
+    printed = capsys.readouterr().out
+    assert "Logits differ from the original's by" in printed
+    assert f"Saved to {folder}." in printed
+    ours, theirs = AutoModelForSeq2SeqLM.from_pretrained(folder), MarianMTModel.from_pretrained(marian)
+    assert isinstance(ours, VanillaTransformerForConditionalGeneration)
+    ids = torch.tensor([[5, 6, 7, 0]])
+    torch.testing.assert_close(
+        ours(input_ids=ids, decoder_input_ids=ids).logits, theirs(input_ids=ids, decoder_input_ids=ids).logits
+    )
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in folder.iterdir())
+    with pytest.raises(SystemExit):
+        script.main(["--model_name_or_path", marian, "--output_dir", str(folder)])
+    assert "not empty" in capsys.readouterr().err
+    assert before == sorted((path.name, path.stat().st_mtime_ns) for path in folder.iterdir())
+
+
+def test_what_the_weights_do_not_tell_is_said_on_the_command_line(
+    tmp_path: Path, script: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Translator().eval()
+    torch.save(model.state_dict(), tmp_path / "it.pt")
+    given = ["--model_name_or_path", str(tmp_path / "it.pt"), "--output_dir", str(tmp_path / "out")]
+    script.main([*given, "--nhead", "4", "--activation", "gelu", "--scale_embedding", "false"])
+    config = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").config
+    assert (config.encoder_attention_heads, config.activation_function, config.scale_embedding) == (4, "gelu", False)
+    assert (config.vocab_size, config.decoder_vocab_size) == (20, 24)
+    for arguments, message in (
+        (["--heads", "4"], "unrecognized arguments: --heads 4"),
+        (["--format", "annotated"], "annotated"),
+        (["--format", "marian", "--to", "marian"], "give one"),
+    ):
+        with pytest.raises(SystemExit):
+            script.main([given[0], given[1], "--output_dir", str(tmp_path / "other"), *arguments])
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "other").exists()
+
+
+def test_the_script_takes_a_model_out_again(
+    tmp_path: Path, script: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+
+    ours = make_loud_model(VanillaTransformerConfig.from_preset("tiny"))
+    ours.save_pretrained(tmp_path / "ours")
+    VanillaTransformerTokenizer().save_pretrained(tmp_path / "ours")
+    arguments = ["--model_name_or_path", str(tmp_path / "ours"), "--to", "marian"]
+    script.main([*arguments, "--output_dir", str(tmp_path / "marian")])
+    theirs = MarianMTModel.from_pretrained(tmp_path / "marian")
+    ids = torch.tensor([[5, 6, 7, 2]])
+    torch.testing.assert_close(
+        theirs(input_ids=ids, decoder_input_ids=ids).logits, ours(input_ids=ids, decoder_input_ids=ids).logits
+    )
+    assert (tmp_path / "marian" / "tokenizer.json").is_file()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "ours" / name).unlink()
+    script.main([*arguments, "--output_dir", str(tmp_path / "marian-alone")])
+    assert not list((tmp_path / "marian-alone").glob("tokenizer*"))
+    with pytest.raises(SystemExit):
+        script.main(["--model_name_or_path", str(tmp_path / "marian"), "--to", "marian", "--output_dir", "x"])
+    assert "is no model of this package but a MarianMTModel" in capsys.readouterr().err
+
+
+def test_the_help_of_a_format_lists_its_options(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, source in SOURCES.items():
+        with pytest.raises(SystemExit):
+            script.main(["--format", name, "--help"])
+        printed = capsys.readouterr().out
+        assert all(f"--{option.name}" in printed for option in source.list_options())

@@ -1,0 +1,224 @@
+"""The systems that models can come from: how each is called, recognised and asked to convert."""
+
+import inspect
+import os
+import pickletools
+import re
+import types
+import typing
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig
+
+from .annotated import AnnotatedSettings, convert_annotated
+from .converted import ConvertedModel
+from .errors import ConversionError
+from .fairseq import convert_fairseq
+from .fsmt import convert_fsmt
+from .joeynmt import convert_joeynmt
+from .marian import convert_marian
+from .opennmt_py import convert_opennmt_py
+from .torch_nn import TorchSettings, convert_torch_nn
+
+_NO_DEFAULT = inspect.Parameter.empty
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a user may say of a model of some format.
+
+    Args:
+        name: Its name.
+        type: `str`, `int`, `float` or `bool`.
+        default: What it is if nobody says.
+        help: What it means.
+    """
+
+    name: str
+    type: type
+    default: Any
+    help: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """A system that models can come from.
+
+    Args:
+        description: What is converted, and what names it.
+        convert: The converter, whose first argument is the path or the name of the model.
+        settings: The class of the converter's argument `settings`, if its options are there.
+    """
+
+    description: str
+    convert: Callable[..., ConvertedModel]
+    settings: type | None = None
+
+    def list_options(self) -> list[Option]:
+        """What may be said besides the path, as the converter's signature and docstring have it."""
+        described: Any = self.settings or self.convert
+        signature, hints = inspect.signature(described), typing.get_type_hints(described)
+        help_texts = _read_arguments(described)
+        keywords = [
+            parameter for parameter in signature.parameters.values() if parameter.kind is parameter.KEYWORD_ONLY
+        ]
+        return [
+            Option(parameter.name, _simple_type(hints[parameter.name]), parameter.default, help_texts[parameter.name])
+            for parameter in keywords
+        ]
+
+    def __call__(self, path: str, **options: Any) -> ConvertedModel:
+        """Converts the model at a path, or of a name."""
+        return self.convert(path, self.settings(**options)) if self.settings else self.convert(path, **options)
+
+
+SOURCES: dict[str, Source] = {
+    "marian": Source("MarianMT of transformers (opus-mt): a folder or a name on the Hub", convert_marian),
+    "fsmt": Source("FSMT of transformers (wmt19): a folder or a name on the Hub", convert_fsmt),
+    "fairseq": Source("a transformer of fairseq: its checkpoint, beside the dictionaries", convert_fairseq),
+    "torch_nn": Source("a state dict of a model around torch.nn.Transformer", convert_torch_nn, TorchSettings),
+    "annotated": Source("a state dict of the Annotated Transformer", convert_annotated, AnnotatedSettings),
+    "opennmt_py": Source("a Transformer of OpenNMT-py 3: its checkpoint", convert_opennmt_py),
+    "joeynmt": Source("a Transformer of JoeyNMT 2: the folder of its training, or a checkpoint in it", convert_joeynmt),
+}
+
+
+def _read_arguments(described: Any) -> dict[str, str]:
+    """The section Args of a Google-style docstring, each text on one line."""
+    section = re.search(r"^Args:\n(.*?)(?:\n\n|\Z)", inspect.getdoc(described) or "", flags=re.DOTALL | re.MULTILINE)
+    entries = re.split(r"\n(?=    \w+: )", "\n" + section[1]) if section else []
+    pairs = [entry.strip().partition(": ") for entry in entries if entry.strip()]
+    return {name: " ".join(text.split()) for name, _, text in pairs}
+
+
+def _simple_type(hint: Any) -> type:
+    members = typing.get_args(hint) if isinstance(hint, types.UnionType) or typing.get_origin(hint) else (hint,)
+    return next(member for member in (bool, int, float, str) if member in members)
+
+
+def detect_format(path: str) -> str:
+    """Finds out which system a model is of; nothing in its files is run.
+
+    Args:
+        path: A folder, a file, or a name on the Hub.
+
+    Returns:
+        A key of `SOURCES`.
+
+    Raises:
+        ConversionError: If it is of none of them.
+    """
+    found = (
+        _detect_folder(Path(path))
+        if os.path.isdir(path)
+        else _detect_names(Path(path))
+        if os.path.isfile(path)
+        else None
+    )
+    if found is None and not os.path.isfile(path):
+        found = _detect_library_model(path)
+    if found is None:
+        raise ConversionError(
+            f"{path} is not recognised as a model of one of {', '.join(SOURCES)}. Say which it is of, if it is."
+        )
+    return found
+
+
+def _detect_library_model(name: str) -> str | None:
+    """By the configuration of a folder, or of a model on the Hub."""
+    try:
+        config = AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        if os.path.isdir(name):
+            return None
+        raise ConversionError(
+            f"{name} is no file or folder, and as a name on the Hub it cannot be read: {error}"
+        ) from error
+    if config.model_type not in SOURCES:
+        known = "this package's own" if config.model_type == "vanilla_transformer" else "another architecture"
+        raise ConversionError(f"{name} is a model of the type {config.model_type}: {known}. Nothing to convert.")
+    return config.model_type
+
+
+def _detect_folder(folder: Path) -> str | None:
+    if (folder / "config.yaml").is_file() and any(folder.glob("*.ckpt")):
+        return "joeynmt"
+    if any(folder.glob("dict.*.txt")) and (checkpoints := sorted(path.name for path in folder.glob("*.pt"))):
+        raise ConversionError(f"{folder} looks like fairseq's: name the checkpoint, one of {', '.join(checkpoints)}.")
+    return None
+
+
+def _detect_names(path: Path) -> str | None:
+    """By the strings in a pickle, or the names of the weights."""
+    names = set(_list_names(path))
+    if any(name.endswith("self_attn.linears.0.weight") for name in names):
+        return "annotated"
+    if {"model_state", "steps"} <= names:
+        return "joeynmt"
+    if {"opt", "vocab"} <= names:
+        return "opennmt_py"
+    if "model" in names and {"args", "cfg"} & names:
+        return "fairseq"
+    if any(name.endswith("encoder.layers.0.self_attn.in_proj_weight") for name in names):
+        return "torch_nn"
+    return None
+
+
+def _list_names(path: Path) -> Iterator[str]:
+    """The names of the weights of a safetensors file, or all strings of a pickle, without reading what they name."""
+    if path.suffix == ".safetensors":
+        try:
+            with safe_open(path, framework="pt") as file:
+                yield from file.keys()
+        except SafetensorError as error:
+            raise ConversionError(f"{path} is not a whole safetensors file: {error}") from error
+        return
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                (name,) = (name for name in archive.namelist() if name.endswith("data.pkl"))
+                yield from _list_strings(archive.read(name))
+        else:
+            with path.open("rb") as file:  # torch's old format: several pickles, one behind the other
+                while file.peek(1):
+                    yield from _list_strings(file)
+    except (ValueError, zipfile.BadZipFile, EOFError):
+        return  # not a pickle, or the bytes of the weights, which come last
+
+
+def _list_strings(pickled: Any) -> Iterator[str]:
+    for opcode, argument, _ in pickletools.genops(pickled):
+        if "UNICODE" in opcode.name:
+            yield str(argument)
+
+
+def convert(path: str, source_format: str | None = None, **options: Any) -> ConvertedModel:
+    """Converts a model of another system.
+
+    Args:
+        path: A folder, a file, or a name on the Hub.
+        source_format: A key of `SOURCES`; `None`: it is found out.
+        **options: What else is to be said of models of that format (see `Source.list_options`).
+
+    Returns:
+        The model, unchecked (see `ConvertedModel.check`).
+
+    Raises:
+        ConversionError: If it cannot be converted, or there is no such format or option.
+    """
+    if source_format is None:
+        source_format = detect_format(path)
+    if source_format not in SOURCES:
+        raise ConversionError(f"There is no format {source_format!r}. There are: {', '.join(SOURCES)}.")
+    source = SOURCES[source_format]
+    legal = [option.name for option in source.list_options()]
+    if strange := [name for name in options if name not in legal]:
+        raise ConversionError(
+            f"{source_format} has no option {', '.join(strange)}; it has {', '.join(legal) or 'none'}."
+        )
+    return source(path, **options)
