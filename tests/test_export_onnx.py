@@ -1,0 +1,337 @@
+"""ONNX: what was exported, run by ONNX Runtime, computes and generates what the model does."""
+
+import functools
+import json
+import logging
+import runpy
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import RunPython
+from letters import TOKENIZER
+from tiny_vanilla import TWO_VOCABULARIES, assert_close, logits_of, make_model, make_sentences, pad
+from torch.export import Dim
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from vanilla_transformer.conversion.errors import ConversionError
+from vanilla_transformer.evaluation import score_loss
+from vanilla_transformer.export import onnx as exporting
+from vanilla_transformer.export.engines import EngineArguments
+from vanilla_transformer.export.onnx import compare_onnx, export_onnx
+from vanilla_transformer.export.onnx_model import OnnxModel, is_exported_to_onnx, load_for_onnx
+from vanilla_transformer.export.tracing import copy_for_tracing
+from vanilla_transformer.positions_vanilla_transformer import SINUSOIDS
+from vanilla_transformer.translation import translate, translate_n_best
+
+pytest.importorskip("transformers", minversion=exporting.OLDEST_TRANSFORMERS)
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+onnx_ir = pytest.importorskip("onnx_ir")
+
+TESTS = Path(__file__).parent
+SOURCES = ["A man.", "Two big dogs run", "", "x"]
+# Between them all kinds of layers, tables, heads and biases. Others are traced in test_export_tracing.py.
+MODELS: dict[str, dict[str, Any]] = {
+    "paper": {"decoder_layers": 1, "vocab_size": len(TOKENIZER), "max_position_embeddings": 64},
+    "other": {
+        "decoder_layers": 1,
+        "position_embedding_type": "learned",
+        "position_offset": 1,
+        "normalize_before": True,
+        "normalize_embedding": True,
+        "d_k": 3,
+        "d_v": 5,
+        "attention_bias": True,
+        "lm_head_bias": True,
+        **TWO_VOCABULARIES["two-vocabularies-untied"],
+    },
+}
+SEARCHES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "beams": {"num_beams": 3, "max_new_tokens": 9},
+    "gnmt": {"num_beams": 4, "num_return_sequences": 2, "length_penalty_type": "gnmt", "length_penalty": 0.6},
+    "sampling": {"do_sample": True, "num_return_sequences": 2, "max_new_tokens": 9},
+    "without a cache": {"num_beams": 2, "use_cache": False, "max_new_tokens": 5},
+}
+
+
+Export = Callable[[str], tuple[Any, Path]]
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory: pytest.TempPathFactory, scripts_directory: Path) -> Export:
+    """Gives, by the name of a model, the model and a folder with what was exported of it."""
+
+    @functools.cache
+    def export_one(name: str) -> tuple[Any, Path]:
+        # Only random logits that differ much are decided alike by two implementations.
+        model: Any = make_model(scale=1.0, **MODELS[name])
+        folder = tmp_path_factory.mktemp(name)
+        # Saved in half precision: what is exported is in float32 nonetheless.
+        model.to(torch.bfloat16).save_pretrained(folder / "model")
+        TOKENIZER.save_pretrained(folder / "model")
+        if name == "paper":
+            arguments = {"model_name_or_path": folder / "model", "format": "onnx", "output_dir": folder / "exported"}
+            main = runpy.run_path(str(scripts_directory / "export_model.py"))["main"]
+            main([f"--{argument}={value}" for argument, value in arguments.items()])
+        else:
+            export_onnx(folder / "model", folder / "exported")
+        original = AutoModelForSeq2SeqLM.from_pretrained(folder / "model", dtype=torch.float32)
+        return original, folder / "exported"
+
+    return export_one
+
+
+@pytest.fixture(params=MODELS)
+def both(request: pytest.FixtureRequest, export: Export) -> tuple[Any, Any]:
+    """A model, and the exported one, loaded."""
+    model, folder = export(request.param)
+    return model, OnnxModel(folder)
+
+
+def make_inputs(lengths: list[int], side: str = "right") -> dict[str, torch.Tensor]:
+    input_ids, attention_mask = pad(make_sentences(lengths), side=side)
+    return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(("lengths", "target_length"), [([1], 1), ([5, 3, 9], 7), ([23, 2], 23)])
+def test_logits_are_those_of_the_model(
+    both: tuple[Any, Any], lengths: list[int], target_length: int, side: str
+) -> None:
+    model, exported = both
+    targets = torch.tensor(make_sentences([target_length] * len(lengths), seed=1))
+    inputs = {**make_inputs(lengths, side), "decoder_input_ids": targets}
+    assert_close(logits_of(exported, **inputs), logits_of(model, **inputs))
+
+
+def test_a_target_may_come_in_parts(both: tuple[Any, Any]) -> None:
+    model, exported = both
+    sources, targets = make_inputs([5, 3, 9]), torch.tensor(make_sentences([11] * 3, seed=1))
+    states = exported.get_encoder()(**sources)
+    cache, parts = None, []
+    for part in targets.split([1, 4, 1, 5], dim=1):
+        mask = sources["attention_mask"]
+        outputs = exported(encoder_outputs=states, attention_mask=mask, decoder_input_ids=part, past_key_values=cache)
+        cache = outputs.past_key_values
+        parts.append(outputs.logits)
+    assert cache is not None
+    assert cache.get_seq_length() == 11
+    assert_close(torch.cat(parts, dim=1), logits_of(model, **sources, decoder_input_ids=targets))
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_generates_what_the_model_generates(both: tuple[Any, Any], search: str) -> None:
+    model, exported = both
+    inputs = make_inputs([5, 3, 9, 1])
+    found = []
+    for each in (model, exported):
+        torch.manual_seed(0)
+        found.append(each.generate(**inputs, **SEARCHES[search]))
+    assert torch.equal(*found)
+
+
+def test_sequences_are_longer_than_the_table_of_sinusoids(export: Export) -> None:
+    model, folder = export("paper")
+    exported: Any = OnnxModel(folder)
+    length = 3 * model.config.max_position_embeddings
+    inputs = {**make_inputs([length, 2]), "decoder_input_ids": torch.tensor(make_sentences([length] * 2))}
+    assert_close(exported(**inputs).logits, logits_of(model, **inputs))
+
+
+def test_nothing_is_read_beyond_the_table_of_learned_positions(export: Export) -> None:
+    _, folder = export("other")
+    exported: Any = OnnxModel(folder)
+    inputs = {**make_inputs([23, 2]), "decoder_input_ids": torch.tensor([[0], [0]])}
+    longer = {name: torch.nn.functional.pad(values, (0, 3)) for name, values in inputs.items() if "decoder" not in name}
+    # Padding needs no positions.
+    assert_close(exported(**{**inputs, **longer}).logits, exported(**inputs).logits)
+    longer["attention_mask"][:, -3:] = 1
+    with pytest.raises(ValueError, match="A sequence of 26 tokens is too long for learned positions"):
+        exported(**{**inputs, **longer})
+    with pytest.raises(Exception, match="indices element out of data bounds"):
+        exported.encoder.session.run(None, {name: values.numpy() for name, values in longer.items()})
+    with pytest.raises(ValueError, match="A sequence of 24 tokens"):
+        exported(**make_inputs([3]), decoder_input_ids=torch.zeros(1, 24, dtype=torch.long))
+
+
+def test_a_process_without_torch_translates(export: Export, run_python: RunPython) -> None:
+    model, folder = export("paper")
+    output = run_python(TESTS / "onnx_alone.py", folder, input="".join(f"{source}\n" for source in SOURCES))
+    sources = TOKENIZER(SOURCES, padding=True, return_tensors="pt")
+    expected = model.generate(**sources, max_new_tokens=20)
+    assert json.loads(output.stdout) == TOKENIZER.batch_decode(expected, skip_special_tokens=True)
+
+
+def test_the_functions_for_all_models_take_it(export: Export) -> None:
+    model, folder = export("paper")
+    arguments = EngineArguments(model_name_or_path=str(folder), engine="onnx", num_beams=2)
+    exported, tokenizer, settings = arguments.load()
+    settings |= {"max_new_tokens": 8, "progress": False}
+    expected = translate(model, TOKENIZER, SOURCES, **settings)
+    assert translate(exported, tokenizer, SOURCES, **settings) == expected
+    for one, other in zip(
+        translate_n_best(exported, tokenizer, SOURCES, num_return_sequences=2, **settings),
+        translate_n_best(model, TOKENIZER, SOURCES, num_return_sequences=2, **settings),
+        strict=True,
+    ):
+        assert [found.text for found in one] == [found.text for found in other]
+        scores = [torch.tensor([found.score for found in each]) for each in (one, other)]
+        torch.testing.assert_close(*scores)
+    loss, original = (
+        score_loss(each, TOKENIZER, SOURCES, SOURCES[::-1], progress=False)["loss"] for each in (exported, model)
+    )
+    assert loss == pytest.approx(original, rel=1e-5)
+    assert exported.num_parameters() == model.num_parameters()
+    # By its state a resumed translation of a file knows the model.
+    other_model: Any = OnnxModel(export("other")[1])
+    assert not torch.equal(exported.digest, other_model.digest)
+
+
+def test_sinusoids_are_exact_at_any_position() -> None:
+    kind = "sinusoidal_concatenated"
+
+    class Positions(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            model = make_model(position_embedding_type=kind, position_offset=2)
+            self.positions: Any = copy_for_tracing(model).model.encoder.embed_positions
+
+        def forward(self, indices: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"sinusoids": self.positions(indices, indices.shape[1])}
+
+    sizes = {"indices": {0: Dim("batch_size"), 1: Dim("length")}}
+    graph = exporting._export(Positions(), {"indices": torch.zeros(2, 3, dtype=torch.long)}, sizes, opset=18)
+    session = onnxruntime.InferenceSession(onnx_ir.to_proto(graph).SerializeToString())
+    indices = np.arange(100_000).reshape(4, -1)
+    (found,) = session.run(None, {"indices": indices})
+    expected = SINUSOIDS[kind](torch.tensor(indices + 2).double(), 16)
+    assert_close(torch.tensor(found), expected.float(), tolerance=1e-7)
+
+
+def test_files_are_what_other_runners_expect(export: Export) -> None:
+    model, folder = export("paper")
+    assert all(json.loads((each / "config.json").read_text())["dtype"] == "float32" for _, each in map(export, MODELS))
+    names = {path.name for path in folder.iterdir()}
+    assert {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"} <= names
+    assert is_exported_to_onnx(folder)
+    assert AutoTokenizer.from_pretrained(folder)(SOURCES)["input_ids"] == TOKENIZER(SOURCES)["input_ids"]
+    assert (export("other")[1] / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+    encoder, decoder = (onnx.load(folder / f"{name}.onnx") for name in ("encoder_model", "decoder_model_merged"))
+    onnx.checker.check_model(encoder, full_check=True)
+    onnx.checker.check_model(decoder, full_check=True)
+    assert sizes_of(encoder.graph.input) == {
+        "input_ids": ["batch_size", "encoder_sequence_length"],
+        "attention_mask": ["batch_size", "encoder_sequence_length"],
+    }
+    assert sizes_of(encoder.graph.output) == {"last_hidden_state": ["batch_size", "encoder_sequence_length", 16]}
+    heads = ["batch_size", 2]
+    kinds = ("key", "value")
+    past = {f"past_key_values.0.decoder.{kind}": "past_decoder_sequence_length" for kind in kinds}
+    past |= {f"past_key_values.0.encoder.{kind}": "past_encoder_sequence_length" for kind in kinds}
+    assert sizes_of(decoder.graph.input) == {
+        "input_ids": ["batch_size", "decoder_sequence_length"],
+        "encoder_attention_mask": ["batch_size", "encoder_sequence_length"],
+        "encoder_hidden_states": ["batch_size", "encoder_sequence_length", 16],
+        **{name: [*heads, length, 8] for name, length in past.items()},
+    }
+    longer = "past_decoder_sequence_length + decoder_sequence_length"
+    present = {f"present.0.decoder.{kind}": [*heads, longer, 8] for kind in kinds}
+    present |= {f"present.0.encoder.{kind}": [*heads, "encoder_sequence_length", 8] for kind in kinds}
+    vocab_size = len(TOKENIZER)
+    logits = ["batch_size", "decoder_sequence_length", vocab_size]
+    assert sizes_of(decoder.graph.output) == {"logits": logits, **present}
+    # The tied table is stored once, and no path of the machine that exported it is in the file.
+    data = (folder / "decoder_model_merged.onnx").read_bytes()
+    assert len(data) < 4 * sum(parameter.numel() for parameter in model.model.decoder.parameters()) + 60_000
+    assert str(TESTS.parent).encode() not in data
+    assert b"site-packages" not in data
+
+
+def sizes_of(values: Any) -> dict[str, list[str | int]]:
+    return {
+        value.name: [size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim] for value in values
+    }
+
+
+def test_weights_of_large_models_lie_beside_the_graph(
+    export: Export, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _, folder = export("other")
+    monkeypatch.setattr(exporting, "_LARGEST_FILE", 1000)
+    for path in folder.iterdir():
+        if path.suffix == ".onnx":
+            exporting._save(onnx_ir.load(path), tmp_path / path.name)
+        else:
+            shutil.copy(path, tmp_path)
+    assert (tmp_path / "encoder_model.onnx_data").stat().st_size > 1000
+    inputs = {**make_inputs([4, 2]), "decoder_input_ids": torch.tensor([[0], [0]])}
+    outputs = [OnnxModel(each)(**inputs).logits for each in (folder, tmp_path)]
+    assert torch.equal(*outputs)
+
+
+def test_an_export_that_computes_something_else_is_not_kept(
+    export: Export, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model, folder = export("other")
+    other = make_model(scale=1.0, seed=1, **MODELS["other"])
+    assert compare_onnx(other, folder) > 0.1
+    # The graphs of one model, compared with another.
+    monkeypatch.setattr(exporting, "_export_encoder", lambda *_: onnx_ir.load(folder / "encoder_model.onnx"))
+    monkeypatch.setattr(exporting, "_export_decoder", lambda *_: onnx_ir.load(folder / "decoder_model_merged.onnx"))
+    with caplog.at_level(logging.INFO, logger="vanilla_transformer"):
+        export_onnx(model, tmp_path / "same")
+    assert "The logits of ONNX and PyTorch differ by" in caplog.text
+    with pytest.raises(ConversionError, match=r"computes something else than the original: logits differ by"):
+        export_onnx(other, tmp_path / "different")
+    assert [path.name for path in tmp_path.iterdir()] == ["same"]
+    export_onnx(other, tmp_path / "unchecked", check=False)
+
+
+def test_what_is_refused(export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, folder = export("other")
+    with pytest.raises(FileExistsError):
+        export_onnx(model, folder)
+    with pytest.raises(ValueError, match="opset is 17; it must be at least 18"):
+        export_onnx(model, tmp_path / "exported", opset=17)
+    with pytest.raises(FileNotFoundError, match=r"holds no model exported to ONNX"):
+        OnnxModel(tmp_path)
+    with pytest.raises(ValueError, match="add --engine onnx"):
+        EngineArguments(model_name_or_path=str(folder)).load()
+    with pytest.raises(ValueError, match="dtype is 'int8'"):
+        load_for_onnx(str(folder), dtype="int8")
+    with pytest.raises(ValueError, match="device is 'mps'"):
+        load_for_onnx(str(folder), device="mps")
+    exported: Any = OnnxModel(folder)
+    with pytest.raises(ValueError, match="output_attentions must be unset"):
+        exported(**make_inputs([2]), decoder_input_ids=torch.tensor([[0]]), output_attentions=True)
+    with pytest.raises(ValueError, match="Give decoder_input_ids"):
+        exported(**make_inputs([2]))
+    targets = torch.tensor([[1, 0]])
+    with pytest.raises(ValueError, match="targets must be padded on the right"):
+        exported(**make_inputs([2]), decoder_input_ids=targets, decoder_attention_mask=1 - targets)
+    with pytest.raises(ValueError, match="cache_implementation is 'static'"):
+        exported.generate(**make_inputs([2]), cache_implementation="static")
+    with pytest.raises(NotImplementedError, match="copy its folder"):
+        exported.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("module", ["onnxscript", "onnxruntime"])
+def test_what_is_missing_is_named(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=r"pip install \"vanilla-transformer\[export\]\""):
+        export_onnx(make_model(), tmp_path / "exported")
+
+
+def test_an_old_version_of_the_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporting, "transformers_version", "5.12.0")
+    with pytest.raises(ImportError, match=r"exporters of transformers, from version 5.15 on; this is 5.12.0"):
+        export_onnx(make_model(), tmp_path / "exported")

@@ -1,0 +1,164 @@
+"""scripts/export_model.py, and the scripts that translate with what it writes."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_vanilla import make_model
+
+from vanilla_transformer.tokenizer_training import train_tokenizer
+
+pytest.importorskip("ctranslate2")
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+TEXTS = ["a man rides a horse .", "two dogs run", "the sun shines on the old house", "a dog"]
+
+Main = Callable[..., None]
+
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Main]:
+    """The main function of a script, imported as Python runs it: with the scripts' folder first on the path."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+
+    def get(name: str) -> Main:
+        function: Any = importlib.import_module(name).main
+        return lambda *arguments: function([str(argument) for argument in arguments])
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a random model with settings of its own for the search, and test sets."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = train_tokenizer(TEXTS, vocab_size=270)
+    random = make_model(vocab_size=len(tokenizer))
+    random.generation_config.update(num_beams=2, early_stopping=True, max_new_tokens=8)
+    random.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    for name, lines in (("test.en", TEXTS), ("test.de", TEXTS[::-1])):
+        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def exported(main: Callable[[str], Main], model: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "exported"
+    words = ["--model_name_or_path", model, "--format", "ctranslate2", "--output_dir", folder]
+    main("export_model")(*words, "--quantization", "float32", "--max_positions", 60)
+    return folder
+
+
+def refuse(run: Main, *arguments: Any, capsys: pytest.CaptureFixture[str]) -> str:
+    """Expects the script to end with an error, and returns what it says."""
+    with pytest.raises(SystemExit) as end:
+        run(*arguments)
+    assert end.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_every_engine_translates_alike(
+    main: Callable[[str], Main], model: Path, exported: Path, tmp_path: Path
+) -> None:
+    """By transformers, by CTranslate2 from its own folder, and from the model's, converted in passing."""
+    runs = {"transformers": model, "ctranslate2": exported, "ctranslate2-in-passing": model}
+    for name, folder in runs.items():
+        main("translate")(
+            *("--model_name_or_path", folder, "--engine", name.split("-")[0], "--device", "cpu", "--disable_tqdm"),
+            *("--input_file", model / "test.en", "--output_file", tmp_path / f"{name}.txt", "--n_best", 2),
+        )
+    first, *others = [(tmp_path / f"{name}.txt").read_text(encoding="utf-8").splitlines() for name in runs]
+    assert len(first) == 2 * len(TEXTS)
+    for lines in others:
+        for line, expected in zip(lines, first, strict=True):
+            (number, score, text), (its_number, its_score, its_text) = line.split("\t"), expected.split("\t")
+            assert (number, text) == (its_number, its_text)
+            assert float(score) == pytest.approx(float(its_score), abs=2e-4)
+
+
+def test_the_exported_model_has_the_same_scores(
+    main: Callable[[str], Main], model: Path, exported: Path, tmp_path: Path
+) -> None:
+    found = []
+    for engine, folder in (("transformers", model), ("ctranslate2", exported)):
+        main("evaluate_translation")(
+            *("--model_name_or_path", folder, "--engine", engine, "--device", "cpu", "--disable_tqdm"),
+            *("--test_file", model / "test.en", model / "test.de", "--output_dir", tmp_path / engine),
+        )
+        found.append(json.loads((tmp_path / engine / "metrics.json").read_text(encoding="utf-8")))
+    ours, theirs = found
+    assert theirs["loss"] == pytest.approx(ours["loss"], abs=1e-5)
+    for name in ("bleu", "chrf", "tokens", "sentences", "output_tokens", "parameters", "num_beams", "architecture"):
+        assert theirs[name] == ours[name], name
+    assert (theirs["dtype"], theirs["device"]) == ("float32", "cpu")
+    assert list(theirs["weights_sha256"]) == ["model.bin"]
+    assert "ctranslate2" in theirs["versions"]
+
+
+def test_stdin_is_translated_in_8_bits(
+    main: Callable[[str], Main], exported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a dog\n\n"))
+    main("translate")(
+        *("--model_name_or_path", exported, "--engine", "ctranslate2", "--dtype", "int8", "--device", "cpu")
+    )
+    first, second = capsys.readouterr().out.splitlines()
+    assert first
+    assert second == ""
+
+
+def test_wrong_input_is_explained(
+    main: Callable[[str], Main],
+    model: Path,
+    exported: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    export, translate = main("export_model"), main("translate")
+    words = ["--model_name_or_path", model, "--format", "ctranslate2", "--output_dir"]
+    assert "exported is a folder that is not empty" in refuse(export, *words, exported, capsys=capsys)
+    assert "invalid choice: 'int4'" in refuse(export, *words, tmp_path / "x", "--quantization=int4", capsys=capsys)
+    learned = tmp_path / "learned"
+    shutil.copytree(model, learned)
+    random = make_model(vocab_size=270, activation_function="mish", position_embedding_type="learned")
+    random.save_pretrained(learned)
+    words[1] = learned
+    said = refuse(export, *words, tmp_path / "x", "--max_positions", 50, capsys=capsys)
+    assert "activation_function is 'mish'" in said
+    assert "max_positions is 50, but learned positions end" in said
+    assert not (tmp_path / "x").exists()
+
+    from_exported = ["--model_name_or_path", exported, "--input_file", model / "test.en", "--device", "cpu"]
+    assert "add --engine ctranslate2" in refuse(translate, *from_exported, capsys=capsys)
+    from_exported += ["--engine", "ctranslate2"]
+    said = refuse(translate, *from_exported, "--dtype", "int4", capsys=capsys)
+    assert "dtype is 'int4'; for CTranslate2 it must be one of ['auto', 'float32'" in said
+    said = refuse(translate, *from_exported, "--max_new_tokens", 61, capsys=capsys)
+    assert "61 new tokens are asked for (can be: 1 to 60, for so many it has positions)" in said
+    pairs = ["--test_file", model / "test.en", model / "test.de", "--max_new_tokens", 61]
+    evaluated = ["--model_name_or_path", exported, "--device", "cpu", "--engine", "ctranslate2", *pairs]
+    assert "61 new tokens are asked for" in refuse(main("evaluate_translation"), *evaluated, capsys=capsys)
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    assert 'pip install "vanilla-transformer[export]"' in refuse(translate, *from_exported, capsys=capsys)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_the_benchmark_has_ctranslate2_do_the_same_work(num_beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many tokens for every sentence, whether the end symbol is among them or not."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    benchmark: Any = importlib.import_module("benchmark_generation")
+    setting = benchmark.Setting("tiny", "float32", num_beams, 4, 8, 5, "cpu")
+    models = benchmark.make_models(["ours", "CTranslate2 float32", "CTranslate2 int8"], setting)
+    found = {side: benchmark.generate(model, setting) for side, model in models.items()}
+    assert found["ours"].tolist() == found["CTranslate2 float32"].tolist()
+    assert found["CTranslate2 int8"].shape == (4, 6)

@@ -1,0 +1,54 @@
+"""What computes translations: torch through transformers, CTranslate2, or ONNX Runtime."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from vanilla_transformer.translation import InferenceArguments
+
+from .ctranslate2_model import is_exported_to_ctranslate2, load_for_ctranslate2
+from .onnx_model import is_exported_to_onnx, load_for_onnx
+
+
+@dataclass
+class EngineArguments(InferenceArguments):
+    """The command-line arguments of scripts that translate and do nothing else with the model."""
+
+    engine: Literal["transformers", "ctranslate2", "onnx"] = field(
+        default="transformers",
+        metadata={
+            "help": "What computes: transformers (default), ctranslate2, which is faster, above all on CPUs, or onnx. "
+            "Both take a folder that scripts/export_model.py made; ctranslate2 also converts a model of this package "
+            "in passing, and --dtype may then be int8, int8_float32, int8_float16, int8_bfloat16 or int16, too."
+        },
+    )
+
+    def load(self) -> tuple[Any, PreTrainedTokenizerBase, dict[str, Any]]:
+        """The model, its tokenizer, and the arguments of `generate` that were given or that the languages ask for.
+
+        Raises:
+            FileNotFoundError: If ONNX is asked for and this is no folder of it.
+            ImportError: If CTranslate2 or ONNX Runtime is asked for and not installed.
+            ValueError: If the model, or an argument, is none for this engine.
+        """
+        if self.engine == "transformers":
+            if is_exported_to_ctranslate2(self.model_name_or_path):
+                raise ValueError(
+                    f"{self.model_name_or_path} holds a model exported to CTranslate2: add --engine ctranslate2."
+                )
+            if is_exported_to_onnx(self.model_name_or_path):
+                raise ValueError(f"{self.model_name_or_path} holds a model exported to ONNX: add --engine onnx.")
+            return super().load()
+        model: Any
+        if self.engine == "onnx":
+            model, tokenizer = load_for_onnx(self.model_name_or_path, device=self.device, dtype=self.dtype)
+        else:
+            model, tokenizer = load_for_ctranslate2(
+                self.model_name_or_path,
+                device=self.device,
+                dtype=self.dtype,
+                revision=self.revision,
+                trust_remote_code=self.trust_remote_code,
+            )
+        return model, tokenizer, self.collect_settings(tokenizer)

@@ -1,0 +1,378 @@
+"""Runs what `export_onnx` wrote, with ONNX Runtime in the place of PyTorch's computations.
+
+Shapes: B  sentences, R  rows of the target (a multiple of B: beams or samples), S  source length, T  target length,
+D  d_model, V  target vocabulary. Masks are 1 at tokens and 0 at padding.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    GenerationMixin,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.generation_vanilla_transformer import VanillaTransformerGenerationMixin
+from vanilla_transformer.loss_vanilla_transformer import shift_tokens_right
+from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+
+ENCODER_FILE = "encoder_model.onnx"
+DECODER_FILE = "decoder_model_merged.onnx"
+
+
+def import_onnxruntime() -> ModuleType:
+    """The package onnxruntime.
+
+    Raises:
+        ImportError: If it is not installed; says how to install it.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ImportError(
+            'ONNX Runtime is not installed: pip install "vanilla-transformer[export]" (or pip install onnxruntime).'
+        ) from error
+    return cast(ModuleType, onnxruntime)
+
+
+def is_exported_to_onnx(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder holds a model that `export_onnx` wrote."""
+    return all((Path(folder) / name).is_file() for name in (ENCODER_FILE, DECODER_FILE))
+
+
+class SourceKeepingCache(EncoderDecoderCache):
+    """A cache whose source side stays where it is when beams change places: those of a sentence have the same one."""
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        """Makes row i the continuation of row `beam_idx[i]`, which belongs to the same sentence; (R,)."""
+        self.self_attention_cache.reorder_cache(beam_idx)
+
+
+class OnnxEncoder(nn.Module):
+    """The encoder.
+
+    Args:
+        session: Of `encoder_model.onnx`.
+        config: The model's configuration.
+    """
+
+    main_input_name = "input_ids"
+
+    def __init__(self, session: Any, config: VanillaTransformerConfig) -> None:
+        super().__init__()
+        self.session = session
+        self.config = config
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> BaseModelOutput:
+        """Encodes the source.
+
+        Args:
+            input_ids: Source tokens (B, S).
+            attention_mask: (B, S); `None`: nothing is padding.
+            output_attentions: The graph does not return them.
+            output_hidden_states: The graph does not return them.
+            return_dict: What is returned can be used as either.
+
+        Returns:
+            `last_hidden_state` (B, S, D).
+
+        Raises:
+            ValueError: If the graph cannot do what is asked for, or there are not as many positions.
+        """
+        _refuse_inner_values(output_attentions=output_attentions, output_hidden_states=output_hidden_states)
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        _check_length(self.config, int(mask.sum(dim=1).max()))
+        outputs = _run(self.session, {"input_ids": input_ids, "attention_mask": mask.long()})
+        return BaseModelOutput(last_hidden_state=cast(torch.FloatTensor, outputs["last_hidden_state"]))
+
+
+class OnnxModel(VanillaTransformerGenerationMixin, PreTrainedModel, GenerationMixin):
+    """An exported model that is called, and generates, as the original does: greedily, with beams, or sampling.
+
+    What `translate` and the other functions of translation.py ask of a model it has, too. It computes in float32 on
+    ONNX Runtime's devices, while searching is done on the CPU. It cannot be trained, and does not tell attention
+    weights or hidden states.
+
+    Args:
+        folder: What `export_onnx` wrote.
+        providers: Where ONNX Runtime shall compute, by its own names: first what it shall prefer.
+        session_options: An `onnxruntime.SessionOptions`. `None`: as many threads as torch has.
+
+    Raises:
+        FileNotFoundError: If the folder holds no such model.
+        ImportError: If ONNX Runtime is not installed.
+
+    Example:
+        ```python
+        model = OnnxModel("out/my-model-onnx")
+        tokenizer = AutoTokenizer.from_pretrained("out/my-model-onnx")
+        translate(model, tokenizer, ["A man rides a horse."], num_beams=4)
+        ```
+    """
+
+    config: VanillaTransformerConfig
+    config_class = VanillaTransformerConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        providers: Sequence[str] = ("CPUExecutionProvider",),
+        session_options: Any = None,
+    ) -> None:
+        onnxruntime: Any = import_onnxruntime()
+        path = Path(folder)
+        if not is_exported_to_onnx(path):
+            raise FileNotFoundError(
+                f"{path} holds no model exported to ONNX by this package ({ENCODER_FILE} and {DECODER_FILE}). Make one:"
+                " python scripts/export_model.py --format onnx --model_name_or_path ... --output_dir ..."
+            )
+        super().__init__(VanillaTransformerConfig.from_pretrained(path))
+        self.generation_config = GenerationConfig.from_pretrained(path)
+        if session_options is None:
+            session_options = onnxruntime.SessionOptions()
+            session_options.intra_op_num_threads = torch.get_num_threads()
+        encoder, self.decoder_session = (
+            onnxruntime.InferenceSession(path / name, session_options, providers=list(providers))
+            for name in (ENCODER_FILE, DECODER_FILE)
+        )
+        self.encoder = OnnxEncoder(encoder, self.config)
+        # (heads, size of one head) of each input of the cache.
+        self.past_shapes: dict[str, tuple[int, int]] = {
+            value.name: (value.shape[1], value.shape[3])
+            for value in self.decoder_session.get_inputs()
+            if value.name.startswith("past_key_values.")
+        }
+        # So that the state tells one model from another, as that of a model with parameters does.
+        self.register_buffer("digest", torch.tensor(list(_digest(path)), dtype=torch.uint8))
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs are taken and logits given."""
+        return torch.device("cpu")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of logits."""
+        return torch.float32
+
+    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+        """Returns the number of parameters of the model that was exported; see the library's method."""
+        with torch.device("meta"):
+            original = VanillaTransformerForConditionalGeneration(self.config)
+        return int(original.num_parameters(only_trainable, exclude_embeddings))
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """Refuses: what is exported is a folder already.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError("An exported model is saved already: copy its folder.")
+
+    def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
+        """Returns the decoder's input (B, T) for labels (B, T), as the original does."""
+        config: Any = self.config
+        return shift_tokens_right(labels, config.pad_token_id, config.decoder_start_token_id)
+
+    def get_encoder(self, modality: str | None = None) -> nn.Module:
+        """Returns the encoder."""
+        return self.encoder
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: Sequence[torch.Tensor] | BaseModelOutput | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Seq2SeqLMOutput:
+        """Predicts the next token at each position of the target.
+
+        Args:
+            input_ids: Source tokens (B, S).
+            attention_mask: (B, S); `None`: nothing is padding.
+            decoder_input_ids: Target tokens (R, T), those that the cache does not have.
+            decoder_attention_mask: (R, T), with the cached positions before them or not. The graph has no place for it;
+                padding at the end needs none.
+            encoder_outputs: What the encoder returned for this source, (B, S, D), or once for each row, (R, S, D).
+            past_key_values: Of the call before; it is added to.
+            use_cache: Whether to return a cache; by default, yes.
+            output_attentions: The graph does not return them.
+            output_hidden_states: The graph does not return them.
+            return_dict: What is returned can be used as either.
+
+        Returns:
+            `logits` (R, T, V), `past_key_values` and `encoder_last_hidden_state`.
+
+        Raises:
+            ValueError: If the graph cannot do what is asked for, an input is missing, the target is padded on the
+                left, or there are not as many positions.
+        """
+        _refuse_inner_values(output_attentions=output_attentions, output_hidden_states=output_hidden_states)
+        if decoder_input_ids is None or (input_ids is None and encoder_outputs is None):
+            raise ValueError("Give decoder_input_ids, and either input_ids or encoder_outputs.")
+        if decoder_attention_mask is not None and (decoder_attention_mask.diff(dim=1) > 0).any():
+            raise ValueError("decoder_attention_mask has padding before tokens; targets must be padded on the right.")
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(input_ids, attention_mask=attention_mask)
+        states = encoder_outputs[0]
+        if attention_mask is None:
+            attention_mask = torch.ones(states.shape[:2], dtype=torch.long)
+        cache = past_key_values if past_key_values is not None else _new_cache()
+        rows, length = decoder_input_ids.shape
+        _check_length(self.config, cache.get_seq_length() + length)
+        inputs = {
+            "input_ids": decoder_input_ids,
+            "encoder_attention_mask": _repeat(attention_mask.long(), rows),
+            "encoder_hidden_states": _repeat(states, rows),
+            **self._read_cache(cache, rows),
+        }
+        outputs = _run(self.decoder_session, inputs)
+        if use_cache is not False:
+            self._write_cache(cache, outputs)
+        return Seq2SeqLMOutput(
+            logits=cast(torch.FloatTensor, outputs["logits"]),
+            past_key_values=cache if use_cache is not False else None,
+            encoder_last_hidden_state=cast(torch.FloatTensor, states),
+        )
+
+    def _read_cache(self, cache: EncoderDecoderCache, rows: int) -> dict[str, torch.Tensor]:
+        found = {}
+        for name, (heads, size) in self.past_shapes.items():
+            _, number, side, kind = name.split(".")
+            layer = _find_layer(cache, side, int(number))
+            empty = layer is None or layer.get_seq_length() == 0
+            found[name] = torch.zeros(rows, heads, 0, size) if empty else getattr(layer, f"{kind}s")
+        return found
+
+    def _write_cache(self, cache: EncoderDecoderCache, outputs: Mapping[str, torch.Tensor]) -> None:
+        for number in range(self.config.decoder_layers):
+            for side, part in (("decoder", cache.self_attention_cache), ("encoder", cache.cross_attention_cache)):
+                key, value = (outputs[f"present.{number}.{side}.{kind}"] for kind in ("key", "value"))
+                layer = _find_layer(cache, side, number)
+                if layer is None or not layer.is_initialized:
+                    part.update(key, value, number)
+                else:
+                    # What is there already is part of the new tensors.
+                    layer.keys, layer.values = key, value
+            cache.is_updated[number] = True
+
+    def _prepare_cache_for_generation(self, generation_config: GenerationConfig, model_kwargs: Any, *args: Any) -> Any:
+        """Makes a cache of the library's kind, not one in which beams share their source: each row needs its own."""
+        if generation_config.cache_implementation not in (None, "dynamic"):
+            raise ValueError(
+                f"cache_implementation is {generation_config.cache_implementation!r}; an ONNX model has a dynamic "
+                "cache only."
+            )
+        if generation_config.use_cache is False or model_kwargs.get("past_key_values") is not None:
+            return
+        model_kwargs["past_key_values"] = _new_cache()
+
+    def _expand_inputs_for_generation(self, *args: Any, **kwargs: Any) -> tuple[torch.LongTensor, dict[str, Any]]:
+        """Repeats the target's side as the original does, and the encoder's output, once for all steps."""
+        input_ids, model_kwargs = super()._expand_inputs_for_generation(*args, **kwargs)
+        states = _repeat(model_kwargs["encoder_outputs"][0], input_ids.shape[0])
+        model_kwargs["encoder_outputs"] = BaseModelOutput(last_hidden_state=cast(torch.FloatTensor, states))
+        return input_ids, model_kwargs
+
+
+def load_for_onnx(
+    folder: str, *, device: str = "auto", dtype: str = "auto"
+) -> tuple[OnnxModel, PreTrainedTokenizerBase]:
+    """Loads an exported model and its tokenizer.
+
+    Args:
+        folder: What `export_onnx` wrote.
+        device: `"cpu"`, `"cuda"`, or `"auto"`: CUDA if the installed ONNX Runtime can use it, else the CPU.
+        dtype: `"auto"` or `"float32"`: what is exported computes in float32.
+
+    Raises:
+        FileNotFoundError: If the folder holds no such model.
+        ImportError: If ONNX Runtime is not installed.
+        ValueError: If `device` or `dtype` is none of these, or this ONNX Runtime cannot use the device.
+    """
+    available = import_onnxruntime().get_available_providers()
+    has_cuda = "CUDAExecutionProvider" in available and torch.cuda.is_available()
+    devices = {"auto": has_cuda, "cpu": False, "cuda": True}
+    if device not in devices or (device == "cuda" and not has_cuda):
+        raise ValueError(
+            f"device is {device!r}; for ONNX it must be one of {list(devices)}. This ONNX Runtime has {available}."
+        )
+    if dtype not in ("auto", "float32"):
+        raise ValueError(f"dtype is {dtype!r}; for ONNX it must be one of ['auto', 'float32'].")
+    providers = ["CUDAExecutionProvider"] * devices[device] + ["CPUExecutionProvider"]
+    model = OnnxModel(folder, providers=providers)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    return model, tokenizer
+
+
+def _run(session: Any, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    names = [value.name for value in session.get_outputs()]
+    arrays = session.run(names, {name: np.ascontiguousarray(value.numpy()) for name, value in inputs.items()})
+    return {name: torch.from_numpy(array) for name, array in zip(names, arrays, strict=True)}
+
+
+def _repeat(states: torch.Tensor, rows: int) -> torch.Tensor:
+    """Gives each of `rows` rows what its sentence has, (B, ...)."""
+    return states if states.shape[0] == rows else states.repeat_interleave(rows // states.shape[0], dim=0)
+
+
+def _new_cache() -> SourceKeepingCache:
+    return SourceKeepingCache(DynamicCache(), DynamicCache())
+
+
+def _find_layer(cache: EncoderDecoderCache, side: str, number: int) -> Any:
+    part: Cache = cache.self_attention_cache if side == "decoder" else cache.cross_attention_cache
+    return part.layers[number] if number < len(part.layers) else None
+
+
+def _check_length(config: VanillaTransformerConfig, length: int) -> None:
+    positions = config.max_position_embeddings - config.position_offset
+    if config.position_embedding_type == "learned" and length > positions:
+        raise ValueError(
+            f"A sequence of {length} tokens is too long for learned positions: "
+            f"max_position_embeddings={config.max_position_embeddings} and position_offset={config.position_offset} "
+            f"allow {positions}."
+        )
+
+
+def _refuse_inner_values(**flags: bool | None) -> None:
+    wanted = [name for name, flag in flags.items() if flag]
+    if wanted:
+        raise ValueError(f"An exported model does not tell what is within it: {', '.join(wanted)} must be unset.")
+
+
+def _digest(folder: Path) -> bytes:
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.onnx*")):
+        with open(path, "rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.digest()
