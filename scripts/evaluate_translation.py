@@ -41,6 +41,7 @@ from vanilla_transformer.export.ctranslate2_model import is_exported_to_ctransla
 from vanilla_transformer.export.engines import EngineArguments
 from vanilla_transformer.metrics.comparison import Comparison, PairedScore, compare_translations
 from vanilla_transformer.translation import TranslationModel, one_line, translate
+from vanilla_transformer.vocabularies import check_text_target
 
 OUTPUT_FILES = ("sources.txt", "hypotheses.txt", "references.txt", "metrics.json")
 COMPARISON_FILES = ("comparison.json",)
@@ -158,9 +159,11 @@ def evaluate(arguments: EvaluationArguments, pairs: Dataset, output_dir: Path | 
 
     Raises:
         ImportError: If CTranslate2 is asked for and not installed.
-        ValueError: If the model, or an argument, is none for the engine.
+        OSError: If there is no such model.
+        ValueError: If the model, or an argument, is none for the engine, or the tokenizer cannot encode references.
     """
     model, tokenizer, generate_kwargs = arguments.load()
+    check_text_target(tokenizer)  # now rather than after translating
     sources, references = list(pairs["source"]), list(pairs["target"])
     shared: dict[str, Any] = {"max_source_length": arguments.max_source_length}
     if arguments.batch_size is not None:
@@ -386,7 +389,7 @@ def main(argv: list[str] | None = None) -> None:
             pairs = load_pairs(arguments)
         if output_dir is not None:
             output_dir.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, FileNotFoundError, ValueError) as error:
+    except (OSError, ValueError) as error:
         parser.error(str(error))
     if arguments.compare:
         print(make_comparison_table(comparison))
@@ -397,7 +400,7 @@ def main(argv: list[str] | None = None) -> None:
     scored = {} if output_dir is None else describe_model(Path(arguments.model_name_or_path))
     try:
         metrics = evaluate(arguments, pairs, output_dir)
-    except (ImportError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))
     print(make_table(metrics))
     if output_dir is not None:

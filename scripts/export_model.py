@@ -16,18 +16,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transformers import HfArgumentParser
+from transformers import AutoModelForSeq2SeqLM, HfArgumentParser
 from transformers.hf_argparser import DataClassType
 
 from vanilla_transformer.export.ctranslate2 import QUANTIZATIONS, export_ctranslate2
 from vanilla_transformer.export.onnx import OLDEST_OPSET, export_onnx
 from vanilla_transformer.folders import check_new_folder
-from vanilla_transformer.translation import load_model_and_tokenizer
+from vanilla_transformer.vocabularies import load_tokenizer
 
+INTERRUPTED = 130  # as shells say it
 FORMATS = {
     "ctranslate2": "for CTranslate2 (see --quantization and --max_positions)",
     "onnx": "for ONNX Runtime and others (see --opset), compared with the original in the end",
 }
+# Those that not all formats have.
+OPTIONS = {"ctranslate2": ("quantization", "max_positions"), "onnx": ("opset",)}
 
 
 @dataclass
@@ -56,9 +59,19 @@ class ExportArguments:
         default=None,
         metadata={"help": "CTranslate2: the most tokens of a text, where positions are sinusoids. Default: 4096."},
     )
-    opset: int = field(
-        default=OLDEST_OPSET, metadata={"help": f"ONNX: version of its operators. Default: {OLDEST_OPSET}."}
+    opset: int | None = field(
+        default=None, metadata={"help": f"ONNX: version of its operators. Default: {OLDEST_OPSET}."}
     )
+
+    def __post_init__(self) -> None:
+        foreign = [
+            f"--{name} {getattr(self, name)} is for --format {other}"
+            for other, names in OPTIONS.items()
+            for name in names
+            if other != self.format and getattr(self, name) is not None
+        ]
+        if foreign:
+            raise ValueError(f"{', '.join(foreign)}; this is --format {self.format}.")
 
 
 def export_for_ctranslate2(model: Any, tokenizer: Any, arguments: ExportArguments) -> Path:
@@ -74,7 +87,8 @@ def export_for_ctranslate2(model: Any, tokenizer: Any, arguments: ExportArgument
 
 def export_for_onnx(model: Any, tokenizer: Any, arguments: ExportArguments) -> Path:
     """Writes the folder with the encoder's and the decoder's graph."""
-    return export_onnx(model, arguments.output_dir, tokenizer=tokenizer, opset=arguments.opset)
+    opset = OLDEST_OPSET if arguments.opset is None else arguments.opset
+    return export_onnx(model, arguments.output_dir, tokenizer=tokenizer, opset=opset)
 
 
 # By the names of FORMATS.
@@ -91,25 +105,31 @@ def make_parser() -> HfArgumentParser:
     )
 
 
+def run(arguments: ExportArguments) -> None:
+    """Load the model and its tokenizer, if it has one, and export them."""
+    check_new_folder(arguments.output_dir)
+    place: dict[str, Any] = {"revision": arguments.revision, "trust_remote_code": arguments.trust_remote_code}
+    model = AutoModelForSeq2SeqLM.from_pretrained(arguments.model_name_or_path, dtype="auto", **place).eval()
+    tokenizer = load_tokenizer(arguments.model_name_or_path, **place)
+    folder = EXPORTERS[arguments.format](model, tokenizer, arguments)
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    print(f"{folder}: {size / 1e6:,.1f} MB")
+    if tokenizer is None:
+        print("The model has no tokenizer: what was exported takes and gives ids, and cannot translate text by itself.")
+
+
 def main(argv: list[str] | None = None) -> None:
     """Parse the arguments (`argv`, else the command line's) and export."""
     parser = make_parser()
-    (arguments,) = parser.parse_args_into_dataclasses(args=argv)
     logging.basicConfig(format="%(levelname)s: %(message)s")
     logging.getLogger("vanilla_transformer").setLevel(logging.INFO)
     try:
-        check_new_folder(arguments.output_dir)
-        model, tokenizer = load_model_and_tokenizer(
-            arguments.model_name_or_path,
-            device="cpu",
-            revision=arguments.revision,
-            trust_remote_code=arguments.trust_remote_code,
-        )
-        folder = EXPORTERS[arguments.format](model, tokenizer, arguments)
+        (arguments,) = parser.parse_args_into_dataclasses(args=argv)
+        run(arguments)
     except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))
-    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    print(f"{folder}: {size / 1e6:,.1f} MB")
+    except KeyboardInterrupt:
+        parser.exit(INTERRUPTED, "\nInterrupted: nothing was exported.\n")
 
 
 if __name__ == "__main__":

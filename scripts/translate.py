@@ -117,7 +117,7 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(str(error))
     try:
         run(arguments)
-    except (FileExistsError, FileNotFoundError, ImportError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))
     except KeyboardInterrupt:
         rest = "" if arguments.output_file is None else "; the same command goes on from there"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from vanilla_transformer.evaluation import score_loss
 from vanilla_transformer.export.ctranslate2 import (
     ACTIVATIONS,
     export_ctranslate2,
+    import_ctranslate2,
     list_tokens,
     register_ctranslate2_loader,
 )
@@ -119,6 +121,29 @@ def test_in_fewer_bits_little_changes(quantization: str, tmp_path: Path) -> None
     # CTranslate2 quantizes in place what it is given.
     with torch.no_grad():
         assert torch.equal(ours(input_ids=ids, attention_mask=mask, labels=labels).logits, logits)
+
+
+def test_weights_are_copied_only_where_they_would_be_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = make()
+    own = {parameter.data_ptr(): name for name, parameter in ours.named_parameters()}
+    shared: list[set[str]] = []
+    specs: Any = import_ctranslate2().specs
+    optimize = specs.TransformerSpec.optimize
+
+    def watch(spec: Any, quantization: str | None = None) -> None:
+        tensors = [getattr(variable, "tensor", None) for variable in spec.variables().values()]
+        shared.append({own[one.data_ptr()] for one in tensors if one is not None and one.data_ptr() in own})
+        optimize(spec, quantization)
+
+    monkeypatch.setattr(specs.TransformerSpec, "optimize", watch)
+    before = {name: parameter.clone() for name, parameter in ours.named_parameters()}
+    for quantization in (None, "float16", "int8", "int16"):
+        export_ctranslate2(ours, tmp_path / f"exported-{quantization}", quantization=quantization)
+    plain, half, *integers = shared
+    assert {"model.shared.weight", "model.encoder.layers.0.fc1.weight"} <= plain
+    assert half == plain
+    assert integers == [set(), set()]
+    assert all(torch.equal(parameter, before[name]) for name, parameter in ours.named_parameters())
 
 
 def test_positions_end_where_the_table_was_made_to_end(tmp_path: Path) -> None:
@@ -442,7 +467,83 @@ def test_what_is_no_exported_model_is_explained(tmp_path: Path) -> None:
         CTranslate2Model(tmp_path / "exported", patience=0.5)
     with pytest.raises(ValueError, match="device is 'mps'; CTranslate2 computes on cpu and cuda"):
         CTranslate2Model(tmp_path / "exported", device="mps")
+    with pytest.raises(ValueError, match="device is 'foo'; CTranslate2 computes on cpu and cuda"):
+        CTranslate2Model(tmp_path / "exported", device="foo")
+    with pytest.raises(ValueError, match=r"device is 'cuda:99'; the GPUs that CTranslate2 can use here are \d+ in"):
+        CTranslate2Model(tmp_path / "exported", device="cuda:99")
+    with pytest.raises(ValueError, match=r"CTranslate2 cannot load .*exported on cpu: .*int5"):
+        CTranslate2Model(tmp_path / "exported", device="cpu", compute_type="int5")
     assert json.loads((tmp_path / "exported" / "shared_vocabulary.json").read_text()) == [str(i) for i in range(17)]
+
+
+# What CTranslate2 itself needs, and its own converters write.
+NO_POSITIONS = b"""{"unk_token": "2", "bos_token": "2", "eos_token": "2", "decoder_start_token": "0"}"""
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("model.bin", b"\0" * 9, "CTranslate2 cannot load {folder} on cpu: "),
+        ("shared_vocabulary.json", None, "CTranslate2 cannot load {folder} on cpu: "),
+        ("config.json", b"{}", "CTranslate2 cannot load {folder} on cpu: "),
+        ("config.json", None, "CTranslate2 cannot load {folder} on cpu: "),
+        ("config.json", NO_POSITIONS, "{folder} holds no whole model exported to CTranslate2: there is no 'max_posi"),
+        ("generation_config.json", None, "{folder} holds no whole model exported to CTranslate2: "),
+        ("vanilla_transformer_config.json", b"{", "{folder} holds no whole model exported to CTranslate2: "),
+        ("vanilla_transformer_config.json", b'{"dropout": 7.0}', "{folder} holds no whole model exported to CTrans"),
+    ],
+)
+def test_damaged_folders_are_named(name: str, content: bytes | None, message: str, tmp_path: Path) -> None:
+    export(make(), tmp_path)
+    folder = tmp_path / "exported"
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(message.format(folder=folder))):
+        CTranslate2Model(folder, device="cpu")
+
+
+def test_ids_that_are_no_tokens_are_refused(tmp_path: Path) -> None:
+    """As indices of lists, negative ones would name tokens from the end."""
+    theirs = export(make(decoder_vocab_size=13, share_encoder_decoder_embeddings=False), tmp_path)
+    for wrong in (-1, 17):
+        ids = torch.tensor([[5, wrong, END]])
+        mask = torch.ones_like(ids)
+        with pytest.raises(ValueError, match=f"A source has the id {wrong}, where the vocabulary has 0 to 16"):
+            theirs.generate(ids, mask)
+        padded = torch.tensor([[1, 0, 1]])
+        assert theirs.generate(ids, padded, max_new_tokens=3).shape[0] == 1
+    for wrong in (-2, 13):
+        with pytest.raises(ValueError, match=f"A target has the id {wrong}, where the vocabulary has 0 to 12"):
+            theirs.sum_losses(torch.tensor([[5, END]]), torch.ones(1, 2), torch.tensor([[wrong, -100]]))
+    with pytest.raises(ConversionError) as error:
+        theirs.generate(torch.tensor([[5]]), bad_words_ids=[[3], [4, -1]], suppress_tokens=[13], eos_token_id=99)
+    assert str(error.value).splitlines()[1:] == [
+        "  - eos_token_id has the id 99 (can be: 0 to 12)",
+        "  - suppress_tokens has the id 13 (can be: 0 to 12)",
+        "  - bad_words_ids has the id -1 (can be: 0 to 12)",
+    ]
+    none = torch.empty(0, 3, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"input_ids has the shape \(0, 3\); there must be a source at least"):
+        theirs.generate(none)
+
+
+@pytest.mark.parametrize("search", [{}, {"num_beams": 3, "early_stopping": True}], ids=["greedy", "beams"])
+@pytest.mark.parametrize("padding", [0, 2])
+def test_a_forced_end_without_a_limit_is_that_of_the_batchs_longest(
+    search: dict[str, Any], padding: int, tmp_path: Path
+) -> None:
+    """The sentence whose limit is the batch's ends with it; shorter ones do not, nor do any in a wider batch."""
+    ours = make(lm_head_bias=True, seed=2, scale=0.2)
+    with torch.no_grad():
+        ours.lm_head.bias[END] = -9.0
+    theirs = export(ours, tmp_path)
+    ids, mask = (nn.functional.pad(tensor, (0, padding)) for tensor in pad(SOURCES[:3]))
+    settings: dict[str, Any] = {"forced_eos_token_id": END, **search}
+    expected, found = (model.generate(input_ids=ids, attention_mask=mask, **settings) for model in (ours, theirs))
+    assert torch.equal(found, expected)
+    assert int((expected == END).sum()) == (1 if padding == 0 else 0)
 
 
 def test_the_extra_is_named_where_ctranslate2_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

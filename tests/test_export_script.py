@@ -152,6 +152,55 @@ def test_wrong_input_is_explained(
     assert 'pip install "vanilla-transformer[export]"' in refuse(translate, *from_exported, capsys=capsys)
 
 
+def test_options_of_the_other_format_are_refused(
+    main: Callable[[str], Main], model: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--model_name_or_path", model, "--output_dir", tmp_path / "x", "--format"]
+    said = refuse(main("export_model"), *words, "onnx", "--quantization", "int8", "--max_positions", 70, capsys=capsys)
+    assert "--quantization int8 is for --format ctranslate2, --max_positions 70 is for --format ctranslate2;" in said
+    said = refuse(main("export_model"), *words, "ctranslate2", "--opset", 18, capsys=capsys)
+    assert "--opset 18 is for --format onnx; this is --format ctranslate2" in said
+    words = ["--model_name_or_path", exported, "--engine", "ctranslate2", "--revision", "v1"]
+    said = refuse(main("translate"), *words, "--input_file", model / "test.en", capsys=capsys)
+    assert "--revision v1 is for models on the Hub" in said
+
+
+def test_what_ctranslate2_cannot_load_is_explained(
+    main: Callable[[str], Main], model: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--engine", "ctranslate2", "--input_file", model / "test.en"]
+    nowhere = tmp_path / "nowhere" / "at" / "all"
+    for engine in ("ctranslate2", "transformers"):
+        said = refuse(main("translate"), *words, "--model_name_or_path", nowhere, "--engine", engine, capsys=capsys)
+        assert "nowhere" in said
+    pairs = ["--test_file", model / "test.en", model / "test.de"]
+    assert "nowhere" in refuse(main("evaluate_translation"), *pairs, "--model_name_or_path", nowhere, capsys=capsys)
+    words += ["--model_name_or_path", exported]
+    assert "device is 'foo'" in refuse(main("translate"), *words, "--device", "foo", capsys=capsys)
+    (exported / "model.bin").write_bytes((exported / "model.bin").read_bytes()[:-100])
+    said = refuse(main("translate"), *words, "--device", "cpu", capsys=capsys)
+    assert f"CTranslate2 cannot load {exported} on cpu" in said
+
+
+def test_an_interrupted_export_says_so_and_leaves_nothing(
+    main: Callable[[str], Main],
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("transformers.GenerationConfig.save_pretrained", interrupt)
+    words = ["--model_name_or_path", model, "--format", "ctranslate2", "--output_dir", tmp_path / "exported"]
+    with pytest.raises(SystemExit) as end:
+        main("export_model")(*words)
+    assert end.value.code == 130
+    assert capsys.readouterr().err.endswith("Interrupted: nothing was exported.\n")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_the_benchmark_has_ctranslate2_do_the_same_work(num_beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many tokens for every sentence, whether the end symbol is among them or not."""

@@ -42,6 +42,7 @@ from .hub_files import (
     select_files,
 )
 from .loading_vanilla_transformer import find_damage, suggest_fields
+from .vocabularies import get_vocabularies
 
 CodeChoice = Literal["folder", "installed"]
 
@@ -337,9 +338,11 @@ def _check_vocabulary(config: Any, tokenizer: Any) -> Iterator[Problem]:
     source = getattr(config, "vocab_size", None)
     target = getattr(config, "decoder_vocab_size", None) or source
     sides = {"source": (len(tokenizer), source, "vocab_size")}
-    if getattr(tokenizer, "separate_vocabs", False) or target != source:
-        field_name = "decoder_vocab_size"
-        sides["target"] = (getattr(tokenizer, "target_vocab_size", len(tokenizer)), target, field_name)
+    source_vocabulary, target_vocabulary = get_vocabularies(tokenizer)
+    has_two = target_vocabulary is not source_vocabulary
+    if has_two or target != source:
+        tokens = len(target_vocabulary) if has_two else len(tokenizer)
+        sides["target"] = (tokens, target, "decoder_vocab_size")
     for side, (tokens, rows, name) in sides.items():
         if isinstance(rows, int) and rows not in [-(-tokens // multiple) * multiple for multiple in _MULTIPLES]:
             yield Problem(

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import tqdm
 
 from .data import open_text
@@ -35,6 +35,7 @@ from .pipeline_vanilla_transformer import (
     map_by_length,
     sequence_score_settings,
 )
+from .vocabularies import check_text_target, get_vocabularies, load_needed_tokenizer
 
 if TYPE_CHECKING:
     from .export.ctranslate2_model import CTranslate2Model
@@ -80,13 +81,13 @@ def load_model_and_tokenizer(
         trust_remote_code: Whether code from the checkpoint may run.
 
     Raises:
-        ValueError: If `dtype` is none of those names.
+        ValueError: If `dtype` is none of those names, or the model has no tokenizer.
     """
     if dtype != "auto" and dtype not in _DTYPES:
         raise ValueError(f"dtype is {dtype!r}; it must be one of {['auto', *_DTYPES]}.")
-    source = {"revision": revision, "trust_remote_code": trust_remote_code}
+    source: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     model = AutoModelForSeq2SeqLM.from_pretrained(model_name_or_path, dtype=_DTYPES.get(dtype, "auto"), **source)
-    tokenizer = AutoTokenizer.from_pretrained(model_name_or_path, **source)
+    tokenizer = load_needed_tokenizer(model_name_or_path, **source)
     return model.to(select_device(device)).eval(), tokenizer
 
 
@@ -237,9 +238,14 @@ def encode_texts(
         limit: Longer texts are truncated to this many tokens, each with a warning; `None` for no limit.
         line_numbers: How the warnings call the texts.
         side: `"target"` encodes as `text_target`.
+
+    Raises:
+        ValueError: If the tokenizer cannot encode target texts (see [`check_text_target`]).
     """
     if not texts:
         return []
+    if side == "target":
+        check_text_target(tokenizer)
     argument = "text" if side == "source" else "text_target"
     # verbose=False: the tokenizer's own remark about overlong texts names no line and comes once.
     token_ids: list[list[int]] = tokenizer(**{argument: list(texts)}, verbose=False)["input_ids"]
@@ -658,9 +664,10 @@ def _settings(
         weights.update(name.encode())
         if not tensor.is_meta:
             weights.update(tensor.flatten()[:256].to("cpu", torch.float32).numpy().tobytes())
-    vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
-    if getattr(tokenizer, "separate_vocabs", False) and hasattr(tokenizer, "target_tokenizer"):
-        vocabulary += json.dumps(sorted(tokenizer.target_tokenizer.get_vocab().items()))
+    source_vocabulary, target_vocabulary = get_vocabularies(tokenizer)
+    vocabulary = json.dumps(sorted(source_vocabulary.items()))
+    if target_vocabulary is not source_vocabulary:
+        vocabulary += json.dumps(sorted(target_vocabulary.items()))
     return {
         "input": input_digest,
         "model": weights.hexdigest(),

@@ -18,13 +18,14 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.conversion.errors import refuse
 from vanilla_transformer.folders import check_new_folder, new_folder
 from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.positions_vanilla_transformer import LearnedPositions, SinusoidalPositions
+from vanilla_transformer.vocabularies import get_vocabularies, load_tokenizer
 
 QUANTIZATIONS = (
     *("float32", "float16", "bfloat16", "int16"),
@@ -90,8 +91,8 @@ def export_ctranslate2(
     Args:
         model: The model, or the folder or Hub name of one.
         folder: Where to: a folder that is not there yet, or an empty one.
-        tokenizer: The model's tokenizer. `None`: the one saved with the model, where that is a folder or name;
-            otherwise there is none, and tokens are called by their ids: "0", "1" and so on.
+        tokenizer: The model's tokenizer. `None`: the one saved with the model, where that is a folder or name and
+            there is one; otherwise tokens are called by their ids: "0", "1" and so on.
         quantization: How weights are written, one of `QUANTIZATIONS`; `None`: as they are. CTranslate2 can compute in
             another type than the saved one; what is asked for when it loads the model counts.
         max_positions: The most tokens of a text, for which a table of sinusoids is computed. `None`: 4,096, or as many
@@ -110,14 +111,16 @@ def export_ctranslate2(
     check_new_folder(folder)
     exported: Any = model
     if not isinstance(model, nn.Module):
-        exported = AutoModelForSeq2SeqLM.from_pretrained(model, dtype="auto")
-        tokenizer = cast(Any, AutoTokenizer.from_pretrained(model)) if tokenizer is None else tokenizer
+        exported = AutoModelForSeq2SeqLM.from_pretrained(model, dtype="auto", trust_remote_code=False)
+        tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer
     reasons = find_reasons(exported, tokenizer, max_positions)
     if quantization not in (None, *QUANTIZATIONS):
         reasons.append(f"quantization is {quantization!r} (can be: {', '.join(QUANTIZATIONS)})")
     refuse("The model cannot be exported to CTranslate2", reasons)
     spec = make_spec(exported, tokenizer, max_positions)
     spec.validate()
+    if exported is model and quantization is not None and quantization.startswith("int"):
+        _copy_weights(spec)
     spec.optimize(quantization)
     with new_folder(folder) as partial:
         spec.save(str(partial))
@@ -219,23 +222,6 @@ def _find_special_ids(model: Any) -> dict[str, int | None]:
 # Vocabularies
 
 
-def get_vocabularies(tokenizer: PreTrainedTokenizerBase) -> tuple[dict[str, int], dict[str, int]]:
-    """The source's and the target's vocabulary, which are one unless the tokenizer has two.
-
-    Args:
-        tokenizer: This package's, or one of the library.
-
-    Returns:
-        The id of each token, for either side.
-    """
-    source = tokenizer.get_vocab()
-    if not getattr(tokenizer, "separate_vocabs", False):
-        return source, source
-    if hasattr(tokenizer, "target_tokenizer"):
-        return source, tokenizer.target_tokenizer.get_vocab()
-    return source, {**tokenizer.target_encoder, **tokenizer.added_tokens_encoder}  # MarianTokenizer
-
-
 def list_tokens(vocabulary: dict[str, int] | None, size: int) -> list[str]:
     """Lists the tokens by their ids.
 
@@ -270,7 +256,8 @@ def make_spec(model: Any, tokenizer: PreTrainedTokenizerBase | None = None, max_
         max_positions: See `export_ctranslate2`.
 
     Returns:
-        CTranslate2's `TransformerSpec`, with weights and vocabularies, not yet validated.
+        CTranslate2's `TransformerSpec`, with vocabularies and the model's own weights, where they are on the CPU; not
+        yet validated.
     """
     specs = import_ctranslate2().specs
     config: VanillaTransformerConfig = model.config
@@ -316,6 +303,18 @@ def _fill_vocabularies(spec: Any, model: Any, tokenizer: PreTrainedTokenizerBase
     spec.config.decoder_start_token = target_tokens[cast(int, ids["decoder_start_token_id"])]
 
 
+def _copy_weights(spec: Any) -> None:
+    """Copies the weights of a validated specification: to integers, CTranslate2 quantizes in place."""
+    copies: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
+    for variable in spec.variables().values():
+        tensor = getattr(variable, "tensor", None)
+        if tensor is not None:
+            key = (tensor.data_ptr(), tuple(tensor.shape))
+            if key not in copies:
+                copies[key] = tensor.clone()
+            variable.tensor = copies[key]
+
+
 def _count_positions(module: SinusoidalPositions | LearnedPositions, max_positions: int | None) -> int:
     """How many tokens a text may have."""
     own = module.weight.shape[0] - module.offset
@@ -338,9 +337,9 @@ def _make_positions(module: SinusoidalPositions | LearnedPositions, max_position
 def _fill_stack(spec: Any, stack: Any, positions: torch.Tensor) -> None:
     """Fills the specification of an encoder or a decoder."""
     spec.scale_embeddings = stack.config.scale_embedding
-    spec.position_encodings.encodings = _copy(positions)
+    spec.position_encodings.encodings = _put(positions)
     embeddings = spec.embeddings[0] if isinstance(spec.embeddings, list) else spec.embeddings
-    embeddings.weight = _copy(stack.embed_tokens.weight)
+    embeddings.weight = _put(stack.embed_tokens.weight)
     if stack.config.normalize_embedding:
         _fill_norm(spec.layernorm_embedding, stack.layernorm_embedding)
     if stack.config.has_final_layer_norm:
@@ -356,19 +355,19 @@ def _fill_stack(spec: Any, stack: Any, positions: torch.Tensor) -> None:
         _fill_norm(layer_spec.ffn.layer_norm, layer.final_layer_norm)
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor for CTranslate2, which quantizes what it gets in place: the model shall stay as it is."""
-    return tensor.detach().to(device="cpu", copy=True, memory_format=torch.contiguous_format)
+def _put(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor for CTranslate2: the model's own, where it can be."""
+    return tensor.detach().to(device="cpu").contiguous()
 
 
 def _fill_norm(spec: Any, norm: nn.LayerNorm) -> None:
-    spec.gamma, spec.beta = _copy(norm.weight), _copy(norm.bias)
+    spec.gamma, spec.beta = _put(norm.weight), _put(norm.bias)
 
 
 def _fill_linear(spec: Any, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-    spec.weight = _copy(weight)
+    spec.weight = _put(weight)
     if bias is not None:
-        spec.bias = _copy(bias)
+        spec.bias = _put(bias)
 
 
 def _find_head_size(attention: Any) -> int:

@@ -14,8 +14,9 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput
 
 from vanilla_transformer.beam_search_vanilla_transformer import LENGTH_PENALTIES
@@ -24,6 +25,7 @@ from vanilla_transformer.conversion.errors import refuse
 from vanilla_transformer.generation_vanilla_transformer import MAX_EXTRA_TOKENS
 from vanilla_transformer.loss_vanilla_transformer import IGNORED_LABEL
 from vanilla_transformer.translation import load_model_and_tokenizer
+from vanilla_transformer.vocabularies import load_needed_tokenizer
 
 from .ctranslate2 import CONFIG_FILE, QUANTIZATIONS, export_ctranslate2, import_ctranslate2
 
@@ -65,6 +67,7 @@ class _Search:
     penalize: Callable[[int | torch.Tensor, float], Any]
     early_stopping: bool
     limit: int | None  # of new tokens; None: as many as the source has, and 50 more
+    longest: int  # of the batch's limits, at which translations that have not ended are given the forced token
     min_new_tokens: int
     end_ids: list[int]
     forced_end_id: int | None
@@ -72,6 +75,10 @@ class _Search:
     no_repeat_ngram_size: int
     start_id: int
     pad_id: int
+
+    def find_forced_end(self, limit: int) -> int | None:
+        """The token that must end a translation of so many tokens, if any: shorter limits of sentences just cut."""
+        return self.forced_end_id if limit == self.longest else None
 
 
 @dataclass(frozen=True)
@@ -95,10 +102,13 @@ class CTranslate2Model(nn.Module):
       rule: when `patience * num_beams` translations of a sentence have ended, where this package compares scores of
       what has ended and what is open. The one may see a better translation that the other does not wait for, and those
       that are not best, in n-best lists, differ more often; a larger `patience` is surer and slower. With
-      `early_stopping=True` both end alike, whatever the patience.
+      `early_stopping=True` both end alike, whatever the patience, but with `"gnmt"` may keep others of the translations
+      that have ended: CTranslate2 chooses by the library's length penalty.
     - Tokens that `min_new_tokens`, `no_repeat_ngram_size`, `bad_words_ids` and `suppress_tokens` forbid are left out
       before probabilities are computed, as in the library with `renormalize_logits=True`; in a beam's score the
       library counts their share otherwise.
+    - To `no_repeat_ngram_size` the start symbol is no part of the translation. In the library it is, which makes a
+      difference where that symbol is generated too.
     - A source of special tokens only gives an empty translation, without asking the model.
 
     Args:
@@ -114,7 +124,8 @@ class CTranslate2Model(nn.Module):
     Raises:
         FileNotFoundError: If the folder holds no such model.
         ImportError: If CTranslate2 is not installed.
-        ValueError: If there is no such device, it cannot compute in that type, or the patience is below 1.
+        ValueError: If there is no such device, it cannot compute in that type, a file is missing or damaged, or the
+            patience is below 1.
 
     Example:
         ```python
@@ -140,7 +151,7 @@ class CTranslate2Model(nn.Module):
         super().__init__()
         if patience < 1:
             raise ValueError(f"patience is {patience}; it must be at least 1.")
-        ctranslate2 = import_ctranslate2()
+        import_ctranslate2()
         path = Path(folder)
         if not is_exported_to_ctranslate2(path):
             raise FileNotFoundError(
@@ -148,16 +159,25 @@ class CTranslate2Model(nn.Module):
                 "one: python scripts/export_model.py --format ctranslate2 --model_name_or_path ... --output_dir ..."
             )
         self._device = find_device(device)
-        self.translator = ctranslate2.Translator(
-            str(path),
-            device=self._device.type,
-            device_index=self._device.index or 0,
-            compute_type=compute_type,
-            intra_threads=torch.get_num_threads() if intra_threads is None else intra_threads,
-            inter_threads=inter_threads,
+        num_threads = torch.get_num_threads() if intra_threads is None else intra_threads
+        self.translator: Any = _open_translator(
+            path, self._device, compute_type=compute_type, intra_threads=num_threads, inter_threads=inter_threads
         )
         self.max_batch_size = max_batch_size
         self.patience = patience
+        try:
+            self._read_settings(path)
+        except (KeyError, OSError, TypeError, ValueError, StrictDataclassError) as error:
+            reason = f"there is no {error} in its config.json" if isinstance(error, KeyError) else error
+            raise ValueError(f"{path} holds no whole model exported to CTranslate2: {reason}") from error
+        # So that the state tells one model from another, as that of a model with parameters does.
+        with open(path / "model.bin", "rb") as file:
+            digest = hashlib.file_digest(file, "sha256")
+        digest.update(f"{self.dtype} {patience}".encode())
+        self.register_buffer("digest", torch.tensor(list(digest.digest()), dtype=torch.uint8))
+
+    def _read_settings(self, path: Path) -> None:
+        """Reads what is in the folder beside CTranslate2's model."""
         self.config = VanillaTransformerConfig.from_json_file(path / CONFIG_FILE)
         self.generation_config = GenerationConfig.from_pretrained(path)
         exported = _read_json(path / "config.json")
@@ -168,11 +188,6 @@ class CTranslate2Model(nn.Module):
         self.source_tokens: list[str] = _read_json(shared if shared.exists() else path / "source_vocabulary.json")
         self.target_tokens: list[str] = _read_json(shared if shared.exists() else path / "target_vocabulary.json")
         self._target_ids = {token: token_id for token_id, token in enumerate(self.target_tokens)}
-        # So that the state tells one model from another, as that of a model with parameters does.
-        with open(path / "model.bin", "rb") as file:
-            digest = hashlib.file_digest(file, "sha256")
-        digest.update(f"{self.dtype} {patience}".encode())
-        self.register_buffer("digest", torch.tensor(list(digest.digest()), dtype=torch.uint8))
 
     @property
     def device(self) -> torch.device:
@@ -210,10 +225,11 @@ class CTranslate2Model(nn.Module):
 
         Raises:
             ConversionError: If CTranslate2 has no counterpart of a setting; lists all.
-            ValueError: If a source is longer than the position table.
+            ValueError: If there is no source, an id is none of the vocabulary's, or a source is longer than the
+                position table.
         """
         chosen = self._choose(generation_config, settings)
-        search = _make_search(chosen)
+        search = _make_search(chosen, min(input_ids.shape[1] + MAX_EXTRA_TOKENS, self.max_positions))
         # As in the library, pad tokens are padding unless they end sentences.
         padding = None if search.pad_id in search.end_ids else search.pad_id
         sources = self._read_sources(input_ids, attention_mask, padding)
@@ -237,9 +253,11 @@ class CTranslate2Model(nn.Module):
             labels: Targets (B, T), -100 at padding.
 
         Raises:
-            ValueError: If a text is longer than the position table.
+            ValueError: If there is no source, an id is none of the vocabulary's, or a text is longer than the position
+                table.
         """
         sources = self._read_sources(input_ids, attention_mask, pad_id=None)
+        _check_ids(labels[labels != IGNORED_LABEL], len(self.target_tokens), "target")
         targets = [[self.target_tokens[index] for index in row[row != IGNORED_LABEL].tolist()] for row in labels]
         self._check_lengths(targets, "target")
         # CTranslate2 puts the end symbol behind every target; where it is there already, it may not come twice.
@@ -264,6 +282,7 @@ class CTranslate2Model(nn.Module):
             chosen.update(length_penalty_type=unknown.pop("length_penalty_type"), allow_custom_entries=True)
         reasons = [f"{name} is none of its settings" for name in unknown]
         reasons += _find_reasons(chosen, self.max_positions)
+        reasons += _find_strange_ids(chosen, len(self.target_tokens))
         refuse("CTranslate2 cannot generate as asked", reasons)
         return chosen
 
@@ -271,9 +290,12 @@ class CTranslate2Model(nn.Module):
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None, pad_id: int | None
     ) -> list[list[int]]:
         """The ids (B, S) without padding."""
+        if not len(input_ids):
+            raise ValueError(f"input_ids has the shape {tuple(input_ids.shape)}; there must be a source at least.")
         if attention_mask is None:
             attention_mask = torch.ones_like(input_ids) if pad_id is None else input_ids != pad_id
         mask = attention_mask.bool()
+        _check_ids(input_ids[mask], len(self.source_tokens), "source")
         sources: list[list[int]] = [row[kept].tolist() for row, kept in zip(input_ids, mask, strict=True)]
         self._check_lengths(sources, "source")
         return sources
@@ -316,7 +338,7 @@ class CTranslate2Model(nn.Module):
     def _run(self, sources: list[list[int]], search: _Search, limit: int) -> list[list[_Found]]:
         """All translations that end with a search of at most `limit` tokens, best first."""
         # The last token, where it is given, need not be searched for.
-        num_steps = limit if search.forced_end_id is None else max(limit - 1, 1)
+        num_steps = limit if search.find_forced_end(limit) is None else max(limit - 1, 1)
         patience = 1.0 if search.early_stopping else self.patience
         results = self.translator.translate_batch(
             self._name_tokens(sources),
@@ -346,8 +368,9 @@ class CTranslate2Model(nn.Module):
             # CTranslate2's penalty is the library's; without it, the score is a log-probability.
             log_probability = score * max(len(ids), 1) ** search.length_penalty
             is_cut = not ids or ids[-1] not in search.end_ids
-            if search.forced_end_id is not None and is_cut and len(ids) >= limit - 1:
-                ids = [*ids[: limit - 1], search.forced_end_id]
+            forced_end_id = search.find_forced_end(limit)
+            if forced_end_id is not None and is_cut and len(ids) >= limit - 1:
+                ids = [*ids[: limit - 1], forced_end_id]
             penalty = search.penalize(max(len(ids), 1), search.length_penalty)
             found.append(_Found(ids, log_probability / penalty))
         return sorted(found, key=lambda one: one.score, reverse=True)
@@ -374,14 +397,16 @@ def load_for_ctranslate2(
     Raises:
         ConversionError: If CTranslate2 cannot compute the model; lists all reasons.
         ImportError: If CTranslate2 is not installed.
-        ValueError: If there is no such device, or it cannot compute in that type.
+        OSError: If there is no such model.
+        ValueError: If there is no such device, it cannot compute in that type, an exported model is damaged, or there
+            is no tokenizer.
     """
     import_ctranslate2()
     if dtype not in ("auto", *QUANTIZATIONS):
         raise ValueError(f"dtype is {dtype!r}; for CTranslate2 it must be one of {['auto', *QUANTIZATIONS]}.")
     settings: dict[str, Any] = {"device": device, "compute_type": "default" if dtype == "auto" else dtype}
     if is_exported_to_ctranslate2(model_name_or_path):
-        own: Any = AutoTokenizer.from_pretrained(model_name_or_path, trust_remote_code=trust_remote_code)
+        own = load_needed_tokenizer(model_name_or_path, trust_remote_code=trust_remote_code)
         return CTranslate2Model(model_name_or_path, **settings), own
     logger.info(
         "%s is converted for CTranslate2, this time only. To have it converted once and for all: "
@@ -400,14 +425,30 @@ def find_device(name: str) -> torch.device:
     """The device called `name`; `"auto"` is CUDA where CTranslate2 can use it, else the CPU.
 
     Raises:
-        ValueError: If CTranslate2 does not know such devices.
+        ValueError: If CTranslate2 does not know such devices, or there is none here.
     """
+    num_gpus: int = import_ctranslate2().get_cuda_device_count()
     if name == "auto":
-        return torch.device("cuda" if import_ctranslate2().get_cuda_device_count() else "cpu")
-    device = torch.device(name)
-    if device.type not in ("cpu", "cuda"):
+        return torch.device("cuda" if num_gpus else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:  # what torch says names all devices that anybody has thought of
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
         raise ValueError(f"device is {name!r}; CTranslate2 computes on cpu and cuda.")
+    if device.type == "cuda" and (device.index or 0) >= num_gpus:
+        raise ValueError(f"device is {name!r}; the GPUs that CTranslate2 can use here are {num_gpus} in number.")
     return device
+
+
+def _open_translator(path: Path, device: torch.device, **settings: Any) -> Any:
+    """CTranslate2's `Translator`, whose own errors do not say of which folder they speak."""
+    try:
+        return import_ctranslate2().Translator(
+            str(path), device=device.type, device_index=device.index or 0, **settings
+        )
+    except Exception as error:  # what a damaged file provokes may be anything
+        raise ValueError(f"CTranslate2 cannot load {path} on {device}: {error}") from error
 
 
 def _round(num_beams: int, patience: float) -> int:
@@ -440,6 +481,26 @@ def _find_reasons(chosen: GenerationConfig, max_positions: int) -> list[str]:
     return reasons
 
 
+def _find_strange_ids(chosen: GenerationConfig, vocab_size: int) -> list[str]:
+    """Which settings name tokens that the target's vocabulary has not."""
+    names = ("decoder_start_token_id", "eos_token_id", "forced_eos_token_id", "suppress_tokens", "bad_words_ids")
+    reasons = []
+    for name in names:
+        value = getattr(chosen, name)
+        listed = value if isinstance(value, list) else [] if value is None else [value]
+        tokens = itertools.chain.from_iterable(item if isinstance(item, list) else [item] for item in listed)
+        strange = [token_id for token_id in tokens if not 0 <= token_id < vocab_size]
+        reasons += [f"{name} has the id {token_id} (can be: 0 to {vocab_size - 1})" for token_id in strange[:1]]
+    return reasons
+
+
+def _check_ids(ids: torch.Tensor, vocab_size: int, side: str) -> None:
+    """Makes sure that ids (any shape) are tokens: as an index of a list, a negative one counts from the end."""
+    strange = ids[(ids < 0) | (ids >= vocab_size)]
+    if len(strange):
+        raise ValueError(f"A {side} has the id {int(strange[0])}, where the vocabulary has 0 to {vocab_size - 1}.")
+
+
 def _find_limit(chosen: GenerationConfig) -> int | None:
     """The most tokens of a translation without the start symbol, if it is the same for all sentences."""
     if chosen.max_new_tokens is not None:
@@ -447,7 +508,8 @@ def _find_limit(chosen: GenerationConfig) -> int | None:
     return None if chosen.max_length is None else int(chosen.max_length) - 1
 
 
-def _make_search(chosen: GenerationConfig) -> _Search:
+def _make_search(chosen: GenerationConfig, longest: int) -> _Search:
+    """Reads the settings; `longest` is the batch's limit of new tokens where they set none."""
     end = chosen.eos_token_id
     end_ids = end if isinstance(end, list) else [] if end is None else [end]
     forced = chosen.forced_eos_token_id
@@ -461,10 +523,10 @@ def _make_search(chosen: GenerationConfig) -> _Search:
         penalize=LENGTH_PENALTIES[getattr(chosen, "length_penalty_type", None) or "transformers"],
         early_stopping=chosen.early_stopping is True,
         limit=limit,
+        longest=longest if limit is None else limit,
         min_new_tokens=max(min_length, 0),
         end_ids=end_ids,
-        # With limits of their own, sentences end without it in this package too.
-        forced_end_id=None if limit is None else forced[0] if isinstance(forced, list) else forced,
+        forced_end_id=forced[0] if isinstance(forced, list) else forced,
         suppressed=[*(chosen.bad_words_ids or []), *([token_id] for token_id in chosen.suppress_tokens or [])],
         no_repeat_ngram_size=chosen.no_repeat_ngram_size or 0,
         start_id=chosen.decoder_start_token_id,

@@ -1,6 +1,7 @@
 """What computes translations: torch through transformers, CTranslate2, or ONNX Runtime."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
@@ -32,6 +33,9 @@ class EngineArguments(InferenceArguments):
             ImportError: If CTranslate2 or ONNX Runtime is asked for and not installed.
             ValueError: If the model, or an argument, is none for this engine.
         """
+        name = self.model_name_or_path
+        if self.engine != "transformers" and self.revision != "main" and Path(name).is_dir():
+            raise ValueError(f"--revision {self.revision} is for models on the Hub, and {name} is a folder.")
         if self.engine == "transformers":
             if is_exported_to_ctranslate2(self.model_name_or_path):
                 raise ValueError(

@@ -24,12 +24,13 @@ import torch
 from packaging.version import Version
 from torch import nn
 from torch.export import Dim
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 from transformers import __version__ as transformers_version
 
 from vanilla_transformer.conversion.errors import ConversionError
 from vanilla_transformer.folders import check_new_folder, new_folder
 from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.vocabularies import load_tokenizer
 
 from .onnx_model import DECODER_FILE, ENCODER_FILE, OnnxModel, import_onnxruntime
 from .tracing import (
@@ -72,8 +73,8 @@ def export_onnx(
     Args:
         model: The model, or the folder or Hub name of one.
         folder: Where to: a folder that is not there yet, or an empty one.
-        tokenizer: The model's tokenizer. `None`: the one saved with the model, where that is a folder or name;
-            otherwise there is none.
+        tokenizer: The model's tokenizer. `None`: the one saved with the model, where that is a folder or name and
+            there is one.
         opset: Version of ONNX's set of operators. 18 is what the most runtimes know.
         check: Whether to run what was written with ONNX Runtime, and to compare the logits with PyTorch's.
 
@@ -94,8 +95,8 @@ def export_onnx(
     check_new_folder(folder)
     if not isinstance(model, nn.Module):
         if tokenizer is None:
-            tokenizer = AutoTokenizer.from_pretrained(model)
-        model = AutoModelForSeq2SeqLM.from_pretrained(model, dtype="auto")
+            tokenizer = load_tokenizer(model)
+        model = AutoModelForSeq2SeqLM.from_pretrained(model, dtype="auto", trust_remote_code=False)
     copied = copy_for_tracing(cast(Any, model))
     copied.config.dtype = torch.float32
     with new_folder(folder) as partial:

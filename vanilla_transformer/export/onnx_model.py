@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import nn
 from transformers import (
-    AutoTokenizer,
     GenerationConfig,
     GenerationMixin,
     PreTrainedModel,
@@ -28,6 +27,7 @@ from vanilla_transformer.configuration_vanilla_transformer import VanillaTransfo
 from vanilla_transformer.generation_vanilla_transformer import VanillaTransformerGenerationMixin
 from vanilla_transformer.loss_vanilla_transformer import shift_tokens_right
 from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.vocabularies import load_needed_tokenizer
 
 ENCODER_FILE = "encoder_model.onnx"
 DECODER_FILE = "decoder_model_merged.onnx"
@@ -317,7 +317,8 @@ def load_for_onnx(
     Raises:
         FileNotFoundError: If the folder holds no such model.
         ImportError: If ONNX Runtime is not installed.
-        ValueError: If `device` or `dtype` is none of these, or this ONNX Runtime cannot use the device.
+        ValueError: If `device` or `dtype` is none of these, this ONNX Runtime cannot use the device, or no tokenizer
+            was exported with the model.
     """
     available = import_onnxruntime().get_available_providers()
     has_cuda = "CUDAExecutionProvider" in available and torch.cuda.is_available()
@@ -330,8 +331,7 @@ def load_for_onnx(
         raise ValueError(f"dtype is {dtype!r}; for ONNX it must be one of ['auto', 'float32'].")
     providers = ["CUDAExecutionProvider"] * devices[device] + ["CPUExecutionProvider"]
     model = OnnxModel(folder, providers=providers)
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    return model, tokenizer
+    return model, load_needed_tokenizer(folder)
 
 
 def _run(session: Any, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
