@@ -13,19 +13,22 @@ compared with the original's where that can run here. The output folder is compl
 
 import argparse
 import dataclasses
+import shlex
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, HfArgumentParser
+from transformers import AutoModelForSeq2SeqLM, HfArgumentParser
 from transformers.hf_argparser import DataClassType
-from transformers.utils.hub import cached_file
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.conversion.converted import TOLERANCE
+from vanilla_transformer.conversion.comparing import TOLERANCE
 from vanilla_transformer.conversion.errors import ConversionError
 from vanilla_transformer.conversion.sources import SOURCES, convert, detect_format
 from vanilla_transformer.conversion.targets import TARGETS
 from vanilla_transformer.folders import check_new_folder
+from vanilla_transformer.vocabularies import load_tokenizer
+
+INTERRUPTED = 130  # the exit status of a process that Ctrl-C ended, as shells have it
 
 
 @dataclass
@@ -86,6 +89,7 @@ def bring_in(arguments: ConversionArguments, source_format: str | None, options:
     converted = convert(arguments.model_name_or_path, source_format, **options)
     parameters = f"{converted.model.num_parameters():,} parameters"
     print(f"Converted {converted.source}: {parameters}, {converted.model.dtype}.")
+    difference = None
     if not arguments.skip_check:
         difference = converted.check()
         if difference is None:
@@ -96,22 +100,23 @@ def bring_in(arguments: ConversionArguments, source_format: str | None, options:
             )
     for note in converted.notes:
         print(f"Note: {note}")
-    converted.save(arguments.output_dir)
+    converted.save(arguments.output_dir, difference=difference)
     print(f"Saved to {arguments.output_dir}.")
     if converted.tokenizer is not None:
-        print(f"Translate with: python scripts/translate.py --model_name_or_path {arguments.output_dir}")
+        print(f"Translate with: python scripts/translate.py --model_name_or_path {shlex.quote(arguments.output_dir)}")
 
 
 def take_out(arguments: ConversionArguments) -> None:
     """Converts a model of ours and saves it."""
     name = arguments.model_name_or_path
-    model = AutoModelForSeq2SeqLM.from_pretrained(name, dtype="auto")
+    model = AutoModelForSeq2SeqLM.from_pretrained(name, dtype="auto", trust_remote_code=False)
     if not isinstance(model, VanillaTransformerForConditionalGeneration):
         raise ConversionError(f"{name} is no model of this package but a {type(model).__name__}.")
-    # Where there is none, transformers would make an empty one.
-    has_tokenizer = cached_file(name, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False) is not None
-    tokenizer = AutoTokenizer.from_pretrained(name) if has_tokenizer else None
-    TARGETS[cast(str, arguments.to)](model.eval(), tokenizer, arguments.output_dir)
+    tokenizer = load_tokenizer(name)
+    check = not arguments.skip_check
+    TARGETS[cast(str, arguments.to)](model.eval(), tokenizer, arguments.output_dir, check=check)
+    if check:
+        print(f"Logits of both are equal (by {TOLERANCE:.0e} of the largest).")
     print(f"Saved to {arguments.output_dir}.")
 
 
@@ -123,15 +128,18 @@ def main(argv: list[str] | None = None) -> None:
         parser = make_parser(source_format)
         arguments, options, strange = parser.parse_args_into_dataclasses(args=argv, return_remaining_strings=True)
         if strange:
-            raise ValueError(f"unrecognized arguments: {' '.join(strange)} (the model's format: {source_format})")
+            hint = f" (the model's format: {source_format})" if source_format else ""
+            raise ValueError(f"unrecognized arguments: {' '.join(strange)}{hint}")
         check_new_folder(arguments.output_dir)
         given = {name: value for name, value in vars(options).items() if value is not None}
         if arguments.to is not None:
             take_out(arguments)
         else:
             bring_in(arguments, source_format, given)
-    except (FileExistsError, OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError) as error:
         parser.error(str(error))
+    except KeyboardInterrupt:
+        parser.exit(INTERRUPTED, "\nInterrupted: nothing was written.\n")
 
 
 if __name__ == "__main__":

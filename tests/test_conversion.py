@@ -1,16 +1,19 @@
 """What every converter returns: checked against the original, saved whole or not at all."""
 
+import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tiny_vanilla import make_loud_model, make_model
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.conversion.converted import ConvertedModel, build_model
+from vanilla_transformer.conversion.converted import ConvertedModel, Origin, build_model
 from vanilla_transformer.conversion.errors import ConversionError
 from vanilla_transformer.conversion.renaming import Rule
 from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
@@ -89,3 +92,33 @@ def test_what_cannot_be_saved_leaves_no_folder(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(FileNotFoundError):
         make_converted(0.0, tokenizer)[0].save(tmp_path / "it")
     assert os.listdir(tmp_path) == []
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the most bytes that a tensor takes which an operation makes."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.device.type == "cpu":
+            self.most = max(self.most, result.untyped_storage().nbytes())
+        return result
+
+
+def test_a_model_in_half_precision_is_never_there_in_float32() -> None:
+    original: Any = make_model(vocab_size=2000)
+    weights = {name: tensor.to(torch.bfloat16) for name, tensor in original.state_dict().items()}
+    with LargestTensor() as made:
+        model = build_model(original.config, weights, SAME, source="it")
+    embeddings = model.get_input_embeddings().weight
+    assert made.most == embeddings.nbytes == 2 * embeddings.numel()
+
+
+def test_the_origin_is_saved_with_the_model(tmp_path: Path) -> None:
+    origin = Origin(system="marian", name="some/model", revision="main")
+    converted = replace(make_converted(5e-6)[0], origin=origin)
+    folder = converted.save(tmp_path / "it", difference=converted.check())
+    record = json.loads((folder / "conversion.json").read_text())
+    assert record.pop("largest_difference_of_logits") == pytest.approx(5e-6, rel=0.2)
+    assert record == {"system": "marian", "name": "some/model", "revision": "main"}

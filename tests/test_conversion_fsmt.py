@@ -221,6 +221,13 @@ class TestTokenizer:
             assert decoded[0] == decoded[1]
         assert (ours.src_lang, ours.tgt_lang, ours.model_max_length) == ("en", "de", 1024)
 
+    def test_what_the_library_s_tokenizer_makes_of_targets_is_told(self, wmt: Path) -> None:
+        converted = convert_fsmt(str(wmt))
+        tokenizer: Any = converted.tokenizer
+        # The note is needed as long as the library does that.
+        assert tokenizer("a", text_target="two dogs")["labels"] == tokenizer("two dogs")["input_ids"]
+        assert any("text_target with the source's vocabulary" in note for note in converted.notes)
+
     @needs_search
     def test_pipelines_and_batch_translation_use_it(self, wmt: Path, converted: Path) -> None:
         theirs, their_tokenizer = FSMTForConditionalGeneration.from_pretrained(wmt), AutoTokenizer.from_pretrained(wmt)

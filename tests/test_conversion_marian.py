@@ -5,6 +5,7 @@ import json
 import pickle
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -321,6 +322,13 @@ class TestTokenizer:
         assert batch["labels"] != original(GERMAN)["input_ids"]
         assert ours.batch_decode(batch["labels"]) == original.batch_decode(batch["labels"])
 
+    def test_without_sentencepiece_the_extra_is_named(self, opus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "sentencepiece", None)
+        with pytest.raises(
+            ImportError, match=r"sentencepiece for MarianMT.*pip install 'vanilla-transformer\[convert\]'"
+        ):
+            convert_marian(str(opus))
+
     def test_a_tokenizer_of_another_kind_comes_along_too(self, tmp_path: Path) -> None:
         tokenizer = train_tokenizer(SENTENCES, vocab_size=300)
         model = make_model(vocab_size=len(tokenizer))
@@ -331,6 +339,15 @@ class TestTokenizer:
 
 
 class TestRefusals:
+    @pytest.mark.parametrize("content", ["{", "[]"])
+    def test_damaged_settings_for_generate_are_not_passed_over(self, tmp_path: Path, content: str) -> None:
+        marian = make_marian()
+        marian.generation_config.num_beams = 6
+        marian.save_pretrained(tmp_path)
+        (tmp_path / "generation_config.json").write_text(content)
+        with pytest.raises(ConversionError, match="cannot be read as a MarianMT model"):
+            convert_marian(str(tmp_path))
+
     def test_all_unsupported_features_are_named_at_once(self, tmp_path: Path) -> None:
         config = make_marian().config.to_dict() | {
             "normalize_before": True,
@@ -429,6 +446,19 @@ class _Trap:
 
 
 class TestOut:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_what_computes_something_else_is_not_saved(self, tmp_path: Path, dtype: torch.dtype) -> None:
+        model: Any = make_model(max_position_embeddings=7)
+        model.to(dtype).train()
+        assert save_as_marian(model, None, tmp_path / "good").is_dir()
+        assert model.training
+        # A change of the model that the conversion knows nothing of.
+        model.lm_head.register_forward_hook(lambda module, inputs, logits: logits * 1.01)
+        with pytest.raises(ConversionError, match="MarianMT computes something else than this model: logits differ"):
+            save_as_marian(model, None, tmp_path / "bad")
+        assert not (tmp_path / "bad").exists()
+        assert save_as_marian(model, None, tmp_path / "bad", check=False).is_dir()
+
     @pytest.mark.parametrize("sharing", ALL_SHARING)
     @pytest.mark.parametrize(
         "changes",

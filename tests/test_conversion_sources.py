@@ -2,8 +2,12 @@
 
 import importlib
 import inspect
+import json
 import os
+import pickle
+import signal
 import sys
+import zipfile
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -17,6 +21,7 @@ from tiny_vanilla import make_loud_model
 from torch import nn
 from transformers import (
     AutoModelForSeq2SeqLM,
+    AutoTokenizer,
     BartConfig,
     BartForConditionalGeneration,
     FSMTConfig,
@@ -140,6 +145,41 @@ def test_folders_of_other_systems_are_recognised(tmp_path: Path) -> None:
         detect_format(str(fairseq))
 
 
+def test_code_that_comes_with_a_model_is_not_run(
+    tmp_path: Path, script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # Whoever is asked whether to trust it says yes.
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    Path("model").mkdir()
+    classes = {"AutoConfig": "code.Config", "AutoModelForSeq2SeqLM": "code.Model"}
+    Path("model", "config.json").write_text(json.dumps({"model_type": "strange", "auto_map": classes}))
+    Path("model", "code.py").write_text("import os\nos.mkdir('exploded')\n")
+    with pytest.raises(ConversionError, match="of the type strange: another architecture"):
+        detect_format("model")
+    with pytest.raises(SystemExit):
+        script.main(["--model_name_or_path", "model", "--to", "marian", "--output_dir", "out"])
+    assert "trust_remote_code" in capsys.readouterr().err
+    assert sorted(path.name for path in Path().iterdir()) == ["model"]
+
+
+def test_a_damaged_checkpoint_is_not_recognised_whatever_its_bytes_say(tmp_path: Path) -> None:
+    damaged = {
+        "huge": b"\x80\x04\x8d" + b"\xff" * 7 + b"\x7f" + b"text",  # a string longer than all memory
+        "strange": b"\x80\x04\x85\x86\xff\xff",
+    }
+    with zipfile.ZipFile(tmp_path / "compressed.pt", "w") as archive:
+        archive.writestr("it/data.pkl", pickle.dumps({"model": 1, "args": 2}))
+    content = bytearray((tmp_path / "compressed.pt").read_bytes())
+    for start in (content.index(b"PK\x03\x04") + 8, content.index(b"PK\x01\x02") + 10):
+        content[start] = 97  # a way of compressing that Python does not know
+    damaged["compressed"] = bytes(content)
+    for name, data in damaged.items():
+        (tmp_path / f"{name}.pt").write_bytes(data)
+        with pytest.raises(ConversionError, match=rf"{name}\.pt is not recognised"):
+            detect_format(str(tmp_path / f"{name}.pt"))
+
+
 @pytest.mark.parametrize("name", SOURCES)
 def test_every_option_has_a_type_a_default_and_a_help_text(name: str) -> None:
     source = SOURCES[name]
@@ -177,6 +217,9 @@ def test_the_script_converts_checks_and_saves(
     torch.testing.assert_close(
         ours(input_ids=ids, decoder_input_ids=ids).logits, theirs(input_ids=ids, decoder_input_ids=ids).logits
     )
+    record = json.loads((folder / "conversion.json").read_text())
+    assert 0 <= record.pop("largest_difference_of_logits") < 1e-5
+    assert record == {"system": "marian", "name": "marian", "revision": None}
     before = sorted((path.name, path.stat().st_mtime_ns) for path in folder.iterdir())
     with pytest.raises(SystemExit):
         script.main(["--model_name_or_path", marian, "--output_dir", str(folder)])
@@ -195,7 +238,8 @@ def test_what_the_weights_do_not_tell_is_said_on_the_command_line(
     assert (config.encoder_attention_heads, config.activation_function, config.scale_embedding) == (4, "gelu", False)
     assert (config.vocab_size, config.decoder_vocab_size) == (20, 24)
     for arguments, message in (
-        (["--heads", "4"], "unrecognized arguments: --heads 4"),
+        (["--heads", "4"], "unrecognized arguments: --heads 4 (the model's format: torch_nn)\n"),
+        (["--to", "marian", "--nhead", "4"], "unrecognized arguments: --nhead 4\n"),
         (["--format", "annotated"], "annotated"),
         (["--format", "marian", "--to", "marian"], "give one"),
     ):
@@ -228,6 +272,56 @@ def test_the_script_takes_a_model_out_again(
     with pytest.raises(SystemExit):
         script.main(["--model_name_or_path", str(tmp_path / "marian"), "--to", "marian", "--output_dir", "x"])
     assert "is no model of this package but a MarianMTModel" in capsys.readouterr().err
+
+
+def test_what_was_taken_to_torch_is_brought_back(
+    tmp_path: Path, script: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "eos_token_id": 7}
+    tokenizer = VanillaTransformerTokenizer()
+    ours = make_loud_model(VanillaTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer), **heads))
+    ours.save_pretrained(tmp_path / "ours")
+    tokenizer.save_pretrained(tmp_path / "ours")
+    arguments = ["--model_name_or_path", str(tmp_path / "ours"), "--to", "torch_nn"]
+    script.main([*arguments, "--output_dir", str(tmp_path / "torch")])
+    assert "Logits of both are equal" in capsys.readouterr().out
+    assert detect_format(str(tmp_path / "torch")) == "torch_nn"
+    folder = tmp_path / "with us"
+    script.main(["--model_name_or_path", str(tmp_path / "torch"), "--output_dir", str(folder)])
+    printed = capsys.readouterr().out
+    assert "number of heads" not in printed
+    assert f"--model_name_or_path '{folder}'" in printed
+    back = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    assert {name: getattr(back.config, name) for name in heads} == heads
+    assert AutoTokenizer.from_pretrained(folder)("Hallo").input_ids == tokenizer("Hallo").input_ids
+    # What is said on the command line counts, even where it is the default.
+    arguments = ["--model_name_or_path", str(tmp_path / "torch"), "--nhead", "4", "--eos_token_id", "3"]
+    script.main([*arguments, "--output_dir", str(tmp_path / "other")])
+    other = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "other").config
+    assert (other.encoder_attention_heads, other.eos_token_id) == (4, 3)
+
+
+def test_an_interrupted_conversion_says_so_and_leaves_nothing(
+    tmp_path: Path,
+    marian: str,
+    script: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    save = VanillaTransformerForConditionalGeneration.save_pretrained
+
+    def save_and_press(model: Any, folder: Path, **options: Any) -> None:
+        save(model, folder, **options)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(VanillaTransformerForConditionalGeneration, "save_pretrained", save_and_press)
+    with pytest.raises(SystemExit) as caught:
+        script.main(["--model_name_or_path", marian, "--output_dir", str(tmp_path / "out")])
+    assert caught.value.code == 130
+    assert capsys.readouterr().err.endswith("\nInterrupted: nothing was written.\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_help_of_a_format_lists_its_options(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

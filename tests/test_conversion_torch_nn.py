@@ -477,6 +477,7 @@ def test_in_and_out_again(bias: bool) -> None:
 def test_a_saved_folder_has_all_that_the_way_back_needs(tmp_path: Path, positions: str) -> None:
     model = random_model(
         **ALL_SHARING["separate-untied"],
+        vocab_size=len(make_tokenizer()),
         encoder_attention_heads=4,
         decoder_attention_heads=4,
         attention_bias=True,
@@ -531,3 +532,78 @@ def test_torch_s_module_drops_what_the_configuration_says() -> None:
         for layer in stack.layers:
             found = (layer.dropout1.p, layer.self_attn.dropout, layer.dropout.p)
             assert found == (0.1, 0.4, 0.3)
+
+
+@pytest.fixture(scope="module")
+def saved_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is told by no weight, all of it other than torch's defaults."""
+    model = random_model(
+        **ALL_SHARING["separate-untied"],
+        vocab_size=len(make_tokenizer()),
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        activation_function="gelu",
+        layer_norm_eps=1e-3,
+        scale_embedding=False,
+        bos_token_id=5,
+        eos_token_id=4,
+        decoder_start_token_id=6,
+    )
+    return save_as_torch_nn(model, make_tokenizer(), tmp_path_factory.mktemp("saved") / "torch")
+
+
+@pytest.mark.parametrize("name", ["", "model.pt"])
+def test_what_stands_beside_the_weights_is_read(saved_folder: Path, name: str) -> None:
+    back = convert_torch_nn(saved_folder / name)
+    config = back.model.config
+    assert (config.encoder_attention_heads, config.decoder_attention_heads, config.activation_function) == (
+        4,
+        4,
+        "gelu",
+    )
+    assert (config.scale_embedding, config.layer_norm_eps) == (False, 1e-3)
+    assert (config.bos_token_id, config.eos_token_id, config.decoder_start_token_id) == (5, 4, 6)
+    assert back.tokenizer is not None
+    assert back.tokenizer("Hallo").input_ids == make_tokenizer()("Hallo").input_ids
+    assert not any("number of heads" in note or "no tokenizer" in note for note in back.notes)
+    # What the user says counts.
+    assert convert_torch_nn(saved_folder / name, TorchSettings(nhead=2)).model.config.encoder_attention_heads == 2
+
+
+def test_settings_of_other_programs_are_left_alone_and_damaged_ones_refused(tmp_path: Path) -> None:
+    torch.save(make_tutorial(nhead=4).state_dict(), tmp_path / "model.pt")
+    settings_file = tmp_path / "settings.json"
+    settings_file.write_text('{"epochs": 3, "bos_token_id": 9}')
+    converted = convert_torch_nn(tmp_path / "model.pt")
+    assert converted.model.config.bos_token_id == 2
+    # A check that takes the same number of heads does not find a wrong one.
+    assert converted.check() is not None
+    assert re.match("Not checked: the number of heads .* were assumed.*nhead=8", converted.notes[0])
+    for content, message in (
+        ("{", r"settings\.json, which is to tell what the weights do not, is no JSON"),
+        ('{"nhead": 4, "norm_first": false, "heads": 3}', r"not known:\n  - heads \(can be: nhead, "),
+    ):
+        settings_file.write_text(content)
+        with pytest.raises(ConversionError, match=message):
+            convert_torch_nn(tmp_path / "model.pt")
+    settings_file.write_text('{"nhead": 4, "norm_first": false}')
+    make_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ConversionError, match=r"source vocabulary has the id \d+, and the model 23 tokens"):
+        convert_torch_nn(tmp_path / "model.pt")
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ConversionError, match=r"The tokenizer in .* cannot be read"):
+        convert_torch_nn(tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_module_that_computes_something_else_is_not_saved(tmp_path: Path, dtype: torch.dtype) -> None:
+    model: Any = random_model(max_position_embeddings=7, encoder_attention_heads=2, decoder_attention_heads=2)
+    model.to(dtype).train()
+    assert save_as_torch_nn(model, None, tmp_path / "good").is_dir()
+    assert model.training
+    # A change of the model that the conversion knows nothing of.
+    model.lm_head.register_forward_hook(lambda module, inputs, logits: logits * 1.01)
+    with pytest.raises(ConversionError, match=r"torch\.nn\.Transformer computes something else than this model"):
+        save_as_torch_nn(model, None, tmp_path / "bad")
+    assert not (tmp_path / "bad").exists()
+    assert save_as_torch_nn(model, None, tmp_path / "bad", check=False).is_dir()

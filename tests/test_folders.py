@@ -3,11 +3,20 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from vanilla_transformer import folders
 from vanilla_transformer.folders import check_new_folder, new_folder
+
+
+def run_alone(program: str, *arguments: str | Path) -> str:
+    """Runs a program in a process that has loaded this one module, as `folders`; returns what it prints."""
+    load = f"import os, runpy, sys\nfolders = runpy.run_path({folders.__file__!r})\n"
+    command = [sys.executable, "-c", load + program, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def test_a_new_folder_holds_what_was_put_into_it_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
@@ -54,19 +63,83 @@ def test_what_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_others_may_read_it_as_far_as_the_umask_allows(tmp_path: Path) -> None:
-    program = (
-        "import os, sys; os.umask(0o027)\n"
-        "from vanilla_transformer.folders import new_folder\n"
-        "with new_folder(sys.argv[1]): pass\n"
-    )
-    subprocess.run([sys.executable, "-c", program, tmp_path / "b"], check=True)
+    run_alone("os.umask(0o027)\nwith folders['new_folder'](sys.argv[1]): pass\n", tmp_path / "b")
     assert (tmp_path / "b").stat().st_mode & 0o777 == 0o750
+
+
+def test_an_empty_folder_keeps_its_permissions(tmp_path: Path) -> None:
+    for mode in (0o700, 0o1775, 0o555):
+        folder = tmp_path / f"{mode:o}"
+        folder.mkdir()
+        folder.chmod(mode)
+        with new_folder(folder) as partial:
+            assert partial.stat().st_mode & 0o077 == mode & 0o077, "while it is filled too"
+            (partial / "file").write_text("content")
+        assert folder.stat().st_mode & 0o7777 == mode
+        assert (folder / "file").exists()
 
 
 def test_a_relative_path_means_the_folder_it_meant_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     with new_folder("here") as partial:
         (partial / "file").write_text("content")
+        monkeypatch.chdir(tmp_path / "elsewhere")
     assert (tmp_path / "here" / "file").exists()
+    assert os.listdir(tmp_path / "elsewhere") == []
+
+
+def test_through_a_link_its_target_is_filled(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "link").symlink_to("target")
+    with new_folder(tmp_path / "link") as partial:
+        (partial / "file").write_text("content")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target" / "file").exists()
+
+
+# What cannot be made is refused before any work is done
+
+
+def test_the_current_folder_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for folder in (".", "", "../here", tmp_path / "here"):
+        with pytest.raises(FileExistsError, match="is the current folder"):
+            check_new_folder(folder)
+    assert os.listdir(tmp_path) == ["here"]
+
+
+def test_a_mount_point_is_not_replaced(tmp_path: Path) -> None:
+    table = Path("/proc/self/mounts")
+    mounted = [line.split()[1] for line in table.read_text().splitlines()] if table.exists() else []
+    empty = [path for path in mounted if os.path.isdir(path) and os.access(path, os.R_OK) and not os.listdir(path)]
+    if not empty:
+        pytest.skip("nothing empty is mounted here")
+    (tmp_path / "link").symlink_to(empty[0])
+    for folder in (empty[0], tmp_path / "link"):
+        with pytest.raises(FileExistsError, match="where a file system is mounted"):
+            check_new_folder(folder)
+
+
+@pytest.mark.parametrize("place", ["file/b", "file/a/b", "link/b"])
+def test_a_file_above_it(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("content")
+    (tmp_path / "link").symlink_to("file")
+    with pytest.raises(NotADirectoryError, match=r"cannot be made: .*file is a file, not a folder"):
+        check_new_folder(tmp_path / place)
+
+
+def test_a_folder_above_it_that_is_closed() -> None:
+    program = (
+        "if os.geteuid() == 0: os.setuid(65534)\n"  # the superuser may write anywhere
+        "try: folders['check_new_folder'](sys.argv[1])\n"
+        "except PermissionError as error: print(error)\n"
+    )
+    with tempfile.TemporaryDirectory() as closed:
+        Path(closed).chmod(0o555)
+        for place in ("b", "a/b"):
+            found = run_alone(program, f"{closed}/{place}")
+            assert found == f"{closed}/{place} cannot be made: nothing may be written to {closed}.\n"

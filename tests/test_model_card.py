@@ -305,6 +305,20 @@ class TestContent:
             assert "datasets" not in data_of(card).to_dict()
         assert str(plain.parent) not in build_model_card(plain).content
 
+    def test_a_converted_model_names_the_original(self, plain: Path) -> None:
+        record = {"system": "marian", "name": "some/model", "revision": "main"}
+        (plain / "conversion.json").write_text(json.dumps(record))
+        card = build_model_card(plain)
+        assert data_of(card).base_model == "some/model"
+        assert (
+            "converted by `vanilla_transformer` from `some/model` (`marian`). How that was trained is not" in card.text
+        )
+        # What is named as a folder here is none of the Hub's.
+        (plain / "conversion.json").write_text(json.dumps({**record, "name": "model", "revision": None}))
+        card = build_model_card(plain)
+        assert "base_model" not in data_of(card).to_dict()
+        assert "from `model` (`marian`)" in card.text
+
     def test_names_of_the_hub_become_metadata(self, trained: Path) -> None:
         arguments = read(trained / "arguments.json")
         arguments["data"] |= {"train_file": None, "dataset_name": "some/corpus", "dataset_config_name": "de-en"}

@@ -32,6 +32,12 @@ from vanilla_transformer.static_step_vanilla_transformer import Bucket, KeptStep
 
 Recorded = list[tuple[Bucket, int]]
 
+# Older versions of the library have no such setting.
+KNOWN_LENGTHS: list[dict[str, int]] = [
+    {},
+    *([{"max_cache_len": 100}] if hasattr(GenerationConfig(), "max_cache_len") else []),
+]
+
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Recorded:
@@ -129,13 +135,10 @@ def test_sentences_leave_and_histories_grow_in_few_steps(num_beams: int, steps: 
     assert buckets[64:] == [Bucket(2, num_beams, 128, 64)] * 7
 
 
-def test_longer_sources_and_known_lengths(steps: Recorded) -> None:
-    arguments = {**make_batch([65, 3, 80]), "num_beams": 2, "max_new_tokens": 4}
-    assert_same(shared_model("sdpa"), **arguments)
-    assert {bucket for bucket, _ in steps} == {Bucket(4, 2, 64, 128)}
-    del steps[:]
-    assert_same(shared_model("sdpa"), **arguments, max_cache_len=130)
-    assert {bucket for bucket, _ in steps} == {Bucket(4, 2, 256, 128)}
+@pytest.mark.parametrize("known", KNOWN_LENGTHS)
+def test_longer_sources_and_known_lengths(known: dict[str, int], steps: Recorded) -> None:
+    assert_same(shared_model("sdpa"), **make_batch([65, 3, 80]), num_beams=2, max_new_tokens=4, **known)
+    assert {bucket for bucket, _ in steps} == {Bucket(4, 2, 128 if known else 64, 128)}
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
@@ -302,6 +305,23 @@ def test_where_static_memory_does_not_suit(name: str, arguments: dict[str, Any],
     assert len(steps) > 0
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_a_cache_of_the_caller_is_filled(kind: str, num_beams: int) -> None:
+    model, batch = shared_model("sdpa"), make_batch([4])
+    cache = make_cache(model, kind, batch["input_ids"].shape[1], 6)
+    arguments = {**batch, "num_beams": num_beams, "max_new_tokens": 6, "suppress_tokens": [EOS]}
+    assert search(model, **arguments, past_key_values=cache).equal(search(model, **arguments))
+    assert cache.get_seq_length() == 6
+
+
+@pytest.mark.parametrize("name", ["sdpa", "eager-pre-norm"])
+def test_calls_of_as_many_rows_in_turn(name: str) -> None:
+    """Three sentences with two beams, then two with three."""
+    for lengths, num_beams in (([4, 2, 4], 2), ([4, 3], 3), ([4, 2, 4], 2)):
+        assert_same(shared_model(name), **make_batch(lengths), num_beams=num_beams, max_new_tokens=6)
+
+
 def test_it_is_a_setting_like_others(steps: Recorded) -> None:
     model: Any = make_model(scale=0.6)
     model.generation_config.cache_implementation = "static"
@@ -365,11 +385,11 @@ def test_graphs_of_any_size_are_fewer_than_buckets(graphs: list[Any]) -> None:
     model = make_model(scale=0.6, decoder_layers=1)
     config = on_all_devices(backend=count, dynamic=True)
     for lengths in ([4, 2], [1, 5, 6], [7, 1, 0, 2, 5], [70, 3]):
-        for arguments in ({}, {"max_cache_len": 100}):
-            batch = make_batch(lengths)
-            found = search_static(model, **batch, num_beams=4, max_new_tokens=4, compile_config=config, **arguments)
-            assert found.equal(search(model, **batch, num_beams=4, max_new_tokens=4))
-    assert 1 <= len(graphs) <= 2, "of 8 buckets"
+        for known in KNOWN_LENGTHS:
+            arguments = {**make_batch(lengths), "num_beams": 4, "max_new_tokens": 4}
+            found = search_static(model, **arguments, compile_config=config, **known)
+            assert found.equal(search(model, **arguments))
+    assert 1 <= len(graphs) <= 2, "of 4 buckets, or 8 where their lengths can be known"
 
 
 def test_graphs_can_be_recorded(graphs: list[Any]) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,15 +19,45 @@ def check_new_folder(folder: str | os.PathLike[str]) -> Path:
         Its path.
 
     Raises:
-        FileExistsError: If it is a file, or a folder with something in it.
+        FileExistsError: If it is a file, a folder with something in it, the current folder, or a mount point.
+        NotADirectoryError: If a file is in the place of a folder above it.
+        PermissionError: If it may not be made there.
     """
     path = Path(folder)
-    if path.is_dir() and not any(path.iterdir()):
-        return path
-    if os.path.lexists(path):
-        kind = "a folder that is not empty" if path.is_dir() else "a file"
-        raise FileExistsError(f"{path} is {kind}. Name a folder that is not there yet, or an empty one.")
+    if path.is_dir():
+        reason = _find_reason_to_keep(path)
+        if reason is not None:
+            raise FileExistsError(f"{path} is {reason}. Name a folder that is not there yet, or an empty one.")
+    elif os.path.lexists(path):
+        raise FileExistsError(f"{path} is a file. Name a folder that is not there yet, or an empty one.")
+    _check_parents(path)
     return path
+
+
+def _find_reason_to_keep(path: Path) -> str | None:
+    """Says what it is about a folder that forbids that another takes its place, if anything."""
+    if any(path.iterdir()):
+        return "a folder that is not empty"
+    if os.path.ismount(path.resolve()):
+        return "where a file system is mounted, which no other folder can replace"
+    if path.samefile(os.curdir):
+        return "the current folder, which no other folder can replace without being left"
+    return None
+
+
+def _check_parents(path: Path) -> None:
+    """Makes sure that the folders above are there and can be written to, or can be made.
+
+    Raises:
+        NotADirectoryError: If one of them is a file.
+        PermissionError: If nothing may be made in the lowest that is there.
+    """
+    parents = Path(os.path.realpath(path)).parents
+    lowest = next(parent for parent in parents if os.path.lexists(parent))
+    if not lowest.is_dir():
+        raise NotADirectoryError(f"{path} cannot be made: {lowest} is a file, not a folder.")
+    if not os.access(lowest, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path} cannot be made: nothing may be written to {lowest}.")
 
 
 @contextmanager
@@ -34,23 +65,33 @@ def new_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
     """Makes a folder that is complete or absent, whenever the process ends.
 
     Args:
-        folder: The folder to be: not there yet, or empty. Folders above it are made if need be.
+        folder: The folder to be: not there yet, or empty, in which case it keeps its permissions. Folders above it are
+            made if need be.
 
     Yields:
-        A folder beside it to fill. At the end it takes its place; after an exception it is removed.
+        A folder beside it to fill, named `.NAME-*.partial`. At the end it takes its place; after an exception it is
+        removed. It is left behind, to be deleted by hand, only by a process that is killed (SIGKILL, a power cut).
 
     Raises:
-        FileExistsError: If it is a file, or a folder with something in it.
+        FileExistsError: If it is a file, a folder with something in it, the current folder, or a mount point.
+        NotADirectoryError: If a file is in the place of a folder above it.
+        PermissionError: If it may not be made there.
     """
-    path = check_new_folder(folder)
+    path = check_new_folder(folder).resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}-", suffix=".partial", dir=path.resolve().parent))
+    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}-", suffix=".partial", dir=path.parent))
     try:
-        mask = os.umask(0)
-        os.umask(mask)
-        partial.chmod(0o777 & ~mask)  # what mkdtemp makes is for its owner alone
+        if path.is_dir():
+            mode = stat.S_IMODE(path.stat().st_mode)
+        else:
+            mask = os.umask(0)
+            os.umask(mask)
+            # What mkdtemp makes is for its owner alone. What else it has is inherited.
+            mode = stat.S_IMODE(partial.stat().st_mode) | (0o777 & ~mask)
+        partial.chmod(mode | stat.S_IRWXU)
         yield partial
         check_new_folder(path)
-        partial.replace(path.resolve())
+        partial.chmod(mode)
+        partial.replace(path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -1,6 +1,7 @@
 """How the Transformer generates, where the paper says something of its own (section 6.1)."""
 
 import copy
+import threading
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ from .stopping_vanilla_transformer import SourceLengthCriteria
 
 # Section 6.1: "We set the maximum output length during inference to input length + 50".
 MAX_EXTRA_TOKENS = 50
+
+# Held while older versions of the library put a cache where other threads would take it.
+_PREPARING_CACHE = threading.Lock()
 
 
 class VanillaTransformerGenerationMixin(GenerationMixin):
@@ -144,9 +148,16 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         max_cache_length: int,
     ) -> Any:
         """Makes the library's cache one in which beams may share their source."""
-        result = super()._prepare_cache_for_generation(  # type: ignore[misc]
-            generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
-        )
+        given = model_kwargs.get("past_key_values")
+        with _PREPARING_CACHE:
+            result = super()._prepare_cache_for_generation(  # type: ignore[misc]
+                generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+            )
+            # Older versions of the library keep a static cache for the next call, in which beams may share the sources
+            # of fewer sentences, and which cannot be asked for its size if nothing was written to it.
+            self.__dict__.pop("_cache", None)
+        if given is not None:
+            given._is_user_defined = True  # as newer versions of the library say
         cache = model_kwargs.get("past_key_values")
         if isinstance(cache, EncoderDecoderCache):
             model_kwargs["past_key_values"] = SourceSharingCache.adopt(cache)

@@ -24,7 +24,14 @@ _PARTS = (
     f"vocab.txt merges.txt *.spm *.model {CARD_NAME} LICENSE* NOTICE* *.png *.jpg *.svg"
 ).split()
 # Records of the training, pushed if they name no folders of this machine.
-_RECORDS = ["arguments.json", "averaging.json", "metrics.json", "*_results.json", "trainer_state.json"]
+_RECORDS = [
+    "arguments.json",
+    "averaging.json",
+    "conversion.json",
+    "metrics.json",
+    "*_results.json",
+    "trainer_state.json",
+]
 _TRAINING_ONLY = [
     "optimizer*.pt",
     "optimizer*.bin",

@@ -130,6 +130,7 @@ class ModelFolder:
         self.generation = _read_json(path / "generation_config.json") or {}
         self.metrics = _read_json(path / "metrics.json") or {}
         self.state = _read_json(path / "trainer_state.json") or {}
+        self.conversion = _read_json(path / "conversion.json") or {}
         arguments = _read_json(path / "arguments.json")
         self.has_arguments = arguments is not None
         self.model, self.data, self.training = (
@@ -177,8 +178,10 @@ class ModelFolder:
 
     @cached_property
     def base_model(self) -> str | None:
-        """The model that the training went on from."""
+        """The model that the training went on from, or the one on the Hub that was converted."""
         name = self.model.get("model_name_or_path")
+        if not self.has_arguments and self.conversion.get("revision"):
+            name = self.conversion.get("name")
         return str(name) if name else None
 
     @cached_property
@@ -301,6 +304,10 @@ class ModelFolder:
         return f"{address}, revision={quote(self.revision)}" if self.revision else address
 
     def _origin(self) -> str:
+        if not self.has_arguments and self.conversion:
+            name, system = (as_code(str(self.conversion.get(key))) for key in ("name", "system"))
+            origin = f"It was converted by `vanilla_transformer` from {name} ({system})."
+            return f"{origin} How that was trained is not recorded."
         if not self.has_arguments:
             return "How it was trained is not recorded."
         if self.base_model is None:

@@ -69,9 +69,8 @@ class StaticDecoder:
         self.kept = KeptSteps.of(model)
         self.workspace = self.kept.lend_workspace(self)
         states: torch.Tensor = model_kwargs["encoder_outputs"][0]
-        self.bucket = Bucket.around(
-            states.shape[0], generation_config.num_beams, generation_config.max_cache_len or 1, states.shape[1]
-        )
+        known_length = getattr(generation_config, "max_cache_len", None)  # which older versions of the library lack
+        self.bucket = Bucket.around(states.shape[0], generation_config.num_beams, known_length or 1, states.shape[1])
         self.state = self._begin(states, model_kwargs.get("attention_mask"))
         self.places = torch.arange(states.shape[0], device=states.device)  # of the sentences, in order
         self.run: Step = decode_step

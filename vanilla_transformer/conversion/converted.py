@@ -1,8 +1,9 @@
 """A model brought from another system: what every converter returns, how it is checked and saved."""
 
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -12,10 +13,26 @@ from vanilla_transformer.configuration_vanilla_transformer import VanillaTransfo
 from vanilla_transformer.folders import new_folder
 from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
+from .comparing import check_logits
 from .errors import ConversionError
 from .renaming import Rule, rename_weights
 
-TOLERANCE = 1e-5  # of logits in float32, relative to the largest
+CONVERSION_NAME = "conversion.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a converted model comes from: what `conversion.json` says beside it.
+
+    Args:
+        system: A key of `SOURCES`.
+        name: Its name on the Hub; of a file or folder the last part of the path.
+        revision: Branch, tag or commit on the Hub; `None` for a file or folder.
+    """
+
+    system: str
+    name: str
+    revision: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +46,7 @@ class ConvertedModel:
         compare: Gives the same random batch to the original and to the model, and returns both logits (B, T, V), in
             float32 and without padding; `None` where the original cannot run here.
         notes: What the user should know: what could not be taken over, or checked.
+        origin: Where it comes from, if that is to be saved with the model.
     """
 
     source: str
@@ -36,6 +54,7 @@ class ConvertedModel:
     tokenizer: PreTrainedTokenizerBase | None = None
     compare: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None
     notes: tuple[str, ...] = ()
+    origin: Origin | None = None
 
     def check(self) -> float | None:
         """Compares the model's logits with those of the original.
@@ -49,21 +68,17 @@ class ConvertedModel:
         if self.compare is None:
             return None
         expected, actual = self.compare()
-        difference = float((expected - actual).abs().max() / expected.abs().max())
-        if not difference <= TOLERANCE:
-            raise ConversionError(
-                f"The converted model computes something else than {self.source}: logits differ by {difference:.1e} of"
-                f" the largest, and may by {TOLERANCE:.0e}. This is an error of the converter, or the original has a"
-                " feature that it does not know of."
-            )
-        return difference
+        return check_logits(expected, actual, f"The converted model computes something else than {self.source}")
 
-    def save(self, folder: str | os.PathLike[str], *, max_shard_size: int | str = "50GB") -> Path:
-        """Saves model, generation config and tokenizer as this package does; the folder is complete or absent.
+    def save(
+        self, folder: str | os.PathLike[str], *, max_shard_size: int | str = "50GB", difference: float | None = None
+    ) -> Path:
+        """Saves model, generation config, tokenizer and origin as this package does; the folder is complete or absent.
 
         Args:
             folder: Where to: a folder that is not there yet, or an empty one.
             max_shard_size: The most bytes of a weights file, as in `save_pretrained`.
+            difference: What `check` found, to be saved with the origin.
 
         Returns:
             The folder.
@@ -75,6 +90,9 @@ class ConvertedModel:
             self.model.save_pretrained(partial, max_shard_size=max_shard_size)
             if self.tokenizer is not None:
                 self.tokenizer.save_pretrained(partial)
+            if self.origin is not None:
+                record = {**asdict(self.origin), "largest_difference_of_logits": difference}
+                (partial / CONVERSION_NAME).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         return Path(folder)
 
 
@@ -109,8 +127,9 @@ def build_model(
     dtypes = sorted({str(tensor.dtype) for tensor in renamed.values()})
     if len(dtypes) != 1 or not all(tensor.is_floating_point() for tensor in renamed.values()):
         raise ConversionError(f"The weights of {source} must be of one floating-point type, not {', '.join(dtypes)}.")
-    model = VanillaTransformerForConditionalGeneration(config)
-    model.to(dtype=next(iter(renamed.values())).dtype)  # type: ignore[call-arg]
+    # Made in its type from the start: in float32 it might not fit into memory.
+    dtype = next(iter(renamed.values())).dtype
+    model = VanillaTransformerForConditionalGeneration._from_config(config, dtype=dtype)
     model.load_state_dict(renamed)
     if generation_config is not None:
         model.generation_config = generation_config

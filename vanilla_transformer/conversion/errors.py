@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+
 
 class ConversionError(ValueError):
     """A model cannot be converted; the message says why, all reasons together."""
@@ -39,3 +41,16 @@ def find_differences(settings: object, wanted: dict[str, tuple[object, ...]], *,
         for name, value in found.items()
         if value not in wanted[name]
     ]
+
+
+def list_head_sizes(config: VanillaTransformerConfig) -> tuple[int | None, ...]:
+    """Lists the values of `d_k` and `d_v` that a system can hold whose heads divide d_model among them.
+
+    Args:
+        config: The model's configuration.
+
+    Returns:
+        `None`, and d_model / heads. With another number of heads in each stack, one given size cannot be both's.
+    """
+    sizes = {config.d_model / heads for heads in (config.encoder_attention_heads, config.decoder_attention_heads)}
+    return (None, *(int(size) for size in sizes if len(sizes) == 1 and size.is_integer()))

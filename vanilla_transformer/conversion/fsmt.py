@@ -11,6 +11,7 @@ One does: older versions of transformers (5.12 is one) give every token that FSM
 position. The converted model translates as FSMT does in newer versions.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from transformers import FSMTConfig, FSMTForConditionalGeneration, FSMTTokenizer
@@ -22,7 +23,7 @@ from .library import (
     IGNORED_FIELDS,
     LAYER_RULES,
     LibraryModel,
-    check_vocabularies,
+    check_tokenizer,
     convert_loaded,
     make_table_rule,
 )
@@ -55,16 +56,21 @@ def convert_fsmt(name_or_path: str, *, revision: str = "main") -> ConvertedModel
         obstacles.append("pad_token_id is None (can be: any token; FSMT's positions begin behind it)")
     config = place.make_config(_translate_config(fsmt_config), obstacles)
     if isinstance(tokenizer, FSMTTokenizer):
-        source, target = list(tokenizer.encoder.values()), list(tokenizer.decoder)
-        sizes = {"source": (source, config.vocab_size), "target": (target, config.target_vocab_size)}
-        check_vocabularies(tokenizer, sizes, place.source)
+        check_tokenizer(tokenizer, config, place.source)
     fsmt = place.load(FSMTForConditionalGeneration, r"embed_positions\.weight")
     rules = (
         *LAYER_RULES,
         make_table_rule(config),
         Rule(r"model\.decoder\.output_projection\.weight", "lm_head.weight"),
     )
-    return convert_loaded(place, fsmt, config, rules, tokenizer)
+    converted = convert_loaded(place, fsmt, config, rules, tokenizer)
+    if not isinstance(tokenizer, FSMTTokenizer):
+        return converted
+    note = (
+        "FSMTTokenizer encodes texts given as text_target with the source's vocabulary, so that they can be no labels: "
+        "the model translates, but a loss needs another tokenizer."
+    )
+    return replace(converted, notes=(*converted.notes, note))
 
 
 def _translate_config(config: FSMTConfig) -> dict[str, Any]:

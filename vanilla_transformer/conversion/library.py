@@ -10,10 +10,11 @@ import copy
 import logging
 import pickle
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,10 +26,12 @@ from transformers.utils.hub import has_file
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.positions_vanilla_transformer import SINUSOIDS
+from vanilla_transformer.vocabularies import get_vocabularies
 
-from .comparing import Batch, compare_with
+from .comparing import Batch, as_float32, compare_with
 from .converted import ConvertedModel, build_model
 from .errors import ConversionError, refuse
+from .reading import CODE_IN_PICKLE
 from .renaming import Rule
 
 LAYER_RULES = (
@@ -58,7 +61,6 @@ _READING_ERRORS = (
     *(OSError, ValueError, RuntimeError, KeyError, EOFError),
     *(pickle.UnpicklingError, SafetensorError, StrictDataclassError),
 )
-_CODE = re.compile(r"GLOBAL ([\w.]+)")
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ class LibraryModel:
             ConversionError: If a file is missing, damaged or needs code to be run, or its weights are not those of the
                 configuration; lists them.
         """
+        self._check_generation_config()
         with self._explain_errors(), _quiet("transformers.modeling_utils"):
             model_and_info: Any = model_class.from_pretrained(
                 self.name_or_path,
@@ -138,6 +141,16 @@ class LibraryModel:
         refuse(f"The weights of {self.source} are not those that its configuration describes", reasons)
         return model.eval()
 
+    def _check_generation_config(self) -> None:
+        """Reads the settings for `generate`: damaged ones the library replaces by others without a word."""
+        with self._explain_errors():
+            if not has_file(self.name_or_path, "generation_config.json", revision=self.revision):
+                return
+            try:
+                GenerationConfig.from_pretrained(self.name_or_path, revision=self.revision)
+            except TypeError as error:
+                raise ValueError(f"generation_config.json: {error}") from error
+
     def load_tokenizer(self, files: Sequence[str]) -> PreTrainedTokenizerBase | None:
         """Loads the tokenizer.
 
@@ -158,19 +171,24 @@ class LibraryModel:
                     return None
                 absent = [name for name in files if name not in present]
                 refuse(f"The vocabulary of {self.source} is not whole", [f"{name} is missing" for name in absent])
+                if any(name.endswith(".spm") for name in files) and find_spec("sentencepiece") is None:
+                    raise self._name_extra()
         try:
             with self._explain_errors():
                 tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                     self.name_or_path, revision=self.revision, trust_remote_code=False
                 )
         except ImportError as error:
-            raise ImportError(
-                f"The tokenizer of {self.source} needs a package that is not installed (sentencepiece for MarianMT,"
-                " sacremoses for FSMT): pip install 'vanilla-transformer[convert]'"
-            ) from error
+            raise self._name_extra() from error
         except (TypeError, AssertionError) as error:  # what tokenizers raise where a file is missing
             raise ConversionError(f"The tokenizer of {self.source} cannot be read: {error}") from error
         return tokenizer
+
+    def _name_extra(self) -> ImportError:
+        return ImportError(
+            f"The tokenizer of {self.source} needs a package that is not installed (sentencepiece for MarianMT,"
+            " sacremoses for FSMT): pip install 'vanilla-transformer[convert]'"
+        )
 
     def make_config(self, settings: dict[str, Any], reasons: Sequence[str]) -> VanillaTransformerConfig:
         """Makes this package's configuration.
@@ -198,7 +216,7 @@ class LibraryModel:
         except ConversionError:
             raise
         except _READING_ERRORS as error:
-            code = _CODE.search(str(error)) if isinstance(error, pickle.UnpicklingError) else None
+            code = CODE_IN_PICKLE.search(str(error)) if isinstance(error, pickle.UnpicklingError) else None
             if code is not None:
                 reason = f"a file holds more than weights: it needs {code[1]}, and reading that would run code of it"
             else:
@@ -233,23 +251,23 @@ def take_generation_config(original: Any) -> GenerationConfig:
     return settings
 
 
-def check_vocabularies(
-    tokenizer: PreTrainedTokenizerBase | None, sizes: Mapping[str, tuple[Sequence[int], int]], source: str
-) -> None:
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: VanillaTransformerConfig, source: str) -> None:
     """Makes sure that a tokenizer has no ids beyond the model's.
 
     Args:
-        tokenizer: The tokenizer, if there is one.
-        sizes: For each vocabulary, by its name: its ids, and how many the model has.
+        tokenizer: The tokenizer.
+        config: The model's configuration.
         source: What is converted, for messages.
 
     Raises:
         ConversionError: If it has; names the vocabularies.
     """
+    sizes = {"source": config.vocab_size, "target": config.target_vocab_size}
+    largest = [max(vocabulary.values(), default=-1) for vocabulary in get_vocabularies(tokenizer)]
     reasons = [
-        f"the {name} vocabulary has the id {max(ids)}, and the model {size} tokens"
-        for name, (ids, size) in sizes.items()
-        if ids and max(ids) >= size
+        f"the {name} vocabulary has the id {found}, and the model {sizes[name]} tokens"
+        for name, found in zip(sizes, largest, strict=True)
+        if found >= sizes[name]
     ]
     refuse(f"The tokenizer of {source} ({type(tokenizer).__name__}) does not belong to its model", reasons)
 
@@ -283,8 +301,7 @@ def convert_loaded(
         notes.append(f"There is no tokenizer: no vocabulary was found in {place.name_or_path}.")
 
     def compute(batch: Batch) -> torch.Tensor:
-        precise = original if original.dtype == torch.float32 else copy.deepcopy(original).float()
-        return cast(torch.Tensor, precise(**batch, use_cache=False).logits)
+        return cast(torch.Tensor, as_float32(original)(**batch, use_cache=False).logits)
 
     compare = partial(compare_with, compute, model)
     return ConvertedModel(source=place.source, model=model, tokenizer=tokenizer, compare=compare, notes=tuple(notes))

@@ -9,24 +9,25 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from transformers import MarianConfig, MarianMTModel, MarianTokenizer, PreTrainedTokenizerBase
+from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerBase
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.folders import new_folder
 from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
+from .comparing import Batch, as_float32, check_counterpart
 from .converted import ConvertedModel
-from .errors import find_differences, refuse
+from .errors import find_differences, list_head_sizes, refuse
 from .library import (
     COMMON_FIELDS,
     IGNORED_FIELDS,
     LAYER_RULES,
     LibraryModel,
-    check_vocabularies,
+    check_tokenizer,
     convert_loaded,
     make_table_rule,
     take_generation_config,
@@ -59,7 +60,8 @@ def convert_marian(name_or_path: str, *, revision: str = "main") -> ConvertedMod
     tokenizer = place.load_tokenizer(("source.spm", "target.spm", "vocab.json"))
     settings = {**_translate_config(marian_config), "langs": _find_languages(tokenizer)}
     config = place.make_config(settings, find_differences(marian_config, IGNORED_FIELDS))
-    _check_tokenizer(tokenizer, config, place.source)
+    if tokenizer is not None:
+        check_tokenizer(tokenizer, config, place.source)
     marian = place.load(MarianMTModel, r"embed_positions\.weight|final_logits_bias")
     rules = (
         *LAYER_RULES,
@@ -92,15 +94,6 @@ def _find_languages(tokenizer: PreTrainedTokenizerBase | None) -> list[str] | No
     found = [getattr(tokenizer, f"{side}_lang", None) for side in ("source", "target")]
     langs = [lang for lang in found if isinstance(lang, str) and lang.strip()]
     return langs if len(langs) == len(found) else None
-
-
-def _check_tokenizer(tokenizer: PreTrainedTokenizerBase | None, config: VanillaTransformerConfig, source: str) -> None:
-    if tokenizer is None:
-        return
-    sizes = {"source": (list(tokenizer.get_vocab().values()), config.vocab_size)}
-    if isinstance(tokenizer, MarianTokenizer):
-        sizes["target"] = (list(tokenizer.decoder), config.target_vocab_size)
-    check_vocabularies(tokenizer, sizes, source)
 
 
 # --- and back ---------------------------------------------------------------------------------------------------------
@@ -150,9 +143,6 @@ def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTMode
 
 def _find_obstacles(config: VanillaTransformerConfig) -> list[str]:
     """What MarianMT cannot express."""
-    # With another number of heads in each stack, one given size of heads cannot be Marian's in both.
-    sizes = {config.d_model / heads for heads in (config.encoder_attention_heads, config.decoder_attention_heads)}
-    head_sizes = [int(size) for size in sizes if len(sizes) == 1 and size.is_integer()]
     wanted: dict[str, tuple[object, ...]] = {
         "position_embedding_type": ("sinusoidal", "sinusoidal_concatenated"),
         "position_offset": (0,),
@@ -161,7 +151,7 @@ def _find_obstacles(config: VanillaTransformerConfig) -> list[str]:
         "normalize_embedding": (False,),
         "layer_norm_eps": (1e-5,),
         "ffn_bias": (True,),
-        **dict.fromkeys(("d_k", "d_v"), (None, *head_sizes)),
+        **dict.fromkeys(("d_k", "d_v"), list_head_sizes(config)),
     }
     obstacles = find_differences(config, wanted)
     if config.decoder_start_token_id is None:
@@ -218,6 +208,8 @@ def save_as_marian(
     model: VanillaTransformerForConditionalGeneration,
     tokenizer: PreTrainedTokenizerBase | None,
     folder: str | os.PathLike[str],
+    *,
+    check: bool = True,
 ) -> Path:
     """Saves a model as MarianMT, for those who have transformers and not this package.
 
@@ -226,25 +218,36 @@ def save_as_marian(
         tokenizer: Its tokenizer. This package's is saved as `PreTrainedTokenizerFast`, which gives the same ids;
             others, such as `MarianTokenizer`, as they are.
         folder: Where to: a folder that is not there yet, or an empty one. It is complete or absent.
+        check: Whether logits of a random batch are compared before anything is saved.
 
     Returns:
         The folder.
 
     Raises:
-        ConversionError: If MarianMT cannot compute what the model does, or there is no class in the library for the
-            tokenizer.
+        ConversionError: If MarianMT cannot compute what the model does, or computes something else; or if there is no
+            class in the library for the tokenizer.
         FileExistsError: If there is something in the folder already.
     """
     if isinstance(tokenizer, VanillaTransformerTokenizer) and tokenizer.separate_vocabs:
         reason = "it has two vocabularies (separate_vocabs=True), and the library's fast tokenizers have one"
         refuse("The tokenizer cannot be saved for use without this package", [reason])
     with new_folder(folder) as partial:
-        to_marian(model).save_pretrained(partial)
+        marian = to_marian(model)
+        if check:
+            _check_counterpart(model, marian)
+        marian.save_pretrained(partial)
         if tokenizer is not None:
             tokenizer.save_pretrained(partial)
             if isinstance(tokenizer, VanillaTransformerTokenizer):
                 _make_plain(partial)
     return Path(folder)
+
+
+def _check_counterpart(model: VanillaTransformerForConditionalGeneration, marian: MarianMTModel) -> None:
+    def compute(batch: Batch) -> torch.Tensor:
+        return cast(torch.Tensor, as_float32(marian)(**batch, use_cache=False).logits)
+
+    check_counterpart(compute, model, "MarianMT computes something else than this model")
 
 
 def _make_plain(folder: Path) -> None:

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 from .errors import ConversionError
 
-_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
+# What torch says of a pickle that names more than tensors.
+CODE_IN_PICKLE = re.compile(r"GLOBAL ([\w.]+)")
 
 
 def read_checkpoint(path: str | os.PathLike[str], *, allowed: Sequence[Any] = ()) -> Any:
@@ -52,7 +53,7 @@ def read_checkpoint(path: str | os.PathLike[str], *, allowed: Sequence[Any] = ()
 
 
 def _explain_refusal(path: Path, message: str) -> str:
-    found = _GLOBAL.search(message)
+    found = CODE_IN_PICKLE.search(message)
     if found is None:
         return f"{path} is no checkpoint that torch.save wrote, or it is damaged: {message.splitlines()[0]}"
     return (

@@ -8,22 +8,23 @@ import types
 import typing
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig
+from transformers import PreTrainedConfig
 
 from .annotated import AnnotatedSettings, convert_annotated
-from .converted import ConvertedModel
+from .converted import ConvertedModel, Origin
 from .errors import ConversionError
 from .fairseq import convert_fairseq
 from .fsmt import convert_fsmt
 from .joeynmt import convert_joeynmt
 from .marian import convert_marian
 from .opennmt_py import convert_opennmt_py
-from .torch_nn import TorchSettings, convert_torch_nn
+from .torch_module import WEIGHTS_NAME
+from .torch_nn import TorchSettings, convert_torch_nn, read_torch_settings
 
 _NO_DEFAULT = inspect.Parameter.empty
 
@@ -53,11 +54,13 @@ class Source:
         description: What is converted, and what names it.
         convert: The converter, whose first argument is the path or the name of the model.
         settings: The class of the converter's argument `settings`, if its options are there.
+        read_settings: Reads those of them that stand beside the model; `None` if none do.
     """
 
     description: str
     convert: Callable[..., ConvertedModel]
     settings: type | None = None
+    read_settings: Callable[[str], dict[str, Any] | None] | None = None
 
     def list_options(self) -> list[Option]:
         """What may be said besides the path, as the converter's signature and docstring have it."""
@@ -74,14 +77,19 @@ class Source:
 
     def __call__(self, path: str, **options: Any) -> ConvertedModel:
         """Converts the model at a path, or of a name."""
-        return self.convert(path, self.settings(**options)) if self.settings else self.convert(path, **options)
+        if self.settings is None:
+            return self.convert(path, **options)
+        saved = self.read_settings(path) if self.read_settings is not None else None
+        return self.convert(path, self.settings(**{**(saved or {}), **options}))
 
 
 SOURCES: dict[str, Source] = {
     "marian": Source("MarianMT of transformers (opus-mt): a folder or a name on the Hub", convert_marian),
     "fsmt": Source("FSMT of transformers (wmt19): a folder or a name on the Hub", convert_fsmt),
     "fairseq": Source("a transformer of fairseq: its checkpoint, beside the dictionaries", convert_fairseq),
-    "torch_nn": Source("a state dict of a model around torch.nn.Transformer", convert_torch_nn, TorchSettings),
+    "torch_nn": Source(
+        "a state dict of a model around torch.nn.Transformer", convert_torch_nn, TorchSettings, read_torch_settings
+    ),
     "annotated": Source("a state dict of the Annotated Transformer", convert_annotated, AnnotatedSettings),
     "opennmt_py": Source("a Transformer of OpenNMT-py 3: its checkpoint", convert_opennmt_py),
     "joeynmt": Source("a Transformer of JoeyNMT 2: the folder of its training, or a checkpoint in it", convert_joeynmt),
@@ -132,17 +140,21 @@ def detect_format(path: str) -> str:
 def _detect_library_model(name: str) -> str | None:
     """By the configuration of a folder, or of a model on the Hub."""
     try:
-        config = AutoConfig.from_pretrained(name)
+        # The fields alone, since a class for them may be code of the model's own.
+        fields, _ = PreTrainedConfig.get_config_dict(name)
     except (OSError, ValueError) as error:
         if os.path.isdir(name):
             return None
         raise ConversionError(
             f"{name} is no file or folder, and as a name on the Hub it cannot be read: {error}"
         ) from error
-    if config.model_type not in SOURCES:
-        known = "this package's own" if config.model_type == "vanilla_transformer" else "another architecture"
-        raise ConversionError(f"{name} is a model of the type {config.model_type}: {known}. Nothing to convert.")
-    return config.model_type
+    model_type = fields.get("model_type")
+    if model_type is None:
+        return None
+    if model_type not in SOURCES:
+        known = "this package's own" if model_type == "vanilla_transformer" else "another architecture"
+        raise ConversionError(f"{name} is a model of the type {model_type}: {known}. Nothing to convert.")
+    return str(model_type)
 
 
 def _detect_folder(folder: Path) -> str | None:
@@ -150,6 +162,8 @@ def _detect_folder(folder: Path) -> str | None:
         return "joeynmt"
     if any(folder.glob("dict.*.txt")) and (checkpoints := sorted(path.name for path in folder.glob("*.pt"))):
         raise ConversionError(f"{folder} looks like fairseq's: name the checkpoint, one of {', '.join(checkpoints)}.")
+    if (folder / WEIGHTS_NAME).is_file() and read_torch_settings(folder) is not None:
+        return "torch_nn"
     return None
 
 
@@ -178,17 +192,18 @@ def _list_names(path: Path) -> Iterator[str]:
         except SafetensorError as error:
             raise ConversionError(f"{path} is not a whole safetensors file: {error}") from error
         return
-    try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                (name,) = (name for name in archive.namelist() if name.endswith("data.pkl"))
-                yield from _list_strings(archive.read(name))
-        else:
-            with path.open("rb") as file:  # torch's old format: several pickles, one behind the other
+    with path.open("rb") as file:
+        try:
+            if zipfile.is_zipfile(file):
+                with zipfile.ZipFile(file) as archive:
+                    (name,) = (name for name in archive.namelist() if name.endswith("data.pkl"))
+                    yield from _list_strings(archive.read(name))
+            else:
+                file.seek(0)  # torch's old format: several pickles, one behind the other
                 while file.peek(1):
                     yield from _list_strings(file)
-    except (ValueError, zipfile.BadZipFile, EOFError):
-        return  # not a pickle, or the bytes of the weights, which come last
+        except Exception:  # there is nothing that the bytes of a damaged pickle cannot raise
+            return  # not a pickle, or the bytes of the weights, which come last
 
 
 def _list_strings(pickled: Any) -> Iterator[str]:
@@ -221,4 +236,8 @@ def convert(path: str, source_format: str | None = None, **options: Any) -> Conv
         raise ConversionError(
             f"{source_format} has no option {', '.join(strange)}; it has {', '.join(legal) or 'none'}."
         )
-    return source(path, **options)
+    if os.path.exists(path):
+        origin = Origin(system=source_format, name=Path(path).resolve().name)
+    else:
+        origin = Origin(system=source_format, name=path, revision=options.get("revision", "main"))
+    return replace(source(path, **options), origin=origin)

@@ -30,9 +30,12 @@ from vanilla_transformer.folders import new_folder
 from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.positions_vanilla_transformer import SINUSOIDS
 
-from .errors import find_differences, refuse
+from .comparing import Batch, as_float32, check_counterpart
+from .errors import find_differences, list_head_sizes, refuse
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+# The files that `save_as_torch_nn` writes.
+WEIGHTS_NAME, SETTINGS_NAME = "model.pt", "settings.json"
 # Of one layer: our names and torch's.
 ATTENTIONS = {"self_attn": "self_attn", "encoder_attn": "multihead_attn"}
 NORMS = {
@@ -177,11 +180,8 @@ def to_torch_nn(model: VanillaTransformerForConditionalGeneration) -> TorchTrans
         ConversionError: Lists all features of the model that torch.nn.Transformer does not have.
     """
     config = model.config
-    # With another number of heads in each stack, one given size of heads cannot be torch's in both.
-    sizes = {config.d_model / heads for heads in (config.encoder_attention_heads, config.decoder_attention_heads)}
-    head_sizes = [int(size) for size in sizes if len(sizes) == 1 and size.is_integer()]
     legal: dict[str, tuple[object, ...]] = {
-        **dict.fromkeys(("d_k", "d_v"), (None, *head_sizes)),
+        **dict.fromkeys(("d_k", "d_v"), list_head_sizes(config)),
         "activation_function": tuple(ACTIVATIONS),
         "normalize_embedding": (False,),
     }
@@ -203,6 +203,8 @@ def save_as_torch_nn(
     model: VanillaTransformerForConditionalGeneration,
     tokenizer: PreTrainedTokenizerBase | None,
     folder: str | os.PathLike[str],
+    *,
+    check: bool = True,
 ) -> Path:
     """Saves a model for code around torch.nn.Transformer, such as that of PyTorch's tutorial.
 
@@ -213,12 +215,14 @@ def save_as_torch_nn(
         model: The model.
         tokenizer: Its tokenizer, which is saved as it is.
         folder: Where to: a folder that is not there yet, or an empty one. It is complete or absent.
+        check: Whether logits of a random batch are compared before anything is saved.
 
     Returns:
         The folder.
 
     Raises:
-        ConversionError: If torch.nn.Transformer cannot hold the model, or its stacks have other numbers of heads.
+        ConversionError: If torch.nn.Transformer cannot hold the model, or computes something else; or if the model's
+            stacks have other numbers of heads.
         FileExistsError: If there is something in the folder already.
     """
     config = model.config
@@ -237,13 +241,23 @@ def save_as_torch_nn(
         "position_offset": 0 if config.position_embedding_type == "learned" else config.position_offset,
         **{f"{name}_token_id": getattr(config, f"{name}_token_id") for name in ("bos", "pad", "eos", "decoder_start")},
     }
-    state = to_torch_nn(model).state_dict()
     with new_folder(folder) as partial:
-        torch.save(state, partial / "model.pt")
-        (partial / "settings.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        module = to_torch_nn(model)
+        if check:
+            _check_counterpart(model, module)
+        torch.save(module.state_dict(), partial / WEIGHTS_NAME)
+        (partial / SETTINGS_NAME).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
         if tokenizer is not None:
             tokenizer.save_pretrained(partial)
     return Path(folder)
+
+
+def _check_counterpart(model: VanillaTransformerForConditionalGeneration, module: TorchTransformer) -> None:
+    def compute(batch: Batch) -> torch.Tensor:
+        source, target, mask = (batch[name] for name in ("input_ids", "decoder_input_ids", "attention_mask"))
+        return cast(torch.Tensor, as_float32(module)(source, target, mask == 0))
+
+    check_counterpart(compute, model, "torch.nn.Transformer computes something else than this model")
 
 
 def _rename(

@@ -8,23 +8,28 @@ After its last layer each stack has one more norm, in post-LN too: the field `ad
 """
 
 import copy
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import nn
+from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.positions_vanilla_transformer import SINUSOIDS
+from vanilla_transformer.vocabularies import load_tokenizer
 
 from .comparing import Batch, compare_with
 from .converted import ConvertedModel, build_model
-from .errors import refuse
+from .errors import ConversionError, refuse
+from .library import check_tokenizer
 from .renaming import Rule
 from .state_dicts import (
     StateDict,
@@ -37,7 +42,15 @@ from .state_dicts import (
     make_sinusoids_rule,
     read_state_dict,
 )
-from .torch_module import ACTIVATIONS, ATTENTIONS, LINEAR_MAPS, NORMS, TorchTransformer
+from .torch_module import (
+    ACTIVATIONS,
+    ATTENTIONS,
+    LINEAR_MAPS,
+    NORMS,
+    SETTINGS_NAME,
+    WEIGHTS_NAME,
+    TorchTransformer,
+)
 
 # What tells a stack among other weights: only the decoder's layers attend to something else.
 _FIRST_WEIGHTS = {
@@ -97,6 +110,34 @@ class TorchSettings:
     decoder_start_token_id: int | None = None
 
 
+def read_torch_settings(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """Reads what `save_as_torch_nn` says of the weights beside them, in `settings.json`.
+
+    Args:
+        path: The folder, or the file of the weights in it.
+
+    Returns:
+        Fields of [`TorchSettings`]; `None` if there is no such file, or it is of some other program.
+
+    Raises:
+        ConversionError: If the file is damaged, or has fields that are not known.
+    """
+    path = Path(path)
+    file = (path if path.is_dir() else path.parent) / SETTINGS_NAME
+    if not file.is_file():
+        return None
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConversionError(f"{file}, which is to tell what the weights do not, is no JSON: {error}") from error
+    if not isinstance(content, dict) or not {"nhead", "norm_first"} <= set(content):
+        return None
+    known = [field.name for field in fields(TorchSettings)]
+    reasons = [f"{name} (can be: {', '.join(known)})" for name in content if name not in known]
+    refuse(f"{file} has settings that are not known", reasons)
+    return content
+
+
 TORCH_DEFAULTS: dict[str, Any] = {
     "nhead": 8,
     "activation": "relu",
@@ -126,23 +167,27 @@ def convert_torch_nn(
 
     Args:
         original: A module that holds an nn.Transformer (or an nn.TransformerEncoder and an nn.TransformerDecoder) with
-            its embeddings; its state dict; or a file with that. Where they are in no common module, make one:
+            its embeddings; its state dict; a file with that; or a folder of `save_as_torch_nn`. Where they are in no
+            common module, make one:
             `nn.ModuleDict({"transformer": ..., "src_tok_emb": ..., "tgt_tok_emb": ..., "generator": ...})`.
-        settings: What the weights do not tell.
+        settings: What the weights do not tell. `None`: what `settings.json` beside the file does (see
+            [`read_torch_settings`]), or else torch's defaults.
         forward: How the original computes logits (B, T, V) from source ids (B, S), padded at the end with
             `pad_token_id`, and target ids (B, T): in evaluation mode and float32, for the check. `None`: the check
             takes the settings' word for what is outside the stacks.
 
     Returns:
-        The model, without a tokenizer.
+        The model, with a tokenizer only where `save_as_torch_nn` wrote one beside the weights.
 
     Raises:
         ConversionError: Lists what cannot be converted, what is ambiguous, and which weights do not fit.
     """
-    settings = settings or TorchSettings()
     module = original if isinstance(original, nn.Module) else None
-    source = "the torch.nn.Transformer" + (f" of {original}" if isinstance(original, (str, os.PathLike)) else "")
-    weights = read_state_dict(cast(Any, original) if module is None else module.state_dict())
+    place = Path(original) if isinstance(original, (str, os.PathLike)) else None
+    saved = None if place is None else read_torch_settings(place)
+    settings = settings or TorchSettings(**(saved or {}))
+    source = "the torch.nn.Transformer" + (f" of {place}" if place else "")
+    weights = read_state_dict(_find_weights(cast(Any, original)) if module is None else module.state_dict())
     prefixes = _find_stacks(source, weights)
     sizes = _read_sizes(source, weights, prefixes)
     layers = _read_settings(source, settings) if module is None else _read_module(source, module, settings)
@@ -151,12 +196,36 @@ def convert_torch_nn(
     rules = _make_rules(layout, config, weights)
     model = build_model(config, _add_norm_biases(weights, prefixes), rules, source=source)
     make_original = partial(_make_original, config, weights, layout, module)
+    tokenizer = None if place is None or saved is None else _load_tokenizer(place, config, source)
+    notes = _make_notes(settings, is_module=module is not None, has_forward=forward is not None, layout=layout)
+    if tokenizer is None:
+        notes.append("There is no tokenizer: the original keeps none with its weights.")
     return ConvertedModel(
         source=source,
         model=model,
+        tokenizer=tokenizer,
         compare=partial(_compare, make_original if forward is None else lambda: forward, model),
-        notes=_make_notes(settings, is_module=module is not None, has_forward=forward is not None, layout=layout),
+        notes=tuple(notes),
     )
+
+
+def _find_weights(original: StateDict | str | os.PathLike[str]) -> StateDict | str | os.PathLike[str]:
+    """Returns what is no folder as it is, and the file of the weights in one of `save_as_torch_nn`."""
+    if isinstance(original, Mapping) or not (Path(original) / SETTINGS_NAME).is_file():
+        return original
+    return Path(original) / WEIGHTS_NAME
+
+
+def _load_tokenizer(place: Path, config: VanillaTransformerConfig, source: str) -> PreTrainedTokenizerBase | None:
+    """Loads the tokenizer that `save_as_torch_nn` wrote beside the weights, if it did."""
+    folder = place if place.is_dir() else place.parent
+    try:
+        tokenizer = load_tokenizer(folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConversionError(f"The tokenizer in {folder} cannot be read: {error}") from error
+    if tokenizer is not None:
+        check_tokenizer(tokenizer, config, source)
+    return tokenizer
 
 
 # The stacks
@@ -506,22 +575,23 @@ def _compare(
     return compare_with(compute, model)
 
 
-def _make_notes(settings: TorchSettings, *, is_module: bool, has_forward: bool, layout: _Layout) -> tuple[str, ...]:
+def _make_notes(settings: TorchSettings, *, is_module: bool, has_forward: bool, layout: _Layout) -> list[str]:
     assumed = {name: TORCH_DEFAULTS[name] for name in TORCH_DEFAULTS if getattr(settings, name) is None}
     around: dict[str, Any] = {"scale_embedding": settings.scale_embedding, "position_offset": settings.position_offset}
     if layout.positions is None:
         around["position_embedding_type"] = layout.position_embedding_type
     notes = []
     if assumed and not is_module:
-        unseen = "" if has_forward else " (the check took them too)"
-        notes.append(f"Torch's defaults{unseen}, since a state dict does not tell: {_list_values(assumed)}.")
+        heads = "the number of heads and other settings" if "nhead" in assumed else "settings"
+        unseen = "Torch's defaults" if has_forward else f"Not checked: {heads} which were assumed, torch's defaults"
+        notes.append(f"{unseen}, since a state dict does not tell: {_list_values(assumed)}.")
     if not has_forward:
         notes.append(f"Not checked, since they are in the code around torch.nn.Transformer: {_list_values(around)}.")
     notes.append(
         f"Special tokens are what the settings say: bos {settings.bos_token_id}, pad {settings.pad_token_id}, eos "
-        f"{settings.eos_token_id}. There is no tokenizer: the original keeps none with its weights."
+        f"{settings.eos_token_id}."
     )
-    return tuple(notes)
+    return notes
 
 
 def _list_values(values: Mapping[str, Any]) -> str:
