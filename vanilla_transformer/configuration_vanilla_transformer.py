@@ -356,10 +356,11 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """Serialises the configuration, with its format's version and where the library finds the code that travels."""
-        settings = super().to_dict()
-        auto_map = {**AUTO_MAP, **settings.get("auto_map", {})}
-        tasks = self.custom_pipeline_tasks
-        return {**settings, "auto_map": auto_map, "config_version": CONFIG_VERSION, "custom_pipelines": tasks}
+        settings = {**super().to_dict(), "config_version": CONFIG_VERSION}
+        own_map = settings.get("auto_map", {})
+        if not self.is_encoder_decoder:  # a half, which neither is nor generates what the whole does
+            return {**settings, "auto_map": {"AutoConfig": AUTO_MAP["AutoConfig"], **own_map}}
+        return {**settings, "auto_map": {**AUTO_MAP, **own_map}, "custom_pipelines": self.custom_pipeline_tasks}
 
     def validate_sizes(self) -> None:
         """Every size is a positive integer; heads divide the width where no head size is given."""

@@ -3,10 +3,29 @@
 import functools
 from typing import Any
 
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipelines
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTextEncoding,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    pipelines,
+)
 from transformers.pipelines.base import PipelineRegistry
 
+from .causal_lm_vanilla_transformer import VanillaTransformerForCausalLM
 from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .encoder_vanilla_transformer import (
+    VanillaTransformerEncoderModel,
+    VanillaTransformerForQuestionAnswering,
+    VanillaTransformerForSequenceClassification,
+    VanillaTransformerForTokenClassification,
+)
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
 from .pipeline_vanilla_transformer import (
     SummarizationPipeline,
@@ -21,16 +40,30 @@ _T5 = ("google-t5/t5-base", "a9723ea")
 _DISTILBART = ("sshleifer/distilbart-cnn-12-6", "a4f8f3e")
 
 
+# The class of each task. Models without a head are two: the library takes the one that the configuration was saved
+# with, or the first.
+_MODELS: dict[Any, type[PreTrainedModel] | tuple[type[PreTrainedModel], ...]] = {
+    AutoModel: (VanillaTransformerModel, VanillaTransformerEncoderModel),
+    AutoModelForCausalLM: VanillaTransformerForCausalLM,
+    AutoModelForQuestionAnswering: VanillaTransformerForQuestionAnswering,
+    AutoModelForSeq2SeqLM: VanillaTransformerForConditionalGeneration,
+    AutoModelForSequenceClassification: VanillaTransformerForSequenceClassification,
+    AutoModelForTextEncoding: VanillaTransformerEncoderModel,
+    AutoModelForTokenClassification: VanillaTransformerForTokenClassification,
+}
+
+
 def register_auto_classes() -> None:
     """Makes the Auto classes know this package's, and lets saved folders name the code that travels with them."""
     AutoConfig.register(VanillaTransformerConfig.model_type, VanillaTransformerConfig)
-    AutoModel.register(VanillaTransformerConfig, VanillaTransformerModel)
-    AutoModelForSeq2SeqLM.register(VanillaTransformerConfig, VanillaTransformerForConditionalGeneration)
     AutoTokenizer.register(VanillaTransformerConfig, fast_tokenizer_class=VanillaTransformerTokenizer)
     VanillaTransformerConfig.register_for_auto_class()
-    VanillaTransformerModel.register_for_auto_class("AutoModel")
-    VanillaTransformerForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
     VanillaTransformerTokenizer.register_for_auto_class()
+    for auto_class, found in _MODELS.items():
+        auto_class.register(VanillaTransformerConfig, found)
+        for model_class in found if isinstance(found, tuple) else (found,):
+            if model_class._auto_class is None:  # the first name counts, AutoModel for the encoder
+                model_class.register_for_auto_class(auto_class.__name__)
 
 
 class _LanguagePairDefaults(dict[tuple[str, str], dict[str, tuple[str, str]]]):
