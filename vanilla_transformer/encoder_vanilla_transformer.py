@@ -60,7 +60,7 @@ class VanillaTransformerEncoderModel(HalfModel):
         Raises:
             ValueError: If tokens are given twice or not at all, or what an encoder has no use for is given.
         """
-        given = {"past_key_values": past_key_values, "use_cache": use_cache or None}
+        given: dict[str, object] = {"past_key_values": past_key_values, "use_cache": use_cache or None}
         given["position_ids"] = kwargs.pop("position_ids", None)
         if useless := [name for name, value in given.items() if value is not None]:
             raise ValueError(f"An encoder has no use for {', '.join(useless)}.")
