@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -49,10 +50,10 @@ def test_every_script_that_the_readme_names_exists(repository_root: Path) -> Non
 
 def test_python_in_the_readme_can_be_parsed(repository_root: Path) -> None:
     readme = (repository_root / "README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
+    blocks = re.findall(r"^ *```python\n(.*?)```", readme, flags=re.DOTALL | re.MULTILINE)
     assert blocks
     for block in blocks:
         try:
-            ast.parse(block)
+            ast.parse(textwrap.dedent(block))
         except SyntaxError as error:
             pytest.fail(f"{error}\n{block}")
