@@ -11,6 +11,7 @@ from typing import Any, Unpack, cast
 import torch
 from torch import nn
 from transformers.cache_utils import Cache, DynamicCache
+from transformers.generation.configuration_utils import GenerationConfig
 from transformers.generation.utils import GenerationMixin
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
@@ -18,8 +19,9 @@ from transformers.utils.generic import TransformersKwargs, can_return_tuple, mer
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .half_vanilla_transformer import HalfModel, as_single_stack
-from .loss_vanilla_transformer import compute_logits_and_loss, should_skip_logits
+from .half_vanilla_transformer import HalfModel
+from .linear_vanilla_transformer import project
+from .loss_vanilla_transformer import IGNORED_LABEL, compute_logits_and_loss, should_skip_logits
 from .modeling_vanilla_transformer import SelfAttention, TransformerLayer, TransformerStack
 from .positions_vanilla_transformer import count_positions, count_tokens_before
 
@@ -107,11 +109,12 @@ class VanillaTransformerCausalDecoder(TransformerStack):
         )
 
 
-class VanillaTransformerCausalModel(HalfModel):
-    """The decoder with the table of embeddings that the whole Transformer keeps beside it."""
+class VanillaTransformerDecoderModel(HalfModel):
+    """The decoder alone, which attends to no source: (B, T) tokens to (B, T, D) states."""
 
-    stack_name = "decoder"
+    side = "decoder"
     _tied_weights_keys = {"decoder.embed_tokens.weight": "shared.weight"}
+    _keys_to_ignore_on_load_unexpected = [r"^(model\.)?encoder\.", r"\.encoder_attn(_layer_norm)?\.", r"^lm_head\."]
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config)
@@ -120,9 +123,42 @@ class VanillaTransformerCausalModel(HalfModel):
         self.post_init()
 
     @can_return_tuple
-    def forward(self, *args: Any, **kwargs: Any) -> BaseModelOutputWithPast:
-        """As the decoder's."""
-        return self.decoder(*args, **kwargs)
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPast:
+        """Decodes the tokens so far.
+
+        Args:
+            input_ids: Tokens (B, T).
+            attention_mask: (B, past + T), 1 at tokens and 0 at padding; `None`: nothing is padding.
+            past_key_values: A cache of the positions already decoded.
+            inputs_embeds: Embeddings (B, T, D), not yet scaled, instead of `input_ids`.
+            use_cache: Whether to return a cache.
+            **kwargs: `output_attentions`, `output_hidden_states`, `return_dict`, and what the attention implementation
+                takes; `position_ids` must be `None`, since positions follow from mask and cache.
+
+        Returns:
+            `BaseModelOutputWithPast` with `last_hidden_state` (B, T, D).
+
+        Raises:
+            ValueError: If tokens are given twice or not at all, or positions are given.
+        """
+        if kwargs.pop("position_ids", None) is not None:
+            raise ValueError("position_ids cannot be given: positions follow from attention_mask and past_key_values.")
+        return self.decoder(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
 
 
 class VanillaTransformerForCausalLM(HalfModel, GenerationMixin):
@@ -132,27 +168,30 @@ class VanillaTransformerForCausalLM(HalfModel, GenerationMixin):
     it with `add_bos_token=True`. With `add_eos_token=True` texts for training end with `</s>`, and prompts must not.
     """
 
-    stack_name = "model"
+    side = "decoder"
     _tied_weights_keys = {"lm_head.weight": "model.shared.weight"}
-    _keys_to_ignore_on_load_unexpected = [
-        r"^(model\.)?encoder\.",
-        r"\.encoder_attn(_layer_norm)?\.",
-    ]
+    _keys_to_ignore_on_load_unexpected = [r"^(model\.)?encoder\.", r"\.encoder_attn(_layer_norm)?\."]
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
-        super().__init__(as_single_stack(config, config.target_vocab_size))
-        self.loss_type = None  # type: ignore[assignment]  # the loss is this package's
-        self.model = VanillaTransformerCausalModel(self.config)
+        super().__init__(config)
+        self.is_taken_over = config.is_encoder_decoder
+        self.model = VanillaTransformerDecoderModel(self.config)
         self.lm_head = nn.Linear(self.config.d_model, self.config.vocab_size, bias=self.config.lm_head_bias)
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """Returns {target: source} of tied weights from the two independent flags of the configuration."""
-        tied = super().get_expanded_tied_weights_keys() if all_submodels else {}
-        if self.config.tie_word_embeddings:
-            one_table = self.config.share_encoder_decoder_embeddings
-            tied["lm_head.weight"] = "model.shared.weight" if one_table else "model.decoder.embed_tokens.weight"
-        return tied
+        if all_submodels:
+            return super().get_expanded_tied_weights_keys(all_submodels=True)
+        if not self.config.tie_word_embeddings:
+            return {}
+        one_table = self.config.share_encoder_decoder_embeddings
+        return {"lm_head.weight": "model.shared.weight" if one_table else "model.decoder.embed_tokens.weight"}
+
+    def adjust_generation_fn(self, generation_config: GenerationConfig | None, *args: Any, **kwargs: Any) -> None:
+        """Loads the settings of `generate`, but not those of a translation model, whose search knows a source."""
+        if generation_config is not None or not self.is_taken_over:
+            super().adjust_generation_fn(generation_config, *args, **kwargs)  # type: ignore[misc]
 
     def get_output_embeddings(self) -> nn.Linear:
         """Returns the output layer, (V, D)."""
@@ -186,7 +225,8 @@ class VanillaTransformerForCausalLM(HalfModel, GenerationMixin):
             use_cache: Whether to return a cache.
             logits_to_keep: Number of last positions to return logits for, 0 for all; or their indices.
             skip_logits: Whether to return `logits=None`; by default in training mode with labels.
-            **kwargs: As for the decoder, and `num_items_in_batch`, the number of tokens to divide the loss by.
+            **kwargs: As for the decoder; `num_items_in_batch`, the number of tokens to divide the loss by; and
+                `shift_labels` (B, T), what shall follow each token, from collators that shift labels themselves.
 
         Returns:
             `CausalLMOutputWithPast` with `logits` (B, T, V), unless skipped, and with labels `loss`, in nats per token:
@@ -197,6 +237,7 @@ class VanillaTransformerForCausalLM(HalfModel, GenerationMixin):
         """
         skip_logits = should_skip_logits(skip_logits, labels, self.training)
         num_items_in_batch = kwargs.pop("num_items_in_batch", None)
+        shifted: torch.Tensor | None = kwargs.pop("shift_labels", None)  # type: ignore[typeddict-item]
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -206,14 +247,19 @@ class VanillaTransformerForCausalLM(HalfModel, GenerationMixin):
             **kwargs,
         )
         states = outputs.last_hidden_state
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits: torch.Tensor | None
+        loss: torch.Tensor | None = None
         if labels is None:
-            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            states = states[:, kept]
+            logits = project(self.lm_head, states[:, kept])
         else:
             # What follows each token; nothing is known to follow the last.
-            labels = cast(torch.LongTensor, nn.functional.pad(labels[:, 1:], (0, 1), value=-100))
-        smoothing = self.config.label_smoothing if self.training else 0.0
-        logits, loss = compute_logits_and_loss(self.lm_head, states, labels, smoothing, num_items_in_batch, skip_logits)
+            following = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL) if shifted is None else shifted
+            smoothing = self.config.label_smoothing if self.training else 0.0
+            logits, loss = compute_logits_and_loss(
+                self.lm_head, states, following, smoothing, num_items_in_batch, skip_logits
+            )
+            logits = None if logits is None else logits[:, kept]
         return CausalLMOutputWithPast(
             loss=cast(torch.FloatTensor | None, loss),
             logits=cast(torch.FloatTensor | None, logits),
@@ -223,4 +269,4 @@ class VanillaTransformerForCausalLM(HalfModel, GenerationMixin):
         )
 
 
-__all__ = ["VanillaTransformerForCausalLM"]
+__all__ = ["VanillaTransformerDecoderModel", "VanillaTransformerForCausalLM"]

@@ -1,22 +1,36 @@
 """What models of one stack of the Transformer share, be it the encoder or the decoder."""
 
 import copy
-from typing import cast
+from typing import Any, Literal, cast
 
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .modeling_vanilla_transformer import TransformerStack, VanillaTransformerPreTrainedModel
+from .modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
+
+Side = Literal["encoder", "decoder"]
 
 
-def as_single_stack(config: VanillaTransformerConfig, vocab_size: int) -> VanillaTransformerConfig:
-    """Returns the configuration of one stack: a copy with one vocabulary that is no encoder and decoder."""
-    if not config.is_encoder_decoder:
+def as_single_stack(config: VanillaTransformerConfig, side: Side) -> VanillaTransformerConfig:
+    """Returns the configuration of one stack alone: a copy of the whole's, or what is given if that is one already.
+
+    Such a configuration has one vocabulary and says `is_encoder_decoder=False`. Both sides' sizes in it are those of
+    the stack, since the library knows one name for either (`num_hidden_layers`) and asks for it to build a cache.
+    """
+    fields: dict[str, Any] = {"is_encoder_decoder": False, "is_decoder": side == "decoder", "decoder_vocab_size": None}
+    if config.is_encoder_decoder and side == "decoder":
+        fields["vocab_size"] = config.target_vocab_size
+    for size in ("layers", "attention_heads", "ffn_dim"):
+        fields |= {f"{each}_{size}": getattr(config, f"{side}_{size}") for each in ("encoder", "decoder")}
+    if all(getattr(config, name) == value for name, value in fields.items()):
         return config
     single = copy.deepcopy(config)
-    single.is_encoder_decoder = False
-    single.vocab_size, single.decoder_vocab_size = vocab_size, None
+    for name, value in fields.items():
+        setattr(single, name, value)
+    if config.is_encoder_decoder:
+        for name in ("auto_map", "custom_pipelines"):  # of the folder that the whole was loaded from
+            vars(single).pop(name, None)
     return single
 
 
@@ -24,18 +38,18 @@ class HalfModel(VanillaTransformerPreTrainedModel):
     """One stack of the Transformer, whose parameters have the names that they have in the whole.
 
     The whole keeps the table of embeddings that both sides share beside the stacks, as `shared`; so does a half of it.
-    Its configuration is a copy of the given one in which `is_encoder_decoder` is false.
+    Its configuration is a copy of the whole's, made by [`as_single_stack`].
     """
 
-    stack_name: str
+    side: Side
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
-        super().__init__(as_single_stack(config, config.vocab_size))
+        super().__init__(as_single_stack(config, self.side))
 
     @property
-    def stack(self) -> PreTrainedModel:
-        """The stack, or the model around it."""
-        return cast(PreTrainedModel, getattr(self, self.stack_name))
+    def inner(self) -> PreTrainedModel:
+        """The stack, or around it the model without a head."""
+        return cast(PreTrainedModel, getattr(self, self.base_model_prefix, None) or getattr(self, self.side))
 
     def make_shared_table(self) -> None:
         """Makes `shared`, if the whole has it."""
@@ -46,27 +60,19 @@ class HalfModel(VanillaTransformerPreTrainedModel):
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """Returns {target: source} of tied weights; unlike the library's, sharing does not hang on the other flag."""
-        if isinstance(self.stack, TransformerStack):
-            return dict(self._tied_weights_keys or {}) if self.config.share_encoder_decoder_embeddings else {}
-        tied = self.stack.get_expanded_tied_weights_keys()
-        return {f"{self.stack_name}.{target}": f"{self.stack_name}.{source}" for target, source in tied.items()}
+        if all_submodels:  # this one and those inside it are asked one by one
+            return cast(dict[str, str], super().get_expanded_tied_weights_keys(all_submodels=True))
+        return dict(self._tied_weights_keys or {}) if self.config.share_encoder_decoder_embeddings else {}
 
     def get_input_embeddings(self) -> nn.Embedding:
         """Returns the embedding table, (V, D)."""
-        return cast(nn.Embedding, self.stack.get_input_embeddings())
+        return cast(nn.Embedding, self.inner.get_input_embeddings())
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Replaces the embedding table."""
-        self.stack.set_input_embeddings(value)
+        self.inner.set_input_embeddings(value)
         if "shared" in self._modules:
             self.shared = cast(nn.Embedding, value)
-
-    def _resize_token_embeddings(
-        self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
-    ) -> nn.Embedding:
-        """Resizes the one vocabulary as the library does."""
-        resize = PreTrainedModel._resize_token_embeddings
-        return cast(nn.Embedding, resize(self, new_num_tokens, pad_to_multiple_of, mean_resizing))
 
 
 __all__ = ["HalfModel", "as_single_stack"]

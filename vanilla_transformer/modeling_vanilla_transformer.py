@@ -510,6 +510,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
     }
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
+        config.require_both_stacks(type(self).__name__)
         super().__init__(config)
         if config.share_encoder_decoder_embeddings:
             self.shared = nn.Embedding(config.vocab_size, config.d_model, padding_idx=config.pad_token_id)

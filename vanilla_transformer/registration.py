@@ -16,9 +16,10 @@ from transformers import (
     PreTrainedModel,
     pipelines,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.pipelines.base import PipelineRegistry
 
-from .causal_lm_vanilla_transformer import VanillaTransformerForCausalLM
+from .causal_lm_vanilla_transformer import VanillaTransformerDecoderModel, VanillaTransformerForCausalLM
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .encoder_vanilla_transformer import (
     VanillaTransformerEncoderModel,
@@ -40,16 +41,40 @@ _T5 = ("google-t5/t5-base", "a9723ea")
 _DISTILBART = ("sshleifer/distilbart-cnn-12-6", "a4f8f3e")
 
 
-# The class of each task. Models without a head are two: the library takes the one that the configuration was saved
-# with, or the first.
-_MODELS: dict[Any, type[PreTrainedModel] | tuple[type[PreTrainedModel], ...]] = {
-    AutoModel: (VanillaTransformerModel, VanillaTransformerEncoderModel),
-    AutoModelForCausalLM: VanillaTransformerForCausalLM,
-    AutoModelForQuestionAnswering: VanillaTransformerForQuestionAnswering,
-    AutoModelForSeq2SeqLM: VanillaTransformerForConditionalGeneration,
-    AutoModelForSequenceClassification: VanillaTransformerForSequenceClassification,
-    AutoModelForTextEncoding: VanillaTransformerEncoderModel,
-    AutoModelForTokenClassification: VanillaTransformerForTokenClassification,
+class _ModelWithoutHead:
+    """What AutoModel finds: it loads the whole, the encoder or the decoder, whichever a configuration describes.
+
+    The library itself can choose by the class that a configuration was saved with, but a new configuration names none,
+    and that of a model with a head names that.
+    """
+
+    config_class = VanillaTransformerConfig
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, config: VanillaTransformerConfig, **kwargs: Any) -> Any:
+        """Loads the model."""
+        return cls._choose(config).from_pretrained(*args, config=config, **kwargs)
+
+    @classmethod
+    def _from_config(cls, config: VanillaTransformerConfig, **kwargs: Any) -> Any:
+        return cls._choose(config)._from_config(config, **kwargs)
+
+    @staticmethod
+    def _choose(config: VanillaTransformerConfig) -> type[PreTrainedModel]:
+        if config.is_encoder_decoder:
+            return VanillaTransformerModel
+        return VanillaTransformerDecoderModel if config.is_decoder else VanillaTransformerEncoderModel
+
+
+# The classes of each task.
+_MODELS: dict[Any, tuple[type[PreTrainedModel], ...]] = {
+    AutoModel: (VanillaTransformerModel, VanillaTransformerDecoderModel, VanillaTransformerEncoderModel),
+    AutoModelForCausalLM: (VanillaTransformerForCausalLM,),
+    AutoModelForQuestionAnswering: (VanillaTransformerForQuestionAnswering,),
+    AutoModelForSeq2SeqLM: (VanillaTransformerForConditionalGeneration,),
+    AutoModelForSequenceClassification: (VanillaTransformerForSequenceClassification,),
+    AutoModelForTextEncoding: (VanillaTransformerEncoderModel,),
+    AutoModelForTokenClassification: (VanillaTransformerForTokenClassification,),
 }
 
 
@@ -59,11 +84,15 @@ def register_auto_classes() -> None:
     AutoTokenizer.register(VanillaTransformerConfig, fast_tokenizer_class=VanillaTransformerTokenizer)
     VanillaTransformerConfig.register_for_auto_class()
     VanillaTransformerTokenizer.register_for_auto_class()
-    for auto_class, found in _MODELS.items():
+    for auto_class, model_classes in _MODELS.items():
+        found = model_classes[0] if len(model_classes) == 1 else _ModelWithoutHead
         auto_class.register(VanillaTransformerConfig, found)
-        for model_class in found if isinstance(found, tuple) else (found,):
+        for model_class in model_classes:
             if model_class._auto_class is None:  # the first name counts, AutoModel for the encoder
                 model_class.register_for_auto_class(auto_class.__name__)
+    # Where the Trainer looks up whether the labels, which its own label smoothing takes from the model, are to be
+    # shifted; the Auto class's other table, of registered classes, it does not ask.
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[VanillaTransformerConfig.model_type] = VanillaTransformerForCausalLM.__name__
 
 
 class _LanguagePairDefaults(dict[tuple[str, str], dict[str, tuple[str, str]]]):
