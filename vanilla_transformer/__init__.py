@@ -4,7 +4,7 @@ Importing this package registers the model and its tokenizer with the Auto class
 "translation", "summarization" and "text2text-generation" back to `transformers.pipeline`.
 """
 
-from .causal_lm_vanilla_transformer import VanillaTransformerForCausalLM
+from .causal_lm_vanilla_transformer import VanillaTransformerDecoderModel, VanillaTransformerForCausalLM
 from .configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
 from .encoder_vanilla_transformer import (
     VanillaTransformerEncoderModel,
@@ -25,6 +25,7 @@ __all__ = [
     "Text2TextGenerationPipeline",
     "TranslationPipeline",
     "VanillaTransformerConfig",
+    "VanillaTransformerDecoderModel",
     "VanillaTransformerEncoderModel",
     "VanillaTransformerForCausalLM",
     "VanillaTransformerForConditionalGeneration",

@@ -53,6 +53,11 @@ _PANELS = (
         "Validation BLEU and chrF", "score (0 to 100)", {"eval_(?:(.+)_)?bleu": "BLEU", "eval_(?:(.+)_)?chrf": "chrF"}
     ),
     _Panel(
+        "Validation ROUGE",
+        "score (0 to 100)",
+        {f"eval_(?:(.+)_)?rouge{kind}": f"ROUGE-{kind}" for kind in ("1", "2", "L")},
+    ),
+    _Panel(
         "Learning rate",
         "learning rate (per update)",
         {"learning_rate": "learning rate"},
