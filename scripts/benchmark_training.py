@@ -58,7 +58,7 @@ from vanilla_transformer.data import load_parallel_corpus
 from vanilla_transformer.loss_vanilla_transformer import compute_logits_and_loss
 from vanilla_transformer.tokenizer_training import train_tokenizer
 from vanilla_transformer.trainer import TranslationTrainer
-from vanilla_transformer.training import tokenize_pairs
+from vanilla_transformer.training_data import tokenize_pairs
 
 SMOOTHING = 0.1
 SPECIAL_TOKENS = 4

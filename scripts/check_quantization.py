@@ -178,7 +178,7 @@ class Check:
             "batch_size": self.arguments.batch_size,
             "max_batch_tokens": self.arguments.max_batch_tokens,
             "max_source_length": self.arguments.max_source_length,
-            "source_prefix": self.arguments.source_prefix,
+            "source_prefix": self.arguments.find_prefix(model),
             "progress": False,
             **generate_kwargs,
         }

@@ -1,12 +1,13 @@
-r"""Score a model on a test set (BLEU, chrF, TER, exact match, loss, perplexity), or compare several models.
+r"""Score a model on a test set (BLEU, chrF, TER or ROUGE, exact match, loss, perplexity), or compare several models.
 
     python scripts/evaluate_translation.py --model_name_or_path out/my-model --test_file test.en test.de --num_beams 4
     python scripts/evaluate_translation.py --model_name_or_path out/my-model --dataset_name user/corpus \
         --source_lang en --target_lang de --output_dir out/my-model/test
     python scripts/evaluate_translation.py --model_name_or_path out/demo --builtin_corpus
+    python scripts/evaluate_translation.py --model_name_or_path out/summaries --dataset_name user/articles
 
 Prints a table; with --output_dir, also writes sources.txt, hypotheses.txt and references.txt (one sentence per line)
-and metrics.json there.
+and metrics.json there. The model's task decides what is scored, ROUGE for summaries, and what is put before sources.
 
     python scripts/evaluate_translation.py --compare out/baseline/test out/my-model/test
     python scripts/evaluate_translation.py --compare baseline.de other.de --test_file test.en test.de
@@ -30,22 +31,37 @@ from pathlib import Path
 from typing import Any, Literal
 
 from datasets import Dataset
-from transformers import HfArgumentParser
+from transformers import AutoConfig, HfArgumentParser
 from transformers.hf_argparser import DataClassType
 
 from vanilla_transformer.checkpoints import digest_files, digest_weights, read_architecture
 from vanilla_transformer.data import load_parallel_corpus, read_lines
-from vanilla_transformer.evaluation import score_loss, score_translations
+from vanilla_transformer.evaluation import score_loss, score_summaries, score_translations
 from vanilla_transformer.export.ctranslate2 import CONFIG_FILE
 from vanilla_transformer.export.ctranslate2_model import is_exported_to_ctranslate2
 from vanilla_transformer.export.engines import EngineArguments
 from vanilla_transformer.metrics.comparison import Comparison, PairedScore, compare_translations
+from vanilla_transformer.tasks import Task, find_task, get_task
 from vanilla_transformer.translation import TranslationModel, one_line, translate
 from vanilla_transformer.vocabularies import check_text_target
 
 OUTPUT_FILES = ("sources.txt", "hypotheses.txt", "references.txt", "metrics.json")
+# How the table calls what metrics.json holds, and the signature that it shows beside it.
+SCORES = (
+    ("BLEU", "bleu", "bleu_signature"),
+    ("BLEU, lowercased tokens", "bleu_lowercase", "bleu_lowercase_signature"),
+    ("chrF", "chrf", "chrf_signature"),
+    ("TER", "ter", "ter_signature"),
+    ("ROUGE-1", "rouge1", "rouge_signature"),
+    ("ROUGE-2", "rouge2", ""),
+    ("ROUGE-L", "rougeL", ""),
+    ("ROUGE-Lsum", "rougeLsum", ""),
+)
 COMPARISON_FILES = ("comparison.json",)
-DISTRIBUTIONS = ("vanilla-transformer", "transformers", "torch", "tokenizers", "datasets", "sacrebleu", "ctranslate2")
+DISTRIBUTIONS = (
+    *("vanilla-transformer", "transformers", "torch", "tokenizers", "datasets", "sacrebleu", "rouge-score"),
+    "ctranslate2",
+)
 
 
 @dataclass
@@ -98,6 +114,14 @@ class EvaluationArguments(EngineArguments):
         default="13a",
         metadata={"help": "SacreBLEU's tokeniser: 13a (default), intl, zh, ja-mecab, ko-mecab, char, ..."},
     )
+    rouge_tokenize: str = field(
+        default="unicode",
+        metadata={
+            "help": "What ROUGE takes for words: unicode (default: those of any script) or ascii (a to z and 0 to 9 "
+            "alone, as the package rouge_score has it; the same for text in ASCII)."
+        },
+    )
+    rouge_stemmer: bool = field(default=False, metadata={"help": "Strip the endings of English words for ROUGE."})
     output_dir: str | None = field(default=None, metadata={"help": "Folder for the files named above."})
     overwrite: bool = field(default=False, metadata={"help": "Replace these files where they exist."})
 
@@ -126,8 +150,8 @@ def make_parser() -> HfArgumentParser:
     )
 
 
-def load_pairs(arguments: EvaluationArguments) -> Dataset:
-    """The sentence pairs to score on, columns "source" and "target"."""
+def load_pairs(arguments: EvaluationArguments, task: Task) -> Dataset:
+    """The pairs of texts to score on, columns "source" and "target"."""
     if not arguments.builtin_corpus:
         return load_parallel_corpus(
             files=arguments.test_file,
@@ -138,6 +162,7 @@ def load_pairs(arguments: EvaluationArguments) -> Dataset:
             target_column=arguments.target_column,
             source_lang=arguments.source_lang,
             target_lang=arguments.target_lang,
+            usual_columns=task.columns,
             max_samples=arguments.max_samples,
             empty_lines="drop" if arguments.drop_empty_lines else "error",
         )
@@ -151,7 +176,15 @@ def load_pairs(arguments: EvaluationArguments) -> Dataset:
     return pairs.select(range(min(arguments.max_samples or len(pairs), len(pairs))))
 
 
-def evaluate(arguments: EvaluationArguments, pairs: Dataset, output_dir: Path | None) -> dict[str, Any]:
+def read_task(arguments: EvaluationArguments) -> Task:
+    """The task that was given, or else the one that the model is for; translation for a comparison."""
+    if arguments.task is not None or arguments.compare:
+        return get_task(arguments.task or "translation")
+    source = {"revision": arguments.revision, "trust_remote_code": arguments.trust_remote_code}
+    return find_task(AutoConfig.from_pretrained(arguments.model_name_or_path, **source))
+
+
+def evaluate(arguments: EvaluationArguments, task: Task, pairs: Dataset, output_dir: Path | None) -> dict[str, Any]:
     """Translate, write the translations, and score them.
 
     Returns:
@@ -164,6 +197,7 @@ def evaluate(arguments: EvaluationArguments, pairs: Dataset, output_dir: Path | 
     """
     model, tokenizer, generate_kwargs = arguments.load()
     check_text_target(tokenizer)  # now rather than after translating
+    source_prefix = arguments.find_prefix(model)
     sources, references = list(pairs["source"]), list(pairs["target"])
     shared: dict[str, Any] = {"max_source_length": arguments.max_source_length}
     if arguments.batch_size is not None:
@@ -173,7 +207,7 @@ def evaluate(arguments: EvaluationArguments, pairs: Dataset, output_dir: Path | 
         model,
         tokenizer,
         sources,
-        source_prefix=arguments.source_prefix,
+        source_prefix=source_prefix,
         max_batch_tokens=arguments.max_batch_tokens,
         progress=not arguments.disable_tqdm and "translating",
         **shared,
@@ -185,17 +219,11 @@ def evaluate(arguments: EvaluationArguments, pairs: Dataset, output_dir: Path | 
         for name, texts in written.items():
             lines = "".join(one_line(text) + "\n" for text in texts)
             (output_dir / name).write_text(lines, encoding="utf-8", newline="\n")
-    scores = score_translations(
-        hypotheses,
-        references,
-        lowercase=arguments.lowercase,
-        tokenize=arguments.bleu_tokenize,
-        ter=arguments.ter,
-    )
+    scores = score(arguments, task, hypotheses, references)
     loss = score_loss(
         model,
         tokenizer,
-        [arguments.source_prefix + source for source in sources],
+        [source_prefix + source for source in sources],
         references,
         max_target_length=arguments.max_target_length,
         progress=not arguments.disable_tqdm and "scoring references",
@@ -204,7 +232,19 @@ def evaluate(arguments: EvaluationArguments, pairs: Dataset, output_dir: Path | 
     # As the tokenizer splits the translations, </s> included: what a search found, without its discarded beams.
     output_tokens = sum(map(len, tokenizer(text_target=hypotheses, verbose=False)["input_ids"]))
     speed = measure_speed(seconds, sentences=len(sources), output_tokens=output_tokens)
-    return {**scores, **loss, **speed, **describe(model, generate_kwargs)}
+    used = {"task": task.name, "source_prefix": source_prefix}
+    return {**scores, **loss, **speed, **used, **describe(model, generate_kwargs)}
+
+
+def score(
+    arguments: EvaluationArguments, task: Task, hypotheses: list[str], references: list[str], *, ter: bool | None = None
+) -> dict[str, Any]:
+    """The scores of a task; `ter` takes the place of the argument."""
+    if "rouge1" in task.scores:
+        options: dict[str, Any] = {"tokenize": arguments.rouge_tokenize, "use_stemmer": arguments.rouge_stemmer}
+        return dict(score_summaries(hypotheses, references, **options))
+    options = {"lowercase": arguments.lowercase, "tokenize": arguments.bleu_tokenize}
+    return dict(score_translations(hypotheses, references, ter=arguments.ter if ter is None else ter, **options))
 
 
 def measure_speed(seconds: float, *, sentences: int, output_tokens: int) -> dict[str, float]:
@@ -244,10 +284,11 @@ def make_table(metrics: dict[str, Any]) -> str:
     """The scores, one per line, with the signatures that make them comparable."""
     search = "greedy" if metrics["num_beams"] == 1 else f"{metrics['num_beams']} beams"
     rows = [
-        ("BLEU", f"{metrics['bleu']:.2f}", metrics["bleu_signature"]),
-        ("BLEU, lowercased tokens", f"{metrics['bleu_lowercase']:.2f}", metrics["bleu_lowercase_signature"]),
-        ("chrF", f"{metrics['chrf']:.2f}", metrics["chrf_signature"]),
-        *([("TER", f"{metrics['ter']:.2f}", metrics["ter_signature"])] if "ter" in metrics else []),
+        *(
+            (label, f"{metrics[name]:.2f}", metrics.get(signature, ""))
+            for label, name, signature in SCORES
+            if name in metrics
+        ),
         ("exact match", f"{metrics['exact_match']:.2f}", "% of sentences"),
         ("loss", f"{metrics['loss']:.4f}", f"nats per target token, {metrics['tokens']:,} tokens with </s>"),
         ("perplexity", f"{metrics['perplexity']:.3f}", "per target token"),
@@ -298,7 +339,7 @@ def compare(arguments: EvaluationArguments) -> Comparison:
     """
     translations, saved = find_systems(arguments.compare or [])
     if arguments.test_sets:
-        references = [one_line(reference) for reference in load_pairs(arguments)["target"]]
+        references = [one_line(reference) for reference in load_pairs(arguments, read_task(arguments))["target"]]
     elif not saved:
         raise ValueError("--compare: no folder has a references.txt; give the test set too, such as --test_file.")
     else:
@@ -380,13 +421,14 @@ def main(argv: list[str] | None = None) -> None:
     logging.basicConfig(format="%(levelname)s: %(message)s")
     try:
         (arguments,) = parser.parse_args_into_dataclasses(args=argv)
+        task = read_task(arguments)
         # A wrong tokeniser or a missing library is found now rather than after an hour of translating.
-        score_translations(["a"], ["a"], tokenize=arguments.bleu_tokenize)
+        score(arguments, task, ["a"], ["a"], ter=False)
         output_dir = find_output_dir(arguments)
         if arguments.compare:
             comparison = compare(arguments)
         else:
-            pairs = load_pairs(arguments)
+            pairs = load_pairs(arguments, task)
         if output_dir is not None:
             output_dir.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
@@ -399,7 +441,7 @@ def main(argv: list[str] | None = None) -> None:
     # So that nobody takes the scores for those of the same folder after more training.
     scored = {} if output_dir is None else describe_model(Path(arguments.model_name_or_path))
     try:
-        metrics = evaluate(arguments, pairs, output_dir)
+        metrics = evaluate(arguments, task, pairs, output_dir)
     except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))
     print(make_table(metrics))

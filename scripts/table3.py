@@ -54,7 +54,8 @@ from vanilla_transformer.table3 import (
     scale_overrides,
 )
 from vanilla_transformer.tokenizer_training import train_tokenizer
-from vanilla_transformer.training import load_corpora, parse_overrides
+from vanilla_transformer.training import parse_overrides
+from vanilla_transformer.training_data import load_corpora
 from vanilla_transformer.translation import load_model_and_tokenizer, one_line, translate
 
 TRAIN_SCRIPT = Path(__file__).with_name("train.py")

@@ -1,9 +1,10 @@
-r"""Trains a Transformer on sentence pairs, or fine-tunes one, with transformers' own Seq2SeqTrainer.
+r"""Trains a Transformer on pairs of texts, or fine-tunes one, with transformers' own Seq2SeqTrainer.
 
     python scripts/train.py --builtin_corpus --preset small --output_dir out/numbers
     python scripts/train.py --preset base --train_file train.en.gz train.de.gz --validation_file val.en val.de \
         --source_lang en --target_lang de --output_dir out/my-model
     python scripts/train.py --recipe paper --preset base --train_file ... --output_dir out/base
+    python scripts/train.py --task summarization --preset small --dataset_name user/articles --output_dir out/summaries
     python scripts/train.py my_arguments.yaml
 
 A run that was stopped goes on from its last whole checkpoint when the same command is given again.
@@ -44,9 +45,9 @@ from vanilla_transformer.checkpoints import find_last_whole_checkpoint
 from vanilla_transformer.hub_errors import PushError, check_token
 from vanilla_transformer.pushing import describe_error
 from vanilla_transformer.recipe import paper_recipe
+from vanilla_transformer.tasks import get_task, record_task
 from vanilla_transformer.trainer import TranslationTrainer
 from vanilla_transformer.training import (
-    Corpora,
     build_config,
     build_model,
     build_trainer,
@@ -54,11 +55,11 @@ from vanilla_transformer.training import (
     check_output_dir,
     check_streaming,
     claim_output_dir,
-    known_languages,
-    load_corpora,
     load_or_train_tokenizer,
+    settle_prefix,
     settle_training_arguments,
 )
+from vanilla_transformer.training_data import Corpora, known_languages, load_corpora
 from vanilla_transformer.watching import write_metrics
 
 
@@ -147,15 +148,20 @@ def parse(parser: HfArgumentParser, argv: list[str]) -> Any:
 def prepare(
     model_arguments: ModelArguments, data_arguments: DataArguments, arguments: TranslationTrainingArguments
 ) -> tuple[Corpora, PreTrainedTokenizerBase, PreTrainedConfig]:
-    """Loads the sentence pairs, loads or trains the tokenizer, builds the configuration, and claims the folder."""
+    """Loads the pairs of texts, loads or trains the tokenizer, builds the configuration, and claims the folder."""
     output_dir = str(arguments.output_dir)
+    task = get_task(data_arguments.task)
+    langs = known_languages(data_arguments)
     with arguments.main_process_first(local=False, desc="preparing data and output folder"):
         check_output_dir(output_dir, model_arguments, data_arguments)
-        corpora = load_corpora(data_arguments)
+        prefix = settle_prefix(model_arguments, data_arguments)
+        corpora = load_corpora(data_arguments, source_prefix=prefix)
+        limit = {"model_max_length": data_arguments.lengths[0]} if task.is_bounded else {}
         tokenizer = load_or_train_tokenizer(
-            model_arguments, corpora["train"], output_dir, sample=data_arguments.tokenizer_sample
+            model_arguments, corpora["train"], output_dir, sample=data_arguments.tokenizer_sample, **limit
         )
-        config = build_config(model_arguments, tokenizer, langs=known_languages(data_arguments))
+        config = build_config(model_arguments, tokenizer, langs=langs)
+        record_task(config, task, prefix=prefix, langs=langs)
         claim_output_dir(output_dir, model_arguments, data_arguments, arguments, tokenizer)
     return corpora, tokenizer, config
 
@@ -238,16 +244,22 @@ def main(argv: list[str] | None = None) -> None:
         check_streaming(data_arguments, arguments)
         check_push(arguments)
         set_seed(arguments.seed)
+        task = get_task(data_arguments.task)
         corpora, tokenizer, config = prepare(model_arguments, data_arguments, arguments)
+        settle_training_arguments(
+            arguments,
+            config,
+            validates="validation" in corpora,
+            bpe_dropout=bool(data_arguments.bpe_dropout),
+            task=task,
+        )
         checkpoint = find_checkpoint(arguments)
         # Now, since save_total_limit may delete the checkpoint while the training goes on.
         first_step = read_step(checkpoint) if checkpoint else 0
     except (OSError, ValueError, PushError) as error:
         parser.error(str(error))
-    settle_training_arguments(
-        arguments, config, validates="validation" in corpora, bpe_dropout=bool(data_arguments.bpe_dropout)
-    )
-    model = build_model(model_arguments, config)
+    bound = data_arguments.lengths[1] if task.is_bounded else None
+    model = build_model(model_arguments, config, max_new_tokens=bound)
     try:
         trainer = build_trainer(model, tokenizer, corpora, data_arguments, arguments)
     except HfHubHTTPError as error:  # better now than after the training

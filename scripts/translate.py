@@ -92,7 +92,7 @@ def run(arguments: TranslationArguments) -> None:
         "max_batch_tokens": arguments.max_batch_tokens,
         "window_size": (1 if at_terminal else WINDOW_SIZE) if arguments.window_size is None else arguments.window_size,
         "max_source_length": arguments.max_source_length,
-        "source_prefix": arguments.source_prefix,
+        "source_prefix": arguments.find_prefix(model),
         "progress": not (arguments.disable_tqdm or at_terminal),
     }
     if arguments.input_file is not None and arguments.output_file is not None:

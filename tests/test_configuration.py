@@ -56,6 +56,7 @@ DEFAULTS: dict[str, Any] = {
     "eos_token_id": 2,
     "decoder_start_token_id": 0,
     "is_encoder_decoder": True,
+    "is_decoder": False,
     "use_cache": True,
 }
 
@@ -111,7 +112,7 @@ def test_every_field_is_documented() -> None:
     """Each field of the configuration has its entry in the docstring."""
     documented = VanillaTransformerConfig.__doc__ or ""
     unmentioned = [name for name in DEFAULTS if name not in documented]
-    assert set(unmentioned) <= {"is_encoder_decoder", "use_cache"}
+    assert set(unmentioned) <= {"use_cache"}
 
 
 # --- presets -----------------------------------------------------------------------------------------------------

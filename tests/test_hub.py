@@ -258,6 +258,20 @@ class TestPullWithoutThePackage:
         found = there.run('translate("alice/model", task="translation_en_to_de", trust_remote_code=True)')
         assert found == expected.translations
 
+    def test_a_language_model_made_of_the_decoder(
+        self, hub: LocalHub, here: RemotePython, there: RemotePython, folders: SimpleNamespace
+    ) -> None:
+        program = """
+from transformers import AutoModelForCausalLM
+half = AutoModelForCausalLM.from_pretrained(name, **options)
+half.generate(max_new_tokens=5, do_sample=False).tolist()
+"""
+        expected = here.run(program, name=str(folders.model), options={})
+        here.run('half.push_to_hub("alice/writer")')
+        code = {path for path in hub.files("alice/writer") if path.endswith(".py")}
+        assert code == REMOTE_FILES.keys() - {"tokenization_vanilla_transformer.py"}
+        assert there.run(program, name="alice/writer", options={"trust_remote_code": True}) == expected
+
     def test_a_private_model_needs_its_owners_token(
         self, hub: LocalHub, here: RemotePython, there: RemotePython, expected: SimpleNamespace
     ) -> None:

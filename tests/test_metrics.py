@@ -4,8 +4,10 @@ import json
 import os
 import random
 import runpy
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import evaluate
@@ -15,11 +17,14 @@ import sacrebleu
 from conftest import RunPython
 from hypothesis import given
 from hypothesis import strategies as st
+from rouge_score import rouge_scorer
 from tiny_seq2seq import WORDS, make_model, make_tokenizer
 
 from vanilla_transformer import metrics
-from vanilla_transformer.evaluation import score_loss
+from vanilla_transformer.evaluation import make_compute_metrics, score_loss, score_summaries
 from vanilla_transformer.metrics.comparison import PairedScore, compare_translations
+from vanilla_transformer.metrics.rouge_scores import ROUGE_TYPES, make_rouge, split_words
+from vanilla_transformer.tasks import TASKS
 
 SACREBLEU = {"bleu": sacrebleu.BLEU, "chrf": sacrebleu.CHRF, "ter": sacrebleu.TER}
 RESULTS = {
@@ -146,8 +151,10 @@ class TestLoading:
         assert list(tmp_path.rglob("*.arrow")) == []
 
     def test_refuses_what_it_does_not_know(self) -> None:
-        with pytest.raises(ValueError, match=r"no metric 'rouge'; it must be one of bleu, chrf, ter, perplexity"):
-            metrics.load("rouge")
+        with pytest.raises(
+            ValueError, match=r"no metric 'meteor'; it must be one of bleu, chrf, ter, rouge, perplexity"
+        ):
+            metrics.load("meteor")
         with pytest.raises(ValueError, match=r"'\.\./bleu'"):
             metrics.module_path("../bleu")
 
@@ -245,6 +252,129 @@ class TestPerplexity:
             metric.compute(references=["a"], model=model, tokenizer=tokenizer)
         with pytest.raises(ValueError, match=r"sources \(1\) and references \(2\)"):
             metric.compute(sources=["a"], references=["a", "b"], model=model, tokenizer=tokenizer)
+
+
+def naive_lcs(one: list[str], other: list[str]) -> int:
+    """The length of the longest common subsequence, straight from its definition."""
+    if not one or not other:
+        return 0
+    if one[0] == other[0]:
+        return 1 + naive_lcs(one[1:], other[1:])
+    return max(naive_lcs(one[1:], other), naive_lcs(one, other[1:]))
+
+
+def naive_f1(common: int, predicted: int, expected: int) -> float:
+    return 2 * common / (predicted + expected) if common else 0.0
+
+
+def naive_rouge(prediction: list[str], reference: list[str]) -> dict[str, float]:
+    scores = {}
+    for size in (1, 2):
+        found, wanted = (
+            [tuple(words[start : start + size]) for start in range(len(words) - size + 1)]
+            for words in (prediction, reference)
+        )
+        common = sum(min(found.count(gram), wanted.count(gram)) for gram in {*found})
+        scores[f"rouge{size}"] = naive_f1(common, len(found), len(wanted))
+    scores["rougeL"] = naive_f1(naive_lcs(prediction, reference), len(prediction), len(reference))
+    return scores
+
+
+class TestRouge:
+    @given(st.lists(st.tuples(sentences, sentences), min_size=1, max_size=4), st.booleans())
+    def test_for_ascii_it_is_that_of_rouge_score(self, pairs: list[tuple[str, str]], use_stemmer: bool) -> None:
+        pairs = [(prediction.replace("ü", "u_2"), reference.replace("ü", "3 u")) for prediction, reference in pairs]
+        scorer = rouge_scorer.RougeScorer([*ROUGE_TYPES], use_stemmer=use_stemmer)
+        expected = [scorer.score(reference, prediction) for prediction, reference in pairs]
+        for tokenize in ("unicode", "ascii"):
+            predictions, references = zip(*pairs, strict=True)
+            found = score_summaries(predictions, references, tokenize=tokenize, use_stemmer=use_stemmer)
+            for name in ROUGE_TYPES:
+                mean = 100 * fmean(score[name].fmeasure for score in expected)
+                assert found[name] == pytest.approx(mean)  # type: ignore[literal-required]
+            stem = "yes" if use_stemmer else "no"
+            assert found["rouge_signature"].startswith(f"tok:{tokenize}|stem:{stem}|")
+
+    @given(sentences, sentences)
+    def test_it_is_what_its_definition_says(self, prediction: str, reference: str) -> None:
+        metric = in_memory("rouge", rouge_types=["rouge1", "rouge2", "rougeL"])
+        found = metric.compute(predictions=[prediction], references=[reference])
+        words = [text.replace(",", "").replace(".", "").lower().split() for text in (prediction, reference)]
+        assert {name: found[name] for name in found if name != "signature"} == pytest.approx(naive_rouge(*words))
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("Don't  STOP_now: 3.5!", ["don", "t", "stop", "now", "3", "5"]),
+            ("Большой Café", ["большой", "café"]),
+            ("Cafe\u0301", ["café"]),
+            ("हिन्दी भाषा", ["हिन्दी", "भाषा"]),
+            ("今天GPT4好", ["今", "天", "gpt4", "好"]),
+            ("カメラ、ok", ["カ", "メ", "ラ", "ok"]),
+            ("ที่นี่", ["ที่", "นี่"]),
+            ("한국어 말", ["한국어", "말"]),
+            ("\u0301 ...", []),
+        ],
+    )
+    def test_words_are_those_of_any_script(self, text: str, words: list[str]) -> None:
+        assert split_words(text) == words
+
+    def test_rouge_scores_own_words_are_lost_in_other_scripts(self) -> None:
+        same = {"predictions": ["Новый год"], "references": ["Новый год"]}
+        assert in_memory("rouge").compute(**same)["rougeL"] == 1
+        assert in_memory("rouge", tokenize="ascii").compute(**same)["rougeL"] == 0
+
+    def test_results_are_evaluates(self) -> None:
+        rouge = in_memory("rouge")
+        result = rouge.compute(predictions=["a b", "c"], references=[["x", "a b c"], "c"])
+        assert [*result] == [*ROUGE_TYPES, "signature"]
+        assert result["rouge1"] == pytest.approx((0.8 + 1) / 2), "the nearest reference counts"
+        each = rouge.compute(
+            predictions=["a b\nc", "c"],
+            references=["c\na b", "d"],
+            use_aggregator=False,
+            rouge_types=["rougeL", "rougeLsum"],
+        )
+        assert each["rougeL"] == pytest.approx([2 / 3, 0])
+        assert each["rougeLsum"] == [1, 0], "line by line"
+
+    def test_by_path_gives_the_same_metric(self) -> None:
+        by_path = evaluate.load(str(metrics.module_path("rouge")), use_stemmer=True)
+        inputs = {"predictions": PREDICTIONS, "references": REFERENCES}
+        assert by_path.compute(**inputs) == in_memory("rouge", use_stemmer=True).compute(**inputs)
+        assert all(key in by_path.inputs_description for key in (*ROUGE_TYPES, "signature"))
+
+    @pytest.mark.parametrize(
+        ("options", "error", "message"),
+        [
+            ({"tokenize": "13a"}, ValueError, "tokenize is '13a'; it must be one of unicode, ascii"),
+            ({"rouge_types": ["rouge0"]}, ValueError, r"rouge_types is \['rouge0'\]; legal names are rouge1 to rouge9"),
+            ({"rouge_types": []}, ValueError, "rouge_types is"),
+            ({"rouge_types": "rouge1"}, TypeError, "must be a list"),
+            ({"stemmer": True}, TypeError, "stemmer"),
+        ],
+        ids=str,
+    )
+    def test_wrong_options_are_refused(self, options: dict[str, Any], error: type[Exception], message: str) -> None:
+        with pytest.raises(error, match=message):
+            metrics.load("rouge", **options)
+
+    @pytest.mark.parametrize(
+        ("hypotheses", "references", "error"),
+        [(["a"], ["a", "b"], ValueError), ([], [], ValueError), ("a", "a", TypeError)],
+    )
+    def test_what_cannot_be_scored_is_refused(self, hypotheses: Any, references: Any, error: type[Exception]) -> None:
+        with pytest.raises(error):
+            score_summaries(hypotheses, references)
+
+    def test_a_missing_library_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "rouge_score", None)
+        monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
+        with pytest.raises(ImportError, match=r'pip install "vanilla-transformer\[train\]"'):
+            make_rouge()
+        with pytest.raises(ImportError, match="ROUGE needs rouge_score"):
+            make_compute_metrics(make_tokenizer(), TASKS["summarization"])
+        make_compute_metrics(make_tokenizer())  # which needs sacrebleu only
 
 
 def test_combined_metrics_keep_their_options() -> None:

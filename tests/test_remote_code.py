@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -105,6 +106,44 @@ SECOND_PROCESS = (
     + """
 folder, *texts = sys.argv[1:]
 report = {"generated": generate(folder)[2], "translations": translate(folder, num_beams=4)[1]}
+print(f"\\n{json.dumps(report)}")  # a question may precede it
+"""
+)
+
+HALVES_PROCESS = (
+    BLOCK_THE_PACKAGE
+    + """
+import json
+import torch
+import transformers
+from transformers import AutoTokenizer, pipeline
+
+root, again, *texts = sys.argv[1:]
+halves = json.loads(texts.pop())
+whole, report = f"{root}/whole", {"refusals": [], "found": {}, "taken": {}}
+tokenizer = AutoTokenizer.from_pretrained(whole, trust_remote_code=True)
+batch = tokenizer(texts[0], return_tensors="pt")
+
+def load(auto_class, folder, **kwargs):
+    return getattr(transformers, auto_class).from_pretrained(folder, **kwargs)
+
+def describe(model):
+    assert type(model).__module__.startswith("transformers_modules.")
+    return type(model).__name__, sum(output.sum().item() for output in model(**batch, use_cache=False).values())
+
+for name, auto_class in halves.items():
+    try:
+        load(auto_class, f"{root}/{name}")
+    except ValueError as error:
+        report["refusals"].append(str(error))
+    model = load(auto_class, f"{root}/{name}", trust_remote_code=True)
+    report["found"][name] = [describe(model), describe(load("AutoModel", f"{root}/{name}", trust_remote_code=True))]
+    taken = load(auto_class, whole, trust_remote_code=True)
+    assert type(taken).__name__ == name
+    report["taken"][name] = sum(weight.sum().item() for weight in taken.base_model.parameters())
+    model.save_pretrained(f"{again}/{name}")
+write = pipeline("text-generation", model=f"{root}/VanillaTransformerForCausalLM", trust_remote_code=True)
+report["text"] = write(texts[0], do_sample=False, max_new_tokens=5)
 print(f"\\n{json.dumps(report)}")  # a question may precede it
 """
 )
@@ -231,6 +270,76 @@ def test_a_folder_saved_there_works_elsewhere(
     folder = shutil.copytree(first.again, tmp_path / "third")
     report = run(SECOND_PROCESS, folder, *TEXTS, modules=tmp_path / "modules")
     assert report == {"generated": here.generated, "translations": here.translations}
+
+
+HALVES = {
+    "VanillaTransformerEncoderModel": "AutoModelForTextEncoding",
+    "VanillaTransformerForSequenceClassification": "AutoModelForSequenceClassification",
+    "VanillaTransformerForTokenClassification": "AutoModelForTokenClassification",
+    "VanillaTransformerForQuestionAnswering": "AutoModelForQuestionAnswering",
+    "VanillaTransformerForCausalLM": "AutoModelForCausalLM",
+}
+
+
+@pytest.fixture(scope="module")
+def half_folders(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("halves")
+    shutil.copytree(saved, root / "whole")
+    tokenizer = AutoTokenizer.from_pretrained(saved, add_bos_token=True, add_eos_token=False)
+    for name in HALVES:
+        torch.manual_seed(1)
+        getattr(vanilla_transformer, name).from_pretrained(saved).save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
+    return root
+
+
+@pytest.fixture(scope="module")
+def halves_report(half_folders: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    again = tmp_path_factory.mktemp("again")
+    halves, modules = json.dumps(HALVES), tmp_path_factory.mktemp("modules")
+    found = run(HALVES_PROCESS, half_folders, again, *TEXTS, halves, modules=modules)
+    return SimpleNamespace(again=again, **found)
+
+
+def add_up(tensors: Iterable[torch.Tensor]) -> float:
+    return sum(tensor.sum().item() for tensor in tensors)
+
+
+class TestHalves:
+    """Encoder and decoder alone, and their heads, from their own folders and from that of a translation model."""
+
+    def test_they_give_the_same_numbers(self, halves_report: SimpleNamespace, half_folders: Path) -> None:
+        batch = AutoTokenizer.from_pretrained(half_folders / "whole")(TEXTS[0], return_tensors="pt")
+        for name, found in halves_report.found.items():
+            half = getattr(vanilla_transformer, name).from_pretrained(half_folders / name)
+            for model, (there, total) in zip((half, half.base_model), found, strict=True):
+                assert there == type(model).__name__
+                assert total == pytest.approx(add_up(model(**batch, use_cache=False).values()), rel=1e-5)
+
+    def test_not_without_the_flag(self, halves_report: SimpleNamespace) -> None:
+        assert len(halves_report.refusals) == len(HALVES)
+        assert all("trust_remote_code=True" in message for message in halves_report.refusals)
+
+    def test_they_are_taken_from_a_translation_model_there_too(
+        self, halves_report: SimpleNamespace, half_folders: Path
+    ) -> None:
+        for name, total in halves_report.taken.items():
+            weights = getattr(vanilla_transformer, name).from_pretrained(half_folders / name).base_model.parameters()
+            assert total == pytest.approx(add_up(weights), rel=1e-4)
+
+    def test_a_language_model_writes_the_same(self, halves_report: SimpleNamespace, half_folders: Path) -> None:
+        write: Any = pipeline("text-generation", model=str(half_folders / "VanillaTransformerForCausalLM"))
+        assert halves_report.text == write(TEXTS[0], do_sample=False, max_new_tokens=5)
+
+    def test_what_is_saved_there_is_what_was_saved_here(
+        self, halves_report: SimpleNamespace, half_folders: Path
+    ) -> None:
+        for name in HALVES:
+            for path in (halves_report.again / name).iterdir():
+                assert path.read_bytes() == (half_folders / name / path.name).read_bytes(), path
+            assert {path.name for path in (halves_report.again / name).glob("*.py")} >= set(REMOTE_FILES) - {
+                "tokenization_vanilla_transformer.py"
+            }
 
 
 class TestWithThePackage:

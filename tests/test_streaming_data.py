@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from vanilla_transformer import VanillaTransformerTokenizer, streaming_data
 from vanilla_transformer.data import load_parallel_corpus
 from vanilla_transformer.streaming_data import sample_pairs, stream_parallel_corpus, tokenize_stream
-from vanilla_transformer.training import tokenize_pairs
+from vanilla_transformer.training_data import tokenize_pairs
 
 Pairs = list[tuple[str, str]]
 

@@ -42,12 +42,11 @@ from vanilla_transformer.training import (
     build_trainer,
     check_output_dir,
     claim_output_dir,
-    load_corpora,
     load_or_train_tokenizer,
     parse_overrides,
     settle_training_arguments,
-    tokenize_pairs,
 )
+from vanilla_transformer.training_data import load_corpora, tokenize_pairs
 
 # Untrained: special tokens and bytes, so that any text will do.
 TOKENIZER = VanillaTransformerTokenizer()

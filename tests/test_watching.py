@@ -167,8 +167,7 @@ class TestCurves:
     def test_every_panel_has_data_from_a_translation_trainer(self, pictures: Pictures, tmp_path: Path) -> None:
         trainer = make_trainer(tmp_path, WriteCurves("curves.svg"), trainer_class=TranslationTrainer)
         trainer.train()
-        # matplotlib writes each text as a comment beside its outlines.
-        texts = re.findall("<!-- (.*?) -->", (tmp_path / "curves.svg").read_text())
+        texts = re.findall("<text[^>]*>(.*?)</text>", (tmp_path / "curves.svg").read_text())
         for title in ("Loss", "Validation perplexity", "Learning rate", "Gradient norm", "Speed", "Padding"):
             assert title in texts
 

@@ -4,7 +4,14 @@ Importing this package registers the model and its tokenizer with the Auto class
 "translation", "summarization" and "text2text-generation" back to `transformers.pipeline`.
 """
 
+from .causal_lm_vanilla_transformer import VanillaTransformerDecoderModel, VanillaTransformerForCausalLM
 from .configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
+from .encoder_vanilla_transformer import (
+    VanillaTransformerEncoderModel,
+    VanillaTransformerForQuestionAnswering,
+    VanillaTransformerForSequenceClassification,
+    VanillaTransformerForTokenClassification,
+)
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
 from .pipeline_vanilla_transformer import SummarizationPipeline, Text2TextGenerationPipeline, TranslationPipeline
 from .registration import register_auto_classes, register_pipeline_tasks
@@ -18,7 +25,13 @@ __all__ = [
     "Text2TextGenerationPipeline",
     "TranslationPipeline",
     "VanillaTransformerConfig",
+    "VanillaTransformerDecoderModel",
+    "VanillaTransformerEncoderModel",
+    "VanillaTransformerForCausalLM",
     "VanillaTransformerForConditionalGeneration",
+    "VanillaTransformerForQuestionAnswering",
+    "VanillaTransformerForSequenceClassification",
+    "VanillaTransformerForTokenClassification",
     "VanillaTransformerModel",
     "VanillaTransformerTokenizer",
 ]

@@ -6,6 +6,8 @@ import torch
 from transformers import Seq2SeqTrainingArguments
 from transformers.integrations.integration_utils import is_tensorboard_available
 
+from .tasks import TASKS, TRANSLATION, Task, get_task
+
 
 @dataclass
 class RecipeArguments:
@@ -82,10 +84,23 @@ class ModelArguments:
             raise ValueError(f"target_vocab_size={self.target_vocab_size} needs separate_vocabularies.")
 
 
+def _describe_lengths(name: str) -> str:
+    """The defaults of a length, by task."""
+    return "Default: " + ", ".join(f"{getattr(task, name)} ({task.name})" for task in TASKS.values()) + "."
+
+
 @dataclass
 class DataArguments:
-    """Which sentence pairs to train and validate on."""
+    """What to learn, and which pairs of texts to train and validate on."""
 
+    task: str = field(default="translation", metadata={"help": f"What to learn: {', '.join(TASKS)}."})
+    source_prefix: str | None = field(
+        default=None,
+        metadata={
+            "help": "Put before each source, as T5 wants it, and saved with the model, whose pipeline does the same. "
+            "Default: what the model to go on from has for the task."
+        },
+    )
     builtin_corpus: bool = field(
         default=False, metadata={"help": "Train on generated numbers and dates, spelled out in two languages."}
     )
@@ -100,8 +115,14 @@ class DataArguments:
     validation_split: str | None = field(
         default="validation", metadata={"help": "The dataset's split to validate on; an empty string: none."}
     )
-    source_column: str | None = field(default=None, metadata={"help": "Column of the source texts."})
-    target_column: str | None = field(default=None, metadata={"help": "Column of the target texts."})
+    source_column: str | None = field(
+        default=None,
+        metadata={"help": "Column of the source texts. Default: as usual for the task: source, document, input, ..."},
+    )
+    target_column: str | None = field(
+        default=None,
+        metadata={"help": "Column of the target texts. Default: as usual for the task: target, summary, output, ..."},
+    )
     source_lang: str | None = field(default=None, metadata={"help": "Source language, as in the data: en."})
     target_lang: str | None = field(default=None, metadata={"help": "Target language, as in the data: de."})
     max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first so many pairs only."})
@@ -109,8 +130,14 @@ class DataArguments:
     drop_empty_lines: bool = field(
         default=False, metadata={"help": "Leave out pairs that are empty on one side instead of stopping at them."}
     )
-    max_source_length: int = field(default=256, metadata={"help": "Longer sources are cut to so many tokens."})
-    max_target_length: int = field(default=256, metadata={"help": "Longer targets are cut to so many tokens."})
+    max_source_length: int | None = field(
+        default=None,
+        metadata={"help": f"Longer sources are cut to so many tokens. {_describe_lengths('max_source_length')}"},
+    )
+    max_target_length: int | None = field(
+        default=None,
+        metadata={"help": f"Longer targets are cut to so many tokens. {_describe_lengths('max_target_length')}"},
+    )
     streaming: bool = field(
         default=False,
         metadata={"help": "Read and tokenize the training data while training, for corpora that do not fit in memory."},
@@ -128,11 +155,19 @@ class DataArguments:
     )
 
     def __post_init__(self) -> None:
-        """Checks that exactly one corpus is named, and the numbers.
+        """Fills in the lengths, and checks that exactly one corpus is named, and the numbers.
 
         Raises:
-            ValueError: If none or several are, or a number is not legal.
+            ValueError: If none or several are, a number is not legal, or something does not go with the task.
         """
+        task = get_task(self.task)
+        for name in ("max_source_length", "max_target_length"):
+            if getattr(self, name) is None:
+                setattr(self, name, getattr(task, name))
+        if task is not TRANSLATION:
+            alien = [name for name in ("builtin_corpus", "source_lang", "target_lang") if getattr(self, name)]
+            if alien:
+                raise ValueError(f"task={self.task}: {', '.join(alien)} belong to the task translation.")
         named = [name for name in ("builtin_corpus", "train_file", "dataset_name") if getattr(self, name)]
         if len(named) != 1:
             found = ", ".join(named) or "none of them"
@@ -144,6 +179,12 @@ class DataArguments:
             raise ValueError(f"bpe_dropout={self.bpe_dropout}: must be at least 0 and less than 1.")
         if self.streaming and self.builtin_corpus:
             raise ValueError("streaming reads train_file or dataset_name; the built-in corpus is made in memory.")
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """The tokens that sources and targets are cut to."""
+        task = get_task(self.task)
+        return self.max_source_length or task.max_source_length, self.max_target_length or task.max_target_length
 
 
 @dataclass
@@ -196,8 +237,14 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         },
     )
     metric_for_best_model: str | None = field(
-        default=None, metadata={"help": "What to choose the best checkpoint by. Default: bleu, or loss without it."}
+        default=None,
+        metadata={
+            "help": "What to choose the best checkpoint by. Default: "
+            + ", ".join(f"{task.best_by} ({task.name})" for task in TASKS.values())
+            + ", or loss without predict_with_generate."
+        },
     )
+    is_best_by_task: bool = field(default=False, init=False)
     dataloader_pin_memory: bool = field(
         default=torch.accelerator.is_available(), metadata={"help": "Whether to pin memory; by default with a GPU."}
     )
@@ -217,7 +264,7 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     )
 
     def __post_init__(self) -> None:
-        """Chooses the metric before the library does.
+        """Chooses the metric before the library does, which `choose_metric` may mend for another task.
 
         Raises:
             ValueError: If the peak learning rate is left to the paper's formula without a number of warm-up steps, or
@@ -247,8 +294,25 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         if self.save_total_limit and 0 < self.save_total_limit < self.average_checkpoints:
             self.save_total_limit = self.average_checkpoints
         if self.metric_for_best_model is None and self.load_best_model_at_end:
-            self.metric_for_best_model = "bleu" if self.predict_with_generate else "loss"
+            self.is_best_by_task = self.predict_with_generate
+            self.metric_for_best_model = TRANSLATION.best_by if self.predict_with_generate else "loss"
         super().__post_init__()
+
+    def choose_metric(self, task: Task) -> None:
+        """Makes the choice of the best checkpoint that of the task, where the user made none.
+
+        Raises:
+            ValueError: If the user chose a score that is not computed for the task.
+        """
+        if self.is_best_by_task:
+            self.metric_for_best_model = task.best_by
+        known = {score for each in TASKS.values() for score in each.scores}
+        chosen = (self.metric_for_best_model or "").removeprefix("eval_")
+        if chosen in known - {*task.scores}:
+            raise ValueError(
+                f"metric_for_best_model={self.metric_for_best_model}: task {task.name} has {', '.join(task.scores)}, "
+                "loss and perplexity."
+            )
 
 
 __all__ = ["DataArguments", "ModelArguments", "RecipeArguments", "TranslationTrainingArguments"]

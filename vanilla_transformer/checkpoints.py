@@ -27,7 +27,16 @@ PARTIAL_FOLDER = "_partial"
 # What a config.json says that changes no translation: it is for training, for the library, or about other files.
 _NOT_ARCHITECTURE = {
     *("activation_dropout", "architectures", "attention_dropout", "auto_map", "config_version", "custom_pipelines"),
-    *("dropout", "dtype", "label_smoothing", "langs", "processor_class", "task_specific_params", "tokenizer_class"),
+    *(
+        "dropout",
+        "dtype",
+        "is_decoder",
+        "label_smoothing",
+        "langs",
+        "processor_class",
+        "task_specific_params",
+        "tokenizer_class",
+    ),
     *("torch_dtype", "transformers_version", "use_cache"),
 }
 

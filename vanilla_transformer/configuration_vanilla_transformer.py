@@ -20,7 +20,9 @@ from transformers.utils import logging
 
 if TYPE_CHECKING:
     # Never executed: transformers copies the files named in import lines beside a saved config, and a process without
-    # this package finds there the pipeline that _TRANSLATION_PIPELINE names.
+    # this package finds there the pipelines that _PIPELINES names, and the halves that the auto_map names.
+    from .causal_lm_vanilla_transformer import VanillaTransformerForCausalLM as VanillaTransformerForCausalLM
+    from .encoder_vanilla_transformer import VanillaTransformerEncoderModel as VanillaTransformerEncoderModel
     from .pipeline_vanilla_transformer import TranslationPipeline as TranslationPipeline
 
 logger = logging.get_logger(__name__)
@@ -34,7 +36,7 @@ _LIBRARY_FIELDS = {
     *("adapters", "add_cross_attention", "attn_implementation", "auto_map", "base_model_pp_plan", "base_model_tp_plan"),
     *("compression_config", "configuration_files", "cross_attention_hidden_size", "custom_pipelines"),
     *("distributed_config", "experts_implementation", "finetuning_task", "fusion_config", "gradient_checkpointing"),
-    *("is_decoder", "output_past", "per_layer_config", "prefix", "processor_class", "pruned_heads"),
+    *("output_past", "per_layer_config", "prefix", "processor_class", "pruned_heads"),
     *("quantization_config", "sep_token_id", "task_specific_params", "tf_legacy_loss", "tie_encoder_decoder"),
     *("tie_last_hidden_states", "tokenizer_class", "torchscript", "transformers.js_config", "transformers_weights"),
     *("use_bfloat16",),
@@ -42,11 +44,11 @@ _LIBRARY_FIELDS = {
 
 POSITION_EMBEDDING_TYPES = ("sinusoidal", "sinusoidal_concatenated", "sinusoidal_tensor2tensor", "learned")
 
-# How a process without this package finds the pipeline for its tasks.
-_TRANSLATION_PIPELINE = {
-    "impl": "pipeline_vanilla_transformer.TranslationPipeline",
-    "pt": ["AutoModelForSeq2SeqLM"],
-    "type": "text",
+# Which pipeline is for which task, as a process without this package finds it.
+_PIPELINES = {
+    "translation": "TranslationPipeline",
+    "summarization": "SummarizationPipeline",
+    "text2text-generation": "Text2TextGenerationPipeline",
 }
 
 # Where a process without this package finds the classes. Saving a model names only the class of that model.
@@ -54,6 +56,16 @@ AUTO_MAP = {
     "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",
     "AutoModel": "modeling_vanilla_transformer.VanillaTransformerModel",
     "AutoModelForSeq2SeqLM": "modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration",
+}
+# Those of an encoder alone, and of a decoder alone. From a whole model's folder they take over their half.
+_ENCODER_AUTO_MAP = {
+    "AutoModelForQuestionAnswering": "encoder_vanilla_transformer.VanillaTransformerForQuestionAnswering",
+    "AutoModelForSequenceClassification": "encoder_vanilla_transformer.VanillaTransformerForSequenceClassification",
+    "AutoModelForTextEncoding": "encoder_vanilla_transformer.VanillaTransformerEncoderModel",
+    "AutoModelForTokenClassification": "encoder_vanilla_transformer.VanillaTransformerForTokenClassification",
+}
+_DECODER_AUTO_MAP = {
+    "AutoModelForCausalLM": "causal_lm_vanilla_transformer.VanillaTransformerForCausalLM",
 }
 
 # Table 3 has no row without label smoothing but D-ls0, hence its place in every preset made for training.
@@ -127,7 +139,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @strict
 class VanillaTransformerConfig(PreTrainedConfig):
-    r"""Configuration of a [`VanillaTransformerModel`] or [`VanillaTransformerForConditionalGeneration`].
+    r"""Configuration of a [`VanillaTransformerForConditionalGeneration`], of its parts, and of its halves alone.
 
     Args:
         vocab_size (`int`, defaults to 37000):
@@ -182,6 +194,10 @@ class VanillaTransformerConfig(PreTrainedConfig):
             The languages translated from and to, such as `["en", "de"]` (FSMT's name for them). They add the task
             `"translation_en_to_de"` to those that the saved folder offers without this package, unless one contains
             "_", which divides the parts of that name.
+        is_encoder_decoder (`bool`, defaults to `True`):
+            `False`: the configuration of one stack alone, as such a model makes it from that of the whole.
+        is_decoder (`bool`, defaults to `False`):
+            Whether that stack is the decoder.
         bos_token_id, pad_token_id, eos_token_id, decoder_start_token_id (`int`, default to 0, 1, 2, 0):
             Ids of the special tokens.
 
@@ -238,6 +254,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     langs: list[str] | None = None
     use_cache: bool = True
     is_encoder_decoder: bool = True
+    is_decoder: bool = False
     bos_token_id: int | None = 0
     pad_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
@@ -272,7 +289,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         """
         if name not in PRESETS:
             raise ValueError(f"There is no preset {name!r}. The presets are: {', '.join(PRESETS)}.")
-        legal = {field.name for field in fields(cls)} | set(cls.attribute_map)
+        legal = {field.name for field in fields(cls)} | set(cls.attribute_map) | {"num_labels"}
         if unknown := sorted(set(overrides) - legal):
             raise ValueError(
                 f"Not fields of {cls.__name__}: {', '.join(unknown)}. Its fields are: {', '.join(sorted(legal))}."
@@ -347,11 +364,24 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
     @property
     def custom_pipeline_tasks(self) -> dict[str, dict[str, Any]]:
-        """The tasks of `pipeline()` that a process without this package finds in the saved configuration."""
-        tasks = ["translation"]
-        if self.langs is not None and not any("_" in lang for lang in self.langs):
-            tasks.append("translation_{}_to_{}".format(*self.langs))
-        return {task: dict(_TRANSLATION_PIPELINE) for task in tasks}
+        """The tasks of `pipeline()` that a process without this package finds in the saved configuration.
+
+        They are those that `task_specific_params` names, as T5's does, and translation if it names none.
+        """
+        kinds = {task: task.partition("_")[0] for task in getattr(self, "task_specific_params", None) or {}}
+        kinds = {task: kind for task, kind in kinds.items() if kind in _PIPELINES}
+        if not kinds or "translation" in kinds.values():
+            kinds["translation"] = "translation"
+            if self.langs is not None and not any("_" in lang for lang in self.langs):
+                kinds["translation_{}_to_{}".format(*self.langs)] = "translation"
+        return {
+            task: {
+                "impl": f"pipeline_vanilla_transformer.{_PIPELINES[kind]}",
+                "pt": ["AutoModelForSeq2SeqLM"],
+                "type": "text",
+            }
+            for task, kind in kinds.items()
+        }
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
         """Returns the configuration, or a copy in which one side's fields have the plain names of a single stack."""
@@ -364,10 +394,36 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """Serialises the configuration, with its format's version and where the library finds the code that travels."""
-        settings = super().to_dict()
-        auto_map = {**AUTO_MAP, **settings.get("auto_map", {})}
-        tasks = self.custom_pipeline_tasks
-        return {**settings, "auto_map": auto_map, "config_version": CONFIG_VERSION, "custom_pipelines": tasks}
+        settings = {**super().to_dict(), "config_version": CONFIG_VERSION}
+        settings["auto_map"] = {**self._auto_map, **settings.get("auto_map", {})}
+        return {**settings, "custom_pipelines": self.custom_pipeline_tasks} if self.is_encoder_decoder else settings
+
+    @property
+    def _auto_map(self) -> dict[str, str]:
+        if self.is_encoder_decoder:
+            return {**AUTO_MAP, **_ENCODER_AUTO_MAP, **_DECODER_AUTO_MAP}
+        if self.is_decoder:
+            base, auto_map = "causal_lm_vanilla_transformer.VanillaTransformerDecoderModel", _DECODER_AUTO_MAP
+        else:
+            base, auto_map = _ENCODER_AUTO_MAP["AutoModelForTextEncoding"], _ENCODER_AUTO_MAP
+        return {"AutoConfig": AUTO_MAP["AutoConfig"], "AutoModel": base, **auto_map}
+
+    def require_both_stacks(self, name: str) -> None:
+        """Refuses the configuration of one stack alone for a model that has both.
+
+        Args:
+            name (`str`): The model's class.
+
+        Raises:
+            ValueError: If this is such a configuration; the message names the classes that fit.
+        """
+        if not self.is_encoder_decoder:
+            side = "a decoder" if self.is_decoder else "an encoder"
+            legal = ", ".join(auto_class for auto_class in self._auto_map if auto_class != "AutoConfig")
+            raise ValueError(
+                f"{name} is an encoder and a decoder, but the configuration is of {side} alone "
+                f"(is_encoder_decoder=False): load it with {legal}."
+            )
 
     def validate_sizes(self) -> None:
         """Every size is a positive integer; heads divide the width where no head size is given."""

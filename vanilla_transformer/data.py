@@ -29,18 +29,30 @@ ARROW_BATCH = 10_000
 # One record as read: its number (counted from 1) and both texts, not yet checked. None stands for a missing value.
 Pair = tuple[int, object, object]
 
+# Looked for before any others.
+USUAL_COLUMNS = (("source", "target"),)
+
 EmptyLines = Literal["error", "drop"]
 MEND_OR_DROP = 'Mend the corpus, or drop such pairs with empty_lines="drop" (the scripts: --drop_empty_lines).'
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns hold the two texts, as far as the caller said."""
+    """Which columns hold the two texts, as far as the caller said.
+
+    Attributes:
+        source_column: Name of the source's.
+        target_column: Name of the target's.
+        source_lang: Source language, after which its column may be named.
+        target_lang: Target language, likewise.
+        usual: Pairs of names to look for where none are given.
+    """
 
     source_column: str | None
     target_column: str | None
     source_lang: str | None
     target_lang: str | None
+    usual: tuple[tuple[str, str], ...] = USUAL_COLUMNS
 
     def __post_init__(self) -> None:
         for kind, source, target in (
@@ -54,20 +66,27 @@ class Columns:
             if source is not None and source == target:
                 raise ValueError(f"source_{kind} and target_{kind} are both {source!r}: they must differ.")
 
-    def find(self, names: Sequence[str]) -> tuple[str, str] | None:
-        """The names of the source and the target column among `names`, or None where `names` has no such pair."""
+    def find(self, names: Sequence[str], where: str) -> tuple[str, str] | None:
+        """The names of the source and the target column among `names`, or None where `names` has no such pair.
+
+        Raises:
+            ValueError: if `names` has several of the usual pairs, none of them "source" and "target".
+        """
         candidates = [
-            (self.source_column, self.target_column),
-            ("source", "target"),
+            *USUAL_COLUMNS,
             (self.source_lang, self.target_lang),
             (f"translation.{self.source_lang}", f"translation.{self.target_lang}"),
+            *self.usual,
         ]
         if self.source_column is not None:
-            candidates = candidates[:1]
-        for source, target in candidates:
-            if source is not None and target is not None and source in names and target in names:
-                return source, target
-        return None
+            candidates = [(self.source_column, self.target_column)]
+        found = [(one, other) for one, other in candidates if one in names and other in names and one and other]
+        if len(found) > 1 and found[0] in self.usual and found[0] not in USUAL_COLUMNS:
+            pairs = ", or ".join(f"{source!r} and {target!r}" for source, target in found)
+            raise ValueError(
+                f"{where}: the texts may be {pairs}: name the columns with source_column and target_column."
+            )
+        return found[0] if found else None
 
     def require(self, names: Sequence[str], where: str) -> tuple[str, str]:
         """As `find`, but says what is missing.
@@ -75,7 +94,7 @@ class Columns:
         Raises:
             ValueError: if `names` lacks a source or a target column.
         """
-        found = self.find(names)
+        found = self.find(names, where)
         if found is not None:
             return found
         columns = ", ".join(repr(name) for name in names)
@@ -88,8 +107,9 @@ class Columns:
                 f"{where}: the translations' direction is open; give source_lang and target_lang, "
                 f"two of {', '.join(repr(language) for language in languages)}."
             )
+        usual = ", nor ".join(f"{source!r} and {target!r}" for source, target in self.usual)
         raise ValueError(
-            f"{where}: no columns 'source' and 'target', nor any named after source_lang={self.source_lang!r} and "
+            f"{where}: no columns {usual}, nor any named after source_lang={self.source_lang!r} and "
             f"target_lang={self.target_lang!r}; the columns are {columns}. Name two of them with source_column and "
             "target_column."
         )
@@ -237,7 +257,7 @@ class Layout:
         where = f"{path}, line {number}"
         if len(row) < 2:
             raise ValueError(f"{where}: one column only; source and target are separated by a {separator}.")
-        header = columns.require(row, where) if columns.source_column else columns.find(row)
+        header = columns.require(row, where) if columns.source_column else columns.find(row, where)
         source, target = (row.index(header[0]), row.index(header[1])) if header else (0, 1)
         return cls(source=source, target=target, width=len(row), header_line=number if header else None)
 
@@ -525,6 +545,7 @@ def load_parallel_corpus(
     target_column: str | None = None,
     source_lang: str | None = None,
     target_lang: str | None = None,
+    usual_columns: tuple[tuple[str, str], ...] = USUAL_COLUMNS,
     max_samples: int | None = None,
     empty_lines: EmptyLines = "error",
 ) -> Dataset:
@@ -541,8 +562,8 @@ def load_parallel_corpus(
     All but parquet may be gzip-compressed (`.gz`). Text is UTF-8; lines end with "\n" or "\r\n", nothing else.
 
     The columns are `source_column` and `target_column` if given; else `source` and `target`; else columns named
-    `source_lang` and `target_lang`; else those keys of a `translation` feature ({language: text}). A nested column may
-    also be named outright, as in `source_column="translation.en"`.
+    `source_lang` and `target_lang`; else those keys of a `translation` feature ({language: text}); else the only pair
+    of `usual_columns` that is there. A nested column may also be named outright: `source_column="translation.en"`.
 
     Args:
         files: One table or two aligned text files. Exactly one of `files` and `dataset_name` is given.
@@ -553,6 +574,7 @@ def load_parallel_corpus(
         target_column: Column of the target texts; needs `source_column`.
         source_lang: Source language, as columns or the keys of `translation` are named.
         target_lang: Target language, likewise.
+        usual_columns: Pairs of names to look for, those of summaries, say.
         max_samples: Keep this many pairs from the beginning; later ones are not checked for empty sides.
         empty_lines: What to do with pairs that are empty (null, or white space only) on one side or both: "error"
             raises, "drop" leaves them out and logs how many.
@@ -567,9 +589,7 @@ def load_parallel_corpus(
             empty, damaged or not UTF-8, a column is missing, a value is not a string, or a side is empty.
     """
     check_arguments(files=files, dataset_name=dataset_name, max_samples=max_samples, empty_lines=empty_lines)
-    columns = Columns(
-        source_column=source_column, target_column=target_column, source_lang=source_lang, target_lang=target_lang
-    )
+    columns = Columns(source_column, target_column, source_lang, target_lang, usual_columns)
     options: dict[str, Any] = {"max_samples": max_samples, "empty_lines": empty_lines}
     if files is not None:
         return _load_files(files, columns=columns, **options)

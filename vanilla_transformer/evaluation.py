@@ -1,11 +1,11 @@
-"""Scores of translations (BLEU, chrF, TER, exact match) and of a model on reference translations (loss, perplexity).
+"""Scores of translations (BLEU, chrF, TER, exact match), of summaries (ROUGE), and of a model's loss and perplexity.
 
-BLEU, chrF and exact match run from 0 to 100; TER counts edits per 100 words. They compare detokenised text, as
-sacreBLEU wants it. The modules for evaluate in `metrics` give the same scores.
+BLEU, chrF, ROUGE and exact match run from 0 to 100; TER counts edits per 100 words. They compare detokenised text, as
+sacreBLEU wants it. The modules for evaluate in `metrics` give the same scores (ROUGE from 0 to 1, as evaluate's own).
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 
 import numpy as np
 import torch
@@ -13,7 +13,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
 from .loss_vanilla_transformer import IGNORED_LABEL
+from .metrics.rouge_scores import corpus_rouge, import_rouge, make_rouge, rouge_signature
 from .metrics.sacrebleu_scores import corpus_score, import_sacrebleu, make_bleu, make_chrf, make_ter
+from .tasks import TRANSLATION, Task
 from .translation import TranslationModel, encode_texts, inference, length_limit, progress_bar
 
 
@@ -29,6 +31,17 @@ class TranslationScores(TypedDict):
     exact_match: float
     ter: NotRequired[float]
     ter_signature: NotRequired[str]
+
+
+class SummaryScores(TypedDict):
+    """What [`score_summaries`] returns; every score from 0 to 100."""
+
+    rouge1: float
+    rouge2: float
+    rougeL: float
+    rougeLsum: float
+    rouge_signature: str
+    exact_match: float
 
 
 class LossScores(TypedDict):
@@ -67,20 +80,12 @@ def score_translations(
         TypeError: If one of them is a single string.
         ValueError: If there is nothing to compare, the two differ in number, or sacreBLEU has no such tokeniser.
     """
-    if isinstance(hypotheses, str) or isinstance(references, str):
-        raise TypeError("hypotheses and references are lists of strings, one of them is a single string.")
-    if len(hypotheses) != len(references) or not hypotheses:
-        raise ValueError(
-            f"{len(hypotheses)} hypotheses and {len(references)} references; there must be as many of "
-            "one as of the other, and at least one."
-        )
+    _check_texts(hypotheses, references)
     bleu, bleu_signature = corpus_score(make_bleu(lowercase=lowercase, tokenize=tokenize), hypotheses, references)
     lowercased, lowercased_signature = corpus_score(
         make_bleu(lowercase=True, tokenize=tokenize), hypotheses, references
     )
     chrf, chrf_signature = corpus_score(make_chrf(lowercase=lowercase), hypotheses, references)
-    pairs = zip(hypotheses, references, strict=True)
-    exact = sum(hypothesis.strip() == reference.strip() for hypothesis, reference in pairs)
     scores: TranslationScores = {
         "bleu": bleu.score,
         "bleu_signature": bleu_signature,
@@ -88,12 +93,57 @@ def score_translations(
         "bleu_lowercase_signature": lowercased_signature,
         "chrf": chrf.score,
         "chrf_signature": chrf_signature,
-        "exact_match": 100 * exact / len(references),
+        "exact_match": _exact_match(hypotheses, references),
     }
     if ter:
         rate, scores["ter_signature"] = corpus_score(make_ter(), hypotheses, references)
         scores["ter"] = rate.score
     return scores
+
+
+def _check_texts(hypotheses: Sequence[str], references: Sequence[str]) -> None:
+    if isinstance(hypotheses, str) or isinstance(references, str):
+        raise TypeError("hypotheses and references are lists of strings, one of them is a single string.")
+    if len(hypotheses) != len(references) or not hypotheses:
+        raise ValueError(
+            f"{len(hypotheses)} hypotheses and {len(references)} references; there must be as many of "
+            "one as of the other, and at least one."
+        )
+
+
+def _exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    pairs = zip(hypotheses, references, strict=True)
+    exact = sum(hypothesis.strip() == reference.strip() for hypothesis, reference in pairs)
+    return 100 * exact / len(references)
+
+
+def score_summaries(
+    hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = "unicode", use_stemmer: bool = False
+) -> SummaryScores:
+    """Compares summaries with one reference each.
+
+    Args:
+        hypotheses: Summaries.
+        references: Reference summaries, in the same order.
+        tokenize: What ROUGE takes for words: `"unicode"`, those of any script, or `"ascii"`, runs of a to z and 0 to 9
+            as in the package rouge_score, which is the same for text in ASCII.
+        use_stemmer: Strip the endings of English words for ROUGE.
+
+    Returns:
+        `rouge1`, `rouge2`, `rougeL` and `rougeLsum` (whose sentences are lines), F1 averaged over the summaries, with
+        the signature of all four; `exact_match` as in [`score_translations`].
+
+    Raises:
+        ImportError: If rouge_score is not installed.
+        TypeError: If one of them is a single string.
+        ValueError: If there is nothing to compare, the two differ in number, or there is no such tokeniser.
+    """
+    _check_texts(hypotheses, references)
+    scorer = make_rouge(tokenize=tokenize, use_stemmer=use_stemmer)
+    means = {name: 100 * mean for name, mean in corpus_rouge(scorer, hypotheses, references).items()}
+    signature = rouge_signature(tokenize=tokenize, use_stemmer=use_stemmer)
+    exact_match = _exact_match(hypotheses, references)
+    return cast(SummaryScores, {**means, "rouge_signature": signature, "exact_match": exact_match})
 
 
 def score_loss(
@@ -188,26 +238,31 @@ def _sum_of_losses(model: TranslationModel, inputs: Any, labels: torch.Tensor) -
     return float(losses.cpu().double().sum())
 
 
-def make_compute_metrics(tokenizer: PreTrainedTokenizerBase) -> Callable[[EvalPrediction], dict[str, float]]:
+def make_compute_metrics(
+    tokenizer: PreTrainedTokenizerBase, task: Task = TRANSLATION
+) -> Callable[[EvalPrediction], dict[str, float]]:
     """Makes a `compute_metrics` for `Seq2SeqTrainer` with `predict_with_generate=True`.
 
     The Trainer gathers the predictions of all processes and calls it in each of them, for all need the result (the
-    best checkpoint, early stopping). So it scores with sacreBLEU directly: modules of evaluate would only have every
-    process copy the texts into a cache. TER is left out, being slow.
+    best checkpoint, early stopping). So it scores the texts directly: modules of evaluate would only have every process
+    copy them into a cache. TER is left out, being slow.
 
     Args:
         tokenizer: Decodes predictions and labels. References are thus the decoded labels: where tokenization loses
             something, or labels are truncated, [`score_translations`] on the original references is what to report.
+        task: Whose scores to compute.
 
     Returns:
         A function from predictions and labels, both (examples, length) token ids padded with the pad token or -100, to
-        `bleu`, `chrf` and `exact_match` from 0 to 100, and `gen_len`, the mean length of the predictions without
-        padding, in tokens (start and end tokens included, as in transformers' own examples).
+        the task's scores, such as `bleu`, `chrf` and `exact_match`, from 0 to 100, and `gen_len`, the mean length of
+        the predictions without padding, in tokens (start and end tokens included, as in transformers' own examples).
 
     Raises:
-        ImportError: If sacrebleu is not installed: now rather than at the first evaluation.
+        ImportError: If the library that computes them is not installed: now rather than at the first evaluation.
     """
-    import_sacrebleu()
+    scores_summaries = "rouge1" in task.scores
+    (import_rouge if scores_summaries else import_sacrebleu)()
+    score: Callable[..., Any] = score_summaries if scores_summaries else score_translations
     pad_token_id = tokenizer.pad_token_id
 
     def decode(token_ids: np.ndarray) -> list[str]:
@@ -219,11 +274,9 @@ def make_compute_metrics(tokenizer: PreTrainedTokenizerBase) -> Callable[[EvalPr
             generated = generated[0]
         generated = np.where(generated == IGNORED_LABEL, pad_token_id, generated)
         labels = np.where(prediction.label_ids == IGNORED_LABEL, pad_token_id, prediction.label_ids)
-        scores = score_translations(decode(generated), decode(labels))
+        scores = score(decode(generated), decode(labels))
         return {
-            "bleu": scores["bleu"],
-            "chrf": scores["chrf"],
-            "exact_match": scores["exact_match"],
+            **{name: scores[name] for name in task.scores},
             "gen_len": float(np.mean(np.count_nonzero(generated != pad_token_id, axis=1))),
         }
 

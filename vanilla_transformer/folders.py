@@ -1,4 +1,4 @@
-"""Folders that are there whole or not at all."""
+"""Folders and files that are there whole or not at all."""
 
 import os
 import shutil
@@ -95,3 +95,49 @@ def new_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
         partial.replace(path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def check_new_file(path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    """Makes sure that a file can be written, before long work is done for it.
+
+    Args:
+        path: The file to be.
+        overwrite: Whether a file of this name may be replaced.
+
+    Returns:
+        Its path.
+
+    Raises:
+        FileExistsError: If it is there and must not be replaced, or is a folder.
+    """
+    file = Path(path)
+    if file.is_dir():
+        raise FileExistsError(f"{file} is a folder. Name a file.")
+    if os.path.lexists(file) and not overwrite:
+        raise FileExistsError(f"{file} exists; choose another name or allow overwriting it (overwrite).")
+    return file
+
+
+@contextmanager
+def new_file(path: str | os.PathLike[str], *, overwrite: bool = False) -> Iterator[Path]:
+    """Writes a file that is complete or absent, whenever the process ends.
+
+    Args:
+        path: The file to be. Folders above it are made if need be.
+        overwrite: Whether a file of this name may be replaced, which happens at the end.
+
+    Yields:
+        A path beside it to write to. At the end it takes its place; after an exception it is removed.
+
+    Raises:
+        FileExistsError: If it is there and must not be replaced, or is a folder.
+    """
+    file = check_new_file(path, overwrite=overwrite)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f".{file.name}-{os.getpid()}.partial")
+    try:
+        yield partial
+        check_new_file(file, overwrite=overwrite)
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -20,6 +20,7 @@ from .hub_checks import CodeChoice, Inspection, check_model_folder, inspect_mode
 from .hub_errors import HUB_ERRORS, PushError, explain_error, is_network_error
 from .hub_files import CARD_NAME, Problem, join_lines, read_bytes, read_json, read_text, select_files
 from .model_card_facts import ModelFolder
+from .model_card_words import get_task_words
 
 logger = logging.get_logger(__name__)
 
@@ -425,7 +426,7 @@ def _complete_config(folder: Path, language: str | Sequence[str] | None) -> dict
     tasks = settings.get("custom_pipelines")
     if settings.get("model_type") != VanillaTransformerConfig.model_type or not isinstance(tasks, dict):
         return None
-    if settings.get("langs"):
+    if settings.get("langs") or "translation" not in tasks:
         return None
     languages = ModelFolder(folder, None).languages
     if languages is None and language is not None and not isinstance(language, str) and len(language) == 2:
@@ -462,7 +463,8 @@ def _notes(found: Inspection, config: Mapping[str, Any] | None, card: PushedCard
     if found.translations and not found.problems:
         where = "here and without this package" if found.is_self_contained else "here"
         texts = [repr(_shorten(text)) for text in (found.probes[0], found.translations[0])]
-        yield f"It translates {texts[0]} as {texts[1]}, {where}."
+        does = get_task_words(found.task).does
+        yield f"It {does} {texts[0]} {'with' if does == 'answers' else 'as'} {texts[1]}, {where}."
 
 
 def _shorten(text: str) -> str:

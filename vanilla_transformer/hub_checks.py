@@ -42,6 +42,8 @@ from .hub_files import (
     select_files,
 )
 from .loading_vanilla_transformer import find_damage, suggest_fields
+from .model_card_words import get_task_words
+from .tasks import TRANSLATION, Task, find_task
 from .vocabularies import get_vocabularies
 
 CodeChoice = Literal["folder", "installed"]
@@ -63,6 +65,7 @@ class Inspection:
         changes: The files whose content will be another one.
         probes: What the model was tried with.
         translations: What the model makes of it.
+        task: What the model is for.
         is_self_contained: Whether it brings its own code, with which it was tried in a process without this package.
     """
 
@@ -72,6 +75,7 @@ class Inspection:
     changes: Mapping[str, bytes] = field(default_factory=dict)
     probes: Sequence[str] = PROBES
     translations: list[str] = field(default_factory=list)
+    task: Task = TRANSLATION
     is_self_contained: bool = False
 
     @property
@@ -125,6 +129,16 @@ def inspect_model_folder(
         message = (
             "the folder holds an adapter of peft, not a model. Push the adapter with PeftModel.push_to_hub, or merge it"
             " (merge_and_unload), save the model and push that."
+        )
+        return Inspection(selection, [Problem("files", message)])
+    settings = read_json(folder / "config.json")
+    if settings.get("model_type") == VanillaTransformerConfig.model_type and not settings.get(
+        "is_encoder_decoder", True
+    ):
+        names = ", ".join(settings.get("architectures") or ["model of one stack"])
+        message = (
+            f"the folder holds a {names}, which translates nothing, and this check and the card are for models that do."
+            " Push it with the library's own model.push_to_hub and tokenizer.push_to_hub, which bring the code too."
         )
         return Inspection(selection, [Problem("files", message)])
     problems = [*find_refused_files(folder, selection), *_check_card(card)]
@@ -395,7 +409,7 @@ def _check_code(stage: Path, config: Any) -> Iterator[Problem]:
     """The configurations name code, and the code is there and can be parsed."""
     if config.model_type == VanillaTransformerConfig.model_type:
         needed = [("config.json", "auto_map", name) for name in AUTO_MAP]
-        needed.append(("config.json", "custom_pipelines", "translation"))
+        needed.append(("config.json", "custom_pipelines", find_task(config).pipeline))
         tokenizer_class = str(read_json(stage / "tokenizer_config.json").get("tokenizer_class"))
         has_settings = (stage / "tokenizer_config.json").is_file()  # or else that is said already
         if has_settings and not hasattr(transformers, tokenizer_class):  # else it is the library's own, Marian's say
@@ -422,14 +436,16 @@ def _check_code(stage: Path, config: Any) -> Iterator[Problem]:
 
 
 def _check_translation(stage: Path, model: Any, tokenizer: Any, found: Inspection) -> Iterator[Problem]:
-    """A translation comes out here, and the same one where this package is not installed."""
+    """A text comes out here, and the same one where this package is not installed."""
+    task = found.task = find_task(model.config)
     try:
         # Any, since the library types the names of its own tasks only.
         make_pipeline: Any = pipeline
-        pipe = make_pipeline("translation", model=model, tokenizer=tokenizer, device="cpu")
-        found.translations = [output["translation_text"] for output in pipe(list(found.probes))]
+        pipe = make_pipeline(task.pipeline, model=model, tokenizer=tokenizer, device="cpu")
+        found.translations = [output[f"{pipe.return_name}_text"] for output in pipe(list(found.probes))]
     except Exception as error:  # whatever the model's parts do not agree on
-        yield Problem("translation", f"translating {found.probes[0]!r} fails: {join_lines(error)}")
+        doing = get_task_words(task).doing
+        yield Problem("translation", f"{doing} {found.probes[0]!r} fails: {join_lines(error)}")
         return
     if not any(text.strip() for text in found.translations):
         texts = _join([repr(text) for text in found.probes])
@@ -437,10 +453,12 @@ def _check_translation(stage: Path, model: Any, tokenizer: Any, found: Inspectio
     found.is_self_contained = bool(find_code_files(stage))
     # No code is run that comes with something suspicious, or that nobody has decided about.
     if found.is_self_contained and not found.problems:
-        yield from _try_without_the_package(stage, found.probes, found.translations)
+        yield from _try_without_the_package(stage, task, found.probes, found.translations)
 
 
-def _try_without_the_package(stage: Path, probes: Sequence[str], expected: Sequence[str]) -> Iterator[Problem]:
+def _try_without_the_package(
+    stage: Path, task: Task, probes: Sequence[str], expected: Sequence[str]
+) -> Iterator[Problem]:
     where = "in a process without this package"
     report = stage.parent / "report.json"
     # The code in the folder gets no token of the Hub, and finds no code of an earlier trial.
@@ -450,7 +468,8 @@ def _try_without_the_package(stage: Path, probes: Sequence[str], expected: Seque
         "HF_TOKEN_PATH": str(stage.parent / "no-token"),
         "TRANSFORMERS_VERBOSITY": "error",
     }
-    command = [sys.executable, "-P", str(PACKAGE_FOLDER / "hub_trial.py"), str(stage), str(report), *probes]
+    program = str(PACKAGE_FOLDER / "hub_trial.py")
+    command = [sys.executable, "-P", program, task.pipeline, str(stage), str(report), *probes]
     try:
         ended = subprocess.run(
             command,

@@ -1,9 +1,10 @@
-"""A program that translates with a model's folder as somebody without this package does; `hub_checks` starts it.
+"""A program that uses a model's folder as somebody without this package does; `hub_checks` starts it.
 
-    python -P hub_trial.py FOLDER REPORT TEXT [TEXT ...]
+    python -P hub_trial.py TASK FOLDER REPORT TEXT [TEXT ...]
 
 It hides the package from itself, lets the library run the code in the folder, and writes what it found to the file
-REPORT as JSON: the translations, and the modules of those classes that the folder's code should have provided.
+REPORT as JSON: what the task makes of the texts, and the modules of those classes that the folder's code should have
+provided.
 """
 
 import importlib.abc
@@ -24,16 +25,16 @@ class _HidePackage(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
 
 
-def main(folder: str, report: str, *texts: str) -> None:
-    """Translate `texts` with the model in `folder`, and write the `report`."""
+def main(task: str, folder: str, report: str, *texts: str) -> None:
+    """Translate `texts`, if that is the `task`, with the model in `folder`, and write the `report`."""
     sys.meta_path.insert(0, _HidePackage())
     from transformers import pipeline
 
     # Any, since the library types the names of its own tasks only.
     make_pipeline: Any = pipeline
-    pipe = make_pipeline("translation", model=folder, trust_remote_code=True, device="cpu")
+    pipe = make_pipeline(task, model=folder, trust_remote_code=True, device="cpu")
     found = {
-        "translations": [output["translation_text"] for output in pipe(list(texts))],
+        "translations": [output[f"{pipe.return_name}_text"] for output in pipe(list(texts))],
         "modules": {
             type(item).__name__: type(item).__module__ for item in (pipe.model.config, pipe.model, pipe.tokenizer, pipe)
         },

@@ -110,11 +110,12 @@ class SafeLoadingMixin(PreTrainedModel):
         """The library's; it initialises what was not loaded."""
         has_failed = loading_info.error_msgs or loading_info.conversion_errors  # of which the library tells
         if not load_config.ignore_mismatched_sizes and not has_failed:
+            holds_more = bool(loading_info.unexpected_keys)  # before those are taken out which are no cause for concern
             model._adjust_missing_and_unexpected_keys(loading_info)
             quantizer = load_config.hf_quantizer
             # A quantised file has names of its own, which are the quantiser's affair.
             check_names = quantizer is None or not quantizer.pre_quantized
-            if message := _describe_disagreement(model, load_config, loading_info, check_names=check_names):
+            if message := _describe_disagreement(model, load_config, loading_info, check_names, holds_more):
                 raise RuntimeError(message)
         return super()._finalize_model_loading(model, load_config, loading_info)
 
@@ -244,7 +245,7 @@ def _find_folder(name: str | os.PathLike[str], kwargs: dict[str, Any]) -> Path |
     return None if config is None else Path(config).parent
 
 
-def _describe_disagreement(model: Any, load_config: Any, info: Any, *, check_names: bool) -> str | None:
+def _describe_disagreement(model: Any, load_config: Any, info: Any, check_names: bool, holds_more: bool) -> str | None:
     """Lists every difference between weights and configuration, if there is one that fine-tuning does not explain."""
     tied: dict[str, str] = model.all_tied_weights_keys
     # One name of a tied weight is enough, whichever it is.
@@ -253,7 +254,7 @@ def _describe_disagreement(model: Any, load_config: Any, info: Any, *, check_nam
     unexpected: set[str] = set(info.unexpected_keys)
     expected = set(model.state_dict()) - (tied.keys() & info.missing_keys)
     wrong = [(name, f"{list(found)}, {list(wanted)}") for name, found, wanted in sorted(info.mismatched_keys)]
-    disagrees = check_names and _names_disagree(model, expected, missing, unexpected)
+    disagrees = check_names and _names_disagree(model, expected, missing, unexpected, holds_more)
     if not wrong and not disagrees:
         return None
     weight_map = (load_config.sharded_metadata or {}).get("weight_map", {})
@@ -277,7 +278,7 @@ def _describe_disagreement(model: Any, load_config: Any, info: Any, *, check_nam
     return "\n".join(lines)
 
 
-def _names_disagree(model: Any, expected: set[str], missing: set[str], unexpected: set[str]) -> bool:
+def _names_disagree(model: Any, expected: set[str], missing: set[str], unexpected: set[str], holds_more: bool) -> bool:
     """Whether the file lacks some of a part that it has, or has more of one than the model; or has none of them."""
 
     def parts(names: Iterable[str]) -> set[str]:
@@ -286,6 +287,9 @@ def _names_disagree(model: Any, expected: set[str], missing: set[str], unexpecte
 
     loaded = expected - missing
     if not loaded and unexpected:
+        return True
+    layers = {name for name in expected if _LAYER.search(name)}
+    if layers and layers <= missing and (loaded or holds_more):  # of an encoder, say, for a decoder
         return True
     if missing and type(model).__name__ in (model.config.architectures or ()):  # saved from this very class
         return True

@@ -19,6 +19,7 @@ from .averaging import AVERAGED_FOLDER, AVERAGING_FILE
 from .checkpoints import digest_weights, read_architecture
 from .model_card_words import (
     NOT_RECORDED,
+    TaskWords,
     as_code,
     describe_batch,
     describe_dropout,
@@ -34,11 +35,13 @@ from .model_card_words import (
     escape,
     format_duration,
     format_value,
+    get_task_words,
     make_rows,
     name_language,
     quote,
     to_number,
 )
+from .tasks import TASKS, TRANSLATION, Task, find_prefix, find_task
 
 logger = logging.get_logger(__name__)
 
@@ -51,9 +54,24 @@ _SCORES = {
     "lowercased": "bleu_lowercase",
     "chrF": "chrf",
     "TER": "ter",
+    "ROUGE-1": "rouge1",
+    "ROUGE-2": "rouge2",
+    "ROUGE-L": "rougeL",
+    "ROUGE-Lsum": "rougeLsum",
     "exact match, %": "exact_match",
     "perplexity": "perplexity",
 }
+# The model-index: key, kind of the Hub, name, signature.
+_RESULTS = (
+    ("bleu", "sacrebleu", "sacreBLEU", "bleu_signature"),
+    ("chrf", "chrf", "chrF", "chrf_signature"),
+    ("rouge1", "rouge", "ROUGE-1", "rouge_signature"),
+    ("rouge2", "rouge", "ROUGE-2", "rouge_signature"),
+    ("rougeL", "rouge", "ROUGE-L", "rouge_signature"),
+    ("rougeLsum", "rouge", "ROUGE-Lsum", "rouge_signature"),
+)
+# What the summary tells of the best evaluation.
+_HEADLINE = {"bleu": "sacreBLEU", "chrf": "chrF", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # A name of the Hub, unless it is the path of a local folder.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -94,11 +112,12 @@ class _Evaluation:
 
     def results(self) -> Iterator[EvalResult]:
         """The scores as the Hub's model-index has them."""
-        for key, kind, name in (("bleu", "sacrebleu", "sacreBLEU"), ("chrf", "chrf", "chrF")):
-            score, signature = to_number(self.scores.get(key)), self.scores.get(f"{key}_signature")
+        task = TASKS.get(str(self.scores.get("task")), TRANSLATION)
+        for key, kind, name, signature_key in _RESULTS:
+            score, signature = to_number(self.scores.get(key)), self.scores.get(signature_key)
             if score is not None:
                 yield EvalResult(
-                    task_type="translation",
+                    task_type=task.pipeline,
                     dataset_type=self.test_set.type,
                     dataset_name=self.test_set.name,
                     dataset_config=self.test_set.config,
@@ -143,6 +162,16 @@ class ModelFolder:
             **(_read_json(path / "eval_results.json") or {}),
             **_mapping(self.metrics, "metrics"),
         }
+
+    @cached_property
+    def task(self) -> Task:
+        """What the model is for."""
+        return find_task(self.config)
+
+    @cached_property
+    def words(self) -> TaskWords:
+        """How to speak of that."""
+        return get_task_words(self.task)
 
     @cached_property
     def was_trained_here(self) -> bool:
@@ -190,7 +219,7 @@ class ModelFolder:
         found = []
         for path in sorted(self.path.glob("*/metrics.json")):
             scores = _read_json(path) or {}
-            if to_number(scores.get("bleu")) is None:
+            if to_number(scores.get("bleu")) is None and to_number(scores.get("rouge1")) is None:
                 continue  # the metrics of a training in a sub-folder
             if self._is_own(scores):
                 found.append(_Evaluation(path.parent, scores, self._test_set(scores)))
@@ -254,8 +283,8 @@ class ModelFolder:
         return {
             "language": codes or None,
             "library_name": "transformers",
-            "pipeline_tag": "translation",
-            "tags": ["translation", *(["vanilla_transformer", "attention-is-all-you-need"] if is_paper else [])],
+            "pipeline_tag": self.task.pipeline,
+            "tags": [self.task.pipeline, *(["vanilla_transformer", "attention-is-all-you-need"] if is_paper else [])],
             "datasets": [dataset] if _is_hub_name(dataset) else None,
             "base_model": self.base_model if _is_hub_name(self.base_model) else None,
             "metrics": sorted({result.metric_type for result in results.values()}, reverse=True) or None,
@@ -268,7 +297,7 @@ class ModelFolder:
         examples = self._examples()
         source = next((row[0] for row in examples or [] if len(row) == 3), None)
         language = name_language(self.languages[0]) if self.languages else None
-        sentence = source or (f"A sentence in {language}." if language else "A sentence to translate.")
+        sentence = source or (f"A sentence in {language}." if language else self.words.sample)
         modules = {str(name).partition(".")[0] for name in _mapping(self.config, "auto_map").values()}
         return {
             "is_vanilla": self.config.get("model_type") == "vanilla_transformer",
@@ -283,8 +312,10 @@ class ModelFolder:
             "address": self._address(),
             "sentence": quote(sentence),
             "other_tasks": ", ".join(
-                f"`{task}`" for task in _mapping(self.config, "custom_pipelines") if task != "translation"
+                f"`{task}`" for task in _mapping(self.config, "custom_pipelines") if task != self.task.pipeline
             ),
+            "task": self.task.pipeline,
+            "words": self.words,
             "default_search": self._default_search(),
             "architecture": self._architecture(),
             "data_rows": self._data() if self.has_arguments else None,
@@ -295,7 +326,7 @@ class ModelFolder:
             **self._evaluation_table(),
             "examples": None if examples is None else [[escape(text) for text in row] for row in examples],
             "examples_from": examples and f"{escape(self.evaluations[0].test_set.name)} ({self.evaluations[0].search})",
-            "examples_head": ["source", "reference", "translation"][-len(examples[0]) :] if examples else None,
+            "examples_head": ["source", "reference", self.words.result][-len(examples[0]) :] if examples else None,
         }
 
     def _address(self) -> str:
@@ -324,15 +355,16 @@ class ModelFolder:
         best = next((item for item in self.evaluations if not item.test_set.note), None)
         if best is None:
             return None
-        scores = [f"{best.scores['bleu']:.2f} sacreBLEU"]
-        if (chrf := to_number(best.scores.get("chrf"))) is not None:
-            scores.append(f"{chrf:.2f} chrF")
-        return f"On {escape(best.test_set.name)} it scores {' and '.join(scores)} ({best.search})."
+        found = {name: to_number(best.scores.get(key)) for key, name in _HEADLINE.items()}
+        *scores, last = [f"{score:.2f} {name}" for name, score in found.items() if score is not None]
+        told = f"{', '.join(scores)} and {last}" if scores else last
+        return f"On {escape(best.test_set.name)} it scores {told} ({best.search})."
 
     def _architecture(self) -> list[list[str]]:
         config = self.config
         heads = describe_sides(config, "{}_attention_heads")
         key_sizes = ", ".join(f"{name} {format_value(config[name])}" for name in ("d_k", "d_v") if config.get(name))
+        sides = "both languages" if self.task is TRANSLATION else "source and target"
         parameters = format_value(self.parameters) + (f", {self.stored[1]}" if self.stored is not None else "")
         rows = [
             ("parameters", parameters),
@@ -340,7 +372,7 @@ class ModelFolder:
             ("width (d_model)", config.get("d_model")),
             ("inner width of feed-forward layers (d_ff)", describe_sides(config, "{}_ffn_dim")),
             ("attention heads", f"{heads} ({key_sizes})" if key_sizes else heads),
-            ("vocabulary", describe_vocabulary(config)),
+            ("vocabulary", describe_vocabulary(config, sides=sides)),
             ("embedding tables", describe_tables(config)),
             ("positions", config.get("position_embedding_type")),
             ("layer normalization", describe_norm(config)),
@@ -356,8 +388,10 @@ class ModelFolder:
             origin = "trained on the training data" if self.base_model is None else "the base model's"
         if rate := self.data.get("bpe_dropout"):
             origin += f"; BPE-dropout {format_value(rate)} in training"
+        prefix = find_prefix(self.config, self.task, langs=self.languages)
         return make_rows(
             [
+                *([("put before each source", as_code(prefix))] if prefix else []),
                 ("training", self._corpus("train")),
                 ("number of training pairs", self.scores.get("train_samples")),
                 ("validation", self._corpus("validation")),
@@ -443,7 +477,8 @@ class ModelFolder:
 
     def _validation(self) -> str | None:
         """The Trainer's own scores, which sacreBLEU's signatures do not cover."""
-        forms = {"bleu": "BLEU {:.2f}", "chrf": "chrF {:.2f}", "perplexity": "perplexity {:.2f}", "loss": "loss {:.3f}"}
+        forms = {key: f"{name} {{:.2f}}" for key, name in _HEADLINE.items()} | {"bleu": "BLEU {:.2f}"}
+        forms |= {"perplexity": "perplexity {:.2f}", "loss": "loss {:.3f}"}
         found = [
             form.format(score)
             for name, form in forms.items()
@@ -480,7 +515,9 @@ class ModelFolder:
         found: dict[str, dict[str, list[str]]] = {head: {} for head in columns}
         for item in self.evaluations:
             for head, key in columns.items():
-                if isinstance(signature := item.scores.get(f"{key}_signature"), str):
+                # ROUGE's scores share one.
+                kind = "rouge" if key == "rouge1" else key
+                if isinstance(signature := item.scores.get(f"{kind}_signature"), str):
                     found[head].setdefault(signature, []).append(f"{item.test_set.label}, {item.search}")
         lines = []
         for head, signatures in found.items():

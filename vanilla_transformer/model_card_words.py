@@ -4,9 +4,85 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from .tasks import Task
+
 NOT_RECORDED = "not recorded"
+
+
+@dataclass(frozen=True)
+class TaskWords:
+    """How to speak of what a model does.
+
+    Attributes:
+        verb: What it does with a text, as a name in Python.
+        doing: The same as a participle.
+        does: The same as it is said of the model.
+        purpose: What kind of model it is.
+        result: What comes out.
+        sample: What to try it with.
+        limits: What else not to expect of it.
+    """
+
+    verb: str
+    doing: str
+    does: str
+    purpose: str
+    result: str
+    sample: str
+    limits: tuple[str, ...]
+
+
+_TASK_WORDS = {
+    "translation": TaskWords(
+        verb="translate",
+        doing="translating",
+        does="translates",
+        purpose="for translation; its languages are not recorded",
+        result="translation",
+        sample="A sentence to translate.",
+        limits=(
+            "It translates sentence by sentence, without the context.",
+            "A translation can read well and be wrong: it may leave out, add or repeat. Have it checked where that "
+            "matters.",
+            "What the training data assume about people, their gender above all, comes back in the translations.",
+        ),
+    ),
+    "summarization": TaskWords(
+        verb="summarize",
+        doing="summarizing",
+        does="summarizes",
+        purpose="that summarizes texts",
+        result="summary",
+        sample="A text to summarize.",
+        limits=(
+            "It reads no further than the length that it was trained for.",
+            "A summary can read well and be wrong: it may leave out what matters, or say what the text does not. Have "
+            "it checked where that matters.",
+            "What the training data assume about people comes back in the summaries.",
+        ),
+    ),
+    "text2text": TaskWords(
+        verb="generate",
+        doing="answering",
+        does="answers",
+        purpose="that makes one text of another",
+        result="output",
+        sample="A text to start from.",
+        limits=(
+            "It reads one text at a time, without the context.",
+            "What it writes can read well and be wrong. Have it checked where that matters.",
+            "What the training data assume about people comes back in what it writes.",
+        ),
+    ),
+}
+
+
+def get_task_words(task: Task) -> TaskWords:
+    """How to speak of a model for the task."""
+    return _TASK_WORDS[task.name]
 
 
 def to_number(value: Any) -> float | None:
@@ -73,13 +149,13 @@ def describe_sides(config: Mapping[str, Any], name: str, *, always: bool = False
     return format_value(sides[0]) if sides[0] == sides[1] and not always else " + ".join(map(format_value, sides))
 
 
-def describe_vocabulary(config: Mapping[str, Any]) -> str | None:
-    """The numbers of tokens."""
+def describe_vocabulary(config: Mapping[str, Any], *, sides: str = "both languages") -> str | None:
+    """The numbers of tokens; `sides` are source and target."""
     source, target = config.get("vocab_size"), config.get("decoder_vocab_size")
     if source is None:
         return None
     if target is None or config.get("share_encoder_decoder_embeddings"):
-        return f"{format_value(source)} tokens, the same for both languages"
+        return f"{format_value(source)} tokens, the same for {sides}"
     return f"{format_value(source)} source tokens, {format_value(target)} target tokens"
 
 
@@ -184,6 +260,7 @@ def format_duration(seconds: float) -> str:
 
 __all__ = [
     "NOT_RECORDED",
+    "TaskWords",
     "as_code",
     "describe_batch",
     "describe_dropout",
@@ -199,6 +276,7 @@ __all__ = [
     "escape",
     "format_duration",
     "format_value",
+    "get_task_words",
     "make_rows",
     "name_language",
     "quote",

@@ -114,9 +114,10 @@ class VanillaTransformerDecoderLayer(TransformerLayer):
         **kwargs: Unpack[TransformersKwargs],
     ) -> torch.Tensor:
         """Maps (B, T, D) to (B, T, D), given the encoder's output (B, S, D)."""
+        past = None if past_key_values is None else past_key_values.self_attention_cache
 
         def self_attention(states: torch.Tensor) -> torch.Tensor:
-            return self.self_attn(states, attention_mask=attention_mask, past_key_values=past_key_values, **kwargs)[0]
+            return self.self_attn(states, attention_mask=attention_mask, past_key_values=past, **kwargs)[0]
 
         def cross_attention(states: torch.Tensor) -> torch.Tensor:
             return self.encoder_attn(
@@ -236,14 +237,14 @@ class SelfAttention(MultiHeadAttention):
         self,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
-        past_key_values: EncoderDecoderCache | None = None,
+        past_key_values: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Maps (B, L, D) to (B, L, D) and the weights (B, H, L, K); appends to the cache, if there is one."""
         key = self.split_heads(project(self.k_proj, hidden_states))
         value = self.split_heads(project(self.v_proj, hidden_states))
         if past_key_values is not None:
-            key, value = past_key_values.self_attention_cache.update(key, value, self.layer_idx)
+            key, value = past_key_values.update(key, value, self.layer_idx)
         return self.attend(hidden_states, key, value, attention_mask, **kwargs)
 
 
@@ -281,7 +282,7 @@ class VanillaTransformerPreTrainedModel(SafeLoadingMixin, ResizableVocabulariesM
     base_model_prefix = "model"
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["VanillaTransformerEncoderLayer", "VanillaTransformerDecoderLayer"]
+    _no_split_modules = [f"VanillaTransformer{kind}Layer" for kind in ("Encoder", "Decoder", "Causal")]
     _skip_keys_device_placement = ["past_key_values"]
     _supports_sdpa = True
     _can_compile_fullgraph = True
@@ -509,6 +510,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
     }
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
+        config.require_both_stacks(type(self).__name__)
         super().__init__(config)
         if config.share_encoder_decoder_embeddings:
             self.shared = nn.Embedding(config.vocab_size, config.d_model, padding_idx=config.pad_token_id)

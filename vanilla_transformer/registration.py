@@ -3,10 +3,30 @@
 import functools
 from typing import Any
 
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipelines
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTextEncoding,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    pipelines,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.pipelines.base import PipelineRegistry
 
+from .causal_lm_vanilla_transformer import VanillaTransformerDecoderModel, VanillaTransformerForCausalLM
 from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .encoder_vanilla_transformer import (
+    VanillaTransformerEncoderModel,
+    VanillaTransformerForQuestionAnswering,
+    VanillaTransformerForSequenceClassification,
+    VanillaTransformerForTokenClassification,
+)
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
 from .pipeline_vanilla_transformer import (
     SummarizationPipeline,
@@ -21,16 +41,58 @@ _T5 = ("google-t5/t5-base", "a9723ea")
 _DISTILBART = ("sshleifer/distilbart-cnn-12-6", "a4f8f3e")
 
 
+class _ModelWithoutHead:
+    """What AutoModel finds: it loads the whole, the encoder or the decoder, whichever a configuration describes.
+
+    The library itself can choose by the class that a configuration was saved with, but a new configuration names none,
+    and that of a model with a head names that.
+    """
+
+    config_class = VanillaTransformerConfig
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, config: VanillaTransformerConfig, **kwargs: Any) -> Any:
+        """Loads the model."""
+        return cls._choose(config).from_pretrained(*args, config=config, **kwargs)
+
+    @classmethod
+    def _from_config(cls, config: VanillaTransformerConfig, **kwargs: Any) -> Any:
+        return cls._choose(config)._from_config(config, **kwargs)
+
+    @staticmethod
+    def _choose(config: VanillaTransformerConfig) -> type[PreTrainedModel]:
+        if config.is_encoder_decoder:
+            return VanillaTransformerModel
+        return VanillaTransformerDecoderModel if config.is_decoder else VanillaTransformerEncoderModel
+
+
+# The classes of each task.
+_MODELS: dict[Any, tuple[type[PreTrainedModel], ...]] = {
+    AutoModel: (VanillaTransformerModel, VanillaTransformerDecoderModel, VanillaTransformerEncoderModel),
+    AutoModelForCausalLM: (VanillaTransformerForCausalLM,),
+    AutoModelForQuestionAnswering: (VanillaTransformerForQuestionAnswering,),
+    AutoModelForSeq2SeqLM: (VanillaTransformerForConditionalGeneration,),
+    AutoModelForSequenceClassification: (VanillaTransformerForSequenceClassification,),
+    AutoModelForTextEncoding: (VanillaTransformerEncoderModel,),
+    AutoModelForTokenClassification: (VanillaTransformerForTokenClassification,),
+}
+
+
 def register_auto_classes() -> None:
     """Makes the Auto classes know this package's, and lets saved folders name the code that travels with them."""
     AutoConfig.register(VanillaTransformerConfig.model_type, VanillaTransformerConfig)
-    AutoModel.register(VanillaTransformerConfig, VanillaTransformerModel)
-    AutoModelForSeq2SeqLM.register(VanillaTransformerConfig, VanillaTransformerForConditionalGeneration)
     AutoTokenizer.register(VanillaTransformerConfig, fast_tokenizer_class=VanillaTransformerTokenizer)
     VanillaTransformerConfig.register_for_auto_class()
-    VanillaTransformerModel.register_for_auto_class("AutoModel")
-    VanillaTransformerForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
     VanillaTransformerTokenizer.register_for_auto_class()
+    for auto_class, model_classes in _MODELS.items():
+        found = model_classes[0] if len(model_classes) == 1 else _ModelWithoutHead
+        auto_class.register(VanillaTransformerConfig, found)
+        for model_class in model_classes:
+            if model_class._auto_class is None:  # the first name counts, AutoModel for the encoder
+                model_class.register_for_auto_class(auto_class.__name__)
+    # Where the Trainer looks up whether the labels, which its own label smoothing takes from the model, are to be
+    # shifted; the Auto class's other table, of registered classes, it does not ask.
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[VanillaTransformerConfig.model_type] = VanillaTransformerForCausalLM.__name__
 
 
 class _LanguagePairDefaults(dict[tuple[str, str], dict[str, tuple[str, str]]]):

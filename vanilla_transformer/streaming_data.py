@@ -32,6 +32,7 @@ from transformers import PreTrainedTokenizerBase
 from .data import (
     MEND_OR_DROP,
     PAIR_READERS,
+    USUAL_COLUMNS,
     WHOLE_FILE,
     Columns,
     EmptyLines,
@@ -357,6 +358,7 @@ def stream_parallel_corpus(
     target_column: str | None = None,
     source_lang: str | None = None,
     target_lang: str | None = None,
+    usual_columns: tuple[tuple[str, str], ...] = USUAL_COLUMNS,
     max_samples: int | None = None,
     empty_lines: EmptyLines = "error",
 ) -> IterableDataset:
@@ -377,6 +379,7 @@ def stream_parallel_corpus(
         target_column: Column of the target texts; needs `source_column`.
         source_lang: Source language, as columns or the keys of `translation` are named.
         target_lang: Target language, likewise.
+        usual_columns: Pairs of names to look for, those of summaries, say.
         max_samples: Keep this many pairs from the beginning. The stream is then a single shard.
         empty_lines: What to do with pairs that are empty (null, or white space only) on one side or both: "error"
             raises, "drop" leaves them out and logs the first few and how many they have become.
@@ -394,9 +397,7 @@ def stream_parallel_corpus(
             string, or a side is empty.
     """
     check_arguments(files=files, dataset_name=dataset_name, max_samples=max_samples, empty_lines=empty_lines)
-    columns = Columns(
-        source_column=source_column, target_column=target_column, source_lang=source_lang, target_lang=target_lang
-    )
+    columns = Columns(source_column, target_column, source_lang, target_lang, usual_columns)
     if files is not None:
         shards = _file_shards(files, columns)
     else:

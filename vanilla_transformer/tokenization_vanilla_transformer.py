@@ -12,7 +12,8 @@ What happens to a text, in this order:
    its combining marks (Hindi's vowel signs are marks). Digits stand alone because byte pairs cut "1987" and "1986" in
    unrelated ways, while number by digit is what a small corpus can teach.
 4. The first piece gets a space in front, so that a word has the same tokens at the start of a sentence as within it.
-   Decoding takes exactly that one space off again; a text's own leading spaces survive.
+   Decoding takes exactly that one space off again; a text's own leading spaces survive. With `add_bos_token=True`, as
+   language models want it, ids that do not begin with `<s>` are taken for the rest of a text, and keep their space.
 5. Each piece is written in UTF-8, one symbol a byte, and byte pairs are merged. All 256 bytes are in the vocabulary, so
    a character that no training text had is spelled in bytes rather than replaced by `<unk>`.
 
@@ -341,16 +342,32 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
             side = self.source_tokenizer if use_source_tokenizer else self.target_tokenizer
             return side._decode(token_ids, skip_special_tokens, clean_up_tokenization_spaces, **kwargs)
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
+        space = self._find_lost_space(ids, skip_special_tokens)
         added = self.added_tokens_decoder if self._is_byte_level else {}
         if not any(index in added and not added[index].content.isascii() for index in ids):
-            return super()._decode(ids, skip_special_tokens, clean_up_tokenization_spaces, **kwargs)
+            return space + super()._decode(ids, skip_special_tokens, clean_up_tokenization_spaces, **kwargs)
         # The byte-level decoder would take "ü" in an added token for the byte 0xFC, so such tokens are spelled first.
         tokens = [
             _spell(added[index].content) if index in added else self.backend_tokenizer.id_to_token(index)
             for index in ids
             if not (skip_special_tokens and index in added and added[index].special)
         ]
-        return self.backend_tokenizer.decoder.decode([token for token in tokens if token is not None])
+        return space + self.backend_tokenizer.decoder.decode([token for token in tokens if token is not None])
+
+    def _find_lost_space(self, ids: list[int], skip_special_tokens: bool) -> str:
+        """The space that decoding takes off, if it is one between words: of what a language model wrote after a prompt.
+
+        Where texts begin with `<s>`, ids that do not are no text's beginning.
+        """
+        if not (self._is_byte_level and self.add_bos_token):
+            return ""
+        first = next((index for index in ids if index != self.pad_token_id), None)
+        if first == self.bos_token_id:
+            return ""
+        skipped = self.all_special_ids if skip_special_tokens else ()
+        kept = next((index for index in ids if index not in skipped), None)
+        piece = None if kept is None else self.backend_tokenizer.id_to_token(kept)
+        return " " if piece is not None and piece.startswith(_SPACE) else ""
 
     def _save_pretrained(
         self,

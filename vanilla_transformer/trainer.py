@@ -428,7 +428,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             tags: Tags besides those that the card has by itself.
             model_name: Its name; by default the repository's.
             finetuned_from: For the library's card.
-            tasks: For the library's card; this package's models translate.
+            tasks: For the library's card; the configuration of this package's models names theirs.
             dataset_tags: Identifiers on the Hub of what it was trained on.
             dataset: For the library's card.
             dataset_args: For the library's card.

@@ -3,7 +3,7 @@
 import copy
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from itertools import chain
 from pathlib import Path
@@ -27,25 +27,22 @@ from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import logging
 
 from .arguments import DataArguments, ModelArguments, TranslationTrainingArguments
-from .batching import IntArray, pair_lengths
-from .bpe_dropout import BpeDropout, measure_length_growth
 from .callbacks import KeepGenerationConfig, MixLengthGroups, ShipCode
 from .checkpoints import PARTIAL_FOLDER, RecordWorldSize, replacing_files
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .data import load_parallel_corpus
 from .evaluation import make_compute_metrics
 from .recipe import paper_training_arguments
-from .streaming import StreamingTokenBatches
-from .streaming_data import sample_pairs, stream_parallel_corpus, tokenize_stream
+from .streaming_data import sample_pairs
+from .tasks import TRANSLATION, Task, find_prefix, get_task
 from .tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from .tokenizer_training import train_separate_tokenizer, train_tokenizer
 from .trainer import TranslationTrainer
+from .training_data import Corpora, known_languages, prepare_training_data, stream_batches, tokenize_pairs
 from .watching import WriteCurves, use_token_progress
 
 logger = logging.get_logger(__name__)
 
 ARGUMENTS_FILE = "arguments.json"
-LENGTH_GROWTH_FILE = "bpe_dropout_lengths.json"
 # Arguments without which a run that is resumed is not the one that was begun.
 _WATCHED_ARGUMENTS = (
     *("learning_rate", "lr_scheduler_type", "warmup_steps", "optim", "adam_beta1", "adam_beta2", "adam_epsilon"),
@@ -53,74 +50,22 @@ _WATCHED_ARGUMENTS = (
     *("max_source_tokens", "max_target_tokens", "per_device_train_batch_size", "gradient_accumulation_steps"),
     "train_sampling_strategy",
 )
-_GROWTH_SAMPLE = 2000  # pairs by which BPE-dropout's longer texts are measured
 
 
-Corpora = Mapping[str, Dataset | IterableDataset]
-
-
-def load_corpora(arguments: DataArguments) -> Corpora:
-    """Loads the training pairs and, where there are any, the validation pairs.
+def settle_prefix(model_arguments: ModelArguments, data_arguments: DataArguments) -> str:
+    """What is to stand before each source: as the arguments say, or else the model that is to be trained further.
 
     Args:
-        arguments: Where they are.
+        model_arguments: Which model.
+        data_arguments: The prefix, if one was given, and for which task.
 
     Returns:
-        "train" and possibly "validation", each with the string columns "source" and "target". With `streaming`, the
-        training pairs are an `IterableDataset`, of which nothing has been read yet.
-
-    Raises:
-        FileNotFoundError: If a file does not exist.
-        ValueError: If the data are not what they should be; the message names file and line.
+        The prefix, which may be empty.
     """
-    if arguments.builtin_corpus:
-        return _generate_corpora(arguments)
-
-    def load(
-        load_files: Callable[..., Any], files: list[str] | None, split: str, max_samples: int | None
-    ) -> Dataset | IterableDataset:
-        return load_files(
-            files=files,
-            dataset_name=arguments.dataset_name,
-            dataset_config_name=arguments.dataset_config_name,
-            split=split,
-            source_column=arguments.source_column,
-            target_column=arguments.target_column,
-            source_lang=arguments.source_lang,
-            target_lang=arguments.target_lang,
-            max_samples=max_samples,
-            empty_lines="drop" if arguments.drop_empty_lines else "error",
-        )
-
-    load_training = stream_parallel_corpus if arguments.streaming else load_parallel_corpus
-    corpora = {"train": load(load_training, arguments.train_file, arguments.train_split, arguments.max_train_samples)}
-    if arguments.validation_file or (arguments.dataset_name and arguments.validation_split):
-        corpora["validation"] = load(
-            load_parallel_corpus,
-            arguments.validation_file,
-            arguments.validation_split or "",
-            arguments.max_eval_samples,
-        )
-    return corpora
-
-
-def _generate_corpora(arguments: DataArguments) -> Corpora:
-    # Its generators, num2words and Babel, are needed for nothing else.
-    from .numbers_and_dates import numbers_and_dates
-
-    for name in ("max_train_samples", "max_eval_samples"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise ValueError(f"{name}={value}: must be at least 1, or None for all.")
-    # As many as are trained on: generating them takes time, and fewer are the beginning of more.
-    size: dict[str, Any] = {} if arguments.max_train_samples is None else {"num_examples": arguments.max_train_samples}
-    generated = numbers_and_dates(
-        source_lang=arguments.source_lang or "en", target_lang=arguments.target_lang or "de", **size
-    )
-    validation = generated["validation"]
-    if arguments.max_eval_samples is not None:
-        validation = validation.take(min(arguments.max_eval_samples, len(validation)))
-    return {"train": generated["train"], "validation": validation}
+    if data_arguments.source_prefix is not None or model_arguments.model_name_or_path is None:
+        return data_arguments.source_prefix or ""
+    config = AutoConfig.from_pretrained(model_arguments.model_name_or_path)
+    return find_prefix(config, get_task(data_arguments.task), langs=known_languages(data_arguments))
 
 
 def load_or_train_tokenizer(
@@ -129,6 +74,7 @@ def load_or_train_tokenizer(
     output_dir: str | os.PathLike[str],
     *,
     sample: int = 1_000_000,
+    model_max_length: int = 1024,
 ) -> PreTrainedTokenizerBase:
     """Loads the tokenizer that is named, or the one this run trained before it was stopped, or trains one.
 
@@ -137,6 +83,7 @@ def load_or_train_tokenizer(
         train_dataset: Pairs to train one on.
         output_dir: Where an earlier part of this run saved the tokenizer it trained.
         sample: How many pairs of a stream to train on; of a dataset all of them are taken.
+        model_max_length: Tokens that a new one cuts a text to, where it is asked to.
 
     Returns:
         The tokenizer, of one vocabulary or, if the arguments ask for it, of two.
@@ -151,9 +98,18 @@ def load_or_train_tokenizer(
     sources, targets = pairs["source"], pairs["target"]
     if arguments.separate_vocabularies:
         return train_separate_tokenizer(
-            sources, targets, vocab_size=arguments.vocab_size, target_vocab_size=arguments.target_vocab_size
+            sources,
+            targets,
+            vocab_size=arguments.vocab_size,
+            target_vocab_size=arguments.target_vocab_size,
+            model_max_length=model_max_length,
         )
-    return train_tokenizer(chain(sources, targets), vocab_size=arguments.vocab_size, length=2 * len(pairs))
+    return train_tokenizer(
+        chain(sources, targets),
+        vocab_size=arguments.vocab_size,
+        model_max_length=model_max_length,
+        length=2 * len(pairs),
+    )
 
 
 def parse_overrides(text: str | None) -> dict[str, Any]:
@@ -190,15 +146,6 @@ def _split_off_value(text: str) -> tuple[Any, str]:
             return value, rest
     word, _, rest = text.partition(",")
     return word.strip(), rest
-
-
-def known_languages(arguments: DataArguments) -> list[str] | None:
-    """The source and the target language of the data, or `None` where the arguments do not name both."""
-    if arguments.builtin_corpus:
-        return [arguments.source_lang or "en", arguments.target_lang or "de"]
-    if arguments.source_lang is None or arguments.target_lang is None:
-        return None
-    return [arguments.source_lang, arguments.target_lang]
 
 
 def build_config(
@@ -273,12 +220,15 @@ def check_model_arguments(arguments: ModelArguments) -> None:
         build_config(arguments, VanillaTransformerTokenizer())
 
 
-def build_model(arguments: ModelArguments, config: PreTrainedConfig) -> PreTrainedModel:
+def build_model(
+    arguments: ModelArguments, config: PreTrainedConfig, *, max_new_tokens: int | None = None
+) -> PreTrainedModel:
     """Builds a new model, or loads the one to go on from.
 
     Args:
         arguments: Which of them.
         config: Its configuration.
+        max_new_tokens: The most tokens that a new one writes; `None`: the paper's bound, 50 more than the source has.
 
     Returns:
         The model. A new one searches with 4 beams unless `generate` is told otherwise, and if it is this package's,
@@ -288,48 +238,12 @@ def build_model(arguments: ModelArguments, config: PreTrainedConfig) -> PreTrain
         return AutoModelForSeq2SeqLM.from_pretrained(arguments.model_name_or_path, config=config)
     model = AutoModelForSeq2SeqLM.from_config(config)
     model.generation_config.num_beams = 4
+    if max_new_tokens is not None:
+        model.generation_config.max_new_tokens = max_new_tokens
     if isinstance(config, VanillaTransformerConfig):
         model.generation_config.length_penalty = 0.6
         model.generation_config.length_penalty_type = "gnmt"
     return model
-
-
-def tokenize_pairs(
-    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, max_source_length: int, max_target_length: int, name: str
-) -> Dataset:
-    """Turns texts into ids, and reports how many were cut.
-
-    Args:
-        dataset: String columns "source" and "target".
-        tokenizer: Takes them apart.
-        max_source_length: Tokens a source is cut to.
-        max_target_length: Tokens a target is cut to.
-        name: What the progress bar and the report call the data.
-
-    Returns:
-        Columns "input_ids", "attention_mask" and "labels".
-    """
-
-    def tokenize(batch: dict[str, list[str]]) -> dict[str, list[Any]]:
-        encoded = tokenizer(batch["source"], text_target=batch["target"])
-        too_long = [
-            len(source) > max_source_length or len(target) > max_target_length
-            for source, target in zip(encoded["input_ids"], encoded["labels"], strict=True)
-        ]
-        if any(too_long):
-            encoded = tokenizer(batch["source"], max_length=max_source_length, truncation=True)
-            targets = tokenizer(text_target=batch["target"], max_length=max_target_length, truncation=True)
-            encoded["labels"] = targets["input_ids"]
-        return {**encoded, "too_long": too_long}
-
-    tokenized = dataset.map(tokenize, batched=True, remove_columns=dataset.column_names, desc=f"Tokenizing {name}")
-    cut = [row for row, too_long in enumerate(tokenized["too_long"], start=1) if too_long]
-    if cut:
-        logger.warning(
-            f"{len(cut)} of {len(tokenized)} pairs of {name} were cut to max_source_length={max_source_length} or "
-            f"max_target_length={max_target_length} tokens, the first ones being number {', '.join(map(str, cut[:5]))}."
-        )
-    return tokenized.remove_columns("too_long")
 
 
 def check_output_dir(
@@ -438,12 +352,13 @@ def build_trainer(
         model: What to train.
         tokenizer: Its tokenizer.
         corpora: "train" and possibly "validation", with string columns "source" and "target".
-        data_arguments: Length limits, BPE-dropout, and the window of a stream.
+        data_arguments: The task, length limits, BPE-dropout, and the window of a stream.
         training_arguments: Everything else.
 
     Returns:
         The trainer.
     """
+    max_source_length, max_target_length = data_arguments.lengths
     tokenized: dict[str, Any] = {}
     with training_arguments.main_process_first(desc="tokenizing"):
         for split, dataset in corpora.items():
@@ -451,13 +366,13 @@ def build_trainer(
                 tokenized[split] = tokenize_pairs(
                     dataset,
                     tokenizer,
-                    max_source_length=data_arguments.max_source_length,
-                    max_target_length=data_arguments.max_target_length,
+                    max_source_length=max_source_length,
+                    max_target_length=max_target_length,
                     name=f"{split} data",
                 )
     compute_metrics: Callable[..., dict[str, float]] | None = None
     if training_arguments.predict_with_generate and "validation" in tokenized:
-        compute_metrics = make_compute_metrics(tokenizer)
+        compute_metrics = make_compute_metrics(tokenizer, get_task(data_arguments.task))
     callbacks: list[TrainerCallback] = [
         KeepGenerationConfig(copy.deepcopy(model.generation_config)),
         RecordWorldSize(streaming=isinstance(corpora["train"], IterableDataset)),
@@ -468,7 +383,7 @@ def build_trainer(
     if isinstance(corpora["train"], IterableDataset):
         train_dataset = stream_batches(corpora["train"], tokenizer, data_arguments, training_arguments)
     else:
-        train_dataset, train_lengths = _prepare_training_data(
+        train_dataset, train_lengths = prepare_training_data(
             corpora["train"], tokenized["train"], tokenizer, data_arguments, training_arguments
         )
         if (
@@ -489,79 +404,6 @@ def build_trainer(
     )
     use_token_progress(trainer)
     return trainer
-
-
-def _prepare_training_data(
-    pairs: Dataset,
-    tokenized: Dataset,
-    tokenizer: PreTrainedTokenizerBase,
-    arguments: DataArguments,
-    training_arguments: TranslationTrainingArguments,
-) -> tuple[Dataset, tuple[IntArray, IntArray]]:
-    """Returns what to train on, tokenized once or with BPE-dropout whenever it is read, and its lengths."""
-    source_lengths, target_lengths = pair_lengths(tokenized)
-    if not arguments.bpe_dropout:
-        return tokenized, (source_lengths, target_lengths)
-    limits = (arguments.max_source_length, arguments.max_target_length)
-    dropout = BpeDropout(tokenizer, arguments.bpe_dropout, *limits)
-    growth = _agree_on_growth(pairs, tokenizer, arguments.bpe_dropout, training_arguments)
-    expected = [
-        np.minimum(np.ceil(lengths * factor), limit).astype(np.int64)
-        for lengths, factor, limit in zip((source_lengths, target_lengths), growth, limits, strict=True)
-    ]
-    lengths = np.maximum(*expected)
-    return pairs.add_column("length", lengths).with_transform(dropout), (expected[0], expected[1])
-
-
-def _agree_on_growth(
-    pairs: Dataset, tokenizer: PreTrainedTokenizerBase, p: float, training_arguments: TranslationTrainingArguments
-) -> tuple[float, float]:
-    """Measures once how much BPE-dropout lengthens texts: all processes, now and later, must plan the same batches."""
-    path = Path(str(training_arguments.output_dir)) / LENGTH_GROWTH_FILE
-    with training_arguments.main_process_first(local=False, desc="measuring BPE-dropout"):
-        if not path.is_file():
-            sample = pairs.take(min(len(pairs), _GROWTH_SAMPLE))
-            growth = measure_length_growth(tokenizer, p, sample["source"], sample["target"])
-            with replacing_files(path.parent) as partial:
-                (partial / path.name).write_text(json.dumps(growth), encoding="utf-8")
-        source, target = json.loads(path.read_text(encoding="utf-8"))
-    return source, target
-
-
-def stream_batches(
-    pairs: IterableDataset,
-    tokenizer: PreTrainedTokenizerBase,
-    data_arguments: DataArguments,
-    training_arguments: TranslationTrainingArguments,
-) -> StreamingTokenBatches:
-    """Makes an endless stream of token batches for this process from a stream of sentence pairs.
-
-    Args:
-        pairs: String columns "source" and "target".
-        tokenizer: Takes them apart, with BPE-dropout if the arguments ask for it.
-        data_arguments: Length limits and window.
-        training_arguments: A `TranslationTrainingArguments` with token budgets; seed and processes.
-
-    Returns:
-        The stream.
-    """
-    source_limit, target_limit = data_arguments.max_source_length, data_arguments.max_target_length
-    encode = None
-    if data_arguments.bpe_dropout:
-        # Without limits: what is too long is cut, and reported, further on.
-        encode = BpeDropout(tokenizer, data_arguments.bpe_dropout)
-    seed = training_arguments.seed if training_arguments.data_seed is None else training_arguments.data_seed
-    return StreamingTokenBatches(
-        tokenize_stream(
-            pairs, tokenizer, max_source_length=source_limit, max_target_length=target_limit, encode=encode
-        ),
-        max_source_tokens=training_arguments.max_source_tokens or 0,
-        max_target_tokens=training_arguments.max_target_tokens or 0,
-        window=data_arguments.streaming_window,
-        seed=seed,
-        num_replicas=training_arguments.world_size,
-        rank=training_arguments.process_index,
-    )
 
 
 def check_streaming(data_arguments: DataArguments, arguments: TranslationTrainingArguments) -> None:
@@ -585,7 +427,12 @@ def check_streaming(data_arguments: DataArguments, arguments: TranslationTrainin
 
 
 def settle_training_arguments(
-    arguments: TranslationTrainingArguments, config: PreTrainedConfig, *, validates: bool, bpe_dropout: bool = False
+    arguments: TranslationTrainingArguments,
+    config: PreTrainedConfig,
+    *,
+    validates: bool,
+    bpe_dropout: bool = False,
+    task: Task = TRANSLATION,
 ) -> None:
     """Fills in, in place, what depends on model and data.
 
@@ -595,7 +442,12 @@ def settle_training_arguments(
             and the Trainer, which would apply it a second time, shall not.
         validates: Whether there are validation data.
         bpe_dropout: Whether the training data stay texts until a batch is made.
+        task: By whose score the best checkpoint is chosen, unless the user said by which.
+
+    Raises:
+        ValueError: If the user chose a score that is not computed for the task.
     """
+    arguments.choose_metric(task)
     if arguments.label_smoothing_factor and hasattr(config, "label_smoothing"):
         config.label_smoothing = arguments.label_smoothing_factor
         arguments.label_smoothing_factor = 0.0
@@ -616,12 +468,9 @@ __all__ = [
     "check_output_dir",
     "check_streaming",
     "claim_output_dir",
-    "known_languages",
-    "load_corpora",
     "load_or_train_tokenizer",
     "paper_training_arguments",
     "parse_overrides",
+    "settle_prefix",
     "settle_training_arguments",
-    "stream_batches",
-    "tokenize_pairs",
 ]

@@ -35,6 +35,7 @@ from .pipeline_vanilla_transformer import (
     map_by_length,
     sequence_score_settings,
 )
+from .tasks import TASKS, Task, find_prefix, find_task, get_task
 from .vocabularies import check_text_target, get_vocabularies, load_needed_tokenizer
 
 if TYPE_CHECKING:
@@ -164,7 +165,17 @@ class InferenceArguments:
             "--batch_size is given."
         },
     )
-    source_prefix: str = field(default="", metadata={"help": "Put before each source, for T5 and its like."})
+    task: str | None = field(
+        default=None,
+        metadata={"help": f"What the model is to do: {', '.join(TASKS)}. Default: what its configuration names."},
+    )
+    source_prefix: str | None = field(
+        default=None,
+        metadata={
+            "help": "Put before each source, for T5 and its like. Default: what the model's configuration has for the "
+            "task."
+        },
+    )
     source_lang: str | None = field(default=None, metadata={"help": "Source language, such as en or eng_Latn."})
     target_lang: str | None = field(default=None, metadata={"help": "Target language, such as de or deu_Latn."})
     disable_tqdm: bool = field(default=False, metadata={"help": "Show no progress bar."})
@@ -174,6 +185,19 @@ class InferenceArguments:
             raise ValueError(
                 f"source_lang is {self.source_lang!r} and target_lang is {self.target_lang!r}; give both or neither."
             )
+        if self.task is not None:
+            get_task(self.task)
+
+    def find_task(self, model: PreTrainedModel) -> Task:
+        """The task that was given, or else the one that the model is for."""
+        return find_task(model.config) if self.task is None else get_task(self.task)
+
+    def find_prefix(self, model: PreTrainedModel) -> str:
+        """What to put before each source: what was given, or else what the model wants for the task."""
+        if self.source_prefix is not None:
+            return self.source_prefix
+        langs = None if self.source_lang is None or self.target_lang is None else [self.source_lang, self.target_lang]
+        return find_prefix(model.config, self.find_task(model), langs=langs)
 
     def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, dict[str, Any]]:
         """The model, its tokenizer, and the arguments of `generate` that were given or that the languages ask for."""

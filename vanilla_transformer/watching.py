@@ -23,7 +23,7 @@ from transformers.utils import logging
 from transformers.utils.logging import tqdm
 
 from . import __version__
-from .visualization import plot_learning_curves
+from .learning_curves import plot_learning_curves
 
 logger = logging.get_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""Modules of the evaluate library that need no network: sacreBLEU's BLEU, chrF and TER, and perplexity.
+"""Modules of the evaluate library that need no network: sacreBLEU's BLEU, chrF and TER, ROUGE, and perplexity.
 
     from vanilla_transformer import metrics
 
@@ -9,7 +9,8 @@
 module cache first. Both take what `evaluate.load` takes, such as `experiment_id`, and the metric's own options, which
 `compute` may override. With given options, modules of different metrics can be combined (`evaluate.combine`). Inputs,
 options and results of `"bleu"`, `"chrf"` and `"ter"` are those of evaluate's own "sacrebleu", "chrf" and "ter", with
-two additions: sentences may differ in their number of references, and the result holds sacreBLEU's `signature`.
+two additions: sentences may differ in their number of references, and the result holds sacreBLEU's `signature`. So are
+those of `"rouge"`, but for its `tokenize`, and for means where evaluate's own gives medians of drawn samples.
 
 Where files go: a metric collects its inputs in evaluate's cache, or in the folder `cache_dir`. With
 `keep_in_memory=True`, `metrics.load` and the metric write nothing at all, so that a read-only cache will do.
@@ -25,7 +26,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-_CLASSES = {"bleu": "MtBleu", "chrf": "MtChrf", "ter": "MtTer", "perplexity": "MtPerplexity"}
+_CLASSES = {"bleu": "MtBleu", "chrf": "MtChrf", "ter": "MtTer", "rouge": "MtRouge", "perplexity": "MtPerplexity"}
 
 
 def _check_name(name: str) -> None:
@@ -37,7 +38,7 @@ def module_path(name: str) -> Path:
     """The folder that `evaluate.load` takes, as a string, for the metric `name`.
 
     Raises:
-        ValueError: If `name` is none of `"bleu"`, `"chrf"`, `"ter"` and `"perplexity"`.
+        ValueError: If `name` is none of `"bleu"`, `"chrf"`, `"ter"`, `"rouge"` and `"perplexity"`.
     """
     _check_name(name)
     return Path(__file__).parent / f"mt_{name}"
@@ -47,7 +48,7 @@ def load(name: str, **kwargs: Any) -> Any:
     """Loads a metric without the network, and without the copy of its code that `evaluate.load` makes.
 
     Args:
-        name: `"bleu"`, `"chrf"` (chrF++ with `word_order=2`), `"ter"` or `"perplexity"`.
+        name: `"bleu"`, `"chrf"` (chrF++ with `word_order=2`), `"ter"`, `"rouge"` or `"perplexity"`.
         **kwargs: Arguments of `evaluate.Metric` (`num_process`, `process_id`, `experiment_id`, `cache_dir`,
             `keep_in_memory`, ...) and options of the metric, from then on its defaults.
 

@@ -68,16 +68,15 @@ def _list_of_references(reference: Any) -> list[str]:
     return list(reference)
 
 
-class SacrebleuMetric(MetricWithOptions):
-    """One of sacreBLEU's metrics.
+class TextMetric(MetricWithOptions):
+    """A metric of texts and their references, one or several each.
 
-    Subclasses say in `documentation` what [`evaluate.EvaluationModuleInfo`] wants to know, in `make_scorer` how
-    sacreBLEU's metric is made from options, and in `details` which attributes of its score go into the result.
+    Subclasses say in `documentation` what [`evaluate.EvaluationModuleInfo`] wants to know, and in `codebase` where the
+    code is that computes the score.
     """
 
     documentation: dict[str, Any]
-    make_scorer: Callable[..., Any]
-    details: tuple[str, ...]
+    codebase: str
 
     def _info(self) -> evaluate.EvaluationModuleInfo:
         text = Value("string")
@@ -86,13 +85,10 @@ class SacrebleuMetric(MetricWithOptions):
                 Features({"predictions": text, "references": List(text)}),
                 Features({"predictions": text, "references": text}),
             ],
-            codebase_urls=["https://github.com/mjpost/sacrebleu"],
+            codebase_urls=[self.codebase],
             license="Apache-2.0",
             **self.documentation,
         )
-
-    def _check_options(self, options: dict[str, Any], *, complete: bool) -> None:
-        self.make_scorer(**options)
 
     def _infer_feature_from_batch(self, batch: dict[str, Any]) -> Features:
         # References are always stored as lists, so that batches and processes may differ in how they give them, and a
@@ -100,7 +96,7 @@ class SacrebleuMetric(MetricWithOptions):
         return self.features[0]
 
     def add_batch(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> None:
-        """Adds translations and their references, which may be none of either.
+        """Adds texts and their references, which may be none of either.
 
         Args:
             predictions: A list of strings.
@@ -121,7 +117,7 @@ class SacrebleuMetric(MetricWithOptions):
         )
 
     def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: Any) -> None:
-        """Adds one translation and its reference or references.
+        """Adds one text and its reference or references.
 
         Args:
             prediction: A string.
@@ -134,6 +130,21 @@ class SacrebleuMetric(MetricWithOptions):
         """
         super().add(prediction=_checked_prediction(prediction), reference=_list_of_references(reference), **kwargs)
 
+
+class SacrebleuMetric(TextMetric):
+    """One of sacreBLEU's metrics.
+
+    Subclasses say in `make_scorer` how sacreBLEU's metric is made from options, and in `details` which attributes of
+    its score go into the result.
+    """
+
+    codebase = "https://github.com/mjpost/sacrebleu"
+    make_scorer: Callable[..., Any]
+    details: tuple[str, ...]
+
+    def _check_options(self, options: dict[str, Any], *, complete: bool) -> None:
+        self.make_scorer(**options)
+
     def _compute(self, *, predictions: list[str], references: list[list[str]], **options: Any) -> dict[str, Any]:
         score, signature = corpus_score(self.make_scorer(**self._options | options), predictions, references)
         return {
@@ -143,4 +154,4 @@ class SacrebleuMetric(MetricWithOptions):
         }
 
 
-__all__ = ["MetricWithOptions", "SacrebleuMetric"]
+__all__ = ["MetricWithOptions", "SacrebleuMetric", "TextMetric"]

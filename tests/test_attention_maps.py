@@ -1,0 +1,393 @@
+"""Attention weights checked against the models' own, labels and words against the text, and alignments."""
+
+import gzip
+import json
+import re
+import unicodedata
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from library_models import MODELS, make_m2m100, make_nllb_tokenizer
+from library_models import make_tokenizer as make_word_tokenizer
+from tiny_vanilla import make_model
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import LongT5Config, LongT5ForConditionalGeneration, MarianTokenizer, PreTrainedTokenizerFast
+
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.attention_maps import (
+    KINDS,
+    AttentionMap,
+    align_file,
+    align_lines,
+    align_words,
+    collect_attention,
+    find_words,
+    format_pharaoh,
+    label_tokens,
+    split_words,
+)
+from vanilla_transformer.tokenizer_training import train_separate_tokenizer, train_tokenizer
+
+CORPUS = [
+    "the cat sits on the mat .",
+    "die Katze sitzt auf der Matte .",
+    "猫坐在垫子上。",
+    "बिल्ली चटाई पर बैठी है",
+    "قطة",
+] * 3
+BYTES = VanillaTransformerTokenizer()
+TARGET = "papa mike unknown lima"
+
+
+def make_sentencepiece_like() -> PreTrainedTokenizerFast:
+    """Words begin with "▁", and a character that is not in the vocabulary is spelled in bytes."""
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefghé猫"]
+    pieces += ["▁a", "bc", "▁abc"]
+    merges = [("▁", "a"), ("b", "c"), ("▁a", "bc")]
+    bpe = models.BPE(
+        {piece: index for index, piece in enumerate(pieces)}, merges, unk_token="<unk>", byte_fallback=True
+    )
+    backend = Tokenizer(bpe)
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(steps)
+    backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+
+
+def make_word_piece() -> PreTrainedTokenizerFast:
+    backend = Tokenizer(models.WordPiece(unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=80, special_tokens=["<s>", "<pad>", "</s>", "<unk>"], show_progress=False
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="</s>", pad_token="<pad>")
+
+
+TOKENIZERS: dict[str, Any] = {
+    "bytes": BYTES,
+    "byte pairs": train_tokenizer(CORPUS, vocab_size=400, show_progress=False),
+    "sentencepiece-like": make_sentencepiece_like(),
+}
+texts = st.text(alphabet=st.sampled_from("abcdé ß猫坐。ラमेंقط한😀👩\u200d\u0301\n\u200b\x07'!"), max_size=12)
+
+
+def read_labels(labels: tuple[str, ...]) -> str:
+    """The oracle's way back from labels to a text."""
+    text = re.sub("<[0-9A-F]{2}>", "", "".join(label for label in labels if label != "</s>"))
+    text = text.replace("▁", " ").replace("↵", "\n").replace("◌", "")
+    return re.sub(r"<U\+([0-9A-F]{4,})>", lambda found: chr(int(found.group(1), 16)), text)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(text=texts)
+def test_labels_joined_are_the_text(name: str, text: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    labels = label_tokens(tokenizer, tokenizer(text)["input_ids"])
+    if name != "sentencepiece-like":
+        text = unicodedata.normalize("NFC", text)
+    # A first token may be the space that the tokenizer itself puts before a text.
+    assert read_labels(labels) in (text, " " + text)
+    assert all(label.isprintable() and label for label in labels)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(text=texts)
+def test_every_token_belongs_to_a_word_and_every_word_to_a_token(name: str, text: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    ids = tokenizer(text)["input_ids"]
+    for split in (True, False):
+        words = find_words(tokenizer, ids, text, split_characters=split)
+        assert words[-1] == ()  # </s>
+        flat = [word for numbers in words for word in numbers]
+        assert flat == sorted(flat)
+        named = split_words(text, split_characters=split)
+        assert "".join(named) == "".join(text.split())
+        if text.strip():
+            assert all(words[:-1])
+            assert set(flat) == set(range(len(named)))
+    assert split_words(text, split_characters=False) == text.split()
+    # What a model wrote has no other text than what it decodes to.
+    decoded = tokenizer.decode(ids, skip_special_tokens=True)
+    assert {word for numbers in find_words(tokenizer, ids) for word in numbers} == set(range(len(split_words(decoded))))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a  b c. ", ["a", "b", "c."]),
+        ("我喜欢cats，和狗。", ["我", "喜", "欢", "cats", "，", "和", "狗", "。"]),  # noqa: RUF001
+        ("「東京」へ", ["「", "東", "京", "」", "へ"]),
+        ("か\u3099き", ["か\u3099", "き"]),
+        ("हिन्दी में 한국어", ["हिन्दी", "में", "한국어"]),
+        ("👩\u200d👧 👍🏽!", ["👩\u200d👧", "👍🏽!"]),
+        ("人々\u3000〇", ["人", "々", "〇"]),  # noqa: RUF001
+        (" \n", []),
+    ],
+)
+def test_words(text: str, words: list[str]) -> None:
+    assert split_words(text) == words
+    assert split_words(text, split_characters=False) == text.split()
+
+
+def test_parts_of_characters_are_named_by_their_bytes() -> None:
+    assert label_tokens(BYTES, BYTES("a 猫")["input_ids"]) == ("▁", "a", "▁", "<E7>", "<8C>", "猫", "</s>")
+    assert label_tokens(BYTES, BYTES("猫")["input_ids"][:3]) == ("▁", "<E7>", "<8C>")  # the model stopped early
+    tokenizer = TOKENIZERS["sentencepiece-like"]
+    assert label_tokens(tokenizer, tokenizer("abc ß")["input_ids"]) == ("abc", "▁", "<C3>", "ß", "</s>")
+    assert find_words(tokenizer, tokenizer("abc ß")["input_ids"]) == ((0,), (1,), (1,), (1,), ())
+
+
+def test_each_side_of_two_vocabularies_is_read_with_its_own() -> None:
+    tokenizer = train_separate_tokenizer(["aa bb aa"] * 3, ["dd cc dd"] * 3, vocab_size=262, show_progress=False)
+    source, target = tokenizer("aa bb")["input_ids"], tokenizer(text_target="dd cc")["input_ids"]
+    assert read_labels(label_tokens(tokenizer, source, is_source=True)).strip() == "aa bb"
+    assert read_labels(label_tokens(tokenizer, target)).strip() == "dd cc"
+    found = find_words(tokenizer, source, "aa bb", is_source=True)
+    assert {word for numbers in found for word in numbers} == {0, 1}
+
+
+def test_a_word_that_the_tokenizer_does_not_know_still_counts() -> None:
+    tokenizer = make_word_piece()
+    ids = tokenizer("the ☃ cat")["input_ids"]
+    assert find_words(tokenizer, ids, "the ☃ cat", is_source=True) == tuple(
+        (w,) for w in (0, *[1], *[2] * (len(ids) - 2))
+    )
+    assert label_tokens(tokenizer, ids)[1] == "<unk>"
+    # In what a model writes it is no text, and no word.
+    assert find_words(tokenizer, ids)[1] == ()
+
+
+def test_a_tokenizer_without_offsets(tmp_path: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    (tmp_path / "corpus.txt").write_text("\n".join(CORPUS), encoding="utf-8")
+    prefix = str(tmp_path / "spm")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "corpus.txt"), model_prefix=prefix, vocab_size=70, minloglevel=3, hard_vocab_limit=False
+    )
+    pieces = [line.split("\t")[0] for line in Path(prefix + ".vocab").read_text(encoding="utf-8").splitlines()]
+    vocabulary = {piece: index for index, piece in enumerate(["</s>", "<unk>", *pieces[3:], "<pad>"])}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # sacremoses may be missing
+        tokenizer: Any = MarianTokenizer(f"{prefix}.model", f"{prefix}.model", str(tmp_path / "vocab.json"))
+    assert not tokenizer.is_fast
+    # "½" becomes three characters, and the snow man is unknown.
+    for text in ("the cat sits", "the ☃ cat ½ mat", "☃ the", "mat☃ the ☃☃"):
+        ids = tokenizer(text)["input_ids"]
+        words = find_words(tokenizer, ids, text, is_source=True, split_characters=False)
+        assert {word for numbers in words for word in numbers} == set(range(len(text.split()))), text
+        labels = label_tokens(tokenizer, ids, is_source=True)
+        assert words[labels.index("</s>")] == ()
+        assert words[0][0] == 0
+        if "<unk>" in labels:
+            assert "☃" in text.split()[words[labels.index("<unk>")][0]]
+
+
+def oracle(model: Any, tokenizer: Any, source: str, target: str) -> Any:
+    """What the model returns by itself when told to."""
+    model.set_attn_implementation("eager")
+    labels = torch.tensor([tokenizer(text_target=target)["input_ids"]])
+    with torch.no_grad():
+        outputs = model(**tokenizer(source, return_tensors="pt"), labels=labels, output_attentions=True)
+    model.set_attn_implementation("sdpa")
+    return outputs
+
+
+def check_map(attention: AttentionMap) -> None:
+    for kind in KINDS:
+        weights, rows, columns = attention.select(kind)
+        assert weights.shape[2:] == (len(rows), len(columns))
+        np.testing.assert_allclose(weights.sum(axis=-1), 1.0, atol=1e-5)
+    future = np.triu(np.ones(attention.decoder.shape[2:], dtype=bool), k=1)
+    assert (attention.decoder[:, :, future] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["vanilla", *MODELS])
+def test_weights_are_what_the_model_returns(name: str) -> None:
+    tokenizer = make_word_tokenizer()
+    model = make_model(vocab_size=20) if name == "vanilla" else MODELS[name]()
+    model.train()
+    attention = collect_attention(model, tokenizer, "alpha delta echo", TARGET)
+    assert model.config._attn_implementation == "sdpa"
+    assert all(module.training for module in model.modules())
+    model.eval()
+    outputs = oracle(model, tokenizer, "alpha delta echo", TARGET)
+    for kind in KINDS:
+        expected = torch.stack(outputs[f"{kind}_attentions"], dim=1)[0].numpy()
+        np.testing.assert_allclose(attention.select(kind)[0], expected, atol=1e-6)
+    check_map(attention)
+    assert attention.source == ("alpha", "▁delta", "▁echo", "</s>")
+    assert attention.target == ("papa", "▁mike", "<unk>", "▁lima", "</s>")
+    assert attention.decoder_input[1:] == attention.target[:-1]
+    assert attention.target_words == ((0,), (1,), (2,), (3,), ())
+    assert (attention.source_text, attention.target_text) == ("alpha delta echo", TARGET)
+
+
+@pytest.mark.parametrize("name", ["vanilla", *MODELS])
+def test_the_model_translates_where_no_target_is_given(name: str) -> None:
+    tokenizer = make_word_tokenizer()
+    model: Any = make_model(vocab_size=20) if name == "vanilla" else MODELS[name]()
+    inputs = tokenizer("alpha delta echo", return_tensors="pt")
+    (output,) = model.generate(**inputs, max_new_tokens=5, num_beams=2)
+    attention = collect_attention(model, tokenizer, "alpha delta echo", max_new_tokens=5, num_beams=2)
+    check_map(attention)
+    assert attention.decoder_input == label_tokens(tokenizer, output[:-1].tolist())
+    assert attention.target == label_tokens(tokenizer, output[1:].tolist())
+    assert attention.target_text == tokenizer.decode(output, skip_special_tokens=True)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        outputs = model(**inputs, decoder_input_ids=output[None, :-1], output_attentions=True)
+    expected = torch.stack(outputs.cross_attentions, dim=1)[0]
+    np.testing.assert_allclose(attention.cross, expected.numpy(), atol=1e-6)
+
+
+def test_a_model_with_a_language_token() -> None:
+    tokenizer = make_nllb_tokenizer()
+    tokenizer.src_lang, tokenizer.tgt_lang = "eng_Latn", "deu_Latn"
+    model = make_m2m100(len(tokenizer))
+    attention = collect_attention(model, tokenizer, "the cat", "die katze")
+    assert attention.decoder_input[:2] == ("</s>", "deu_Latn")
+    assert attention.source_words[0] == attention.target_words[0] == ()
+    expected = torch.stack(oracle(model, tokenizer, "the cat", "die katze").cross_attentions, dim=1)[0]
+    np.testing.assert_allclose(attention.cross, expected.numpy(), atol=1e-6)
+    german = tokenizer.convert_tokens_to_ids("deu_Latn")
+    written = collect_attention(model, tokenizer, "the cat", forced_bos_token_id=german, max_new_tokens=4)
+    assert written.target[0] == "deu_Latn"
+    check_map(written)
+
+
+def test_a_prefix_has_no_words() -> None:
+    attention = collect_attention(
+        MODELS["t5"](), make_word_tokenizer(), "papa mike", TARGET, source_prefix="translate alpha: "
+    )
+    assert attention.source_words == ((), (), (0,), (1,), ())
+    assert attention.source_text == "papa mike"
+
+
+def test_a_long_source_is_cut_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    model = MODELS["bart"]()
+    attention = collect_attention(model, make_word_tokenizer(), "alpha bravo golf hotel", TARGET, max_source_length=3)
+    assert attention.source == ("alpha", "▁bravo", "</s>")
+    assert attention.source_words == ((0,), (1,), ())
+    assert "truncated to 3 of its 5 tokens" in caplog.text
+
+
+def test_what_cannot_be_shown_is_refused() -> None:
+    tokenizer = make_word_tokenizer()
+    for source, target in (("", None), (" ", "papa"), ("papa", "\n")):
+        with pytest.raises(ValueError, match="needs words"):
+            collect_attention(MODELS["bart"](), tokenizer, source, target)
+    sizes: dict[str, Any] = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 20}
+    config = LongT5Config(**sizes, pad_token_id=1, eos_token_id=2, local_radius=2)
+    config.decoder_start_token_id = 1
+    with pytest.raises(ValueError, match=r"encoder_attentions have the shape .* a weight for each pair of tokens"):
+        collect_attention(LongT5ForConditionalGeneration(config), tokenizer, "papa mike", TARGET)
+    with pytest.raises(ValueError, match="kind is 'self'"):
+        make_map([[1.0]], [(0,)], [(0,)]).select("self")  # type: ignore[arg-type]
+
+
+def make_map(cross: Any, source_words: Any, target_words: Any) -> AttentionMap:
+    """A map whose cross-attention is given: (N, H, T, S), or (T, S) for one layer and head."""
+    weights = np.array(cross, dtype=np.float32)
+    weights = weights.reshape((1,) * (4 - weights.ndim) + weights.shape)
+    tokens = {"source": ("s",) * weights.shape[3], "target": ("t",) * weights.shape[2]}
+    nothing = np.zeros((1, 1, 1, 1), dtype=np.float32)
+    return AttentionMap(
+        **tokens,
+        decoder_input=tokens["target"],
+        encoder=nothing,
+        decoder=nothing,
+        cross=weights,
+        source_words=tuple(source_words),
+        target_words=tuple(target_words),
+        source_text="",
+        target_text="",
+    )
+
+
+def test_alignment_of_known_attention() -> None:
+    # Source words a, b b (two tokens) and </s>; target words x x (two tokens), y and </s>.
+    source_words, target_words = [(0,), (1,), (1,), ()], [(0,), (0,), (1,), ()]
+    cross = [[0.4, 0.3, 0.2, 0.1], [0.5, 0.3, 0.2, 0.0], [0.2, 0.0, 0.1, 0.7], [0.0, 0.0, 0.0, 1.0]]
+    # x: a has 0.45 on the mean, b 0.25 + 0.2 + 0.05 = 0.5. y: what </s> gets does not count.
+    cross[0][1] += 0.1
+    attention = make_map(cross, source_words, target_words)
+    assert align_words(attention) == [(1, 0), (0, 1)]
+    assert format_pharaoh(align_words(attention)) == "0-1 1-0"
+    assert format_pharaoh([]) == ""
+
+
+def test_words_that_share_a_token_share_its_links() -> None:
+    attention = make_map([[0.9, 0.1], [0.2, 0.8]], [(0, 1), (2,)], [(0,), (1, 2)])
+    assert align_words(attention) == [(0, 0), (1, 0), (2, 1), (2, 2)]
+
+
+def test_layers_and_heads_are_chosen() -> None:
+    eye, swap = np.eye(2), np.eye(2)[::-1]
+    attention = make_map([[eye, 0.9 * eye], [swap, eye]], [(0,), (1,)], [(0,), (1,)])
+    straight, crossed = [(0, 0), (1, 1)], [(1, 0), (0, 1)]
+    assert align_words(attention) == straight
+    assert align_words(attention, layer=-1, head=0) == align_words(attention, layer=1, head=0) == crossed
+    assert align_words(attention, layer=1, head=1) == straight
+    for wrong, message in (({"layer": 2}, r"layer is 2; it must be from 0 to 1"), ({"head": -3}, r"head is -3")):
+        with pytest.raises(ValueError, match=message):
+            align_words(attention, **wrong)
+
+
+def test_nothing_but_special_tokens_has_no_alignment() -> None:
+    assert align_words(make_map([[1.0]], [()], [(0,)])) == []
+    assert align_words(make_map([[1.0]], [(0,)], [()])) == []
+
+
+PAIRS = [
+    ("alpha delta echo", TARGET),
+    ("papa", "lima lima"),
+    ("", "papa"),
+    ("mike lima kilo juliet india", "  "),
+    ("golf hotel unknown india papa", "juliet"),
+    ("kilo", "echo alpha delta mike oscar papa"),
+]
+
+
+@pytest.mark.parametrize("name", ["vanilla", *MODELS])
+def test_many_pairs_are_aligned_as_one_by_one(name: str) -> None:
+    tokenizer = make_word_tokenizer()
+    model = make_model(vocab_size=20, scale=0.8) if name == "vanilla" else MODELS[name]()
+    expected = [
+        align_words(collect_attention(model, tokenizer, *pair), layer=0) if all(map(str.strip, pair)) else []
+        for pair in PAIRS
+    ]
+    assert len({source for alignment in expected for source, _ in alignment}) > 1
+    for options in ({}, {"batch_size": 1}, {"max_batch_tokens": 40, "window_size": 3}):
+        found = align_lines(model, tokenizer, PAIRS, layer=0, progress=False, **options)  # type: ignore[arg-type]
+        assert list(found) == expected
+
+
+def test_a_file_of_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer, model = make_word_tokenizer(), MODELS["marian"]()
+    paths = (tmp_path / "source.gz", tmp_path / "target.txt", tmp_path / "new" / "pairs.align")
+    paths[0].write_bytes(gzip.compress("".join(source + "\r\n" for source, _ in PAIRS).encode()))
+    paths[1].write_text("\n".join(target for _, target in PAIRS), encoding="utf-8")
+    with pytest.raises(ValueError, match="layer is 7"):
+        align_file(model, tokenizer, *paths, layer=7, progress=False)
+    assert not list(paths[2].parent.iterdir())  # neither a part of it
+    assert align_file(model, tokenizer, *paths) == len(PAIRS)
+    assert f"{len(PAIRS)}/{len(PAIRS)}" in capsys.readouterr().err
+    alignments = align_lines(model, tokenizer, PAIRS, progress=False)
+    assert paths[2].read_text() == "".join(format_pharaoh(alignment) + "\n" for alignment in alignments)
+    with pytest.raises(FileExistsError, match=r"pairs\.align exists"):
+        align_file(model, tokenizer, *paths, progress=False)
+    paths[1].write_text("papa\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"source\.gz has 6 lines and .*target\.txt has 1;"):
+        align_file(model, tokenizer, *paths, overwrite=True, progress=False)
+    assert len(paths[2].read_text().splitlines()) == len(PAIRS)

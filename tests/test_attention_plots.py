@@ -1,0 +1,417 @@
+"""Pictures and pages of attention, positions and masks: what is drawn checked against the numbers, and that it fits."""
+
+import builtins
+import html
+import json
+import logging
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from itertools import combinations, pairwise, product
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
+from library_models import MODELS, make_m2m100
+from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
+from matplotlib.figure import Figure
+from matplotlib.font_manager import fontManager
+from tiny_vanilla import make_config, make_model
+
+from vanilla_transformer.attention_html import attention_page, save_attention_page
+from vanilla_transformer.attention_maps import KINDS, AttentionMap
+from vanilla_transformer.attention_plots import plot_attention
+from vanilla_transformer.paper_plots import attention_masks, plot_masks, plot_positions, position_table
+
+SIGNATURES = {".png": b"\x89PNG\r\n", ".svg": b"<?xml", ".pdf": b"%PDF"}
+AWKWARD = ("$a$", "▁<b>&", "_x", "猫", "\U0010fffd", "</script>", "</s>")
+
+
+def make_map(
+    layers: int = 2, heads: int = 3, source: Any = ("a", "▁b", "</s>"), target: Any = ("x", "</s>")
+) -> AttentionMap:
+    generator = np.random.default_rng(0)
+
+    def weights(rows: int, columns: int) -> Any:
+        return generator.dirichlet(np.full(columns, 0.3), size=(layers, heads, rows)).astype(np.float32)
+
+    return AttentionMap(
+        source=tuple(source),
+        target=tuple(target),
+        decoder_input=("<s>", *target[:-1]),
+        encoder=weights(len(source), len(source)),
+        decoder=weights(len(target), len(target)),
+        cross=weights(len(target), len(source)),
+        source_words=tuple((index,) for index in range(len(source))),
+        target_words=tuple((index,) for index in range(len(target))),
+        source_text=" ".join(source),
+        target_text=" ".join(target),
+    )
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Every figure that is saved, in order; rendering them is left to other tests."""
+    saved: list[Figure] = []
+
+    def savefig(self: Figure, file: Path, **kwargs: Any) -> None:
+        saved.append(self)
+        file.write_bytes(b"a picture")
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    return saved
+
+
+def maps_of(figure: Figure) -> dict[str, Any]:
+    """The numbers of each heat map, by its title."""
+    return {axes.get_title(): np.asarray(axes.images[0].get_array()) for axes in figure.axes if axes.images}
+
+
+def labels_of(axes: Axes) -> tuple[list[str], list[str]]:
+    return [t.get_text() for t in axes.get_yticklabels()], [t.get_text() for t in axes.get_xticklabels()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_head_is_drawn(kind: Any, figures: list[Figure], tmp_path: Path) -> None:
+    attention = make_map()
+    plot_attention(attention, tmp_path / "a.png", kind=kind)
+    weights, rows, columns = attention.select(kind)
+    found = maps_of(figures[0])
+    assert list(found) == [f"layer {layer}, head {head}" for layer in range(2) for head in range(3)]
+    for (layer, head), values in zip(product(range(2), range(3)), found.values(), strict=True):
+        np.testing.assert_array_equal(values, weights[layer, head])
+    # The outer ones have labels.
+    assert labels_of(figures[0].axes[3]) == (list(rows), list(columns))
+    assert labels_of(figures[0].axes[1]) == ([], [])
+
+
+def test_some_heads_and_means(figures: list[Figure], tmp_path: Path) -> None:
+    attention = make_map(layers=3)
+    cross = attention.cross
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"layers": [-1], "heads": [1]}, {"layer 2, head 1": cross[2, 1]}),
+        ({"average": "all"}, {"mean of all layers and heads": cross.mean(axis=(0, 1))}),
+        (
+            {"average": "all", "layers": [0, 2], "heads": [1, 2]},
+            {"mean of layers 0, 2 and heads 1, 2": cross[[0, 2]][:, [1, 2]].mean(axis=(0, 1))},
+        ),
+        ({"average": "heads"}, {f"layer {layer}, mean of heads": cross[layer].mean(axis=0) for layer in range(3)}),
+        ({"average": "heads", "layers": [1], "heads": [0]}, {"layer 1, mean of heads 0": cross[1, 0]}),
+    ]
+    for number, (options, expected) in enumerate(cases):
+        plot_attention(attention, tmp_path / f"{number}.png", **options)
+        found = maps_of(figures[-1])
+        assert list(found) == list(expected)
+        for title, values in expected.items():
+            np.testing.assert_allclose(found[title], values, atol=1e-7)
+
+
+def words(count: int) -> list[str]:
+    return [f"▁word{index}" * (1 + 4 * (index == 1)) for index in range(count - 1)] + ["</s>"]
+
+
+@pytest.mark.parametrize(
+    ("layers", "heads", "source", "target", "options"),
+    [
+        (6, 8, 14, 12, {}),
+        (2, 3, 3, 2, {}),
+        (1, 1, 2, 2, {"title": "a title that is much longer than the picture below it is wide, as titles are"}),
+        (1, 4, 60, 50, {}),
+        (5, 2, 20, 9, {"average": "heads"}),
+    ],
+)
+def test_nothing_overlaps_or_is_cut_off(
+    layers: int, heads: int, source: int, target: int, options: dict[str, Any], figures: list[Figure], tmp_path: Path
+) -> None:
+    plot_attention(make_map(layers, heads, words(source), words(target)), tmp_path / "a.png", **options)
+    (figure,) = figures
+    figure.draw_without_rendering()
+    parts = [axes.get_tightbbox() for axes in figure.axes] + [text.get_window_extent() for text in figure.texts]
+    width, height = figure.get_size_inches() * figure.dpi
+    for part in parts:
+        assert part is not None
+        assert part.x0 >= 0
+        assert part.y0 >= 0
+        assert part.x1 <= width
+        assert part.y1 <= height
+    for one, other in combinations(parts, 2):
+        assert not one.overlaps(other)  # type: ignore[union-attr, arg-type]
+    # Each label has room for itself, and is large enough to be read.
+    for labels in (figure.axes[0].get_yticklabels(), figure.axes[-2].get_xticklabels()):
+        assert labels
+        assert all(float(label.get_fontsize()) * figure.dpi / 72 >= 7 for label in labels)
+        boxes = [label.get_window_extent() for label in labels]
+        assert not any(one.overlaps(other) for one, other in pairwise(boxes))
+
+
+def test_a_picture_too_large_to_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"make a picture of .* inches; .* fewer layers or heads"):
+        plot_attention(make_map(1, 16, words(400), words(2)), tmp_path / "a.png")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_there_is_not_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    for options, message in (
+        ({"layers": [2]}, r"layers is \[2\]; they must be from 0 to 1"),
+        ({"heads": []}, r"heads is \[\]"),
+        ({"kind": "self"}, "kind is 'self'"),
+        ({"average": "mean"}, "average is 'mean'; it must be one of none, heads, all"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            plot_attention(make_map(), path, **options)
+    with pytest.raises(ValueError, match="must end in one of"):
+        plot_attention(make_map(), tmp_path / "a.jpg")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("ending", SIGNATURES)
+def test_files_are_written_and_kept(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / "new" / f"a{ending}"
+    attention = make_map(1, 1)
+    plot_attention(attention, path)
+    before = path.read_bytes()
+    assert before.startswith(SIGNATURES[ending])
+    for draw in (plot_attention, save_attention_page):
+        with pytest.raises(FileExistsError, match="exists; choose another name"):
+            draw(attention, path)
+    assert path.read_bytes() == before
+    plot_attention(attention, path, kind="encoder", overwrite=True)
+    assert path.read_bytes() != before
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_an_svg_file_has_every_label_as_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "a.svg"
+    plot_attention(make_map(1, 1, source=AWKWARD, target=AWKWARD), path, title="$猫</svg>")
+    texts = ["".join(node.itertext()) for node in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")]
+    for label in ("$a$", "▁<b>&", "_x", "猫", "</script>", "</s>"):
+        assert texts.count(label) == 2
+    assert "$猫</svg>" in texts
+    assert not caplog.records  # the viewer's fonts decide
+
+
+@pytest.fixture
+def cat_font(tmp_path: Path) -> Iterator[str]:
+    """The name of a font that can draw one character, 猫, and the letter x."""
+    pen = TTGlyphPen(None)
+    for start, *others in [[(100, 0), (100, 700), (800, 700), (800, 0)]]:
+        pen.moveTo(start)
+        for point in others:
+            pen.lineTo(point)
+        pen.closePath()
+    box = pen.glyph()
+    builder = FontBuilder(1000, isTTF=True)
+    builder.setupGlyphOrder([".notdef", "cat"])
+    builder.setupCharacterMap({ord("猫"): "cat", ord("x"): "cat"})
+    builder.setupGlyf({".notdef": box, "cat": box})
+    builder.setupHorizontalMetrics({".notdef": (900, 100), "cat": (900, 100)})
+    builder.setupHorizontalHeader(ascent=800, descent=-200)
+    builder.setupNameTable({"familyName": "Cat Sans", "styleName": "Regular"})
+    builder.setupOS2()
+    builder.setupPost()
+    builder.save(tmp_path / "cat.ttf")
+    before = list(fontManager.ttflist)
+    # So that what is installed on this machine does not matter.
+    fontManager.ttflist[:] = [entry for entry in before if entry.name in ("DejaVu Sans", "Last Resort High-Efficiency")]
+    fontManager.addfont(tmp_path / "cat.ttf")
+    yield "Cat Sans"
+    fontManager.ttflist[:] = before
+
+
+def test_a_font_that_has_the_characters_is_found(
+    cat_font: str, figures: list[Figure], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plot_attention(make_map(1, 1, source=["猫", "</s>"]), tmp_path / "a.png")
+    (_, labels), (label, _) = labels_of(figures[0].axes[0]), figures[0].axes[0].get_xticklabels()
+    assert labels == ["猫", "</s>"]
+    assert label.get_fontfamily() == ["sans-serif", cat_font]
+    assert not caplog.records
+    figures[0].draw_without_rendering()  # a missing glyph would be a warning, and that an error
+
+
+def test_characters_without_a_font_are_boxes_with_one_warning(
+    cat_font: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = ["猫狗", "狗\ufe0f", "\U0001f3fd", "</s>"]
+    for ending in (".png", ".pdf"):
+        caplog.clear()
+        plot_attention(make_map(2, 2, source=source), tmp_path / f"a{ending}", title="狗")
+        ((_, level, message),) = caplog.record_tuples
+        assert level == logging.WARNING
+        assert message.startswith("No installed font has 1 of the characters (狗): they are drawn as □. Install a font")
+
+
+def test_labels_without_a_font_keep_their_place(cat_font: str, figures: list[Figure], tmp_path: Path) -> None:
+    plot_attention(make_map(1, 1, source=["猫狗", "狗\U0001f3fd", "</s>"]), tmp_path / "a.png")
+    assert labels_of(figures[0].axes[0])[1] == ["猫□", "□", "</s>"]
+
+
+def test_sinusoids_are_the_formula(figures: list[Figure], tmp_path: Path) -> None:
+    table = position_table(make_config(d_model=16, position_offset=2), 30)
+    for position, i in product((0, 7, 29), range(8)):
+        angle = (position + 2) / 10000 ** (2 * i / 16)
+        np.testing.assert_allclose(table[position, 2 * i : 2 * i + 2], [np.sin(angle), np.cos(angle)], atol=1e-12)
+    plot_positions(table, tmp_path / "a.png", dimensions=[0, 15])
+    upper, lower = figures[0].axes[:2]
+    np.testing.assert_array_equal(np.asarray(upper.images[0].get_array()), table)
+    for line, dimension in zip(lower.lines, (0, 15), strict=True):
+        np.testing.assert_array_equal(line.get_ydata(), table[:, dimension])
+    for wrong in ([16], [-1], []):
+        with pytest.raises(ValueError, match="they must be from 0 to 15"):
+            plot_positions(table, tmp_path / "b.png", dimensions=wrong)
+
+
+def test_positions_of_any_model_with_a_table() -> None:
+    assert len(position_table(make_config())) == 100
+    learned = make_model(position_embedding_type="learned", position_offset=1)
+    half: Any = make_model(position_embedding_type="learned")
+    assert position_table(half.to(torch.bfloat16), 3).dtype == np.float32
+    weight = learned.model.encoder.embed_positions.weight.detach().numpy()
+    np.testing.assert_array_equal(position_table(learned, 5), weight[1:6])
+    marian, bart, m2m100 = MODELS["marian"](), MODELS["bart"](), make_m2m100(20)
+    np.testing.assert_array_equal(position_table(marian, 5), marian.model.encoder.embed_positions.weight[:5].detach())
+    np.testing.assert_array_equal(position_table(bart, 5), bart.model.encoder.embed_positions.weight[2:7].detach())
+    np.testing.assert_array_equal(position_table(m2m100, 5), m2m100.model.encoder.embed_positions.weights[2:7])
+    for argument, length, message in (
+        (make_config(position_embedding_type="learned"), None, "among a model's weights"),
+        (MODELS["t5"](), None, "T5ForConditionalGeneration has no table of positions"),
+        (learned, 24, "length is 24; the model's table has 23 positions"),
+        (make_config(), 0, "length is 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            position_table(argument, length)
+
+
+def test_masks_are_the_rules(figures: list[Figure], tmp_path: Path) -> None:
+    sources, targets = [["a", "b", "c"], ["d"]], [["<s>", "e"], ["<s>", "f"]]
+    masks = attention_masks([3, 1], [2, 2])
+    for sentence, row, column in product(range(2), range(3), range(3)):
+        assert masks["encoder"][sentence, row, column] == (column < len(sources[sentence]))
+        if row < 2:
+            assert masks["cross"][sentence, row, column] == (column < len(sources[sentence]))
+            if column < 2:
+                assert masks["decoder"][sentence, row, column] == (column <= row)
+    assert all(mask.all() for kind, mask in attention_masks([2, 2], [1, 1]).items())
+    plot_masks(sources, targets, tmp_path / "a.png")
+    (figure,) = figures
+    assert len(figure.axes) == 6
+    for axes, (sentence, kind) in zip(figure.axes, product(range(2), KINDS), strict=True):
+        (mesh,) = [part for part in axes.collections if isinstance(part, QuadMesh)]
+        np.testing.assert_array_equal(
+            np.asarray(mesh.get_array()).reshape(masks[kind][sentence].shape), masks[kind][sentence]
+        )
+    assert labels_of(figure.axes[5]) == (["<s>", "f"], ["d", "<pad>", "<pad>"])
+    figure.draw_without_rendering()
+    boxes = [axes.get_tightbbox() for axes in figure.axes]
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))  # type: ignore[union-attr, arg-type]
+    wrongs: list[tuple[Any, Any]] = [([], []), ([["a"]], []), ([["a"]], [[]])]
+    for wrong_sources, wrong_targets in wrongs:
+        with pytest.raises(ValueError, match="there must be as many, each with tokens"):
+            plot_masks(wrong_sources, wrong_targets, tmp_path / "b.png")
+
+
+class Page(HTMLParser):
+    """Which elements a page has, and the text of each."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, str] = {}
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes.append((tag, dict(attrs)))
+        if tag not in ("meta", "input"):
+            self.open.append(f"{tag}#{dict(attrs).get('id', '')}")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop().startswith(tag + "#")
+
+    def handle_data(self, data: str) -> None:
+        if self.open:
+            self.texts[self.open[-1]] = self.texts.get(self.open[-1], "") + data
+
+
+def test_the_page_has_exactly_the_weights_and_texts() -> None:
+    attention = make_map(2, 9, source=AWKWARD)
+    page = Page(attention_page(attention, title="a <b> & @DATA@"))
+    assert not page.open
+    assert page.texts["h1#"] == page.texts["title#"] == "a <b> & @DATA@"
+    data = json.loads(page.texts["script#attention"])
+    assert (data["source"], data["target"]) == (attention.source_text, attention.target_text)
+    assert len(set(data["heads"])) == 9
+    assert [kind["kind"] for kind in data["kinds"]] == list(KINDS)
+    for kind in data["kinds"]:
+        weights, rows, columns = attention.select(kind["kind"])
+        found = np.array(kind["weights"]).reshape(kind["shape"]) / data["scale"]
+        assert kind["shape"] == list(weights.shape)
+        np.testing.assert_allclose(found, weights, atol=0.0005 + 1e-9)
+        assert (kind["rows"], kind["columns"]) == (list(rows), list(columns))
+
+
+def test_the_page_asks_for_nothing_from_elsewhere() -> None:
+    text = attention_page(make_map())
+    # The name of SVG is an address that nobody visits.
+    assert set(re.findall(r"\w+://[^\"']*", text)) == {"http://www.w3.org/2000/svg"}
+    page = Page(text)
+    assert not any({"src", "href"} & attributes.keys() for _, attributes in page.attributes)
+    assert not re.search(r"url\(|@import|fetch\(|XMLHttpRequest|innerHTML", text)
+    (policy,) = [a["content"] for t, a in page.attributes if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy is not None
+    assert policy.startswith("default-src 'none';")
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_browser_draws_the_page(tmp_path: Path) -> None:
+    attention = make_map(2, 3, source=AWKWARD)
+    path = tmp_path / "a.html"
+    save_attention_page(attention, path)
+    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    flags += f" --disable-component-update --disable-sync --user-data-dir={tmp_path / 'chromium'} --dump-dom"
+    done = subprocess.run(
+        [str(CHROMIUM), *flags.split(), path.as_uri()], capture_output=True, check=True, text=True, timeout=120
+    )
+    items = re.findall("<li [^>]*>(.*?)</li>", done.stdout)
+    texts = [html.unescape(re.sub("<.*?>", "", item)) for item in items]
+    assert texts == [*attention.target, *attention.source]
+    # At first it shows all heads of the last layer: a line for each weight that can be seen.
+    strengths = re.findall('<line [^>]*stroke-opacity="(.*?)"', done.stdout)
+    rounded = np.rint(attention.cross[-1] * 1000) / 1000
+    np.testing.assert_allclose(np.array(strengths, dtype=float), rounded[rounded >= 0.02], atol=1e-9)
+
+
+def test_a_page_needs_no_matplotlib_and_a_picture_says_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    original = builtins.__import__
+
+    def without_matplotlib(name: str, *arguments: Any, **keywords: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return original(name, *arguments, **keywords)
+
+    monkeypatch.setattr(builtins, "__import__", without_matplotlib)
+    attention = make_map(1, 9)
+    save_attention_page(attention, tmp_path / "a.html")
+    message = r'need matplotlib: pip install "vanilla-transformer\[train\]"'
+    with pytest.raises(ImportError, match=message):
+        plot_attention(attention, tmp_path / "a.png")
+    with pytest.raises(ImportError, match=message):
+        plot_positions(np.ones((2, 2)), tmp_path / "a.png")
+    with pytest.raises(ImportError, match=message):
+        plot_masks([["a"]], [["b"]], tmp_path / "a.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.html"]

@@ -1,0 +1,226 @@
+"""The decoder alone as a language model: logits, losses, caches and generation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from tiny_halves import OPTIONS, NaiveHalf, make_half, run
+from tiny_vanilla import assert_close, make_sentences, pad
+from torch import nn
+from transformers import DynamicCache, StaticCache
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_logits(options: str, attention: str, side: str) -> None:
+    """A padded batch against loops over one sentence, one head and one position at a time."""
+    model = make_half("VanillaTransformerForCausalLM", attention, **OPTIONS[options])
+    sentences = make_sentences([3, 6, 1])
+    ids, mask = pad(sentences, side, junk=5)
+    logits = run(model, input_ids=ids, attention_mask=mask).logits
+    for row, sentence in enumerate(sentences):
+        expected = torch.from_numpy(NaiveHalf(model).next_token_logits(sentence)).float()
+        assert_close(logits[row, mask[row].bool()], expected)
+
+
+def test_language_model_is_torchs_encoder_with_a_causal_mask() -> None:
+    """torch.nn.TransformerEncoder, whose layers are post-LN with biases, on the same weights."""
+    model = make_half("VanillaTransformerForCausalLM", attention_bias=True)
+    config = model.config
+    layer = nn.TransformerEncoderLayer(
+        config.d_model, config.decoder_attention_heads, config.decoder_ffn_dim, dropout=0.0, batch_first=True
+    )
+    torchs = nn.TransformerEncoder(layer, config.decoder_layers, enable_nested_tensor=False).eval()
+    for ours, theirs in zip(model.get_decoder().layers, torchs.layers, strict=True):
+        attention = ours.self_attn
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        theirs.load_state_dict(
+            {
+                "self_attn.in_proj_weight": torch.cat([each.weight for each in projections]),
+                "self_attn.in_proj_bias": torch.cat([each.bias for each in projections]),
+                **{f"self_attn.out_proj.{name}": each for name, each in attention.out_proj.named_parameters()},
+                **{f"linear1.{name}": each for name, each in ours.fc1.named_parameters()},
+                **{f"linear2.{name}": each for name, each in ours.fc2.named_parameters()},
+                **{f"norm1.{name}": each for name, each in ours.self_attn_layer_norm.named_parameters()},
+                **{f"norm2.{name}": each for name, each in ours.final_layer_norm.named_parameters()},
+            }
+        )
+    ids = torch.tensor(make_sentences([7, 7]))
+    table = model.get_input_embeddings().weight
+    angles = torch.arange(7)[:, None] / 10000 ** (torch.arange(0, config.d_model, 2) / config.d_model)
+    positions = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
+    with torch.no_grad():
+        embedded = table[ids] * math.sqrt(config.d_model) + positions
+        expected = torchs(embedded, mask=nn.Transformer.generate_square_subsequent_mask(7), is_causal=True) @ table.T
+    assert_close(run(model, input_ids=ids).logits, expected)
+
+
+class TestLanguageModelLoss:
+    sentences = make_sentences([4, 7, 1])
+
+    @pytest.fixture
+    def model(self) -> Any:
+        return make_half("VanillaTransformerForCausalLM", label_smoothing=0.2, lm_head_bias=True)
+
+    @pytest.fixture
+    def batch(self) -> dict[str, torch.Tensor]:
+        ids, mask = pad(self.sentences)
+        return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+    def naive(self, model: Any, smoothing: float) -> float:
+        """Each token is predicted from those before it, the first from none: it is not predicted at all."""
+        losses = []
+        for sentence in self.sentences:
+            for row, label in zip(NaiveHalf(model).next_token_logits(sentence), sentence[1:], strict=False):
+                log_probabilities = [score - math.log(sum(math.exp(each) for each in row)) for score in row]
+                uniform = sum(log_probabilities) / len(log_probabilities)
+                losses.append(-(1 - smoothing) * log_probabilities[label] - smoothing * uniform)
+        assert len(losses) == 3 + 6
+        return sum(losses) / len(losses)
+
+    def test_evaluation_is_not_smoothed(self, model: Any, batch: dict[str, torch.Tensor]) -> None:
+        outputs = run(model.eval(), **batch)
+        assert float(outputs.loss) == pytest.approx(self.naive(model, 0.0), rel=1e-5)
+        assert_close(outputs.logits, run(model, **{**batch, "labels": None}).logits)
+        assert outputs.past_key_values is None
+
+    @pytest.mark.parametrize("skip_logits", [None, False])
+    def test_training_is_smoothed(self, model: Any, batch: dict[str, torch.Tensor], skip_logits: bool | None) -> None:
+        outputs = run(model.train(), **batch, skip_logits=skip_logits)
+        assert (outputs.logits is None) == (skip_logits is None)
+        assert float(outputs.loss) == pytest.approx(self.naive(model, 0.2), rel=1e-5)
+
+    def test_what_the_loss_is_divided_by(self, model: Any, batch: dict[str, torch.Tensor]) -> None:
+        for count in (36, torch.tensor(36)):
+            loss = run(model.eval(), **batch, num_items_in_batch=count).loss
+            assert float(loss) == pytest.approx(self.naive(model, 0.0) * 9 / 36, rel=1e-5)
+
+    def test_labels_that_a_collator_shifted(self, model: Any, batch: dict[str, torch.Tensor]) -> None:
+        shifted = nn.functional.pad(batch["labels"][:, 1:], (0, 1), value=-100)
+        loss = run(model.eval(), **batch, shift_labels=shifted).loss
+        assert float(loss) == pytest.approx(self.naive(model, 0.0), rel=1e-5)
+
+    @pytest.mark.parametrize("kept", [2, torch.tensor([0, 3])])
+    def test_logits_to_keep(self, model: Any, batch: dict[str, torch.Tensor], kept: int | torch.Tensor) -> None:
+        everything = run(model.eval(), **batch)
+        rows = slice(-kept, None) if isinstance(kept, int) else kept
+        for inputs in (batch, {**batch, "labels": None}):
+            assert_close(run(model, **inputs, logits_to_keep=kept).logits, everything.logits[:, rows])
+        assert torch.equal(run(model, **batch, logits_to_keep=kept).loss, everything.loss)
+
+
+# --- caches and generation ---------------------------------------------------------------------------------------
+
+
+class TestGeneration:
+    @pytest.fixture(params=["paper", "pre-LN", "learned"])
+    def model(self, request: pytest.FixtureRequest) -> Any:
+        return make_half("VanillaTransformerForCausalLM", seed=1, **OPTIONS[request.param])
+
+    @pytest.mark.parametrize("kind", ["dynamic", "static"])
+    @pytest.mark.parametrize("steps", [[1] * 10, [3, 1, 1, 4, 1]], ids=["one-by-one", "in-pieces"])
+    def test_cached_equals_uncached(self, model: Any, steps: list[int], kind: str) -> None:
+        """Sentences of unequal length, padded on the left as prompts are."""
+        ids, mask = pad(make_sentences([7, 10]), "left")
+        expected = run(model, input_ids=ids, attention_mask=mask, use_cache=False).logits
+        is_static = kind == "static"
+        cache: Any = StaticCache(model.config, max_cache_len=14) if is_static else DynamicCache(config=model.config)
+        done, logits = 0, []
+        for step in steps:
+            new, known = ids[:, done : done + step], mask[:, : done + step]
+            logits.append(run(model, input_ids=new, attention_mask=known, past_key_values=cache, use_cache=True).logits)
+            done += step
+        for row in range(2):
+            real = mask[row].bool()
+            assert_close(torch.cat(logits, dim=1)[row, real], expected[row, real])
+
+    def test_later_tokens_change_nothing_before_them(self, model: Any) -> None:
+        [sentence] = make_sentences([7])
+        full = run(model, input_ids=torch.tensor([sentence])).logits
+        for position in range(1, 7):
+            changed = [*sentence[:position], *((token - 2) % 10 + 3 for token in sentence[position:])]
+            other = run(model, input_ids=torch.tensor([changed])).logits
+            assert_close(other[:, :position], full[:, :position], tolerance=1e-6)
+            assert (other[:, position:] - full[:, position:]).abs().amax(dim=-1).min() > 1e-3
+
+    def greedy(self, model: Any, prompt: list[int], length: int) -> list[int]:
+        """The oracle: the likeliest next token, again and again."""
+        naive, tokens = NaiveHalf(model), list(prompt)
+        while len(tokens) < len(prompt) + length and tokens[-1] != 2:
+            tokens.append(int(naive.next_token_logits(tokens)[-1].argmax()))
+        return tokens[len(prompt) :]
+
+    @pytest.mark.parametrize("cache", [None, "static"])
+    def test_greedy(self, model: Any, cache: str | None) -> None:
+        """A batch padded on the left gives what each prompt gives alone, and that is what the equations give."""
+        prompts = [[0, *sentence] for sentence in make_sentences([1, 4, 2], seed=4)]
+        ids, mask = pad(prompts, "left")
+        found = model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False, cache_implementation=cache)
+        expected = [self.greedy(model, prompt, 6) for prompt in prompts]
+        assert len({tuple(tokens) for tokens in expected}) > 1, "prompts must matter"
+        for row, tokens in zip(found[:, ids.shape[1] :].tolist(), expected, strict=True):
+            assert row[: len(tokens)] == tokens
+            assert set(row[len(tokens) :]) <= {1}
+
+    def test_beams_are_the_best_of_all(self, model: Any) -> None:
+        """With more beams than continuations of two tokens the search is exhaustive."""
+        prompt = [0, 5]
+        size = model.config.vocab_size
+        naive = NaiveHalf(model)
+        totals = {}
+        for pair in itertools.product(range(size), repeat=2):
+            logits = naive.next_token_logits([*prompt, pair[0]])[1:]
+            totals[pair] = sum(
+                row[token] - math.log(sum(math.exp(each) for each in row))
+                for row, token in zip(logits, pair, strict=True)
+            )
+        found = model.generate(
+            torch.tensor([prompt]),
+            num_beams=size,
+            max_new_tokens=2,
+            min_new_tokens=2,
+            do_sample=False,
+            eos_token_id=None,
+            length_penalty=0.0,
+            num_return_sequences=3,
+        )
+        best = sorted(totals, key=lambda pair: -totals[pair])[:3]
+        assert [tuple(row) for row in found[:, 2:].tolist()] == best
+
+    def test_sampling(self, model: Any) -> None:
+        """Drawn frequencies of the next token are its probabilities."""
+        prompt = torch.tensor([[0, 5]])
+        torch.manual_seed(0)
+        found = model.generate(prompt, do_sample=True, top_k=0, max_new_tokens=1, num_return_sequences=2000)
+        counts = torch.bincount(found[:, -1], minlength=model.config.vocab_size) / 2000
+        assert_close(counts, run(model, input_ids=prompt).logits[0, -1].softmax(-1), tolerance=0.04)
+
+    def test_from_nothing(self, model: Any) -> None:
+        """Without a prompt a text begins with `<s>`."""
+        assert model.generate(max_new_tokens=3, do_sample=False)[0, 0] == 0
+
+
+def test_decoding_step_is_compiled_once() -> None:
+    """With a static cache one graph serves every position."""
+    model = make_half("VanillaTransformerForCausalLM")
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    ids = torch.tensor(make_sentences([8]))
+    expected = run(model, input_ids=ids, use_cache=False).logits
+    cache = StaticCache(model.config, max_cache_len=12)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    run(model, input_ids=ids[:, :2], past_key_values=cache)
+    for position in range(2, 8):
+        step = run(compiled, input_ids=ids[:, position : position + 1], past_key_values=cache, use_cache=True)
+        assert_close(step.logits[:, 0], expected[:, position])
+    assert len(graphs) == 1

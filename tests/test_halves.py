@@ -1,0 +1,418 @@
+"""Encoder and decoder as models of their own: Auto classes, weights, what is taken over from the whole, masks."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from tiny_halves import DECODERS, ENCODERS, HALVES, TRAINABLE, main_output, make_half, run
+from tiny_vanilla import ALL_SHARING, SHARING, assert_close, make_config, make_model, make_sentences, pad
+from torch import nn
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    DynamicCache,
+    GenerationConfig,
+    PreTrainedModel,
+)
+
+import vanilla_transformer as package
+from vanilla_transformer import VanillaTransformerConfig
+
+# --- Auto classes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_auto_classes(name: str, tmp_path: Path) -> None:
+    """A saved half is found by its Auto class, and AutoModel finds what is below the head."""
+    model = make_half(name)
+    model.save_pretrained(tmp_path)
+    loaded = HALVES[name].from_pretrained(tmp_path)
+    assert type(loaded).__name__ == name
+    base = AutoModel.from_pretrained(tmp_path)
+    assert type(base).__name__ == f"VanillaTransformer{'Decoder' if name in DECODERS else 'Encoder'}Model"
+    ids = torch.tensor(make_sentences([5]))
+    assert torch.equal(main_output(run(base, input_ids=ids)), main_output(run(model.base_model, input_ids=ids)))
+    assert type(AutoModel.from_config(loaded.config)) is type(base)
+
+
+def test_auto_model_of_a_new_configuration_is_the_whole() -> None:
+    assert type(AutoModel.from_config(make_config())) is package.VanillaTransformerModel
+    for name, auto_class in HALVES.items():
+        if auto_class is not AutoModel:
+            assert type(auto_class.from_config(make_config())).__name__ == name
+
+
+# --- weights -----------------------------------------------------------------------------------------------------
+
+
+def tables_of(model: Any) -> dict[str, nn.Parameter]:
+    base = model.base_model
+    tables = {"tokens": getattr(base, base.side).embed_tokens.weight}
+    if "shared" in base._modules:
+        tables["shared"] = base.shared.weight
+    if model.get_output_embeddings() is not None:
+        tables["output"] = model.get_output_embeddings().weight
+    return tables
+
+
+def check_ties(model: Any) -> None:
+    """The table beside the stack is always the stack's; the output layer is, if the configuration says so."""
+    tables = tables_of(model)
+    assert ("shared" in tables) == model.config.share_encoder_decoder_embeddings
+    assert tables.get("shared", tables["tokens"]) is tables["tokens"]
+    assert model.get_input_embeddings().weight is tables["tokens"]
+    if "output" in tables:
+        assert (tables["output"] is tables["tokens"]) == model.config.tie_word_embeddings
+
+
+@pytest.mark.parametrize("sharing", ALL_SHARING)
+@pytest.mark.parametrize("name", HALVES)
+def test_saving_and_loading(name: str, sharing: str, tmp_path: Path) -> None:
+    """Save, load and save again: the same bytes, each table once, ties as before, nothing missing or left over."""
+    model = make_half(name, lm_head_bias=True, position_embedding_type="learned", **ALL_SHARING[sharing])
+    check_ties(model)
+    model.save_pretrained(tmp_path / "first")
+    loaded, info = HALVES[name].from_pretrained(tmp_path / "first", output_loading_info=True)
+    assert not any(info[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    check_ties(loaded)
+    loaded.save_pretrained(tmp_path / "second")
+    names = sorted(path.name for path in (tmp_path / "first").iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "second").iterdir())
+    for file in names:
+        assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes(), file
+    stored, parameters = load_file(tmp_path / "first" / "model.safetensors"), dict(model.named_parameters())
+    assert stored.keys() == parameters.keys()
+    ids = torch.tensor(make_sentences([5]))
+    assert torch.equal(main_output(run(loaded, input_ids=ids)), main_output(run(model, input_ids=ids)))
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_initial_values(name: str) -> None:
+    """Built on the meta device and given nothing, as `from_pretrained` does it: only `_init_weights` sets values."""
+    config = make_config(
+        vocab_size=400,
+        d_model=64,
+        encoder_ffn_dim=128,
+        decoder_ffn_dim=128,
+        tie_word_embeddings=False,
+        lm_head_bias=True,
+    )
+    model: Any = getattr(package, name).from_pretrained(None, config=config, state_dict={})
+    check_ties(model)
+    for module_name, module in model.named_modules():
+        if isinstance(module, nn.LayerNorm):
+            assert (module.weight == 1).all()
+            assert (module.bias == 0).all()
+        elif isinstance(module, nn.Embedding) or module_name == "lm_head":
+            rows = module.weight.detach()
+            if isinstance(module, nn.Embedding):
+                assert (rows[config.pad_token_id] == 0).all()
+            assert float(rows[2:].std()) == pytest.approx(config.d_model**-0.5, rel=0.05), module_name
+        elif isinstance(module, nn.Linear):
+            bound = math.sqrt(6 / (module.in_features + module.out_features))
+            assert 0.8 * bound < float(module.weight.detach().abs().max()) <= bound, module_name
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            assert (module.bias == 0).all(), module_name
+    [positions] = [module for key, module in model.named_modules() if key.endswith("embed_positions")]
+    assert float(positions.weight[7, 3]) == pytest.approx(math.cos(7 / 10000 ** (2 / 64)), abs=1e-6)
+
+
+SIZES = st.lists(st.tuples(st.integers(4, 30), st.sampled_from([None, 8]), st.booleans()), min_size=1, max_size=3)
+
+
+@settings(max_examples=25)
+@given(
+    name=st.sampled_from(sorted(HALVES)), sharing=st.sampled_from(sorted(ALL_SHARING)), bias=st.booleans(), sizes=SIZES
+)
+def test_resizing(name: str, sharing: str, bias: bool, sizes: list[tuple[int, int | None, bool]]) -> None:
+    """Up and down: sizes, old rows, ties, bias and configuration stay in step, and the last id can be used."""
+    model = make_half(name, lm_head_bias=bias, **ALL_SHARING[sharing])
+    for size, multiple, mean_resizing in sizes:
+        before = {key: table.detach().clone() for key, table in tables_of(model).items()}
+        rounded = size if multiple is None else math.ceil(size / multiple) * multiple
+        assert model.resize_token_embeddings(size, multiple, mean_resizing) is model.get_input_embeddings()
+        for key, table in tables_of(model).items():
+            kept = min(rounded, len(before[key]))
+            assert len(table) == rounded
+            assert torch.equal(table[:kept], before[key][:kept])
+        check_ties(model)
+        assert model.config.vocab_size == model.config.target_vocab_size == rounded
+        if (layer := model.get_output_embeddings()) is not None:
+            assert layer.out_features == rounded
+            assert layer.bias is None or len(layer.bias) == rounded
+        run(model, input_ids=torch.tensor([[4 % rounded, rounded - 1]]))
+
+
+# --- taken over from the whole -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wholes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A saved translation model of each way of sharing, with languages and a search of its own."""
+    folders = {}
+    for sharing, changes in ALL_SHARING.items():
+        model = make_model(langs=["en", "de"], lm_head_bias=True, label_smoothing=0.1, **changes)
+        model.generation_config.update(num_beams=4, length_penalty=0.6, length_penalty_type="gnmt")
+        folders[sharing] = tmp_path_factory.mktemp("wholes") / sharing
+        model.save_pretrained(folders[sharing])
+    return folders
+
+
+@pytest.mark.parametrize("sharing", ALL_SHARING)
+@pytest.mark.parametrize("name", HALVES)
+def test_from_the_whole(name: str, sharing: str, wholes: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
+    """Every parameter but a new head's is the whole's, what the half lacks is not complained of."""
+    whole = AutoModelForSeq2SeqLM.from_pretrained(wholes[sharing])
+    caplog.clear()
+    half, info = getattr(package, name).from_pretrained(wholes[sharing], output_loading_info=True)
+    heads = {key for key in half.state_dict() if key.startswith(("score.", "qa_outputs."))}
+    assert info["missing_keys"] == heads
+    assert not info["unexpected_keys"]
+    assert not info["mismatched_keys"]
+    assert bool(caplog.messages) == bool(heads)  # the library tells of the new head
+    prefix = "" if half.base_model is not half else "model."
+    taken = {key: tensor for key, tensor in half.state_dict().items() if key not in heads}
+    assert all(torch.equal(tensor, whole.state_dict()[prefix + key]) for key, tensor in taken.items())
+    check_ties(half)
+    config = whole.config
+    assert half.config.vocab_size == (config.target_vocab_size if name in DECODERS else config.vocab_size)
+    assert whole.config.is_encoder_decoder
+    assert (half.config.is_encoder_decoder, half.config.is_decoder) == (False, name in DECODERS)
+    depth = config.decoder_layers if name in DECODERS else config.encoder_layers
+    assert half.config.num_hidden_layers == depth
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoder_states_are_the_wholes(name: str, wholes: dict[str, Path]) -> None:
+    whole = AutoModelForSeq2SeqLM.from_pretrained(wholes["two-vocabularies-tied"])
+    half = HALVES[name].from_pretrained(wholes["two-vocabularies-tied"])
+    ids, mask = pad(make_sentences([3, 6], vocab_size=17))
+    expected = run(whole.get_encoder(), input_ids=ids, attention_mask=mask).last_hidden_state
+    states = run(half, input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states
+    torch.testing.assert_close(states[-1], expected, atol=0.0, rtol=0.0)
+
+
+def test_a_language_model_has_a_search_of_its_own(wholes: dict[str, Path]) -> None:
+    """Beams and length penalties of a translation model are not taken over, unless they are asked for."""
+    model = AutoModelForCausalLM.from_pretrained(wholes["shared-tied"])
+    settings = model.generation_config.to_diff_dict()
+    assert not {"num_beams", "length_penalty", "length_penalty_type"} & settings.keys()
+    assert settings["eos_token_id"] == 2
+    wanted = GenerationConfig(num_beams=3, eos_token_id=2, pad_token_id=1)
+    model = AutoModelForCausalLM.from_pretrained(wholes["shared-tied"], generation_config=wanted)
+    assert model.generation_config.num_beams == 3
+
+
+def test_a_language_models_own_search_is_kept(wholes: dict[str, Path], tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(wholes["shared-tied"])
+    model.generation_config.update(do_sample=True, top_k=5)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).generation_config
+    assert (again.do_sample, again.top_k) == (True, 5)
+
+
+@pytest.mark.parametrize("name", ["VanillaTransformerForSequenceClassification", "VanillaTransformerForCausalLM"])
+def test_a_saved_half_does_not_promise_what_the_whole_does(name: str, wholes: dict[str, Path], tmp_path: Path) -> None:
+    HALVES[name].from_pretrained(wholes["shared-tied"]).save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    assert "custom_pipelines" not in settings
+    assert "AutoModelForSeq2SeqLM" not in settings["auto_map"]
+    assert settings["auto_map"][HALVES[name].__name__].endswith(f".{name}")
+    for reference in settings["auto_map"].values():
+        module, _, attribute = reference.partition(".")
+        assert hasattr(getattr(package, module), attribute)
+        assert (tmp_path / f"{module}.py").is_file()
+
+
+def test_the_whole_from_an_encoder(tmp_path: Path) -> None:
+    """An encoder that was trained alone can start a translation model, whose decoder is new."""
+    encoder = make_half("VanillaTransformerEncoderModel")
+    encoder.save_pretrained(tmp_path)
+    whole, info = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, is_encoder_decoder=True, output_loading_info=True)
+    assert all(name.startswith("model.decoder.layers.") for name in info["missing_keys"])
+    ids = torch.tensor(make_sentences([5]))
+    states = run(whole.get_encoder(), input_ids=ids).last_hidden_state
+    assert torch.equal(states, run(encoder, input_ids=ids).last_hidden_state)
+    assert run(whole, input_ids=ids, decoder_input_ids=ids).logits.isfinite().all()
+
+
+class TestWhatDoesNotFit:
+    @pytest.mark.parametrize(
+        ("name", "advice"),
+        [
+            ("VanillaTransformerForTokenClassification", "of an encoder alone .*AutoModelForTokenClassification"),
+            ("VanillaTransformerForCausalLM", "of a decoder alone .*AutoModelForCausalLM"),
+        ],
+    )
+    def test_a_half_is_not_the_whole(self, name: str, advice: str, tmp_path: Path) -> None:
+        make_half(name).save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match=advice):
+            AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+
+    @pytest.mark.parametrize("sharing", ["shared-tied", "separate-tied"])
+    @pytest.mark.parametrize("saved", ["VanillaTransformerEncoderModel", "VanillaTransformerForCausalLM"])
+    def test_nor_the_other_half(self, saved: str, sharing: str, tmp_path: Path) -> None:
+        """They have at most the embeddings in common."""
+        make_half(saved, **SHARING[sharing]).save_pretrained(tmp_path)
+        other = AutoModelForSequenceClassification if saved.endswith("CausalLM") else AutoModelForCausalLM
+        with pytest.raises(RuntimeError, match=r"disagree[\s\S]*not in the file[\s\S]*coder\.layers"):
+            other.from_pretrained(tmp_path)
+
+    @pytest.mark.parametrize("name", ["VanillaTransformerForQuestionAnswering", "VanillaTransformerForCausalLM"])
+    def test_other_sizes_are_explained(self, name: str, wholes: dict[str, Path]) -> None:
+        with pytest.raises(RuntimeError, match=r"fit d_model=16 \(not 8\)"):
+            HALVES[name].from_pretrained(wholes["separate-tied"], d_model=8)
+        side = "decoder" if name in DECODERS else "encoder"
+        with pytest.raises(RuntimeError, match=rf"fit {side}_layers=\d \(not 5\)"):
+            HALVES[name].from_pretrained(wholes["separate-tied"], **{f"{side}_layers": 5})
+
+    def test_a_file_of_this_class_must_be_whole(self, tmp_path: Path) -> None:
+        make_half("VanillaTransformerForSequenceClassification").save_pretrained(tmp_path)
+        with pytest.raises(RuntimeError, match=r"score\.bias"):
+            AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
+
+    def test_inputs(self) -> None:
+        ids = torch.tensor([[4, 5]])
+        encoder, decoder = make_half("VanillaTransformerEncoderModel"), make_half("VanillaTransformerForCausalLM")
+        for model in (encoder, decoder):
+            with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
+                model(input_ids=ids, inputs_embeds=torch.zeros(1, 2, 16))
+            with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
+                model()
+            with pytest.raises(ValueError, match="position_ids"):
+                model(input_ids=ids, position_ids=ids)
+        with pytest.raises(ValueError, match="no use for past_key_values, use_cache"):
+            encoder(input_ids=ids, past_key_values=DynamicCache(), use_cache=True)
+        with pytest.raises(ValueError, match="skip_logits=True needs labels"):
+            decoder(input_ids=ids, skip_logits=True)
+
+
+def test_configurations_of_halves() -> None:
+    """One is made from the whole's, which is left as it was; what is one already is taken as it is."""
+    whole = make_config(decoder_vocab_size=13, **SHARING["separate-tied"])
+    before = copy.deepcopy(whole.to_dict())
+    for name in HALVES:
+        model = make_half(name, decoder_vocab_size=13, **SHARING["separate-tied"])
+        assert all(module.config is model.config for module in model.modules() if isinstance(module, PreTrainedModel))
+        assert VanillaTransformerConfig(**model.config.to_dict()).to_dict() == model.config.to_dict()
+        assert type(model)(model.config).config is model.config
+    assert whole.to_dict() == before
+
+
+# --- masks, outputs, number formats ------------------------------------------------------------------------------
+
+
+def per_token(name: str) -> bool:
+    return name != "VanillaTransformerForSequenceClassification"
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", HALVES)
+def test_padding_changes_nothing(name: str, side: str) -> None:
+    """A batch gives what its texts give one by one, whatever the ids at padding are."""
+    model = make_half(name, num_labels=3)
+    sentences = make_sentences([1, 4, 7])
+    ids, mask = pad(sentences, side, junk=6)
+    batched = main_output(run(model, input_ids=ids, attention_mask=mask))
+    for row, sentence in enumerate(sentences):
+        alone = main_output(run(model, input_ids=torch.tensor([sentence])))[0]
+        assert_close(batched[row, mask[row].bool()] if per_token(name) else batched[row], alone)
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_eager_equals_sdpa_and_outputs(name: str) -> None:
+    """Attentions and states of every layer; the weights are probabilities, and a decoder's look back only."""
+    eager, sdpa = (make_half(name, attention) for attention in ("eager", "sdpa"))
+    ids, mask = pad(make_sentences([6, 6]))
+    outputs = run(eager, input_ids=ids, attention_mask=mask, output_attentions=True, output_hidden_states=True)
+    torch.testing.assert_close(
+        main_output(outputs), main_output(run(sdpa, input_ids=ids, attention_mask=mask)), atol=1e-6, rtol=1e-5
+    )
+    depth, heads = (2, 2) if name in DECODERS else (1, 4)
+    assert [tuple(each.shape) for each in outputs.attentions] == [(2, heads, 6, 6)] * depth
+    assert [tuple(each.shape) for each in outputs.hidden_states] == [(2, 6, 16)] * (depth + 1)
+    for weights in outputs.attentions:
+        assert_close(weights.sum(dim=-1), torch.ones(2, heads, 6))
+        assert (weights.triu(diagonal=1).abs().max() == 0) == (name in DECODERS)
+    as_tuple = run(eager, input_ids=ids, attention_mask=mask, return_dict=False)
+    assert torch.equal(as_tuple[0], main_output(outputs))
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_given_embeddings_equal_tokens(name: str) -> None:
+    model = make_half(name)
+    ids, mask = pad(make_sentences([3, 6]))
+    embedded = model.get_input_embeddings()(ids)
+    outputs = [run(model, **given, attention_mask=mask) for given in ({"input_ids": ids}, {"inputs_embeds": embedded})]
+    torch.testing.assert_close(main_output(outputs[0]), main_output(outputs[1]), atol=0.0, rtol=0.0)
+
+
+def labels_for(name: str, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    tokens = ids.masked_fill(mask == 0, -100)
+    return {
+        "VanillaTransformerForSequenceClassification": {"labels": ids[:, 0] % 2},
+        "VanillaTransformerForTokenClassification": {"labels": tokens.where(tokens == -100, tokens % 2)},
+        "VanillaTransformerForQuestionAnswering": {"start_positions": ids[:, 0] % 2, "end_positions": ids[:, 1] % 3},
+        "VanillaTransformerForCausalLM": {"labels": tokens},
+    }[name]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_gradients_under_checkpointing(name: str, reentrant: bool) -> None:
+    """Every parameter learns, and recomputing the layers changes neither loss nor gradients."""
+    model = make_half(name, dropout=0.2, attention_dropout=0.1, **SHARING["separate-untied"]).train()
+    ids, mask = pad(make_sentences([3, 6]))
+    inputs = {"input_ids": ids, "attention_mask": mask, **labels_for(name, ids, mask)}
+    calls: list[int] = []
+    for layer in model.base_model.get_submodule(model.side).layers:
+        layer.fc1.register_forward_hook(lambda *_: calls.append(1))
+
+    def step() -> tuple[float, list[torch.Tensor]]:
+        calls.clear()
+        torch.manual_seed(3)
+        loss = model(**inputs).loss
+        return loss.item(), list(torch.autograd.grad(loss, list(model.parameters())))
+
+    loss, gradients = step()
+    plain_calls = len(calls)
+    assert all(gradient.abs().max() > 0 for gradient in gradients)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    if reentrant:  # which torch refuses to `grad`
+        calls.clear()
+        torch.manual_seed(3)
+        model(**inputs).loss.backward()
+        found = [cast(torch.Tensor, parameter.grad) for parameter in model.parameters()]
+    else:
+        again, found = step()
+        assert again == loss
+    assert len(calls) == 2 * plain_calls
+    torch.testing.assert_close(found, gradients, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_bfloat16_and_one_graph(name: str) -> None:
+    """A compiled step gives the same loss without a break; in half precision it is finite and near."""
+    model = make_half(name)
+    ids, mask = pad(make_sentences([3, 6]))
+    inputs = {"input_ids": ids, "attention_mask": mask, **labels_for(name, ids, mask)}
+    expected = run(model, **inputs)
+    torch._dynamo.reset()
+    compiled = run(torch.compile(model, fullgraph=True, backend="eager"), **inputs)
+    torch.testing.assert_close(compiled.loss, expected.loss)
+    half = copy.deepcopy(model).bfloat16().train()
+    loss = half(**inputs).loss
+    loss.backward()
+    assert loss.item() == pytest.approx(expected.loss.item(), rel=0.1)
+    assert all(cast(torch.Tensor, parameter.grad).isfinite().all() for parameter in half.parameters())

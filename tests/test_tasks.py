@@ -1,0 +1,424 @@
+"""Summarization and text-to-text tasks: learned, scored, saved and used again; what tells one task from another."""
+
+import importlib
+import json
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet  # type: ignore[import-untyped]
+import pytest
+from transformers import BartConfig, MarianConfig, T5Config, pipeline
+
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerTokenizer
+from vanilla_transformer.arguments import DataArguments, ModelArguments, TranslationTrainingArguments
+from vanilla_transformer.data import load_parallel_corpus
+from vanilla_transformer.evaluation import score_summaries
+from vanilla_transformer.hub_checks import inspect_model_folder
+from vanilla_transformer.model_card import build_model_card
+from vanilla_transformer.streaming_data import stream_parallel_corpus
+from vanilla_transformer.tasks import TASKS, TRANSLATION, find_prefix, find_task, get_task, record_task
+from vanilla_transformer.training import build_model, settle_prefix, settle_training_arguments
+from vanilla_transformer.training_data import load_corpora, tokenize_pairs
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday")
+GOODS = ("chairs", "tables", "lamps", "books")
+PREFIX = "summarize: "
+SUMMARIZATION, TEXT2TEXT = TASKS["summarization"], TASKS["text2text"]
+T5_TASKS: dict[str, Any] = {
+    "summarization": {"prefix": "summarize: ", "num_beams": 4},
+    "translation_en_to_de": {"prefix": "translate English to German: "},
+    "translation_en_to_fr": {"prefix": "translate English to French: "},
+}
+
+
+def make_t5(config_class: Any = T5Config, **fields: Any) -> Any:
+    """A configuration with T5's tasks."""
+    return config_class(task_specific_params=T5_TASKS, **fields)
+
+
+def write_report(rng: random.Random) -> tuple[str, str]:
+    """A week's sales, and the best day of them."""
+    days = [day for day in DAYS if rng.random() < 0.8] or ["Monday"]
+    counts = rng.sample(range(1, 16), len(days))
+    goods = rng.choice(GOODS)
+    report = " ".join(f"On {day} the shop sold {count} {goods}." for day, count in zip(days, counts, strict=True))
+    best = max(range(len(days)), key=counts.__getitem__)
+    return report, f"Best day: {days[best]}, {counts[best]} {goods}."
+
+
+def write_order(rng: random.Random) -> tuple[str, str]:
+    """Letters to be reversed or sorted, as the first word says."""
+    letters = [rng.choice("abcdef") for _ in range(rng.randint(2, 5))]
+    if rng.random() < 0.5:
+        return f"reverse: {' '.join(letters)}", " ".join(reversed(letters))
+    return f"sort: {' '.join(letters)}", " ".join(sorted(letters))
+
+
+def write_corpus(
+    folder: Path, columns: tuple[str, str], write: Callable[[random.Random], tuple[str, str]], train: int
+) -> dict[str, str]:
+    """Files of JSON lines; no source comes twice, in whichever of them."""
+    rng = random.Random(0)
+    pairs: dict[str, str] = {}
+    while len(pairs) < train + 120:
+        source, target = write(rng)
+        pairs.setdefault(source, target)
+    rows = [json.dumps(dict(zip(columns, pair, strict=True))) + "\n" for pair in pairs.items()]
+    parts = {"test": rows[:80], "validation": rows[80:120], "train": rows[120:]}
+    files = {}
+    for name, lines in parts.items():
+        path = folder / f"{name}.jsonl"
+        path.write_text("".join(lines), encoding="utf-8")
+        files[name] = str(path)
+    return files
+
+
+def run_script(name: str, *words: object, **options: object) -> None:
+    """Runs a script as Python does, within this process."""
+    arguments = [str(word) for word in words]
+    for option, value in options.items():
+        arguments += [f"--{option}", str(value)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPTS))
+        importlib.import_module(name).main(arguments)
+
+
+def train(files: dict[str, str], output_dir: Path, **options: object) -> None:
+    sizes = "d_model=48,encoder_ffn_dim=96,decoder_ffn_dim=96,encoder_layers=2,decoder_layers=1"
+    run_script(
+        "train",
+        "--use_cpu",
+        preset="tiny",
+        config_overrides=f"{sizes},dropout=0.0,label_smoothing=0.0",
+        vocab_size=400,
+        train_file=files["train"],
+        validation_file=files["validation"],
+        per_device_train_batch_size=32,
+        learning_rate=4e-3,
+        lr_scheduler_type="linear",
+        warmup_steps=60,
+        disable_tqdm=True,
+        report_to="none",
+        output_dir=output_dir,
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return write_corpus(tmp_path_factory.mktemp("reports"), ("document", "summary"), write_report, 2000)
+
+
+@pytest.fixture(scope="module")
+def summarizer(reports: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model trained and scored by the scripts."""
+    folder = tmp_path_factory.mktemp("models") / "summaries"
+    train(reports, folder, task="summarization", source_prefix=PREFIX, num_train_epochs=4)
+    scored = {"model_name_or_path": folder, "test_file": reports["test"], "output_dir": folder / "test"}
+    run_script("evaluate_translation", "--disable_tqdm", device="cpu", **scored)
+    return folder
+
+
+def read_rows(path: str) -> list[dict[str, str]]:
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+
+
+class TestSummarization:
+    def test_it_is_learned(self, summarizer: Path, reports: dict[str, str]) -> None:
+        rows = read_rows(reports["test"])
+        references = [row["summary"] for row in rows]
+        lead = score_summaries([row["document"].partition(". ")[0] for row in rows], references)
+        found = json.loads((summarizer / "test" / "metrics.json").read_text())
+        assert lead["rougeL"] < 40
+        assert found["rougeL"] > 80, "the form, and mostly the right day"
+        assert found["rouge2"] > 60 > lead["rouge2"]
+        assert found["exact_match"] > 35
+        assert "bleu" not in found
+        assert (found["task"], found["source_prefix"]) == ("summarization", PREFIX)
+        hypotheses = (summarizer / "test" / "hypotheses.txt").read_text().splitlines()
+        expected = score_summaries(hypotheses, references)
+        assert {name: found[name] for name in expected} == expected
+
+    def test_the_best_checkpoint_is_that_by_rouge(self, summarizer: Path) -> None:
+        state = json.loads((summarizer / "trainer_state.json").read_text())
+        scores = [entry["eval_rougeL"] for entry in state["log_history"] if "eval_rougeL" in entry]
+        assert state["best_metric"] == max(scores)
+        best = json.loads((summarizer / "eval_results.json").read_text())
+        assert best["eval_rougeL"] == pytest.approx(max(scores))
+        assert {"eval_rouge1", "eval_rouge2", "eval_rougeLsum", "eval_exact_match", "eval_gen_len"} <= best.keys()
+
+    def test_the_pipeline_puts_the_prefix_too(
+        self, summarizer: Path, reports: dict[str, str], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        make_pipeline: Any = pipeline
+        summarize = make_pipeline("summarization", model=str(summarizer), device="cpu")
+        assert summarize.prefix == PREFIX
+        sources = [row["document"] for row in read_rows(reports["test"])[:20]]
+        with caplog.at_level(logging.WARNING):
+            found = [output["summary_text"] for output in summarize(sources)]
+            assert "max_length" not in caplog.text, "the model's own bound is no wish for a long summary"
+            summarize(sources[0], max_new_tokens=100)
+            assert "Your max_length is set to 100" in caplog.text
+        assert found == (summarizer / "test" / "hypotheses.txt").read_text().splitlines()[:20]
+
+    def test_it_is_used_without_the_package_too(self, summarizer: Path) -> None:
+        """In a process that cannot import it, `pipeline("summarization")` gives the same texts."""
+        found = inspect_model_folder(summarizer, card=build_model_card(summarizer, license="mit").content)
+        assert found.problems == []
+        assert found.task is SUMMARIZATION
+        assert found.is_self_contained
+        tasks = json.loads((summarizer / "config.json").read_text())["custom_pipelines"]
+        assert list(tasks) == ["summarization"]
+        assert tasks["summarization"]["impl"] == "pipeline_vanilla_transformer.SummarizationPipeline"
+
+    def test_what_is_saved_bounds_texts_and_summaries(self, summarizer: Path) -> None:
+        assert json.loads((summarizer / "generation_config.json").read_text())["max_new_tokens"] == 128
+        assert VanillaTransformerTokenizer.from_pretrained(summarizer).model_max_length == 1024
+
+    def test_the_card_speaks_of_summaries(self, summarizer: Path) -> None:
+        card = build_model_card(summarizer, repo_id="user/summaries")
+        data: Any = card.data
+        assert data.pipeline_tag == "summarization"
+        assert "summarization" in data.tags
+        assert {result.metric_name.partition(" ")[0] for result in data.eval_results} == {
+            "ROUGE-1", "ROUGE-2", "ROUGE-L", "ROUGE-Lsum"
+        }  # fmt: skip
+        assert {result.task_type for result in data.eval_results} == {"summarization"}
+        assert 'summarize = pipeline("summarization", model="user/summaries"' in card.text
+        assert "| put before each source | `summarize:` |" in card.text
+        assert "that summarizes texts" in card.text
+        assert "translat" not in card.text
+
+    def test_a_run_with_another_task_does_not_go_on_with_it(
+        self, summarizer: Path, reports: dict[str, str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit):
+            train(reports, summarizer, task="text2text", source_column="document", target_column="summary")
+        assert "task: 'summarization' there, 'text2text' now" in capsys.readouterr().err
+
+
+def test_text2text_is_learned(tmp_path: Path) -> None:
+    files = write_corpus(tmp_path, ("input", "output"), write_order, 1500)
+    folder = tmp_path / "orders"
+    train(files, folder, task="text2text", num_train_epochs=6, max_target_length=16)
+    make_pipeline: Any = pipeline
+    generate = make_pipeline("text2text-generation", model=str(folder), device="cpu")
+    rows = read_rows(files["test"])
+    outputs = [output["generated_text"] for output in generate([row["input"] for row in rows])]
+    right = {
+        order: [output == row["output"] for output, row in zip(outputs, rows, strict=True) if order in row["input"]]
+        for order in ("reverse", "sort")
+    }
+    for order, found in right.items():
+        # Letters in a random order are right in a fifth of the cases at best.
+        assert sum(found) > 0.6 * len(found), order
+    config = json.loads((folder / "config.json").read_text())
+    assert list(config["custom_pipelines"]) == ["text2text-generation"]
+    assert "eval_chrf" in json.loads((folder / "eval_results.json").read_text())
+    assert build_model_card(folder).data.to_dict()["pipeline_tag"] == "text2text-generation"
+
+
+class TestConfiguration:
+    @pytest.mark.parametrize("make", [VanillaTransformerConfig, BartConfig, MarianConfig])
+    @pytest.mark.parametrize("task", TASKS.values(), ids=lambda task: task.name)
+    def test_what_is_recorded_is_found_again(self, make: Any, task: Any, tmp_path: Path) -> None:
+        langs = ["en", "de"] if task is TRANSLATION else None
+        config = make()
+        record_task(config, task, prefix="do it: ", langs=langs)
+        config.save_pretrained(tmp_path)
+        again = type(config).from_pretrained(tmp_path)
+        saved = json.loads((tmp_path / "config.json").read_text())
+        for found in (again, saved):
+            assert find_task(found) is task
+            assert find_prefix(found, task, langs=langs) == "do it: "
+            assert find_prefix(found, task) == "do it: "
+            assert find_prefix(found, TEXT2TEXT if task is not TEXT2TEXT else TRANSLATION) == ""
+
+    def test_a_model_for_translation_says_nothing(self) -> None:
+        config = VanillaTransformerConfig(langs=["en", "de"])
+        record_task(config, TRANSLATION, langs=["en", "de"])
+        assert getattr(config, "task_specific_params", None) is None
+        assert find_task(config) is TRANSLATION
+        assert [*config.custom_pipeline_tasks] == ["translation", "translation_en_to_de"]
+
+    def test_of_several_tasks_none_is_the_one(self) -> None:
+        config = make_t5()
+        assert find_task(config) is TRANSLATION
+        assert find_prefix(config, TRANSLATION) == ""
+        assert find_prefix(config, TRANSLATION, langs=["en", "fr"]) == "translate English to French: "
+        assert find_prefix(config, SUMMARIZATION) == "summarize: "
+        several = make_t5(VanillaTransformerConfig, langs=["en", "de"])
+        pipelines = {name: entry["impl"].partition(".")[2] for name, entry in several.custom_pipeline_tasks.items()}
+        assert pipelines == {
+            "summarization": "SummarizationPipeline",
+            "translation": "TranslationPipeline",
+            "translation_en_to_de": "TranslationPipeline",
+            "translation_en_to_fr": "TranslationPipeline",
+        }
+
+    def test_training_further_keeps_the_task_and_drops_the_others(self, tmp_path: Path) -> None:
+        make_t5().save_pretrained(tmp_path)
+        model = ModelArguments(model_name_or_path=str(tmp_path))
+        data = DataArguments(task="summarization", train_file=["a.jsonl"])
+        assert settle_prefix(model, data) == "summarize: "
+        assert settle_prefix(model, DataArguments(task="text2text", train_file=["a.jsonl"])) == ""
+        german = DataArguments(train_file=["a.tsv"], source_lang="en", target_lang="de")
+        assert settle_prefix(model, german) == "translate English to German: "
+        given = DataArguments(task="summarization", train_file=["a.jsonl"], source_prefix="")
+        assert settle_prefix(model, given) == ""
+        assert settle_prefix(ModelArguments(preset="tiny"), data) == ""
+
+        config = make_t5()
+        record_task(config, SUMMARIZATION, prefix="tldr: ")
+        assert config.task_specific_params == {"summarization": {"prefix": "tldr: ", "num_beams": 4}}
+        assert T5_TASKS["summarization"]["prefix"] == "summarize: ", "what was given is not changed"
+        config = make_t5()
+        record_task(config, TRANSLATION, prefix="German: ", langs=["en", "de"])
+        assert {name: entry["prefix"] for name, entry in config.task_specific_params.items()} == {
+            "translation": "German: ",
+            "translation_en_to_de": "German: ",
+            "translation_en_to_fr": "translate English to French: ",
+        }
+        record_task(config, TEXT2TEXT)
+        assert config.task_specific_params == {"text2text-generation": {}}
+
+    def test_new_models_write_no_more_than_their_targets(self) -> None:
+        model = build_model(ModelArguments(preset="tiny"), VanillaTransformerConfig.from_preset("tiny"))
+        assert model.generation_config.max_new_tokens is None, "the paper's bound, 50 more than the source"
+        config = VanillaTransformerConfig.from_preset("tiny")
+        assert (
+            build_model(ModelArguments(preset="tiny"), config, max_new_tokens=9).generation_config.max_new_tokens == 9
+        )
+
+
+class TestArguments:
+    def test_lengths_are_those_of_the_task(self) -> None:
+        assert DataArguments(builtin_corpus=True).lengths == (256, 256)
+        assert DataArguments(task="summarization", train_file=["a.jsonl"]).lengths == (1024, 128)
+        given = DataArguments(task="summarization", train_file=["a.jsonl"], max_source_length=50, max_target_length=9)
+        assert given.lengths == (50, 9)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"task": "poetry"}, "task='poetry': must be one of translation, summarization, text2text"),
+            ({"task": "summarization", "builtin_corpus": True, "train_file": None}, "builtin_corpus belong"),
+            (
+                {"task": "text2text", "source_lang": "en", "target_lang": "de"},
+                "task=text2text: source_lang, target_lang belong to the task translation",
+            ),
+        ],
+    )
+    def test_what_does_not_go_together_is_refused(self, changes: dict[str, Any], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            DataArguments(**{"train_file": ["a.jsonl"], **changes})
+
+    @pytest.mark.parametrize(
+        ("task", "options", "expected"),
+        [
+            ("translation", {}, "bleu"),
+            ("summarization", {}, "rougeL"),
+            ("text2text", {}, "chrf"),
+            ("summarization", {"metric_for_best_model": "eval_rouge2"}, "eval_rouge2"),
+            ("text2text", {"metric_for_best_model": "exact_match"}, "exact_match"),
+            ("summarization", {"predict_with_generate": False}, "loss"),
+            ("summarization", {"eval_strategy": "no", "save_strategy": "no"}, None),
+            ("summarization", {"average_checkpoints": 2}, None),
+        ],
+    )
+    def test_the_best_checkpoint_is_by_the_task(
+        self, task: str, options: dict[str, Any], expected: str | None, tmp_path: Path
+    ) -> None:
+        arguments = TranslationTrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[], **options)
+        config = VanillaTransformerConfig.from_preset("tiny")
+        settle_training_arguments(arguments, config, validates=True, task=get_task(task))
+        assert arguments.metric_for_best_model == expected
+        assert expected in (None, "loss") or arguments.greater_is_better
+
+    def test_a_score_of_another_task_is_refused(self, tmp_path: Path) -> None:
+        arguments = TranslationTrainingArguments(
+            output_dir=str(tmp_path), use_cpu=True, report_to=[], metric_for_best_model="bleu"
+        )
+        config = VanillaTransformerConfig.from_preset("tiny")
+        with pytest.raises(
+            ValueError, match="metric_for_best_model=bleu: task summarization has rouge1, rouge2, rougeL"
+        ):
+            settle_training_arguments(arguments, config, validates=True, task=SUMMARIZATION)
+
+
+class TestData:
+    def write(self, folder: Path, columns: tuple[str, ...], kind: str) -> Path:
+        rows = [{name: f"{name} {number}" for name in columns} for number in range(5)]
+        path = folder / f"rows.{kind}"
+        if kind == "parquet":
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        elif kind == "jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        else:
+            separator = {"csv": ",", "tsv": "\t"}[kind]
+            lines = [separator.join(columns), *(separator.join(row.values()) for row in rows)]
+            path.write_text("".join(line + "\n" for line in lines))
+        return path
+
+    @pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv", "tsv"])
+    @pytest.mark.parametrize("load", [load_parallel_corpus, stream_parallel_corpus])
+    @pytest.mark.parametrize(
+        ("task", "columns", "expected"),
+        [
+            ("summarization", ("id", "article", "highlights"), ("article", "highlights")),
+            ("summarization", ("summary", "document", "id"), ("document", "summary")),
+            ("summarization", ("document", "summary", "source", "target"), ("source", "target")),
+            ("text2text", ("id", "output", "input"), ("input", "output")),
+        ],
+    )
+    def test_usual_columns_are_found(
+        self, task: str, columns: tuple[str, ...], expected: tuple[str, str], load: Any, kind: str, tmp_path: Path
+    ) -> None:
+        path = self.write(tmp_path, columns, kind)
+        (first, *_) = load(files=[path], usual_columns=get_task(task).columns)
+        assert first == {"source": f"{expected[0]} 0", "target": f"{expected[1]} 0"}
+
+    @pytest.mark.parametrize("kind", ["jsonl", "csv"])
+    def test_of_several_usual_pairs_none_is_guessed(self, kind: str, tmp_path: Path) -> None:
+        path = self.write(tmp_path, ("article", "document", "summary"), kind)
+        both = "'document' and 'summary', or 'article' and 'summary'"
+        with pytest.raises(ValueError, match=f"{path.name}, line 1: the texts may be {both}"):
+            load_parallel_corpus(files=[path], usual_columns=SUMMARIZATION.columns)
+        named = load_parallel_corpus(
+            files=[path],
+            usual_columns=SUMMARIZATION.columns,
+            source_column="article",
+            target_column="summary",
+        )
+        assert named[0]["source"] == "article 0"
+
+    def test_what_was_looked_for_is_named(self, tmp_path: Path) -> None:
+        path = self.write(tmp_path, ("headline", "body"), "jsonl")
+        with pytest.raises(ValueError, match=r"no columns 'source' and 'target', nor 'text' and 'summary', nor .*"):
+            load_parallel_corpus(files=[path], usual_columns=SUMMARIZATION.columns)
+
+    @pytest.mark.parametrize("streaming", [False, True])
+    def test_the_prefix_stands_before_every_source(self, streaming: bool, tmp_path: Path) -> None:
+        path = self.write(tmp_path, ("text", "summary"), "parquet")
+        arguments = DataArguments(
+            task="summarization", train_file=[str(path)], validation_file=[str(path)], streaming=streaming
+        )
+        corpora = load_corpora(arguments, source_prefix=PREFIX)
+        for dataset in corpora.values():
+            assert [*dataset] == [
+                {"source": f"summarize: text {number}", "target": f"summary {number}"} for number in range(5)
+            ]
+
+    def test_long_documents_are_cut_and_counted(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        path = self.write(tmp_path, ("text", "summary"), "jsonl")
+        dataset = load_parallel_corpus(files=[path], usual_columns=SUMMARIZATION.columns)
+        rows = tokenize_pairs(
+            dataset, VanillaTransformerTokenizer(), max_source_length=6, max_target_length=100, name="documents"
+        )
+        assert {len(ids) for ids in rows["input_ids"]} == {6}
+        assert "5 of 5 pairs of documents were cut" in caplog.text
+        assert "(5 sources, 0 targets)" in caplog.text

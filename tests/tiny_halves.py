@@ -1,0 +1,99 @@
+"""Tiny encoders and decoders with random weights, and the naive Transformer's half of each: what their tests share."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from naive_transformer import Array, NaiveTransformer
+from tiny_vanilla import SHARING, make_config, randomize
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTextEncoding,
+    AutoModelForTokenClassification,
+)
+from transformers.utils.generic import ModelOutput
+
+import vanilla_transformer as package
+
+# By which Auto class each half is found.
+HALVES: dict[str, Any] = {
+    "VanillaTransformerEncoderModel": AutoModelForTextEncoding,
+    "VanillaTransformerForSequenceClassification": AutoModelForSequenceClassification,
+    "VanillaTransformerForTokenClassification": AutoModelForTokenClassification,
+    "VanillaTransformerForQuestionAnswering": AutoModelForQuestionAnswering,
+    "VanillaTransformerDecoderModel": AutoModel,
+    "VanillaTransformerForCausalLM": AutoModelForCausalLM,
+}
+DECODERS = ("VanillaTransformerDecoderModel", "VanillaTransformerForCausalLM")
+ENCODERS = tuple(name for name in HALVES if name not in DECODERS)
+TRAINABLE = tuple(name for name in HALVES if name.startswith("VanillaTransformerFor"))
+
+
+def make_half(name: str, attention: str = "sdpa", seed: int = 0, **changes: Any) -> Any:
+    """A half in evaluation mode, every parameter of which is random."""
+    model = getattr(package, name)._from_config(make_config(**changes), attn_implementation=attention)
+    randomize(model, seed)
+    return model.eval()
+
+
+def run(model: Any, **inputs: Any) -> Any:
+    with torch.no_grad():
+        return model(**inputs)
+
+
+def main_output(outputs: ModelOutput) -> torch.Tensor:
+    """The logits, or the states where there is no head."""
+    return cast(torch.Tensor, next(value for name, value in outputs.items() if name != "loss"))
+
+
+class NaiveHalf(NaiveTransformer):
+    """The naive Transformer without one of its sides."""
+
+    def __init__(self, model: Any) -> None:
+        state: dict[str, torch.Tensor] = {}
+        for name, tensor in model.state_dict().items():
+            state[name if name.startswith(("model.", "lm_head.")) else f"model.{name}"] = tensor
+        table = model.get_input_embeddings().weight
+        # The side that is not there has no table either.
+        absent = {f"model.{side}.embed_tokens.weight": table for side in ("encoder", "decoder")}
+        super().__init__(model.config, {"lm_head.weight": table, **absent, **state})
+
+    def decode_alone(self, tokens: list[int]) -> Array:
+        """The states (length, d_model) of a decoder that has no source."""
+        x = self.embed(tokens, "decoder")
+        heads = self.config.decoder_attention_heads
+        for layer in range(self.config.decoder_layers):
+            name = f"model.decoder.layers.{layer}"
+
+            def self_attention(h: Array, name: str = name) -> Array:
+                return self.multi_head(h, h, f"{name}.self_attn", heads, causal=True)[0]
+
+            def feed_forward(h: Array, name: str = name) -> Array:
+                return self.feed_forward(h, name)
+
+            x = self.residual(x, self_attention, f"{name}.self_attn_layer_norm")
+            x = self.residual(x, feed_forward, f"{name}.final_layer_norm")
+        return self.normalize(x, "model.decoder.layer_norm") if self.config.normalize_before else x
+
+    def next_token_logits(self, tokens: list[int]) -> Array:
+        """Scores (length, vocabulary) of what follows each token."""
+        return self.project(self.decode_alone(tokens))
+
+
+# What the naive Transformer is compared with, from the paper's setting to others'.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "pre-LN": {"normalize_before": True, "d_k": 6, "d_v": 3, **SHARING["separate-untied"], "lm_head_bias": True},
+    "learned": {
+        "position_embedding_type": "learned",
+        "position_offset": 2,
+        "normalize_embedding": True,
+        "attention_bias": True,
+        **SHARING["shared-untied"],
+    },
+    "marian": {"position_embedding_type": "sinusoidal_concatenated", "activation_function": "silu", "ffn_bias": False},
+}

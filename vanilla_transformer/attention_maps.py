@@ -1,0 +1,452 @@
+"""Where a model looks while it translates: attention weights with readable labels, and word alignments from them.
+
+Works with every encoder-decoder model of transformers whose attention can return its weights.
+
+Shapes: B sentences, S source tokens, T target tokens, H heads, N layers (of the encoder, or of the decoder). Layers and
+heads are counted from 0, as in the names of a model's parameters.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .data import open_text
+from .folders import check_new_file, new_file
+from .pipeline_vanilla_transformer import WINDOW_SIZE, count_sentences, map_by_length
+from .token_labels import Words, find_words, label_tokens, split_words
+from .translation import DEFAULT_BATCH_TOKENS_OF_OTHERS, encode_texts, inference, length_limit, progress_bar
+
+Weights = npt.NDArray[np.float32]
+AttentionKind = Literal["encoder", "decoder", "cross"]
+KINDS: tuple[AttentionKind, ...] = ("encoder", "decoder", "cross")
+Alignment = list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class AttentionMap:
+    """The attention weights of one sentence and its translation.
+
+    Args:
+        source: The source tokens as a person reads them, S of them.
+        target: The target tokens that are predicted, one for each position of the decoder, T of them.
+        decoder_input: The tokens that the decoder is fed, T of them: the start symbol, and the target but its last.
+        encoder: Self-attention of the encoder, (N, H, S, S), rows look at columns.
+        decoder: Self-attention of the decoder, (N, H, T, T).
+        cross: Attention from target to source, (N, H, T, S).
+        source_words: For each source token the indices of its words in `source_text`; none for special tokens.
+        target_words: The same for the target.
+        source_text: The source sentence.
+        target_text: Its translation.
+    """
+
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+    decoder_input: tuple[str, ...]
+    encoder: Weights
+    decoder: Weights
+    cross: Weights
+    source_words: Words
+    target_words: Words
+    source_text: str
+    target_text: str
+
+    def select(self, kind: AttentionKind) -> tuple[Weights, tuple[str, ...], tuple[str, ...]]:
+        """Returns weights (N, H, rows, columns), the labels of the rows, and those of the columns.
+
+        Raises:
+            ValueError: If there is no such kind.
+        """
+        if kind == "encoder":
+            return self.encoder, self.source, self.source
+        if kind == "decoder":
+            return self.decoder, self.decoder_input, self.decoder_input
+        if kind == "cross":
+            return self.cross, self.target, self.source
+        raise ValueError(f"kind is {kind!r}; it must be one of {', '.join(KINDS)}.")
+
+
+class _Pair(NamedTuple):
+    """A sentence and its translation as a model reads them."""
+
+    source_ids: list[int]
+    decoder_input_ids: list[int]
+    target_ids: list[int]
+
+
+class _Attention(NamedTuple):
+    """The weights of one sentence; see `AttentionMap`."""
+
+    encoder: Weights
+    decoder: Weights
+    cross: Weights
+
+
+def collect_attention(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    source: str,
+    target: str | None = None,
+    *,
+    source_prefix: str = "",
+    max_source_length: int | None = None,
+    split_characters: bool = True,
+    **generate_kwargs: Any,
+) -> AttentionMap:
+    """Translates a sentence, or reads a given translation, and keeps what every head looks at.
+
+    The weights are those of the model's plain ("eager") attention, to which the model is switched meanwhile.
+
+    Args:
+        model: An encoder-decoder model.
+        tokenizer: Its tokenizer.
+        source: The source sentence.
+        target: A translation to be read; `None`: the model's own.
+        source_prefix: Put before the source, for models such as T5.
+        max_source_length: Tokens, special ones included; a longer source is truncated, with a warning. `None`: the
+            tokenizer's `model_max_length`, which is the limit of a given target too.
+        split_characters: Whether each Chinese and Japanese character is a word; see [`token_labels.split_words`].
+        **generate_kwargs: Passed on to `model.generate`.
+
+    Returns:
+        The weights, with labels.
+
+    Raises:
+        ValueError: If the source or the target has no words, or the model does not return weights for every token.
+    """
+    if not source.strip() or (target is not None and not target.strip()):
+        raise ValueError("Attention needs words: the source, or the target that was given, is empty.")
+    limit = length_limit(tokenizer, max_source_length)
+    (source_ids,) = encode_texts(tokenizer, [source_prefix + source], limit=limit, line_numbers=[1])
+    if target is None:
+        pair = _translate(model, source_ids, generate_kwargs)
+    else:
+        pair = _read_target(model, tokenizer, source_ids, target, line_number=1)
+    (attention,) = _read_attention(model, [pair])
+    decode: Any = tokenizer.decode
+    read_source = partial(find_words, tokenizer, is_source=True, split_characters=split_characters)
+    return AttentionMap(
+        source=label_tokens(tokenizer, source_ids, is_source=True),
+        target=label_tokens(tokenizer, pair.target_ids),
+        decoder_input=label_tokens(tokenizer, pair.decoder_input_ids),
+        **attention._asdict(),
+        source_words=read_source(source_ids, source_prefix + source, prefix_length=len(source_prefix)),
+        target_words=find_words(tokenizer, pair.target_ids, target, split_characters=split_characters),
+        source_text=source,
+        target_text=decode(pair.target_ids, skip_special_tokens=True) if target is None else target,
+    )
+
+
+def _translate(model: PreTrainedModel, source_ids: list[int], generate_kwargs: dict[str, Any]) -> _Pair:
+    input_ids = torch.tensor([source_ids], device=model.device)
+    options = {**generate_kwargs, "num_return_sequences": 1, "return_dict_in_generate": False}
+    generate: Any = model.generate
+    with inference(model):
+        output = generate(input_ids=input_ids, attention_mask=torch.ones_like(input_ids), **options)[0].tolist()
+    return _Pair(source_ids, output[:-1], output[1:])
+
+
+def _read_target(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    source_ids: list[int],
+    target: str,
+    *,
+    line_number: int,
+) -> _Pair:
+    limit = length_limit(tokenizer, None)
+    (target_ids,) = encode_texts(tokenizer, [target], limit=limit, line_numbers=[line_number], side="target")
+    shift: Any = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if shift is None:  # M2M100 has none, and shifts its labels like most of the others
+        return _Pair(source_ids, [_find_start(model), *target_ids[:-1]], target_ids)
+    return _Pair(source_ids, shift(labels=torch.tensor([target_ids], device=model.device))[0].tolist(), target_ids)
+
+
+def _find_start(model: PreTrainedModel) -> int:
+    configs = (model.generation_config, model.config)
+    found = [getattr(config, "decoder_start_token_id", None) for config in configs]
+    start = next((token_id for token_id in found if token_id is not None), None)
+    if start is None:
+        raise ValueError("The model's configuration has no decoder_start_token_id, with which a translation starts.")
+    return int(start)
+
+
+def _read_attention(model: PreTrainedModel, pairs: Sequence[_Pair]) -> list[_Attention]:
+    """Runs the model once on some sentences and their translations, padded on the right."""
+    sources = [torch.tensor(pair.source_ids) for pair in pairs]
+    targets = [torch.tensor(pair.decoder_input_ids) for pair in pairs]
+    pad_id = getattr(model.config, "pad_token_id", None) or 0
+    pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
+    with inference(model), _weights_returned(model):
+        outputs: Any = model(
+            input_ids=pad(sources, padding_value=pad_id).to(model.device),
+            attention_mask=pad([torch.ones_like(source) for source in sources]).to(model.device),
+            # Padding needs no mask here, being behind all that looks back only.
+            decoder_input_ids=pad(targets, padding_value=pad_id).to(model.device),
+            output_attentions=True,
+            return_dict=True,
+            use_cache=False,
+        )
+    longest_source, longest_target = max(map(len, sources)), max(map(len, targets))
+    sizes = {"encoder": (longest_source,) * 2, "decoder": (longest_target,) * 2}
+    sizes["cross"] = (longest_target, longest_source)
+    found = {kind: _stack(getattr(outputs, f"{kind}_attentions"), kind, size) for kind, size in sizes.items()}
+    return [
+        _Attention(
+            encoder=found["encoder"][row, :, :, : len(source), : len(source)],
+            decoder=found["decoder"][row, :, :, : len(target), : len(target)],
+            cross=found["cross"][row, :, :, : len(target), : len(source)],
+        )
+        for row, (source, target) in enumerate(zip(sources, targets, strict=True))
+    ]
+
+
+@contextmanager
+def _weights_returned(model: PreTrainedModel) -> Iterator[None]:
+    """Fast attention never builds its weights, so that the plain one takes its place for a while."""
+    configs = {id(module.config): module.config for module in model.modules() if isinstance(module, PreTrainedModel)}
+    before = [(config, config._attn_implementation) for config in configs.values()]
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        # Parts come behind the whole, whose setting would reach down to them.
+        for config, implementation in before:
+            config._attn_implementation = implementation
+
+
+def _stack(layers: Sequence[torch.Tensor | None] | None, kind: str, size: tuple[int, int]) -> Weights:
+    """Maps one tensor (B, H, rows, columns) per layer to (B, N, H, rows, columns)."""
+    if not layers or any(layer is None for layer in layers):
+        raise ValueError(f"The model returns no {kind}_attentions: it cannot show what it looks at.")
+    arrays = [layer.float().cpu().numpy() for layer in layers if layer is not None]
+    for array in arrays:
+        if array.ndim != 4 or array.shape[2:] != size:
+            raise ValueError(
+                f"The model's {kind}_attentions have the shape {array.shape}; they must have a weight for each pair of "
+                f"tokens, (sentences, heads, {size[0]}, {size[1]})."
+            )
+    return np.stack(arrays, axis=1)
+
+
+def average_heads(weights: Weights, *, layer: int | None = None, head: int | None = None) -> Weights:
+    """Takes the mean over layers and heads.
+
+    Args:
+        weights: Of one kind, (N, H, rows, columns).
+        layer: The only layer to look at, negative ones counted from the last; `None`: all.
+        head: The only head to look at; `None`: all.
+
+    Returns:
+        (rows, columns).
+
+    Raises:
+        ValueError: If there is no such layer or head.
+    """
+    for name, number, count in (("layer", layer, len(weights)), ("head", head, weights.shape[1])):
+        if number is not None and not -count <= number < count:
+            raise ValueError(f"{name} is {number}; it must be from 0 to {count - 1}, or from -{count} to -1.")
+    kept = weights if layer is None else weights[[layer]]
+    kept = kept if head is None else kept[:, [head]]
+    return kept.mean(axis=(0, 1))
+
+
+def align_words(attention: AttentionMap, *, layer: int | None = None, head: int | None = None) -> Alignment:
+    """Aligns each target word with the source word that the decoder looks at while it predicts it.
+
+    Args:
+        attention: The weights of a sentence and its translation.
+        layer: The decoder's layer, negative ones counted from the last; `None`: the mean of all.
+        head: The head; `None`: the mean of all.
+
+    Returns:
+        (source word, target word) pairs, counted from 0, in the order of the target. What is looked at is summed over
+        the tokens of a source word, and averaged over those of a target word. Words that share their tokens, as Chinese
+        ones may, share their links.
+
+    Raises:
+        ValueError: If there is no such layer or head.
+    """
+    weights = average_heads(attention.cross, layer=layer, head=head)
+    return _align(weights, attention.source_words, attention.target_words)
+
+
+def _align(weights: Weights, source_words: Words, target_words: Words) -> Alignment:
+    """See `align_words`; the weights are (T, S)."""
+    source, target = _membership(source_words), _membership(target_words)
+    links: Alignment = []
+    if not len(source):
+        return links
+    looked_at = weights @ source.T  # (T, source words)
+    for word, tokens in enumerate(target):
+        if tokens.any():
+            best = int(looked_at[tokens].mean(axis=0).argmax())
+            twins = (source == source[best]).all(axis=1)
+            links += [(int(twin), word) for twin in twins.nonzero()[0]]
+    return links
+
+
+def _membership(words: Words) -> npt.NDArray[np.bool_]:
+    """Maps the words of each token to (words, tokens)."""
+    count = 1 + max((number for numbers in words for number in numbers), default=-1)
+    belongs = np.zeros((count, len(words)), dtype=bool)
+    for token, numbers in enumerate(words):
+        belongs[list(numbers), token] = True
+    return belongs
+
+
+def format_pharaoh(alignment: Iterable[tuple[int, int]]) -> str:
+    """Writes an alignment as Pharaoh and its successors do: "0-0 1-2 2-1", source-target, counted from 0."""
+    return " ".join(f"{source}-{target}" for source, target in sorted(alignment))
+
+
+def align_lines(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: Iterable[tuple[str, str]],
+    *,
+    layer: int | None = None,
+    head: int | None = None,
+    split_characters: bool = True,
+    window_size: int = WINDOW_SIZE,
+    total: int | None = None,
+    batch_size: int | None = None,
+    max_batch_tokens: int | None = None,
+    max_source_length: int | None = None,
+    source_prefix: str = "",
+    progress: bool | str = True,
+) -> Iterator[Alignment]:
+    """Aligns the words of sentences and their translations, as [`align_words`] does, many at a time.
+
+    Args:
+        model: An encoder-decoder model.
+        tokenizer: Its tokenizer.
+        pairs: Sources with their translations; they need not fit in memory.
+        layer: See [`align_words`].
+        head: See [`align_words`].
+        split_characters: See [`collect_attention`].
+        window_size: The most pairs that are held at a time; among them, those of like length are read together.
+        total: How many pairs there are, where known, for the progress bar.
+        batch_size: The most pairs that are read together.
+        max_batch_tokens: The most tokens that are read together, counted as pairs times tokens of the longest sentence.
+            When neither this nor `batch_size` is given, 4096.
+        max_source_length: See [`collect_attention`].
+        source_prefix: See [`collect_attention`].
+        progress: Whether to show a bar on stderr; a string is its description.
+
+    Yields:
+        The alignments, in order; of a pair with an empty side, an empty one.
+
+    Raises:
+        ValueError: If there is no such layer or head, or the model does not return weights for every token.
+    """
+    remaining = enumerate(pairs, start=1)
+    limit = length_limit(tokenizer, max_source_length)
+    if batch_size is None and max_batch_tokens is None:
+        max_batch_tokens = DEFAULT_BATCH_TOKENS_OF_OTHERS
+
+    def encode(number: int, source: str, target: str) -> tuple[int, tuple[_Pair, Words, Words]]:
+        if not source.strip() or not target.strip():
+            return 0, (_Pair([], [], []), (), ())
+        text = source_prefix + source
+        (source_ids,) = encode_texts(tokenizer, [text], limit=limit, line_numbers=[number])
+        pair = _read_target(model, tokenizer, source_ids, target, line_number=number)
+        find = partial(find_words, tokenizer, split_characters=split_characters)
+        source_words = find(source_ids, text, is_source=True, prefix_length=len(source_prefix))
+        return max(map(len, pair)), (pair, source_words, find(pair.target_ids, target))
+
+    def align(batch: list[tuple[_Pair, Words, Words]]) -> list[Alignment]:
+        if not batch[0][0].source_ids:
+            return [[] for _ in batch]
+        found = _read_attention(model, [pair for pair, _, _ in batch])
+        return [
+            _align(average_heads(attention.cross, layer=layer, head=head), *words)
+            for attention, (_, *words) in zip(found, batch, strict=True)
+        ]
+
+    with progress_bar(progress, total=total) as bar:
+        alignments = map_by_length(
+            align,
+            lambda count: [encode(number, *pair) for number, pair in islice(remaining, count)],
+            fits=partial(count_sentences, batch_size=batch_size, max_batch_tokens=max_batch_tokens),
+            window_size=window_size,
+        )
+        for alignment in alignments:
+            yield alignment
+            bar.update()
+
+
+def align_file(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    source_file: str | os.PathLike[str],
+    target_file: str | os.PathLike[str],
+    alignment_file: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    **options: Any,
+) -> int:
+    """Aligns the words of a file of sentences with those of their translations, and writes them in Pharaoh's format.
+
+    Args:
+        model: An encoder-decoder model.
+        tokenizer: Its tokenizer.
+        source_file: UTF-8 text, one sentence per line; `.gz` is decompressed.
+        target_file: Their translations, likewise.
+        alignment_file: What to write: a line for each sentence, complete or not at all.
+        overwrite: Replace an existing file.
+        **options: See [`align_lines`].
+
+    Returns:
+        The number of sentences.
+
+    Raises:
+        FileExistsError: If `alignment_file` exists and `overwrite` is not set.
+        ValueError: If the files differ in length, or an option is illegal.
+    """
+    check_new_file(alignment_file, overwrite=overwrite)
+    paths = [os.fspath(source_file), os.fspath(target_file)]
+    counts = []
+    for path in paths:
+        with open_text(path) as lines:
+            counts.append(sum(1 for _ in lines))
+    if counts[0] != counts[1]:
+        raise ValueError(f"{paths[0]} has {counts[0]} lines and {paths[1]} has {counts[1]}; they must be as many.")
+    with (
+        open_text(paths[0]) as sources,
+        open_text(paths[1]) as targets,
+        new_file(alignment_file, overwrite=overwrite) as partial_file,
+        open(partial_file, "w", encoding="utf-8", newline="\n") as output,
+    ):
+        pairs = (
+            (source.rstrip("\r\n"), target.rstrip("\r\n")) for source, target in zip(sources, targets, strict=True)
+        )
+        for alignment in align_lines(model, tokenizer, pairs, total=counts[0], **options):
+            output.write(format_pharaoh(alignment) + "\n")
+    return counts[0]
+
+
+__all__ = [
+    "KINDS",
+    "Alignment",
+    "AttentionKind",
+    "AttentionMap",
+    "Weights",
+    "align_file",
+    "align_lines",
+    "align_words",
+    "average_heads",
+    "collect_attention",
+    "find_words",
+    "format_pharaoh",
+    "label_tokens",
+    "split_words",
+]

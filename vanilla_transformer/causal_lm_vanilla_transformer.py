@@ -1,0 +1,272 @@
+"""The decoder alone, as a language model: the layers of Figure 1's right side without attention over a source.
+
+Parameters have the names that they have in the whole Transformer, so that the decoder of a translation model can be
+taken over: `VanillaTransformerForCausalLM.from_pretrained("a-translation-model")`.
+
+Shapes: B batch, T length, K keys (cached ones included), D d_model, V vocabulary.
+"""
+
+from typing import Any, Unpack, cast
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.generation.configuration_utils import GenerationConfig
+from transformers.generation.utils import GenerationMixin
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .half_vanilla_transformer import HalfModel
+from .linear_vanilla_transformer import project
+from .loss_vanilla_transformer import IGNORED_LABEL, compute_logits_and_loss, should_skip_logits
+from .modeling_vanilla_transformer import SelfAttention, TransformerLayer, TransformerStack
+from .positions_vanilla_transformer import count_positions, count_tokens_before
+
+
+class VanillaTransformerCausalLayer(TransformerLayer):
+    """Masked self-attention, feed-forward."""
+
+    def __init__(self, config: VanillaTransformerConfig, layer_idx: int) -> None:
+        super().__init__(config, config.decoder_ffn_dim)
+        self.self_attn = SelfAttention(config, config.decoder_attention_heads, layer_idx, is_causal=True)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        past_key_values: Cache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> torch.Tensor:
+        """Maps (B, T, D) to (B, T, D)."""
+
+        def self_attention(states: torch.Tensor) -> torch.Tensor:
+            return self.self_attn(states, attention_mask=attention_mask, past_key_values=past_key_values, **kwargs)[0]
+
+        hidden_states = self.residual(hidden_states, self_attention, self.self_attn_layer_norm)
+        return self.residual(hidden_states, self.feed_forward, self.final_layer_norm)
+
+
+class VanillaTransformerCausalDecoder(TransformerStack):
+    """A stack of N identical layers that maps the tokens so far to the next."""
+
+    _can_record_outputs = {
+        "hidden_states": VanillaTransformerCausalLayer,
+        "attentions": OutputRecorder(SelfAttention, index=1),
+    }
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        layers = [VanillaTransformerCausalLayer(config, layer_idx) for layer_idx in range(config.decoder_layers)]
+        super().__init__(config, config.vocab_size, layers)
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPast:
+        """Decodes the tokens so far.
+
+        Args:
+            input_ids: Tokens (B, T).
+            attention_mask: (B, past + T), 1 at tokens and 0 at padding; `None`: nothing is padding.
+            past_key_values: A cache of the positions already decoded.
+            inputs_embeds: Embeddings (B, T, D), not yet scaled, instead of `input_ids`.
+            use_cache: Whether to return a cache.
+            **kwargs: `output_attentions`, `output_hidden_states`, and what the attention implementation takes.
+
+        Returns:
+            `BaseModelOutputWithPast` with `last_hidden_state` (B, T, D).
+
+        Raises:
+            ValueError: If tokens are given twice or not at all.
+        """
+        embeddings = self.look_up(input_ids, inputs_embeds)
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        length = embeddings.shape[1]
+        past_length, upper_bound = count_positions(past_key_values, length)
+        token_indices = count_tokens_before(attention_mask, length, past_length, embeddings.device)
+        hidden_states = self.embed(embeddings, token_indices.reshape(-1, length), upper_bound)
+        layer_mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=embeddings,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+        )
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, layer_mask, past_key_values=past_key_values, **kwargs)
+        return BaseModelOutputWithPast(
+            last_hidden_state=self.layer_norm(hidden_states), past_key_values=past_key_values
+        )
+
+
+class VanillaTransformerDecoderModel(HalfModel):
+    """The decoder alone, which attends to no source: (B, T) tokens to (B, T, D) states."""
+
+    side = "decoder"
+    _tied_weights_keys = {"decoder.embed_tokens.weight": "shared.weight"}
+    _keys_to_ignore_on_load_unexpected = [r"^(model\.)?encoder\.", r"\.encoder_attn(_layer_norm)?\.", r"^lm_head\."]
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__(config)
+        self.make_shared_table()
+        self.decoder = VanillaTransformerCausalDecoder(self.config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPast:
+        """Decodes the tokens so far.
+
+        Args:
+            input_ids: Tokens (B, T).
+            attention_mask: (B, past + T), 1 at tokens and 0 at padding; `None`: nothing is padding.
+            past_key_values: A cache of the positions already decoded.
+            inputs_embeds: Embeddings (B, T, D), not yet scaled, instead of `input_ids`.
+            use_cache: Whether to return a cache.
+            **kwargs: `output_attentions`, `output_hidden_states`, `return_dict`, and what the attention implementation
+                takes; `position_ids` must be `None`, since positions follow from mask and cache.
+
+        Returns:
+            `BaseModelOutputWithPast` with `last_hidden_state` (B, T, D).
+
+        Raises:
+            ValueError: If tokens are given twice or not at all, or positions are given.
+        """
+        if kwargs.pop("position_ids", None) is not None:
+            raise ValueError("position_ids cannot be given: positions follow from attention_mask and past_key_values.")
+        return self.decoder(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+
+
+class VanillaTransformerForCausalLM(HalfModel, GenerationMixin):
+    """A language model: the decoder, and the linear map whose softmax predicts the next token (3.4).
+
+    Texts begin with the token that starts the decoder of a translation model, `<s>`: a tokenizer of this package adds
+    it with `add_bos_token=True`. With `add_eos_token=True` texts for training end with `</s>`, and prompts must not.
+    """
+
+    side = "decoder"
+    _tied_weights_keys = {"lm_head.weight": "model.shared.weight"}
+    _keys_to_ignore_on_load_unexpected = [r"^(model\.)?encoder\.", r"\.encoder_attn(_layer_norm)?\."]
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__(config)
+        self.is_taken_over = config.is_encoder_decoder
+        self.model = VanillaTransformerDecoderModel(self.config)
+        self.lm_head = nn.Linear(self.config.d_model, self.config.vocab_size, bias=self.config.lm_head_bias)
+        self.post_init()
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Returns {target: source} of tied weights from the two independent flags of the configuration."""
+        if all_submodels:
+            return super().get_expanded_tied_weights_keys(all_submodels=True)
+        if not self.config.tie_word_embeddings:
+            return {}
+        one_table = self.config.share_encoder_decoder_embeddings
+        return {"lm_head.weight": "model.shared.weight" if one_table else "model.decoder.embed_tokens.weight"}
+
+    def adjust_generation_fn(self, generation_config: GenerationConfig | None, *args: Any, **kwargs: Any) -> None:
+        """Loads the settings of `generate`, but not those of a translation model, whose search knows a source."""
+        if generation_config is not None or not self.is_taken_over:
+            super().adjust_generation_fn(generation_config, *args, **kwargs)  # type: ignore[misc]
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """Returns the output layer, (V, D)."""
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        """Replaces the output layer."""
+        self.lm_head = new_embeddings
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        skip_logits: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> CausalLMOutputWithPast:
+        """Predicts the next token at each position.
+
+        Args:
+            input_ids: Tokens (B, T).
+            attention_mask: (B, past + T), 1 at tokens and 0 at padding; `None`: nothing is padding.
+            past_key_values: A cache of the positions already decoded.
+            inputs_embeds: Embeddings (B, T, D), not yet scaled, instead of `input_ids`.
+            labels: The tokens again (B, T), not shifted; -100 where the loss shall not count.
+            use_cache: Whether to return a cache.
+            logits_to_keep: Number of last positions to return logits for, 0 for all; or their indices.
+            skip_logits: Whether to return `logits=None`; by default in training mode with labels.
+            **kwargs: As for the decoder; `num_items_in_batch`, the number of tokens to divide the loss by; and
+                `shift_labels` (B, T), what shall follow each token, from collators that shift labels themselves.
+
+        Returns:
+            `CausalLMOutputWithPast` with `logits` (B, T, V), unless skipped, and with labels `loss`, in nats per token:
+            smoothed in training mode, the plain negative log-likelihood in evaluation mode.
+
+        Raises:
+            ValueError: If tokens are given twice or not at all, or logits are skipped and there are no labels.
+        """
+        skip_logits = should_skip_logits(skip_logits, labels, self.training)
+        num_items_in_batch = kwargs.pop("num_items_in_batch", None)
+        shifted: torch.Tensor | None = kwargs.pop("shift_labels", None)  # type: ignore[typeddict-item]
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=False if labels is not None else use_cache,
+            **kwargs,
+        )
+        states = outputs.last_hidden_state
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits: torch.Tensor | None
+        loss: torch.Tensor | None = None
+        if labels is None:
+            logits = project(self.lm_head, states[:, kept])
+        else:
+            # What follows each token; nothing is known to follow the last.
+            following = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL) if shifted is None else shifted
+            smoothing = self.config.label_smoothing if self.training else 0.0
+            logits, loss = compute_logits_and_loss(
+                self.lm_head, states, following, smoothing, num_items_in_batch, skip_logits
+            )
+            logits = None if logits is None else logits[:, kept]
+        return CausalLMOutputWithPast(
+            loss=cast(torch.FloatTensor | None, loss),
+            logits=cast(torch.FloatTensor | None, logits),
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+__all__ = ["VanillaTransformerDecoderModel", "VanillaTransformerForCausalLM"]

@@ -1,0 +1,317 @@
+"""The page of `scripts/app.py`, made with Gradio: what is on it, and what of `demo.py` answers to which button."""
+
+import functools
+import html
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from .attention_html import attention_page
+from .demo import MAX_BEAMS, DemoError, DemoModel, ModelShelf, Settings, translate_text
+
+if TYPE_CHECKING:
+    import gradio
+
+    from .attention_maps import AttentionMap
+
+logger = logging.getLogger(__name__)
+
+# The text box takes no more: no language needs so many characters for a token.
+_CHARACTERS_PER_TOKEN = 20
+_QUEUE_SIZE = 32
+_ERROR_SECONDS = 20
+_HEADERS = ("Rank", "Score", "Translation")
+# Pixels that the attention's page takes: without tokens and heads, and for each of them.
+_FRAME_HEIGHT = 560
+_TOKEN_HEIGHT = 24
+_HEAD_HEIGHT = 27
+_NO_ATTENTION = '<p class="nothing-yet">Here you will see where the model looks while it translates.</p>'
+_CSS = """
+.attention-frame { width: 100%; border: 0; display: block; background: white; }
+.nothing-yet { padding: 6em 2em; text-align: center; opacity: 0.6; }
+#n-best { --font-mono: var(--font); overflow-wrap: anywhere; }
+"""
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def import_gradio() -> Any:
+    """Returns Gradio, told to report nothing about its use and to keep no record of the requests.
+
+    Raises:
+        ImportError: If it is not installed.
+    """
+    os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_RUN_HISTORY="False")
+    try:
+        import gradio
+    except ImportError as error:
+        raise ImportError(
+            'The page needs Gradio: pip install "vanilla-transformer[demo]" (or pip install gradio).'
+        ) from error
+    return gradio
+
+
+def build_page(shelf: ModelShelf, settings: Settings | None = None) -> "gradio.Blocks":
+    """Builds the page; `launch_page` shows it.
+
+    Args:
+        shelf: The models. The first one, if there is one, is loaded now.
+        settings: The longest text, and the languages and the prefix that the first model starts with. Beams and length
+            penalty start as each model has them.
+
+    Returns:
+        Gradio's page. Its API has one function, `/translate`: the text and the settings to the translation, a table of
+        all translations, a remark, and the attention as HTML.
+
+    Raises:
+        DemoError: If the first model cannot be loaded.
+        ImportError: If Gradio is not installed.
+    """
+    page: gradio.Blocks = _Page(shelf, settings or Settings()).blocks
+    return page
+
+
+def launch_page(page: "gradio.Blocks", **options: Any) -> str:
+    """Opens the page to browsers, and returns at once.
+
+    Args:
+        page: What `build_page` made.
+        **options: Options of Gradio's `launch`, such as `server_name`, `server_port` and `share`.
+
+    Returns:
+        The page's address on this machine.
+    """
+    common = {"prevent_thread_lock": True, "quiet": True, "show_error": True, "enable_monitoring": False}
+    _, address, _ = page.launch(css=_CSS, footer_links=["api", "gradio"], **common, **options)
+    return str(address)
+
+
+def for_people(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Makes a function's errors such as Gradio shows to people: those of the program go to the log."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        try:
+            return function(*args, **kwargs)
+        except DemoError as error:
+            # The page takes its messages for HTML.
+            message = html.escape(str(error), quote=False)
+        except Exception as error:
+            logger.exception("The page could not answer.")
+            message = f"The program failed ({type(error).__name__}); its log says where."
+        gradio_error = import_gradio().Error
+        raise gradio_error(message, duration=_ERROR_SECONDS, print_exception=False)
+
+    return wrapped
+
+
+class _Page:
+    """The parts of the page, and what happens when they are used.
+
+    A session remembers the name of its model and nothing else; the models are everybody's.
+    """
+
+    def __init__(self, shelf: ModelShelf, settings: Settings) -> None:
+        self.gr = gr = import_gradio()
+        self.shelf = shelf
+        self.settings = settings
+        demo = None if shelf.name is None else shelf.get(shelf.name)
+        look = self._look(demo)
+        with gr.Blocks(title="Translation", fill_width=True, analytics_enabled=False) as self.blocks:
+            self.model_name = gr.State(shelf.name)
+            gr.Markdown("# Translate, and see where the model looks")
+            self.summary = gr.Markdown(**look["summary"])
+            with gr.Row():
+                with gr.Column(scale=4, min_width=420):
+                    self._add_text(look)
+                    self._add_search(look)
+                    self._add_results()
+                    self._add_model(look)
+                with gr.Column(scale=5, min_width=420):
+                    self.attention = gr.HTML(_NO_ATTENTION, label="Attention", elem_id="attention")
+            self._connect()
+        self.blocks.queue(max_size=_QUEUE_SIZE)
+
+    def _look(self, demo: DemoModel | None) -> dict[str, dict[str, Any]]:
+        """What depends on the model: the arguments of these components."""
+        if demo is None:
+            settings, languages, examples, summary = self.settings, [], [], "There is no model yet: load one below."
+        else:
+            settings = demo.settings
+            if demo.name == self.shelf.name:
+                given = {name: getattr(self.settings, name) for name in ("source_lang", "target_lang", "source_prefix")}
+                settings = replace(settings, **{name: value for name, value in given.items() if value})
+            languages, examples = demo.languages, [[example] for example in demo.examples]
+            summary = f"Model `{demo.name}`: {demo.summary}"
+        return {
+            "summary": {"value": summary},
+            "examples": {"samples": examples, "visible": bool(examples)},
+            "languages": {"visible": bool(languages)},
+            # Not None, which would oblige those who ask through the API to name languages to a model that has none.
+            "source_lang": {"choices": languages, "value": settings.source_lang or ""},
+            "target_lang": {"choices": languages, "value": settings.target_lang or ""},
+            "num_beams": {"value": settings.num_beams},
+            "length_penalty": {"value": settings.length_penalty},
+            "source_prefix": {"value": settings.source_prefix},
+        }
+
+    def _add_text(self, look: dict[str, dict[str, Any]]) -> None:
+        gr = self.gr
+        self.text = gr.Textbox(
+            label="Text",
+            placeholder="A sentence; Shift+Enter translates it",
+            lines=2,
+            max_lines=8,
+            max_length=_CHARACTERS_PER_TOKEN * self.settings.max_source_tokens,
+            elem_id="text",
+        )
+        with gr.Row(**look["languages"]) as self.languages:
+            common = {"allow_custom_value": True, "interactive": True, "min_width": 140}
+            self.source_lang = gr.Dropdown(label="From", elem_id="source-lang", **common, **look["source_lang"])
+            self.target_lang = gr.Dropdown(label="To", elem_id="target-lang", **common, **look["target_lang"])
+        self.button = gr.Button("Translate", variant="primary", elem_id="translate")
+        self.examples = gr.Dataset(
+            label="Examples", components=[self.text], layout="gallery", elem_id="examples", **look["examples"]
+        )
+
+    def _add_search(self, look: dict[str, dict[str, Any]]) -> None:
+        gr = self.gr
+        with gr.Row():
+            self.num_beams = gr.Slider(
+                minimum=1,
+                maximum=MAX_BEAMS,
+                step=1,
+                label="Beam size",
+                info="1 is greedy search.",
+                buttons=[],
+                elem_id="beams",
+                **look["num_beams"],
+            )
+            self.length_penalty = gr.Slider(
+                minimum=0,
+                maximum=3,
+                step=0.1,
+                label="Length penalty",
+                info="More: longer translations.",
+                buttons=[],
+                elem_id="length-penalty",
+                **look["length_penalty"],
+            )
+
+    def _add_results(self) -> None:
+        gr = self.gr
+        self.translation = gr.Textbox(
+            label="Translation", lines=2, interactive=False, buttons=["copy"], elem_id="translation"
+        )
+        self.n_best = gr.Dataframe(
+            headers=list(_HEADERS),
+            datatype=["number", "number", "str"],
+            column_widths=["14%", "18%", "68%"],
+            label="Best translations, with their log-probability divided by the length penalty",
+            interactive=False,
+            wrap=True,
+            buttons=[],
+            elem_id="n-best",
+        )
+        self.note = gr.Markdown(label="Remark", elem_id="note")
+
+    def _add_model(self, look: dict[str, dict[str, Any]]) -> None:
+        gr = self.gr
+        where = "Its name on the Hub" if self.shelf.others == "hub" else "Its folder, or its name on the Hub"
+        with gr.Accordion("Model", open=self.shelf.name is None, elem_id="model-settings"):
+            self.name = gr.Textbox(
+                label="Another model",
+                info=f"{where}: any encoder-decoder model of text.",
+                submit_btn="Load",
+                visible=self.shelf.others != "none",
+                elem_id="model",
+            )
+            self.loaded = gr.Markdown(min_height=40, visible=self.shelf.others != "none", elem_id="loaded")
+            self.source_prefix = gr.Textbox(
+                label="Prefix",
+                info="Put before the text, as T5 needs it: translate English to German:",
+                elem_id="prefix",
+                **look["source_prefix"],
+            )
+
+    def _connect(self) -> None:
+        """Says what happens when a person wants something."""
+        gr = self.gr
+        asked = [self.text, self.num_beams, self.length_penalty]
+        asked += [self.source_lang, self.target_lang, self.source_prefix]
+        results = [self.translation, self.n_best, self.note, self.attention]
+        request = {
+            "fn": for_people(self.translate),
+            "inputs": [self.model_name, *asked],
+            "outputs": results,
+            # Where it is seen that the page is at work, or failed.
+            "show_progress_on": [self.translation, self.n_best, self.attention],
+            "concurrency_id": "translate",
+            "concurrency_limit": 1,
+        }
+        gr.on([self.button.click, self.text.submit], api_name="translate", **request)
+        chosen = self.examples.click(
+            lambda example: example[0], self.examples, self.text, api_visibility="private", queue=False
+        )
+        chosen.then(api_visibility="private", **request)
+        if self.shelf.others == "none":
+            return
+        self.name.submit(
+            for_people(self.show_model),
+            self.name,
+            [self.loaded, self.model_name, *(getattr(self, name) for name in self._look(None)), *results],
+            show_progress_on=self.loaded,
+            concurrency_id="load",
+            concurrency_limit=1,
+            api_visibility="private",
+        )
+
+    def translate(
+        self,
+        model_name: str | None,
+        text: str,
+        num_beams: float,
+        length_penalty: float,
+        source_lang: str | None,
+        target_lang: str | None,
+        source_prefix: str,
+    ) -> tuple[str, list[list[Any]], str, str]:
+        """Translates a text, and shows what the model looked at."""
+        settings = replace(
+            self.settings,
+            num_beams=int(num_beams),
+            length_penalty=length_penalty,
+            source_lang=source_lang,
+            target_lang=target_lang,
+            source_prefix=source_prefix,
+        )
+        answer = translate_text(self.shelf.get(model_name), text, settings)
+        rows = [
+            [rank, "" if score is None else round(score, 4), translation]
+            for rank, (translation, score) in enumerate(answer.translations, start=1)
+        ]
+        frame = _NO_ATTENTION if answer.attention is None else _frame(answer.attention)
+        return answer.translations[0].text, rows, f"{answer.seconds:.2f} seconds. {answer.note}", frame
+
+    def show_model(self, name: str) -> list[Any]:
+        """Fits the page to another model, and empties the results."""
+        demo = self.shelf.get(name)
+        look = [self.gr.update(**arguments) for arguments in self._look(demo).values()]
+        return [f"`{demo.name}` is loaded.", demo.name, *look, "", None, "", _NO_ATTENTION]
+
+
+def _frame(attention: "AttentionMap") -> str:
+    """The attention's own page, in a frame from which it reaches nothing around it."""
+    content = html.escape(attention_page(attention, title="Where the model looks"))
+    num_tokens, num_heads = max(attention.cross.shape[2:]), attention.cross.shape[1]
+    height = _FRAME_HEIGHT + _TOKEN_HEIGHT * num_tokens + _HEAD_HEIGHT * num_heads
+    return (
+        f'<iframe class="attention-frame" title="Attention" sandbox="allow-scripts" style="height: {height}px" '
+        f'srcdoc="{content}"></iframe>'
+    )
+
+
+__all__ = ["build_page", "import_gradio", "launch_page"]

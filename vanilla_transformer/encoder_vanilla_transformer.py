@@ -1,0 +1,252 @@
+"""The encoder alone: states for each token of a text, and heads that classify the text, its tokens or a span of it.
+
+Parameters have the names that they have in the whole Transformer, so that the encoder of a translation model can be
+taken over: `VanillaTransformerForSequenceClassification.from_pretrained("a-translation-model", num_labels=2)`.
+
+Shapes: B batch, S length, D d_model, N number of labels.
+"""
+
+from typing import Any, Unpack
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache
+from transformers.modeling_layers import GenericForQuestionAnswering, GenericForTokenClassification
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.utils.generic import TransformersKwargs, can_return_tuple
+
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .half_vanilla_transformer import HalfModel
+from .modeling_vanilla_transformer import VanillaTransformerEncoder
+
+
+class VanillaTransformerEncoderModel(HalfModel):
+    """The encoder of the Transformer (3.1): (B, S) tokens to (B, S, D) states."""
+
+    side = "encoder"
+    _tied_weights_keys = {"encoder.embed_tokens.weight": "shared.weight"}
+    _keys_to_ignore_on_load_unexpected = [r"^(model\.)?decoder\.", r"^lm_head\."]
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__(config)
+        self.make_shared_table()
+        self.encoder = VanillaTransformerEncoder(self.config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutput:
+        """Encodes a text.
+
+        Args:
+            input_ids: Tokens (B, S).
+            attention_mask: (B, S), 1 at tokens and 0 at padding; `None`: nothing is padding.
+            past_key_values: Must be `None`, as the library's generic heads pass it: an encoder reads its text at once.
+            inputs_embeds: Embeddings (B, S, D), not yet scaled, instead of `input_ids`.
+            use_cache: Must not be true, likewise.
+            **kwargs: `output_attentions`, `output_hidden_states`, `return_dict`, and what the attention implementation
+                takes; `position_ids` must be `None`, since positions follow from the mask.
+
+        Returns:
+            `BaseModelOutput` with `last_hidden_state` (B, S, D).
+
+        Raises:
+            ValueError: If tokens are given twice or not at all, or what an encoder has no use for is given.
+        """
+        given: dict[str, object] = {"past_key_values": past_key_values, "use_cache": use_cache or None}
+        given["position_ids"] = kwargs.pop("position_ids", None)
+        if useless := [name for name, value in given.items() if value is not None]:
+            raise ValueError(f"An encoder has no use for {', '.join(useless)}.")
+        return self.encoder(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
+
+
+class EncoderWithHead(HalfModel):
+    """What the heads below share: the encoder, as `model`."""
+
+    side = "encoder"
+    _keys_to_ignore_on_load_unexpected = VanillaTransformerEncoderModel._keys_to_ignore_on_load_unexpected
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__(config)
+        self.num_labels: int = self.config.num_labels  # type: ignore[assignment]
+        self.model = VanillaTransformerEncoderModel(self.config)
+        self.dropout = nn.Dropout(self.config.dropout)
+
+
+class VanillaTransformerForSequenceClassification(EncoderWithHead):
+    """A linear map of the last token's state, which is that of `</s>`, to labels: (B, S) tokens to (B, N) logits."""
+
+    # The loss is a mean over texts, so the Trainer has to divide it by the number of batches that it accumulates.
+    accepts_loss_kwargs = False
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__(config)
+        self.score = nn.Linear(self.config.d_model, self.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> SequenceClassifierOutput:
+        """Classifies texts.
+
+        Args:
+            input_ids: Tokens (B, S).
+            attention_mask: (B, S), 1 at tokens and 0 at padding, on either side; `None`: nothing is padding.
+            inputs_embeds: Embeddings (B, S, D), not yet scaled, instead of `input_ids`.
+            labels: (B,): classes in [0, N), or numbers for regression (`problem_type`, or N = 1); (B, N): 0 or 1 for
+                each of several labels.
+            **kwargs: As for the encoder.
+
+        Returns:
+            `SequenceClassifierOutput` with `logits` (B, N), and with labels `loss`, the mean over the batch.
+
+        Raises:
+            ValueError: If tokens are given twice or not at all.
+        """
+        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
+        states = outputs.last_hidden_state
+        if attention_mask is None:
+            last = states[:, -1]
+        else:
+            places = torch.arange(states.shape[1], device=states.device)
+            rows = torch.arange(states.shape[0], device=states.device)
+            last = states[rows, (attention_mask.to(states.device).bool() * places).argmax(dim=-1)]
+        logits = self.score(self.dropout(last))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=None, labels=labels, pooled_logits=logits, config=self.config)
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class VanillaTransformerForTokenClassification(EncoderWithHead):
+    """A linear map of each token's state to labels: (B, S) tokens to (B, S, N) logits."""
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__(config)
+        self.score = nn.Linear(self.config.d_model, self.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> TokenClassifierOutput:
+        """Classifies the tokens of texts, as the library's generic head does.
+
+        Args:
+            input_ids: Tokens (B, S).
+            attention_mask: (B, S), 1 at tokens and 0 at padding, on either side; `None`: nothing is padding.
+            inputs_embeds: Embeddings (B, S, D), not yet scaled, instead of `input_ids`.
+            labels: (B, S): classes in [0, N); -100 where the loss shall not count.
+            **kwargs: As for the encoder, and `num_items_in_batch`, the number of labels to divide the loss by, which
+                the library's head ignores: a batch that the Trainer processes in parts would have too large gradients.
+
+        Returns:
+            `TokenClassifierOutput` with `logits` (B, S, N), and with labels `loss`, the mean over those that count.
+
+        Raises:
+            ValueError: If tokens are given twice or not at all.
+        """
+        count = kwargs.pop("num_items_in_batch", None)
+        outputs: TokenClassifierOutput = GenericForTokenClassification.forward(
+            self,
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            **{**kwargs, "return_dict": True},
+        )
+        if labels is not None:
+            outputs.loss = self.loss_function(outputs.logits, labels, self.config, num_items_in_batch=count)
+        return outputs
+
+
+class VanillaTransformerForQuestionAnswering(EncoderWithHead):
+    """A linear map of each token's state to how well an answer starts and ends there: twice (B, S) logits."""
+
+    accepts_loss_kwargs = False  # a mean over texts, as above
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__(config)
+        self.qa_outputs = nn.Linear(self.config.d_model, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        start_positions: torch.LongTensor | None = None,
+        end_positions: torch.LongTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> QuestionAnsweringModelOutput:
+        """Finds where an answer starts and ends, as the library's generic head does, but never at padding.
+
+        Args:
+            input_ids: Tokens (B, S) of a question and a text.
+            attention_mask: (B, S), 1 at tokens and 0 at padding, on either side; `None`: nothing is padding.
+            inputs_embeds: Embeddings (B, S, D), not yet scaled, instead of `input_ids`.
+            start_positions: (B,): indices of the answers' first tokens; those outside of the text do not count.
+            end_positions: (B,): those of their last tokens.
+            **kwargs: As for the encoder.
+
+        Returns:
+            `QuestionAnsweringModelOutput` with `start_logits` and `end_logits` (B, S), which are the least of all
+            numbers at padding, and with positions `loss`, the mean over the batch and both ends.
+
+        Raises:
+            ValueError: If tokens are given twice or not at all.
+        """
+        outputs: Any = GenericForQuestionAnswering.forward(
+            self,
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            **{**kwargs, "return_dict": True},
+        )
+        logits = [outputs.start_logits, outputs.end_logits]
+        if attention_mask is not None:
+            padding, least = attention_mask.to(logits[0].device) == 0, torch.finfo(logits[0].dtype).min
+            logits = [each.masked_fill(padding, least) for each in logits]
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            loss = self.loss_function(*logits, start_positions, end_positions)
+        return QuestionAnsweringModelOutput(
+            loss=loss,
+            start_logits=logits[0],
+            end_logits=logits[1],
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+__all__ = [
+    "VanillaTransformerEncoderModel",
+    "VanillaTransformerForQuestionAnswering",
+    "VanillaTransformerForSequenceClassification",
+    "VanillaTransformerForTokenClassification",
+]

@@ -1,0 +1,1 @@
+"""The module of ROUGE, in a folder of its own as evaluate.load wants it."""

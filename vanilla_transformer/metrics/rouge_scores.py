@@ -1,0 +1,183 @@
+"""ROUGE of summaries behind one door: checked options, checked inputs, and a signature with every score.
+
+The scores are those of Google's package rouge_score, averaged over the summaries. Its own words are runs of a to z and
+0 to 9, which leaves nothing of Russian or Chinese; here, unless told otherwise, they are runs of letters and digits of
+any script. For text in ASCII the two are the same.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from importlib.metadata import version
+from statistics import fmean
+from typing import Any
+
+# The scores reported unless others are asked for: words, pairs of words, the longest common subsequence of the whole
+# text, and that of its lines.
+ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+TOKENIZERS = ("unicode", "ascii")
+
+_LEGAL_TYPE = re.compile(r"rouge([1-9]|L|Lsum)")
+_STEMMED_LENGTH = 4  # rouge_score leaves shorter words alone
+# Scripts without spaces between words, by the beginning of their characters' names.
+_ALONE = ("CJK ", "HIRAGANA ", "KATAKANA ", "THAI ", "LAO ", "KHMER ", "MYANMAR ")
+
+
+def import_rouge() -> Any:
+    """The package rouge_score, with its modules `rouge_scorer` and `tokenizers`.
+
+    Raises:
+        ImportError: If it is not installed; says how to install it.
+    """
+    try:
+        import rouge_score.rouge_scorer
+    except ImportError as error:
+        raise ImportError(
+            'ROUGE needs rouge_score: pip install "vanilla-transformer[train]" (or pip install rouge-score).'
+        ) from error
+    return rouge_score
+
+
+@lru_cache(maxsize=65536)
+def _place(character: str) -> str:
+    """What a character is to words: "part" of one, a word "alone", a "mark" on the one before it, or a "gap"."""
+    category = unicodedata.category(character)
+    if category[0] == "M":
+        return "mark"
+    if category[0] not in "LN":
+        return "gap"
+    return "alone" if unicodedata.name(character, "").startswith(_ALONE) else "part"
+
+
+def split_words(text: str) -> list[str]:
+    """Splits text of any script into lowercase words; each character is one in scripts without spaces.
+
+    Args:
+        text: Any text.
+
+    Returns:
+        Its words, without punctuation.
+    """
+    words: list[str] = []
+    is_open = False  # whether the next letter goes on with the last word
+    for character in unicodedata.normalize("NFC", text).lower():
+        place = _place(character)
+        if words and (place == "mark" or (place == "part" and is_open)):
+            words[-1] += character
+        elif place in ("part", "alone"):
+            words.append(character)
+        is_open = place == "part" or (place == "mark" and is_open)
+    return words
+
+
+class _UnicodeTokenizer:
+    """What rouge_score asks for words."""
+
+    def __init__(self, stem: Callable[[str], str] | None) -> None:
+        self.stem = stem
+
+    def tokenize(self, text: str) -> list[str]:
+        words = split_words(text)
+        if self.stem is None:
+            return words
+        return [self.stem(word) if len(word) >= _STEMMED_LENGTH and word.isascii() else word for word in words]
+
+
+def make_rouge(
+    *, rouge_types: Sequence[str] = ROUGE_TYPES, tokenize: str = "unicode", use_stemmer: bool = False
+) -> Any:
+    """A scorer of single summaries.
+
+    Args:
+        rouge_types: Scores to compute: `"rouge1"` to `"rouge9"`, `"rougeL"`, `"rougeLsum"`.
+        tokenize: `"unicode"`, words of any script, or `"ascii"`, rouge_score's own.
+        use_stemmer: Strip the endings of English words of more than three letters.
+
+    Returns:
+        A `rouge_score.rouge_scorer.RougeScorer`.
+
+    Raises:
+        ImportError: If rouge_score is not installed.
+        TypeError: If `rouge_types` is a single string.
+        ValueError: If there is no such score or tokeniser.
+    """
+    if isinstance(rouge_types, str):
+        raise TypeError(f"rouge_types is {rouge_types!r}; it must be a list of names.")
+    if not rouge_types or not all(map(_LEGAL_TYPE.fullmatch, rouge_types)):
+        raise ValueError(f"rouge_types is {rouge_types!r}; legal names are rouge1 to rouge9, rougeL and rougeLsum.")
+    if tokenize not in TOKENIZERS:
+        raise ValueError(f"tokenize is {tokenize!r}; it must be one of {', '.join(TOKENIZERS)}.")
+    package = import_rouge()
+    if tokenize == "ascii":
+        return package.rouge_scorer.RougeScorer(list(rouge_types), use_stemmer=use_stemmer)
+    stem = package.tokenizers.porter.PorterStemmer().stem if use_stemmer else None
+    return package.rouge_scorer.RougeScorer(list(rouge_types), tokenizer=_UnicodeTokenizer(stem))
+
+
+def rouge_signature(*, tokenize: str, use_stemmer: bool) -> str:
+    """What makes the scores comparable, in the style of sacreBLEU's signatures."""
+    stemmer = "yes" if use_stemmer else "no"
+    return f"tok:{tokenize}|stem:{stemmer}|score:F1|mean:plain|rouge_score:{version('rouge_score')}"
+
+
+def score_each(
+    scorer: Any, predictions: Sequence[str], references: Sequence[str | Sequence[str]]
+) -> dict[str, list[float]]:
+    """Scores summaries one by one.
+
+    Args:
+        scorer: From [`make_rouge`].
+        predictions: Summaries.
+        references: For each of them its reference, or a list of them, of which the nearest counts for each score.
+
+    Returns:
+        F1, from 0 to 1, of each summary, by the name of the score.
+
+    Raises:
+        TypeError: If predictions or references are a single string.
+        ValueError: If there is nothing to score, or predictions and references differ in number.
+    """
+    if isinstance(predictions, str) or isinstance(references, str):
+        raise TypeError("predictions and references are lists, one of them is a single string.")
+    if len(predictions) != len(references) or not predictions:
+        raise ValueError(
+            f"{len(predictions)} predictions and {len(references)} references; there must be as many of one as of the "
+            "other, and at least one."
+        )
+    found: dict[str, list[float]] = {name: [] for name in scorer.rouge_types}
+    for prediction, reference in zip(predictions, references, strict=True):
+        listed = [reference] if isinstance(reference, str) else list(reference)
+        for name, score in scorer.score_multi(listed, prediction).items():
+            found[name].append(float(score.fmeasure))
+    return found
+
+
+def corpus_rouge(
+    scorer: Any, predictions: Sequence[str], references: Sequence[str | Sequence[str]]
+) -> dict[str, float]:
+    """The means of [`score_each`], from 0 to 1; rouge_score's own aggregator draws samples, and varies a little.
+
+    Args:
+        scorer: From [`make_rouge`].
+        predictions: See [`score_each`].
+        references: See [`score_each`].
+
+    Returns:
+        Each score's mean over the summaries.
+    """
+    return {name: fmean(scores) for name, scores in score_each(scorer, predictions, references).items()}
+
+
+__all__ = [
+    "ROUGE_TYPES",
+    "TOKENIZERS",
+    "corpus_rouge",
+    "import_rouge",
+    "make_rouge",
+    "rouge_signature",
+    "score_each",
+    "split_words",
+]

@@ -1,0 +1,174 @@
+"""The tasks that a model can be trained for: their columns, lengths and scores, and what is saved of them.
+
+A model's configuration says in `task_specific_params`, as T5's does, which tasks of `pipeline()` it is for, and what to
+put before each source; a model for translation without such a prefix says nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from transformers import PreTrainedConfig
+
+TaskName = Literal["translation", "summarization", "text2text"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task.
+
+    Attributes:
+        name: What the scripts call it.
+        pipeline: What `pipeline()` calls it.
+        columns: Pairs of columns that hold its sources and targets in usual datasets.
+        scores: What a validation computes from texts.
+        best_by: Which of these chooses the best checkpoint.
+        max_source_length: Tokens that sources are cut to, unless told otherwise.
+        max_target_length: Tokens that targets are cut to.
+        is_bounded: Whether a new model writes no more tokens than its targets have, rather than as many as the source
+            and 50 more.
+    """
+
+    name: TaskName
+    pipeline: str
+    columns: tuple[tuple[str, str], ...]
+    scores: tuple[str, ...]
+    best_by: str
+    max_source_length: int
+    max_target_length: int
+    is_bounded: bool
+
+
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        Task(
+            name="translation",
+            pipeline="translation",
+            columns=(("source", "target"),),
+            scores=("bleu", "chrf", "exact_match"),
+            best_by="bleu",
+            max_source_length=256,
+            max_target_length=256,
+            is_bounded=False,
+        ),
+        Task(
+            name="summarization",
+            pipeline="summarization",
+            columns=(
+                ("source", "target"),
+                ("text", "summary"),
+                ("document", "summary"),
+                ("article", "highlights"),
+                ("article", "summary"),
+                ("article", "abstract"),
+                ("dialogue", "summary"),
+                ("description", "abstract"),
+            ),
+            scores=("rouge1", "rouge2", "rougeL", "rougeLsum", "exact_match"),
+            best_by="rougeL",
+            max_source_length=1024,
+            max_target_length=128,
+            is_bounded=True,
+        ),
+        Task(
+            name="text2text",
+            pipeline="text2text-generation",
+            columns=(
+                ("source", "target"),
+                ("input", "target"),
+                ("inputs", "targets"),
+                ("input", "output"),
+                ("question", "answer"),
+            ),
+            scores=("bleu", "chrf", "exact_match"),
+            best_by="chrf",
+            max_source_length=256,
+            max_target_length=256,
+            is_bounded=True,
+        ),
+    )
+}
+TRANSLATION = TASKS["translation"]
+
+
+def get_task(name: str) -> Task:
+    """The task of that name.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if name not in TASKS:
+        raise ValueError(f"task={name!r}: must be one of {', '.join(TASKS)}.")
+    return TASKS[name]
+
+
+def _entries(config: PreTrainedConfig | Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What a configuration, or the content of its file, says of tasks."""
+    if isinstance(config, Mapping):
+        found = config.get("task_specific_params")
+    else:
+        found = getattr(config, "task_specific_params", None)
+    return {name: entry or {} for name, entry in found.items()} if isinstance(found, Mapping) else {}
+
+
+def _belongs(entry: str, task: Task) -> bool:
+    """Whether an entry such as translation_en_to_de is the task's."""
+    return entry == task.pipeline or (task is TRANSLATION and entry.startswith("translation_"))
+
+
+def find_task(config: PreTrainedConfig | Mapping[str, Any]) -> Task:
+    """The task that a model is for.
+
+    Args:
+        config: Its configuration, or what config.json holds.
+
+    Returns:
+        The one that the configuration names; translation if it names none or, as T5's does, several.
+    """
+    named = [task for task in TASKS.values() if any(_belongs(entry, task) for entry in _entries(config))]
+    return named[0] if len(named) == 1 else TRANSLATION
+
+
+def _entries_to_ask(task: Task, langs: Sequence[str] | None) -> list[str]:
+    """The names of the task's entries, the most special one first."""
+    pair = [f"translation_{langs[0]}_to_{langs[1]}"] if task is TRANSLATION and langs else []
+    return [*pair, task.pipeline]
+
+
+def find_prefix(config: PreTrainedConfig | Mapping[str, Any], task: Task, *, langs: Sequence[str] | None = None) -> str:
+    """What a model wants before each source.
+
+    Args:
+        config: Its configuration, or what config.json holds.
+        task: What it is used for.
+        langs: Source and target language, for models that translate several pairs.
+
+    Returns:
+        The prefix; empty where the configuration has none for the task.
+    """
+    entries = _entries(config)
+    prefixes = (entries[name].get("prefix") for name in _entries_to_ask(task, langs) if name in entries)
+    return next((str(prefix) for prefix in prefixes if prefix), "")
+
+
+def record_task(config: PreTrainedConfig, task: Task, *, prefix: str = "", langs: Sequence[str] | None = None) -> None:
+    """Writes into a configuration, in place, what its model is trained for.
+
+    Args:
+        config: The configuration; what it says of other tasks is dropped, for the model will unlearn them.
+        task: The task.
+        prefix: What stands before each source.
+        langs: Source and target language.
+    """
+    entries = {name: dict(entry) for name, entry in _entries(config).items() if _belongs(name, task)}
+    for name in _entries_to_ask(task, langs):
+        if prefix:
+            entries.setdefault(name, {})["prefix"] = prefix
+        elif task is not TRANSLATION or name in entries:
+            entries.setdefault(name, {}).pop("prefix", None)
+    if entries or _entries(config):
+        config.task_specific_params = entries or None
+
+
+__all__ = ["TASKS", "TRANSLATION", "Task", "TaskName", "find_prefix", "find_task", "get_task", "record_task"]

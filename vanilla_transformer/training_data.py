@@ -1,0 +1,237 @@
+"""The data of a training, by its arguments: pairs of texts with their prefix, token ids, batches of a stream."""
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset, IterableDataset
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from .arguments import DataArguments, TranslationTrainingArguments
+from .batching import IntArray, pair_lengths
+from .bpe_dropout import BpeDropout, measure_length_growth
+from .checkpoints import replacing_files
+from .data import load_parallel_corpus
+from .streaming import StreamingTokenBatches
+from .streaming_data import stream_parallel_corpus, tokenize_stream
+from .tasks import get_task
+
+logger = logging.get_logger(__name__)
+
+LENGTH_GROWTH_FILE = "bpe_dropout_lengths.json"
+_GROWTH_SAMPLE = 2000  # pairs by which BPE-dropout's longer texts are measured
+
+Corpora = Mapping[str, Dataset | IterableDataset]
+
+
+def load_corpora(arguments: DataArguments, *, source_prefix: str = "") -> Corpora:
+    """Loads the training pairs and, where there are any, the validation pairs.
+
+    Args:
+        arguments: Where they are, and for which task.
+        source_prefix: Put before each source.
+
+    Returns:
+        "train" and possibly "validation", each with the string columns "source" and "target". With `streaming`, the
+        training pairs are an `IterableDataset`, of which nothing has been read yet.
+
+    Raises:
+        FileNotFoundError: If a file does not exist.
+        ValueError: If the data are not what they should be; the message names file and line.
+    """
+    corpora = _generate_corpora(arguments) if arguments.builtin_corpus else _read_corpora(arguments)
+    if not source_prefix:
+        return corpora
+    put = partial(_put_before_sources, source_prefix)
+    return {split: dataset.map(put, batched=True) for split, dataset in corpora.items()}
+
+
+def _put_before_sources(prefix: str, batch: dict[str, list[str]]) -> dict[str, list[str]]:
+    return {**batch, "source": [prefix + source for source in batch["source"]]}
+
+
+def _read_corpora(arguments: DataArguments) -> Corpora:
+    def load(
+        load_files: Callable[..., Any], files: list[str] | None, split: str, max_samples: int | None
+    ) -> Dataset | IterableDataset:
+        return load_files(
+            files=files,
+            dataset_name=arguments.dataset_name,
+            dataset_config_name=arguments.dataset_config_name,
+            split=split,
+            source_column=arguments.source_column,
+            target_column=arguments.target_column,
+            source_lang=arguments.source_lang,
+            target_lang=arguments.target_lang,
+            usual_columns=get_task(arguments.task).columns,
+            max_samples=max_samples,
+            empty_lines="drop" if arguments.drop_empty_lines else "error",
+        )
+
+    load_training = stream_parallel_corpus if arguments.streaming else load_parallel_corpus
+    corpora = {"train": load(load_training, arguments.train_file, arguments.train_split, arguments.max_train_samples)}
+    if arguments.validation_file or (arguments.dataset_name and arguments.validation_split):
+        corpora["validation"] = load(
+            load_parallel_corpus,
+            arguments.validation_file,
+            arguments.validation_split or "",
+            arguments.max_eval_samples,
+        )
+    return corpora
+
+
+def _generate_corpora(arguments: DataArguments) -> Corpora:
+    # Its generators, num2words and Babel, are needed for nothing else.
+    from .numbers_and_dates import numbers_and_dates
+
+    for name in ("max_train_samples", "max_eval_samples"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name}={value}: must be at least 1, or None for all.")
+    # As many as are trained on: generating them takes time, and fewer are the beginning of more.
+    size: dict[str, Any] = {} if arguments.max_train_samples is None else {"num_examples": arguments.max_train_samples}
+    generated = numbers_and_dates(
+        source_lang=arguments.source_lang or "en", target_lang=arguments.target_lang or "de", **size
+    )
+    validation = generated["validation"]
+    if arguments.max_eval_samples is not None:
+        validation = validation.take(min(arguments.max_eval_samples, len(validation)))
+    return {"train": generated["train"], "validation": validation}
+
+
+def known_languages(arguments: DataArguments) -> list[str] | None:
+    """The source and the target language of the data, or `None` where the arguments do not name both."""
+    if arguments.builtin_corpus:
+        return [arguments.source_lang or "en", arguments.target_lang or "de"]
+    if arguments.source_lang is None or arguments.target_lang is None:
+        return None
+    return [arguments.source_lang, arguments.target_lang]
+
+
+def tokenize_pairs(
+    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, max_source_length: int, max_target_length: int, name: str
+) -> Dataset:
+    """Turns texts into ids, and reports how many were cut.
+
+    Args:
+        dataset: String columns "source" and "target".
+        tokenizer: Takes them apart.
+        max_source_length: Tokens a source is cut to.
+        max_target_length: Tokens a target is cut to.
+        name: What the progress bar and the report call the data.
+
+    Returns:
+        Columns "input_ids", "attention_mask" and "labels".
+    """
+
+    def tokenize(batch: dict[str, list[str]]) -> dict[str, list[Any]]:
+        encoded = tokenizer(batch["source"], text_target=batch["target"])
+        long_sources = [len(ids) > max_source_length for ids in encoded["input_ids"]]
+        long_targets = [len(ids) > max_target_length for ids in encoded["labels"]]
+        if any(long_sources) or any(long_targets):
+            encoded = tokenizer(batch["source"], max_length=max_source_length, truncation=True)
+            targets = tokenizer(text_target=batch["target"], max_length=max_target_length, truncation=True)
+            encoded["labels"] = targets["input_ids"]
+        return {**encoded, "long_source": long_sources, "long_target": long_targets}
+
+    tokenized = dataset.map(tokenize, batched=True, remove_columns=dataset.column_names, desc=f"Tokenizing {name}")
+    sources, targets = (np.flatnonzero(tokenized[column]) for column in ("long_source", "long_target"))
+    cut = np.union1d(sources, targets)
+    if len(cut):
+        logger.warning(
+            f"{len(cut)} of {len(tokenized)} pairs of {name} were cut to max_source_length={max_source_length} or "
+            f"max_target_length={max_target_length} tokens ({len(sources)} sources, {len(targets)} targets), the first "
+            f"ones being number {', '.join(str(row + 1) for row in cut[:5])}."
+        )
+    return tokenized.remove_columns(["long_source", "long_target"])
+
+
+def prepare_training_data(
+    pairs: Dataset,
+    tokenized: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    arguments: DataArguments,
+    training_arguments: TranslationTrainingArguments,
+) -> tuple[Dataset, tuple[IntArray, IntArray]]:
+    """Finds out what to train on, tokenized once or with BPE-dropout whenever it is read.
+
+    Args:
+        pairs: String columns "source" and "target".
+        tokenized: The same from `tokenize_pairs`.
+        tokenizer: Takes them apart.
+        arguments: Length limits and BPE-dropout.
+        training_arguments: The output folder, and the processes.
+
+    Returns:
+        The dataset, and the source and target lengths of its pairs, which with BPE-dropout are expected ones.
+    """
+    source_lengths, target_lengths = pair_lengths(tokenized)
+    if not arguments.bpe_dropout:
+        return tokenized, (source_lengths, target_lengths)
+    limits = arguments.lengths
+    dropout = BpeDropout(tokenizer, arguments.bpe_dropout, *limits)
+    growth = _agree_on_growth(pairs, tokenizer, arguments.bpe_dropout, training_arguments)
+    expected = [
+        np.minimum(np.ceil(lengths * factor), limit).astype(np.int64)
+        for lengths, factor, limit in zip((source_lengths, target_lengths), growth, limits, strict=True)
+    ]
+    lengths = np.maximum(*expected)
+    return pairs.add_column("length", lengths).with_transform(dropout), (expected[0], expected[1])
+
+
+def _agree_on_growth(
+    pairs: Dataset, tokenizer: PreTrainedTokenizerBase, p: float, training_arguments: TranslationTrainingArguments
+) -> tuple[float, float]:
+    """Measures once how much BPE-dropout lengthens texts: all processes, now and later, must plan the same batches."""
+    path = Path(str(training_arguments.output_dir)) / LENGTH_GROWTH_FILE
+    with training_arguments.main_process_first(local=False, desc="measuring BPE-dropout"):
+        if not path.is_file():
+            sample = pairs.take(min(len(pairs), _GROWTH_SAMPLE))
+            growth = measure_length_growth(tokenizer, p, sample["source"], sample["target"])
+            with replacing_files(path.parent) as partial:
+                (partial / path.name).write_text(json.dumps(growth), encoding="utf-8")
+        source, target = json.loads(path.read_text(encoding="utf-8"))
+    return source, target
+
+
+def stream_batches(
+    pairs: IterableDataset,
+    tokenizer: PreTrainedTokenizerBase,
+    data_arguments: DataArguments,
+    training_arguments: TranslationTrainingArguments,
+) -> StreamingTokenBatches:
+    """Makes an endless stream of token batches for this process from a stream of sentence pairs.
+
+    Args:
+        pairs: String columns "source" and "target".
+        tokenizer: Takes them apart, with BPE-dropout if the arguments ask for it.
+        data_arguments: Length limits and window.
+        training_arguments: A `TranslationTrainingArguments` with token budgets; seed and processes.
+
+    Returns:
+        The stream.
+    """
+    source_limit, target_limit = data_arguments.lengths
+    encode = None
+    if data_arguments.bpe_dropout:
+        # Without limits: what is too long is cut, and reported, further on.
+        encode = BpeDropout(tokenizer, data_arguments.bpe_dropout)
+    seed = training_arguments.seed if training_arguments.data_seed is None else training_arguments.data_seed
+    return StreamingTokenBatches(
+        tokenize_stream(
+            pairs, tokenizer, max_source_length=source_limit, max_target_length=target_limit, encode=encode
+        ),
+        max_source_tokens=training_arguments.max_source_tokens or 0,
+        max_target_tokens=training_arguments.max_target_tokens or 0,
+        window=data_arguments.streaming_window,
+        seed=seed,
+        num_replicas=training_arguments.world_size,
+        rank=training_arguments.process_index,
+    )
+
+
+__all__ = ["Corpora", "known_languages", "load_corpora", "prepare_training_data", "stream_batches", "tokenize_pairs"]
