@@ -165,6 +165,26 @@ class TestSummarization:
             assert "Your max_length is set to 100" in caplog.text
         assert found == (summarizer / "test" / "hypotheses.txt").read_text().splitlines()[:20]
 
+    def test_the_script_that_translates_does_too(
+        self, summarizer: Path, reports: dict[str, str], tmp_path: Path
+    ) -> None:
+        (tmp_path / "in.txt").write_text("".join(row["document"] + "\n" for row in read_rows(reports["test"])[:9]))
+        files = {"input_file": tmp_path / "in.txt", "output_file": tmp_path / "out.txt"}
+        run_script("translate", "--disable_tqdm", model_name_or_path=summarizer, device="cpu", **files)
+        found = (tmp_path / "out.txt").read_text().splitlines()
+        assert found == (summarizer / "test" / "hypotheses.txt").read_text().splitlines()[:9]
+        run_script(
+            "translate",
+            "--disable_tqdm",
+            "--overwrite",
+            "--source_prefix",
+            "x y z ",
+            model_name_or_path=summarizer,
+            device="cpu",
+            **files,
+        )
+        assert (tmp_path / "out.txt").read_text().splitlines() != found, "what is given wins"
+
     def test_it_is_used_without_the_package_too(self, summarizer: Path) -> None:
         """In a process that cannot import it, `pipeline("summarization")` gives the same texts."""
         found = inspect_model_folder(summarizer, card=build_model_card(summarizer, license="mit").content)

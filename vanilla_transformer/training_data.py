@@ -129,7 +129,8 @@ def tokenize_pairs(
     """
 
     def tokenize(batch: dict[str, list[str]]) -> dict[str, list[Any]]:
-        encoded = tokenizer(batch["source"], text_target=batch["target"])
+        # The tokenizer's own remark about long texts names none: verbose=False spares it.
+        encoded = tokenizer(batch["source"], text_target=batch["target"], verbose=False)
         long_sources = [len(ids) > max_source_length for ids in encoded["input_ids"]]
         long_targets = [len(ids) > max_target_length for ids in encoded["labels"]]
         if any(long_sources) or any(long_targets):
