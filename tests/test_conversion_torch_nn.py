@@ -607,3 +607,9 @@ def test_a_module_that_computes_something_else_is_not_saved(tmp_path: Path, dtyp
         save_as_torch_nn(model, None, tmp_path / "bad")
     assert not (tmp_path / "bad").exists()
     assert save_as_torch_nn(model, None, tmp_path / "bad", check=False).is_dir()
+
+
+def test_swish_goes_out_as_the_silu_that_it_is() -> None:
+    model = random_model(activation_function="swish")
+    module = to_torch_nn(model)
+    assert_same(lambda source, target: module(source, target, source == PAD, target == PAD), model)

@@ -34,6 +34,7 @@ from .comparing import Batch, as_float32, check_counterpart
 from .errors import find_differences, list_head_sizes, refuse
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+SYNONYMS = {"swish": "silu"}  # the library's name for the same function
 # The files that `save_as_torch_nn` writes.
 WEIGHTS_NAME, SETTINGS_NAME = "model.pt", "settings.json"
 # Of one layer: our names and torch's.
@@ -43,6 +44,10 @@ NORMS = {
     "decoder": {"self_attn_layer_norm": "norm1", "encoder_attn_layer_norm": "norm2", "final_layer_norm": "norm3"},
 }
 LINEAR_MAPS = {"fc1": "linear1", "fc2": "linear2"}
+
+
+def _name_activation(config: VanillaTransformerConfig) -> str:
+    return SYNONYMS.get(config.activation_function, config.activation_function)
 
 
 class TokenEmbedding(nn.Module):
@@ -140,7 +145,7 @@ def _make_transformer(config: VanillaTransformerConfig, bias: bool) -> nn.Transf
     layer: dict[str, Any] = {
         "d_model": config.d_model,
         "dropout": config.dropout,
-        "activation": ACTIVATIONS[config.activation_function],
+        "activation": ACTIVATIONS[_name_activation(config)],
         "layer_norm_eps": config.layer_norm_eps,
         "batch_first": True,
         "norm_first": config.normalize_before,
@@ -182,7 +187,7 @@ def to_torch_nn(model: VanillaTransformerForConditionalGeneration) -> TorchTrans
     config = model.config
     legal: dict[str, tuple[object, ...]] = {
         **dict.fromkeys(("d_k", "d_v"), list_head_sizes(config)),
-        "activation_function": tuple(ACTIVATIONS),
+        "activation_function": (*ACTIVATIONS, *SYNONYMS),
         "normalize_embedding": (False,),
     }
     reasons = find_differences(config, legal)
@@ -231,7 +236,7 @@ def save_as_torch_nn(
     refuse("nn.Transformer has one number of heads", unequal if len(set(heads)) > 1 else [])
     settings = {
         "nhead": heads[0],
-        "activation": config.activation_function,
+        "activation": _name_activation(config),
         "norm_first": config.normalize_before,
         "layer_norm_eps": config.layer_norm_eps,
         "dropout": config.dropout,
