@@ -180,6 +180,9 @@ def read_task(arguments: EvaluationArguments) -> Task:
     """The task that was given, or else the one that the model is for; translation for a comparison."""
     if arguments.task is not None or arguments.compare:
         return get_task(arguments.task or "translation")
+    if is_exported_to_ctranslate2(arguments.model_name_or_path):
+        config_file = Path(arguments.model_name_or_path, CONFIG_FILE)
+        return find_task(json.loads(config_file.read_text(encoding="utf-8")))
     source = {"revision": arguments.revision, "trust_remote_code": arguments.trust_remote_code}
     return find_task(AutoConfig.from_pretrained(arguments.model_name_or_path, **source))
 

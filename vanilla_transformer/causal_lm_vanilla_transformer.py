@@ -53,6 +53,7 @@ class VanillaTransformerCausalLayer(TransformerLayer):
 class VanillaTransformerCausalDecoder(TransformerStack):
     """A stack of N identical layers that maps the tokens so far to the next."""
 
+    _no_split_modules = ["VanillaTransformerCausalLayer"]
     _can_record_outputs = {
         "hidden_states": VanillaTransformerCausalLayer,
         "attentions": OutputRecorder(SelfAttention, index=1),

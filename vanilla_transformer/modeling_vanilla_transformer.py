@@ -282,7 +282,6 @@ class VanillaTransformerPreTrainedModel(SafeLoadingMixin, ResizableVocabulariesM
     base_model_prefix = "model"
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
-    _no_split_modules = [f"VanillaTransformer{kind}Layer" for kind in ("Encoder", "Decoder", "Causal")]
     _skip_keys_device_placement = ["past_key_values"]
     _supports_sdpa = True
     _can_compile_fullgraph = True
@@ -372,6 +371,7 @@ class TransformerStack(VanillaTransformerPreTrainedModel):
 class VanillaTransformerEncoder(TransformerStack):
     """A stack of N identical layers that maps the source to a sequence of continuous representations."""
 
+    _no_split_modules = ["VanillaTransformerEncoderLayer"]
     _can_record_outputs = {"hidden_states": VanillaTransformerEncoderLayer, "attentions": SelfAttention}
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
@@ -416,6 +416,7 @@ class VanillaTransformerEncoder(TransformerStack):
 class VanillaTransformerDecoder(TransformerStack):
     """A stack of N identical layers that maps the target so far, and the encoder's output, to the next symbols."""
 
+    _no_split_modules = ["VanillaTransformerDecoderLayer"]
     _can_record_outputs = {
         "hidden_states": VanillaTransformerDecoderLayer,
         "attentions": OutputRecorder(SelfAttention, index=1),
