@@ -184,7 +184,7 @@ def fully_shard_by_hand(folder: str, changes: dict[str, dict[str, Any]], steps: 
         expected = train_by_hand(whole, steps, share=False)
         model = make_model(**fields)
         for module in list(model.modules()):
-            if type(module).__name__ in model._no_split_modules:
+            if type(module).__name__ in (model._no_split_modules or ()):
                 fully_shard(module, mesh=mesh)
         fully_shard(model, mesh=mesh)
         sharded = {name: type(parameter).__name__ for name, parameter in model.named_parameters()}
