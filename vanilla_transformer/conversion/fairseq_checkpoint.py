@@ -6,8 +6,6 @@ and "generation" are dictionaries (since then). Around them lie what training ne
 """
 
 import os
-import pickletools
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any
 import torch
 
 from .errors import ConversionError
-from .reading import check_weights, read_checkpoint
+from .reading import check_weights, read_checkpoint, scan_pickles
 
 # Whose objects a checkpoint may hold: they are read as `Remnant`s. None of this code runs, nor need it be installed.
 _PACKAGES = ("fairseq.", "numpy.", "omegaconf.", "typing.")
@@ -144,24 +142,9 @@ def read_fairseq(path: str | os.PathLike[str]) -> FairseqCheckpoint:
 
 def _find_classes(path: Path) -> set[str]:
     """Names the classes and functions that a file of `torch.save` speaks of; as many as are legible."""
-    found: set[str] = set()
     if not path.is_file():
-        return found
-    with path.open("rb") as file:
-        try:
-            if zipfile.is_zipfile(file):
-                archive = zipfile.ZipFile(file)
-                pickles = [archive.open(name) for name in archive.namelist() if name.endswith("/data.pkl")]
-            else:
-                file.seek(0)
-                pickles = [file] * 4  # one after the other: the format's number, its version, the machine, the content
-            for stream in pickles:
-                for opcode, argument, _ in pickletools.genops(stream):
-                    if opcode.name == "GLOBAL":
-                        found.add(str(argument).replace(" ", "."))
-        except Exception:  # what is wrong with the file is told by whoever reads it next
-            return found
-    return found
+        return set()
+    return {str(argument).replace(" ", ".") for name, argument in scan_pickles(path) if name == "GLOBAL"}
 
 
 def _simplify(value: Any) -> Any:

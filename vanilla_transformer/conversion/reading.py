@@ -2,11 +2,13 @@
 
 import os
 import pickle
+import pickletools
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError
@@ -60,6 +62,32 @@ def _explain_refusal(path: Path, message: str) -> str:
         f"{path} holds more than weights: it needs {found[1]}, and reading that would run code of the file. Save its "
         "weights alone (with torch.save, or as safetensors) in the system that made it."
     )
+
+
+def scan_pickles(path: str | os.PathLike[str]) -> Iterator[tuple[str, Any]]:
+    """Goes through the operations in a file of `torch.save`, and does none of them.
+
+    Args:
+        path: The file, an archive or, in torch's old format, several pickles one behind the other.
+
+    Yields:
+        The name and the argument of each operation, as `pickletools` has them; as many as are legible. What is wrong
+        with the file is told by whoever reads it next.
+    """
+    with Path(path).open("rb") as file:
+        try:
+            if zipfile.is_zipfile(file):
+                archive = zipfile.ZipFile(file)
+                pickles: list[IO[bytes]] = [
+                    archive.open(name) for name in archive.namelist() if name.endswith("/data.pkl")
+                ]
+            else:
+                file.seek(0)
+                pickles = [file] * 4  # the format's number, its version, the machine, the content
+            for stream in pickles:
+                yield from ((opcode.name, argument) for opcode, argument, _ in pickletools.genops(stream))
+        except Exception:  # there is nothing that the bytes of a damaged pickle cannot raise
+            return
 
 
 def check_weights(content: Any, path: str | os.PathLike[str], place: str = "") -> dict[str, torch.Tensor]:

@@ -2,11 +2,9 @@
 
 import inspect
 import os
-import pickletools
 import re
 import types
 import typing
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from .fsmt import convert_fsmt
 from .joeynmt import convert_joeynmt
 from .marian import convert_marian
 from .opennmt_py import convert_opennmt_py
+from .reading import scan_pickles
 from .torch_module import WEIGHTS_NAME
 from .torch_nn import TorchSettings, convert_torch_nn, read_torch_settings
 
@@ -192,24 +191,7 @@ def _list_names(path: Path) -> Iterator[str]:
         except SafetensorError as error:
             raise ConversionError(f"{path} is not a whole safetensors file: {error}") from error
         return
-    with path.open("rb") as file:
-        try:
-            if zipfile.is_zipfile(file):
-                with zipfile.ZipFile(file) as archive:
-                    (name,) = (name for name in archive.namelist() if name.endswith("data.pkl"))
-                    yield from _list_strings(archive.read(name))
-            else:
-                file.seek(0)  # torch's old format: several pickles, one behind the other
-                while file.peek(1):
-                    yield from _list_strings(file)
-        except Exception:  # there is nothing that the bytes of a damaged pickle cannot raise
-            return  # not a pickle, or the bytes of the weights, which come last
-
-
-def _list_strings(pickled: Any) -> Iterator[str]:
-    for opcode, argument, _ in pickletools.genops(pickled):
-        if "UNICODE" in opcode.name:
-            yield str(argument)
+    yield from (str(argument) for name, argument in scan_pickles(path) if "UNICODE" in name)
 
 
 def convert(path: str, source_format: str | None = None, **options: Any) -> ConvertedModel:
