@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from .attention_html import attention_page
 from .demo import MAX_BEAMS, DemoError, DemoModel, ModelShelf, Settings, translate_text
+from .optional import explain_missing
 
 if TYPE_CHECKING:
     import gradio
@@ -45,12 +46,8 @@ def import_gradio() -> Any:
         ImportError: If it is not installed.
     """
     os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_RUN_HISTORY="False")
-    try:
+    with explain_missing("The page needs Gradio", extra="demo", packages="gradio"):
         import gradio
-    except ImportError as error:
-        raise ImportError(
-            'The page needs Gradio: pip install "vanilla-transformer[demo]" (or pip install gradio).'
-        ) from error
     return gradio
 
 

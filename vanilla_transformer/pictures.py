@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .folders import new_file
+from .optional import explain_missing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,12 +39,8 @@ def import_figure(what: str) -> "type[Figure]":
     Raises:
         ImportError: If matplotlib is not installed.
     """
-    try:
+    with explain_missing(f"{what} need matplotlib", extra="train", packages="matplotlib"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            f'{what} need matplotlib: pip install "vanilla-transformer[train]" (or pip install matplotlib).'
-        ) from error
     return Figure
 
 

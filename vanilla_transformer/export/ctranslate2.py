@@ -24,6 +24,7 @@ from vanilla_transformer.configuration_vanilla_transformer import VanillaTransfo
 from vanilla_transformer.conversion.errors import refuse
 from vanilla_transformer.folders import check_new_folder, new_folder
 from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.optional import explain_missing
 from vanilla_transformer.positions_vanilla_transformer import LearnedPositions, SinusoidalPositions
 from vanilla_transformer.vocabularies import get_vocabularies, load_tokenizer
 
@@ -56,13 +57,9 @@ def import_ctranslate2() -> ModuleType:
     Raises:
         ImportError: If it is not installed; says how to install it.
     """
-    try:
+    with explain_missing("CTranslate2 is not installed", extra="export", packages="ctranslate2"):
         import ctranslate2
         import ctranslate2.converters.transformers
-    except ImportError as error:
-        raise ImportError(
-            'CTranslate2 is not installed: pip install "vanilla-transformer[export]" (or pip install ctranslate2).'
-        ) from error
     return cast(ModuleType, ctranslate2)
 
 

@@ -30,6 +30,7 @@ from transformers import __version__ as transformers_version
 from vanilla_transformer.conversion.errors import ConversionError
 from vanilla_transformer.folders import check_new_folder, new_folder
 from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.optional import explain_missing
 from vanilla_transformer.vocabularies import load_tokenizer
 
 from .onnx_model import DECODER_FILE, ENCODER_FILE, OnnxModel, import_onnxruntime
@@ -163,14 +164,10 @@ def _import_exporters() -> None:
     Raises:
         ImportError: If something is not; says what to install.
     """
-    try:
+    packages = "onnx onnxscript onnxruntime"
+    with explain_missing("The ONNX exporter is not installed", extra="export", packages=packages):
         import onnx_ir  # noqa: F401
         import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            'The ONNX exporter is not installed: pip install "vanilla-transformer[export]" (or pip install onnx '
-            "onnxscript onnxruntime)."
-        ) from error
     if Version(transformers_version) < Version(OLDEST_TRANSFORMERS):
         raise ImportError(
             f"ONNX is written by the exporters of transformers, from version {OLDEST_TRANSFORMERS} on; this is "

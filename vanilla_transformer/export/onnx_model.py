@@ -27,6 +27,7 @@ from vanilla_transformer.configuration_vanilla_transformer import VanillaTransfo
 from vanilla_transformer.generation_vanilla_transformer import VanillaTransformerGenerationMixin
 from vanilla_transformer.loss_vanilla_transformer import shift_tokens_right
 from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.optional import explain_missing
 from vanilla_transformer.vocabularies import load_needed_tokenizer
 
 ENCODER_FILE = "encoder_model.onnx"
@@ -39,12 +40,8 @@ def import_onnxruntime() -> ModuleType:
     Raises:
         ImportError: If it is not installed; says how to install it.
     """
-    try:
+    with explain_missing("ONNX Runtime is not installed", extra="export", packages="onnxruntime"):
         import onnxruntime
-    except ImportError as error:
-        raise ImportError(
-            'ONNX Runtime is not installed: pip install "vanilla-transformer[export]" (or pip install onnxruntime).'
-        ) from error
     return cast(ModuleType, onnxruntime)
 
 

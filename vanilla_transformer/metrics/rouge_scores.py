@@ -15,6 +15,8 @@ from importlib.metadata import version
 from statistics import fmean
 from typing import Any
 
+from vanilla_transformer.optional import explain_missing
+
 # The scores reported unless others are asked for: words, pairs of words, the longest common subsequence of the whole
 # text, and that of its lines.
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
@@ -32,12 +34,8 @@ def import_rouge() -> Any:
     Raises:
         ImportError: If it is not installed; says how to install it.
     """
-    try:
+    with explain_missing("ROUGE needs rouge_score", extra="train", packages="rouge-score"):
         import rouge_score.rouge_scorer
-    except ImportError as error:
-        raise ImportError(
-            'ROUGE needs rouge_score: pip install "vanilla-transformer[train]" (or pip install rouge-score).'
-        ) from error
     return rouge_score
 
 

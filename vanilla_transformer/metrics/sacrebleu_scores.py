@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
+from vanilla_transformer.optional import explain_missing
+
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric
     from sacrebleu.metrics.bleu import BLEU
@@ -22,13 +24,9 @@ def import_sacrebleu() -> Any:
     Raises:
         ImportError: If it is not installed; says how to install it.
     """
-    try:
+    with explain_missing("BLEU, chrF and TER need sacrebleu", extra="train", packages="sacrebleu"):
         import sacrebleu
         import sacrebleu.significance
-    except ImportError as error:
-        raise ImportError(
-            'BLEU, chrF and TER need sacrebleu: pip install "vanilla-transformer[train]" (or pip install sacrebleu).'
-        ) from error
     return sacrebleu
 
 
