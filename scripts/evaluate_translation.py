@@ -37,8 +37,7 @@ from transformers.hf_argparser import DataClassType
 from vanilla_transformer.checkpoints import digest_files, digest_weights, read_architecture
 from vanilla_transformer.data import load_parallel_corpus, read_lines
 from vanilla_transformer.evaluation import score_loss, score_summaries, score_translations
-from vanilla_transformer.export.ctranslate2 import CONFIG_FILE
-from vanilla_transformer.export.ctranslate2_model import is_exported_to_ctranslate2
+from vanilla_transformer.export.ctranslate2_model import is_exported_to_ctranslate2, read_exported_config
 from vanilla_transformer.export.engines import EngineArguments
 from vanilla_transformer.metrics.comparison import Comparison, PairedScore, compare_translations
 from vanilla_transformer.tasks import Task, find_task, get_task
@@ -181,8 +180,7 @@ def read_task(arguments: EvaluationArguments) -> Task:
     if arguments.task is not None or arguments.compare:
         return get_task(arguments.task or "translation")
     if is_exported_to_ctranslate2(arguments.model_name_or_path):
-        config_file = Path(arguments.model_name_or_path, CONFIG_FILE)
-        return find_task(json.loads(config_file.read_text(encoding="utf-8")))
+        return find_task(read_exported_config(arguments.model_name_or_path))
     source = {"revision": arguments.revision, "trust_remote_code": arguments.trust_remote_code}
     return find_task(AutoConfig.from_pretrained(arguments.model_name_or_path, **source))
 
@@ -411,10 +409,12 @@ def write_report(path: Path, results: dict[str, Any], arguments: EvaluationArgum
 
 def describe_model(folder: Path) -> dict[str, Any]:
     """What tells the model in a folder from the one that the folder will hold later; empty for one of the Hub."""
-    is_exported = is_exported_to_ctranslate2(folder)
-    config = folder / (CONFIG_FILE if is_exported else "config.json")
-    settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
-    weights = digest_files([folder / "model.bin"]) if is_exported else digest_weights(folder)
+    if is_exported_to_ctranslate2(folder):
+        weights, settings = digest_files([folder / "model.bin"]), read_exported_config(folder)
+    else:
+        config = folder / "config.json"
+        settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+        weights = digest_weights(folder)
     return {"weights_sha256": weights, "architecture": read_architecture(settings)}
 
 

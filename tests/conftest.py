@@ -1,6 +1,7 @@
 """What every test gets: no network, no trace in the user's home, fixed seeds, one thread."""
 
 import atexit
+import builtins
 import importlib
 import os
 import random
@@ -9,9 +10,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 _REPOSITORY_ROOT = Path(__file__).resolve().parent.parent
 _NETWORK_GUARD = _REPOSITORY_ROOT / "tests" / "network_guard"
@@ -119,6 +120,46 @@ def repository_root() -> Path:
 def scripts_directory(repository_root: Path) -> Path:
     """The folder of the command-line scripts."""
     return repository_root / "scripts"
+
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch, scripts_directory: Path) -> Callable[[str], Callable[..., None]]:
+    """The main function of a script, imported as Python runs it: with the scripts' folder first on the path."""
+    monkeypatch.syspath_prepend(str(scripts_directory))
+
+    def get(name: str) -> Callable[..., None]:
+        function: Any = importlib.import_module(name).main
+        return lambda *arguments: function([str(argument) for argument in arguments])
+
+    return get
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every figure that is saved, in order; rendering them, which takes half a second each, is left to other tests."""
+    from matplotlib.figure import Figure
+
+    saved: list[Any] = []
+
+    def savefig(self: Figure, file: Path, **kwargs: Any) -> None:
+        saved.append(self)
+        file.write_bytes(b"a picture")
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    return saved
+
+
+@pytest.fixture
+def without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing matplotlib, or a part of it, fails as if it were not installed."""
+    original = builtins.__import__
+
+    def import_others(name: str, *arguments: Any, **keywords: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return original(name, *arguments, **keywords)
+
+    monkeypatch.setattr(builtins, "__import__", import_others)
 
 
 @pytest.fixture

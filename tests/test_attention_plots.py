@@ -1,6 +1,5 @@
 """Pictures and pages of attention, positions and masks: what is drawn checked against the numbers, and that it fits."""
 
-import builtins
 import html
 import json
 import logging
@@ -55,19 +54,6 @@ def make_map(
         source_text=" ".join(source),
         target_text=" ".join(target),
     )
-
-
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """Every figure that is saved, in order; rendering them is left to other tests."""
-    saved: list[Figure] = []
-
-    def savefig(self: Figure, file: Path, **kwargs: Any) -> None:
-        saved.append(self)
-        file.write_bytes(b"a picture")
-
-    monkeypatch.setattr(Figure, "savefig", savefig)
-    return saved
 
 
 def maps_of(figure: Figure) -> dict[str, Any]:
@@ -394,17 +380,8 @@ def test_a_browser_draws_the_page(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.array(strengths, dtype=float), rounded[rounded >= 0.02], atol=1e-9)
 
 
-def test_a_page_needs_no_matplotlib_and_a_picture_says_what_it_needs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    original = builtins.__import__
-
-    def without_matplotlib(name: str, *arguments: Any, **keywords: Any) -> Any:
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return original(name, *arguments, **keywords)
-
-    monkeypatch.setattr(builtins, "__import__", without_matplotlib)
+@pytest.mark.usefixtures("without_matplotlib")
+def test_a_page_needs_no_matplotlib_and_a_picture_says_what_it_needs(tmp_path: Path) -> None:
     attention = make_map(1, 9)
     save_attention_page(attention, tmp_path / "a.html")
     message = r'need matplotlib: pip install "vanilla-transformer\[train\]"'

@@ -24,18 +24,6 @@ TEXTS = ["a man rides a horse .", "two dogs run", "the sun shines on the old hou
 Main = Callable[..., None]
 
 
-@pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Main]:
-    """The main function of a script, imported as Python runs it: with the scripts' folder first on the path."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-
-    def get(name: str) -> Main:
-        function: Any = importlib.import_module(name).main
-        return lambda *arguments: function([str(argument) for argument in arguments])
-
-    return get
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a random model with settings of its own for the search, and test sets."""

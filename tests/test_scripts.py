@@ -27,18 +27,6 @@ GERMAN = ("eins", "zwei", "drei", "vier", "fünf", "sechs")
 Main = Callable[..., None]
 
 
-@pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Main]:
-    """The main function of a script, imported as Python runs it: with the scripts' folder first on the path."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-
-    def get(name: str) -> Main:
-        function: Any = importlib.import_module(name).main
-        return lambda *arguments: function([str(argument) for argument in arguments])
-
-    return get
-
-
 def refuse(run: Main, *arguments: Any, capsys: pytest.CaptureFixture[str]) -> str:
     """Expects the script to end with an error, and returns what it says."""
     with pytest.raises(SystemExit) as end:

@@ -1,6 +1,5 @@
 """Learning curves: the figure's lines checked against the log, the files, and scripts/plot_learning_curves.py."""
 
-import builtins
 import importlib
 import json
 import math
@@ -48,19 +47,6 @@ def make_log(steps: int = 30, *, loss: float = 5.0) -> Log:
     log.append({"train_runtime": 9.0, "train_loss": 5.5, "epoch": steps / 10, "step": steps})
     log.append({"eval_loss": 77.0, "eval_bleu": 88.0, "epoch": steps / 10, "step": steps})
     return log
-
-
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """Every figure that is saved, in order; rendering them, which takes half a second each, is left to other tests."""
-    saved: list[Figure] = []
-
-    def savefig(self: Figure, file: Path, **kwargs: Any) -> None:
-        saved.append(self)
-        file.write_bytes(b"a picture")
-
-    monkeypatch.setattr(Figure, "savefig", savefig)
-    return saved
 
 
 def find_axes(figure: Figure, title: str) -> Axes:
@@ -290,15 +276,8 @@ def test_a_failure_leaves_the_old_picture(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    original = builtins.__import__
-
-    def without_matplotlib(name: str, *arguments: Any, **keywords: Any) -> Any:
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return original(name, *arguments, **keywords)
-
-    monkeypatch.setattr(builtins, "__import__", without_matplotlib)
+@pytest.mark.usefixtures("without_matplotlib")
+def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(ImportError, match=r'pip install "vanilla-transformer\[train\]"'):
         plot_learning_curves(make_log(), tmp_path / "curves.png")
 

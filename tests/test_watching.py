@@ -1,6 +1,5 @@
 """Watching real trainings of a tiny model: progress bar, curves.png, metrics.json and TensorBoard."""
 
-import builtins
 import json
 import logging
 import math
@@ -149,17 +148,10 @@ class TestCurves:
         assert message.startswith(f"{tmp_path / 'curves.png'} was not written: ")
         assert not list(tmp_path.glob("*.partial"))
 
+    @pytest.mark.usefixtures("without_matplotlib")
     def test_a_training_without_matplotlib_ends_with_a_hint(
-        self, monkeypatch: pytest.MonkeyPatch, propagated: pytest.LogCaptureFixture, tmp_path: Path
+        self, propagated: pytest.LogCaptureFixture, tmp_path: Path
     ) -> None:
-        original = builtins.__import__
-
-        def without_matplotlib(name: str, *arguments: Any, **keywords: Any) -> Any:
-            if name.startswith("matplotlib"):
-                raise ImportError(name)
-            return original(name, *arguments, **keywords)
-
-        monkeypatch.setattr(builtins, "__import__", without_matplotlib)
         assert make_trainer(tmp_path, WriteCurves(min_interval=0)).train().global_step == STEPS
         (message,) = [message for message in propagated.messages if "was not written" in message]
         assert 'pip install "vanilla-transformer[train]"' in message

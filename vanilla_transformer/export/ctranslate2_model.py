@@ -52,6 +52,11 @@ _WITHOUT_EFFECT = {
 _OFF = {"repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "num_beam_groups": 1, "guidance_scale": 1}
 
 
+def read_exported_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Returns what the model's config.json held: an exported folder keeps it beside CTranslate2's file of that name."""
+    return cast(dict[str, Any], json.loads(Path(folder, CONFIG_FILE).read_text(encoding="utf-8")))
+
+
 def is_exported_to_ctranslate2(folder: str | os.PathLike[str]) -> bool:
     """Whether a folder holds a model that `export_ctranslate2` wrote."""
     return all((Path(folder) / name).is_file() for name in ("model.bin", CONFIG_FILE))
