@@ -21,7 +21,7 @@ from transformers.models.fsmt.modeling_fsmt import SinusoidalPositionalEmbedding
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.modeling_vanilla_transformer import CrossAttention, SelfAttention
+from vanilla_transformer.attention_vanilla_transformer import CrossAttention, SelfAttention
 from vanilla_transformer.positions_vanilla_transformer import SINUSOIDS
 
 EMBEDDINGS: dict[str, dict[str, Any]] = {

@@ -1,18 +1,166 @@
-"""How the attention of section 3.2 is laid out and computed, apart from what it is.
+"""Section 3.2: attention, from equation 1 to the three uses of multi-head attention.
 
-Shapes: R rows, B batch, L length, H heads, K number of keys, D d_model.
+Shapes: B  batch, R  rows (of which several may share a source), L  length, K  number of keys (cached ones included),
+D  d_model, H  heads, d_k and d_v  size of one head's keys and values.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack, cast
 
 import torch
 from torch import nn
+from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils.generic import TransformersKwargs
+
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .linear_vanilla_transformer import project
 
 # With more keys torch's kernel for half precision is as fast as the one for float32.
 _MOST_KEYS = 256
 
 AttentionFunction = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
+
+
+def scaled_dot_product_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Equation 1: Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V; the library's "eager" attention.
+
+    Args:
+        module: The attention module, of which only `training` is read.
+        query: (B, H, L, d_k).
+        key: (B, H, K, d_k).
+        value: (B, H, K, d_v).
+        attention_mask: (B or 1, 1, L, K), added to the scores: 0 where allowed, a very large negative number elsewhere.
+        scaling: The factor 1 / sqrt(d_k).
+        dropout: Probability of dropping an attention weight.
+        **kwargs: What other implementations take.
+
+    Returns:
+        The context (B, L, H, d_v) and the attention weights (B, H, L, K).
+    """
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = nn.functional.softmax(scores, dim=-1)
+    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
+
+
+class MultiHeadAttention(nn.Module):
+    """3.2.2: MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
+
+    The matrices of all heads lie side by side in one linear map: `q_proj` and `k_proj` are (H * d_k, D), `v_proj` is
+    (H * d_v, D) and `out_proj` is (D, H * d_v).
+    """
+
+    def __init__(self, config: VanillaTransformerConfig, num_heads: int, layer_idx: int, is_causal: bool) -> None:
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.is_causal = is_causal
+        self.num_heads = num_heads
+        d_k = config.d_model // num_heads if config.d_k is None else config.d_k
+        d_v = config.d_model // num_heads if config.d_v is None else config.d_v
+        self.scaling = d_k**-0.5
+        self.attention_dropout = config.attention_dropout
+        self.q_proj = nn.Linear(config.d_model, num_heads * d_k, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.d_model, num_heads * d_k, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.d_model, num_heads * d_v, bias=config.attention_bias)
+        self.out_proj = nn.Linear(num_heads * d_v, config.d_model, bias=config.attention_bias)
+
+    def split_heads(self, states: torch.Tensor) -> torch.Tensor:
+        """Maps (B, L, H * d) to (B, H, L, d)."""
+        return states.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    def attend(
+        self,
+        hidden_states: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attends from (B, L, D) to keys (B, H, K, d_k) and values (B, H, K, d_v).
+
+        Several rows of `hidden_states` may share one row of keys: the beams of a sentence, side by side, share its
+        source. They are taken as one longer sequence of queries then.
+
+        Returns:
+            The sub-layer's output (B, L, D) and, where the implementation computes them, the weights (B, H, L, K).
+        """
+        queries = fold_rows(hidden_states, key.shape[0])
+        context, weights = choose_attention(self, key)(
+            self,
+            self.split_heads(project(self.q_proj, queries)),
+            key,
+            value,
+            attention_mask,
+            dropout=self.attention_dropout if self.training else 0.0,
+            scaling=self.scaling,
+            **kwargs,
+        )
+        weights = unfold_weights(weights, *hidden_states.shape[:2])
+        return project(self.out_proj, context.flatten(2)).view(hidden_states.shape), weights
+
+
+class SelfAttention(MultiHeadAttention):
+    """Queries, keys and values come from the same sequence (3.2.3, second and third item)."""
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Maps (B, L, D) to (B, L, D) and the weights (B, H, L, K); appends to the cache, if there is one."""
+        key = self.split_heads(project(self.k_proj, hidden_states))
+        value = self.split_heads(project(self.v_proj, hidden_states))
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        return self.attend(hidden_states, key, value, attention_mask, **kwargs)
+
+
+class CrossAttention(MultiHeadAttention):
+    """Queries come from the decoder, keys and values from the encoder's output (3.2.3, first item)."""
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Maps (B, T, D) to (B, T, D) and the weights (B, H, T, S); projects the source once per cache."""
+        if past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
+            cached: Any = past_key_values.cross_attention_cache.layers[self.layer_idx]
+            return self.attend(hidden_states, cached.keys, cached.values, attention_mask, **kwargs)
+        states = cast(torch.Tensor, encoder_hidden_states)
+        key, value = self.split_heads(project(self.k_proj, states)), self.split_heads(project(self.v_proj, states))
+        if past_key_values is not None:
+            key, value = past_key_values.cross_attention_cache.update(key, value, self.layer_idx)
+            past_key_values.is_updated[self.layer_idx] = True
+        return self.attend(hidden_states, key, value, attention_mask, **kwargs)
+
+
+# How it is computed
+
+
+def choose_attention(module: MultiHeadAttention, key: torch.Tensor) -> AttentionFunction:
+    """Returns what computes equation 1 for keys (B, H, K, d_k), as `attn_implementation` says; "eager" is ours."""
+    implementation = module.config._attn_implementation
+    attention: AttentionFunction = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, scaled_dot_product_attention)
+    return in_float32(attention) if is_faster_in_float32(implementation, module, key) else attention
 
 
 def fold_rows(states: torch.Tensor, rows: int) -> torch.Tensor:
@@ -70,4 +218,14 @@ def in_float32(attention: AttentionFunction) -> AttentionFunction:
     return attend
 
 
-__all__ = ["fold_rows", "in_float32", "is_faster_in_float32", "unfold_weights"]
+__all__ = [
+    "CrossAttention",
+    "MultiHeadAttention",
+    "SelfAttention",
+    "choose_attention",
+    "fold_rows",
+    "in_float32",
+    "is_faster_in_float32",
+    "scaled_dot_product_attention",
+    "unfold_weights",
+]

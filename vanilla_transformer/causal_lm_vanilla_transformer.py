@@ -18,11 +18,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .attention_vanilla_transformer import SelfAttention
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .half_vanilla_transformer import HalfModel
 from .linear_vanilla_transformer import project
 from .loss_vanilla_transformer import IGNORED_LABEL, compute_logits_and_loss, should_skip_logits
-from .modeling_vanilla_transformer import SelfAttention, TransformerLayer, TransformerStack
+from .modeling_vanilla_transformer import TransformerLayer, TransformerStack
 from .positions_vanilla_transformer import count_positions, count_tokens_before
 
 

@@ -49,7 +49,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             The settings to use, and what goes to the model.
 
         Raises:
-            ValueError: If there is no such length penalty.
+            ValueError: If there is no such length penalty, or flex attention is to use a static cache.
         """
         length_penalty_type = kwargs.pop("length_penalty_type", None)
         settings, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)  # type: ignore[misc]
@@ -59,6 +59,11 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         if length_penalty_type not in (None, *LENGTH_PENALTIES):
             raise ValueError(
                 f"length_penalty_type must be one of {', '.join(LENGTH_PENALTIES)}, not {length_penalty_type!r}."
+            )
+        if settings.cache_implementation == "static" and self.config._attn_implementation == "flex_attention":
+            raise ValueError(
+                'cache_implementation="static" needs masks that are tensors, and those of flex attention are not: load '
+                'the model with attn_implementation="sdpa", or leave the cache as it is.'
             )
         return settings, model_kwargs
 
