@@ -137,19 +137,25 @@ def has_plain_weights(output_layer: nn.Module, hidden_states: torch.Tensor) -> T
         and all(type(tensor) in (torch.Tensor, nn.Parameter) and tensor.device == device for tensor in tensors)
         and weight.shape == (output_layer.out_features, output_layer.in_features)
         and (hidden_states.dtype == weight.dtype or torch.is_autocast_enabled(device.type))
-        and (_product_dtype(hidden_states) != torch.bfloat16 or torch.cuda.is_bf16_supported(including_emulation=False))
+        and (
+            device.type != "cuda"
+            or _product_dtype(hidden_states) != torch.bfloat16
+            or torch.cuda.is_bf16_supported(including_emulation=False)
+        )
     )
 
 
 def _product_dtype(hidden_states: torch.Tensor) -> torch.dtype:
-    """The type in which torch's chunked loss multiplies: autocast's on CUDA, never less than float32 elsewhere.
+    """The type in which the output layer is multiplied: everything else of the loss is float32.
 
-    Only CUDA multiplies half-precision numbers into float32 logits. On a CPU torch would convert both factors to
-    float32 and yet round the loss and the gradients of each chunk to half precision.
+    On CUDA it is autocast's or the model's own. Elsewhere only autocast's bfloat16 is short: float16 lacks the range
+    for gradients that nobody scales, and a model in half precision gets an exact loss.
     """
     kind = hidden_states.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden_states.dtype
-    return dtype if kind == "cuda" else torch.promote_types(hidden_states.dtype, torch.float32)
+    asked = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    if kind == "cuda" or (kind == "cpu" and asked is torch.bfloat16):
+        return asked or hidden_states.dtype
+    return torch.promote_types(hidden_states.dtype, torch.float32)
 
 
 def lean_cross_entropy(
@@ -186,7 +192,7 @@ def lean_cross_entropy(
     dtype = _product_dtype(hidden_states)
     # Every type is chosen here, whatever a version of torch lets autocast do inside its own loss.
     with torch.autocast(hidden_states.device.type, enabled=False):
-        add_losses = _add_losses_on_cpu if rows.is_cpu and dtype.itemsize >= torch.float32.itemsize else _add_losses
+        add_losses = _add_losses_on_cpu if rows.is_cpu else _add_losses
         total = add_losses(rows, targets, output_layer, label_smoothing, dtype)
         return _divide(total, targets.numel() if num_items_in_batch is None else num_items_in_batch)
 
@@ -244,15 +250,17 @@ def _add_losses_on_cpu(
     rows: torch.Tensor, targets: torch.Tensor, layer: nn.Linear, label_smoothing: float, dtype: torch.dtype
 ) -> torch.Tensor:
     """Sums the losses in about half the time that torch takes: by the faster products and the faster exponential."""
-    bias = None if layer.bias is None else layer.bias.to(dtype)
     total: torch.Tensor = _LossInChunks.apply(
-        rows.to(dtype), layer.weight.to(dtype), bias, targets, label_smoothing, torch.is_grad_enabled()
+        rows, layer.weight, layer.bias, targets, label_smoothing, dtype, torch.is_grad_enabled()
     )
     return total.float()
 
 
 class _LossInChunks(torch.autograd.Function):
-    """The sum of the smoothed losses, with its gradients by hidden states, weight and bias."""
+    """The sum of the smoothed losses, with its gradients by hidden states, weight and bias.
+
+    Matrices are multiplied in `dtype`, and what is multiplied into is summed in float32 at least.
+    """
 
     @staticmethod
     def forward(
@@ -262,29 +270,33 @@ class _LossInChunks(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         label_smoothing: float,
+        dtype: torch.dtype,
         with_gradients: bool,
     ) -> torch.Tensor:
         wants_rows, wants_weight, wants_bias = (with_gradients and wanted for wanted in ctx.needs_input_grad[:3])
-        by_rows = torch.empty_like(rows) if wants_rows else None
+        rows, weight, bias = rows.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        summed_in = torch.promote_types(dtype, torch.float32)
+        by_rows = torch.empty_like(rows, dtype=summed_in) if wants_rows else None
         by_weight: torch.Tensor | None = None
-        by_bias = torch.zeros_like(bias) if wants_bias and bias is not None else None
+        by_bias = torch.zeros_like(bias, dtype=summed_in) if wants_bias and bias is not None else None
         total = rows.new_zeros((), dtype=torch.float64)
         # Of torch's exponentials the one in softmax is the fastest by far. The memory is the same for each chunk.
         size = _chunk_size(weight)
-        all_probabilities = rows.new_empty(min(size, len(rows)), len(weight))
+        all_probabilities = rows.new_empty(min(size, len(rows)), len(weight), dtype=summed_in)
         for start in range(0, len(rows), size):
             part = slice(start, start + size)
-            logits = linear(rows[part], weight, bias)
+            logits = linear(rows[part], weight, bias).to(summed_in)
             probabilities = torch.softmax(logits, dim=-1, out=all_probabilities[: len(logits)])
             total += _sum_losses_of_chunk(logits, probabilities, targets[part], label_smoothing)
             gradient = _differentiate_chunk(probabilities, targets[part], label_smoothing)
+            if by_bias is not None:
+                by_bias += gradient.sum(dim=0)
+            gradient = gradient.to(dtype)
             if by_rows is not None:
                 by_rows[part] = linear(gradient, weight.t())
             if wants_weight:
                 of_chunk = linear(rows[part].t(), gradient.t())  # (D, V): oneDNN copies a transposed first factor
-                by_weight = of_chunk if by_weight is None else by_weight.add_(of_chunk)
-            if by_bias is not None:
-                by_bias += gradient.sum(dim=0)
+                by_weight = of_chunk.to(summed_in) if by_weight is None else by_weight.add_(of_chunk)
         ctx.gradients = (by_rows, None if by_weight is None else by_weight.t(), by_bias)
         return total
 
@@ -299,7 +311,7 @@ class _LossInChunks(torch.autograd.Function):
         (factor,) = grad_outputs
         gradients = [None if gradient is None else gradient.mul_(factor).contiguous() for gradient in ctx.gradients]
         ctx.gradients = None
-        return (*gradients, None, None, None)
+        return (*gradients, None, None, None, None)
 
 
 def _sum_losses_of_chunk(
