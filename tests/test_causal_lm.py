@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from typing import Any
 
@@ -89,11 +90,13 @@ class TestLanguageModelLoss:
         assert_close(outputs.logits, run(model, **{**batch, "labels": None}).logits)
         assert outputs.past_key_values is None
 
-    @pytest.mark.parametrize("skip_logits", [None, False])
-    def test_training_is_smoothed(self, model: Any, batch: dict[str, torch.Tensor], skip_logits: bool | None) -> None:
-        outputs = run(model.train(), **batch, skip_logits=skip_logits)
-        assert (outputs.logits is None) == (skip_logits is None)
+    def test_training_is_smoothed(self, model: Any, batch: dict[str, torch.Tensor]) -> None:
+        outputs = run(model.train(), **batch)
         assert float(outputs.loss) == pytest.approx(self.naive(model, 0.2), rel=1e-5)
+        assert_close(outputs.logits, run(model.eval(), **batch).logits)
+        skipped = run(model.train(), **batch, skip_logits=True)
+        assert skipped.logits is None
+        assert float(skipped.loss) == pytest.approx(float(outputs.loss), rel=1e-5)
 
     def test_what_the_loss_is_divided_by(self, model: Any, batch: dict[str, torch.Tensor]) -> None:
         for count in (36, torch.tensor(36)):
@@ -112,6 +115,20 @@ class TestLanguageModelLoss:
         for inputs in (batch, {**batch, "labels": None}):
             assert_close(run(model, **inputs, logits_to_keep=kept).logits, everything.logits[:, rows])
         assert torch.equal(run(model, **batch, logits_to_keep=kept).loss, everything.loss)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bool])
+def test_packed_texts(attention: str, kind: torch.dtype) -> None:
+    """A mask (B, 1, T, T) that keeps the texts of a row apart gives what each text gives alone, from position 0 on."""
+    model = make_half("VanillaTransformerForCausalLM", attention)
+    sentences = make_sentences([3, 5, 2])
+    allowed = torch.block_diag(*(torch.ones(len(each), len(each)) for each in sentences)).tril().bool()[None, None]
+    mask = allowed if kind == torch.bool else torch.where(allowed, 0.0, torch.finfo(kind).min)
+    row = torch.tensor([[token for sentence in sentences for token in sentence]])
+    packed = run(model, input_ids=row, attention_mask=mask).logits[0]
+    alone = [run(model, input_ids=torch.tensor([sentence])).logits[0] for sentence in sentences]
+    assert_close(packed, torch.cat(alone))
 
 
 # --- caches and generation ---------------------------------------------------------------------------------------
@@ -200,9 +217,59 @@ class TestGeneration:
         counts = torch.bincount(found[:, -1], minlength=model.config.vocab_size) / 2000
         assert_close(counts, run(model, input_ids=prompt).logits[0, -1].softmax(-1), tolerance=0.04)
 
+    @pytest.mark.parametrize("cache", [None, "static"])
+    def test_beams_of_a_batch(self, model: Any, cache: str | None) -> None:
+        """A batch padded on the left gives what each prompt gives alone."""
+        prompts = [[0, *sentence] for sentence in make_sentences([1, 5, 3], seed=3)]
+        ids, mask = pad(prompts, "left")
+        search = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 6, "do_sample": False}
+        found = model.generate(ids, attention_mask=mask, cache_implementation=cache, **search)[:, ids.shape[1] :]
+        expected = [row[len(each) :] for each in prompts for row in model.generate(torch.tensor([each]), **search)]
+        for row, tokens in zip(found, expected, strict=True):
+            assert torch.equal(row[: len(tokens)], tokens)
+            assert set(row[len(tokens) :].tolist()) <= {1}
+
+    def test_other_ways_to_the_same_text(self, model: Any) -> None:
+        """Drafts of another model, of the prompt, embeddings, and a cache to go on from change no token."""
+        ids = torch.tensor([[0, 5, 6, 7]])
+        settings = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None}
+        expected = model.generate(ids, **settings)
+        drafting = make_half("VanillaTransformerForCausalLM", seed=2)
+        assert torch.equal(model.generate(ids, assistant_model=drafting, **settings), expected)
+        assert torch.equal(model.generate(ids, prompt_lookup_num_tokens=3, **settings), expected)
+        embedded = model.get_input_embeddings()(ids)
+        assert torch.equal(model.generate(inputs_embeds=embedded, **settings), expected[:, 4:])
+        begun = model.generate(ids, return_dict_in_generate=True, **{**settings, "max_new_tokens": 4})
+        assert begun.past_key_values.get_seq_length() == 7
+        rest = {**settings, "max_new_tokens": 6}
+        assert torch.equal(model.generate(begun.sequences, past_key_values=begun.past_key_values, **rest), expected)
+
     def test_from_nothing(self, model: Any) -> None:
         """Without a prompt a text begins with `<s>`."""
         assert model.generate(max_new_tokens=3, do_sample=False)[0, 0] == 0
+
+
+@pytest.mark.parametrize("begins_with", [0, 2])
+def test_prompts_that_have_ended_are_told_of(begins_with: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Once; and `</s>` that begins a text, as in fairseq's models, ends none."""
+    model = make_half("VanillaTransformerForCausalLM", decoder_start_token_id=begins_with)
+    assert model.config.bos_token_id == begins_with
+    settings = {"max_new_tokens": 1, "do_sample": False}
+
+    def count() -> int:
+        return sum("ends with eos_token_id=2" in message for message in caplog.messages)
+
+    logging.Logger.warning_once.cache_clear()  # type: ignore[attr-defined]  # the library's own
+    fine, _ = pad([[begins_with], [begins_with, 4, 5]], "left")
+    for prompts in ({"inputs": fine}, {"input_ids": fine}, {"inputs": fine[:1, -1:]}, {}):
+        model.generate(**prompts, **settings)
+    assert count() == 0
+    ended, mask = pad([[begins_with, 4, 2], [begins_with, 4]], "left")
+    for prompts in ({"inputs": ended}, {"input_ids": ended}):
+        model.generate(**prompts, attention_mask=mask, **settings)
+    assert count() == 1
+    model.config.eos_token_id = None
+    model.generate(ended, attention_mask=mask, **settings)
 
 
 def test_decoding_step_is_compiled_once() -> None:

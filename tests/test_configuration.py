@@ -437,22 +437,50 @@ def test_auto_config_by_model_type() -> None:
 
 
 @pytest.mark.parametrize(
-    ("alias", "field"),
+    ("alias", "names"),
     [
-        ("hidden_size", "d_model"),
-        ("num_attention_heads", "encoder_attention_heads"),
-        ("num_hidden_layers", "encoder_layers"),
+        ("hidden_size", ["d_model"]),
+        ("num_attention_heads", ["encoder_attention_heads", "decoder_attention_heads"]),
+        ("num_hidden_layers", ["encoder_layers", "decoder_layers"]),
     ],
 )
-def test_alias(alias: str, field: str) -> None:
+def test_alias(alias: str, names: list[str], tmp_path: Path) -> None:
     """The library's generic names read, write and construct our fields, and are not saved beside them."""
+
+    def check(config: Any, value: int) -> None:
+        assert {getattr(config, name) for name in [alias, *names]} == {value}
+
     values: dict[str, Any] = {alias: 16}
-    config = VanillaTransformerConfig(**values)
-    assert getattr(config, field) == getattr(config, alias) == 16
+    for config in (
+        VanillaTransformerConfig(**values),
+        AutoConfig.for_model("vanilla_transformer", **values),
+        VanillaTransformerConfig.from_preset("tiny", **values),
+    ):
+        check(config, 16)
     setattr(config, alias, 32)
-    assert getattr(config, field) == 32
-    assert config.to_dict()[field] == 32
-    assert alias not in config.to_dict()
+    check(config, 32)
+    settings = config.to_dict()
+    assert {settings[name] for name in names} == {32}
+    assert alias not in settings
+    config.save_pretrained(tmp_path)
+    check(AutoConfig.from_pretrained(tmp_path, **values), 16)
+
+
+def test_what_names_one_stack_goes_first(tmp_path: Path) -> None:
+    """Whatever the order; a file of another tool may hold the generic name beside ours."""
+
+    def layers(config: Any) -> tuple[int, int]:
+        return config.encoder_layers, config.decoder_layers
+
+    values: dict[str, Any] = {"decoder_layers": 6, "num_hidden_layers": 2}
+    for ordered in (values, dict(reversed(values.items()))):
+        assert layers(VanillaTransformerConfig(**ordered)) == (2, 6)
+        assert layers(VanillaTransformerConfig.from_preset("tiny", **ordered)) == (2, 6)
+        VanillaTransformerConfig().save_pretrained(tmp_path)
+        assert layers(AutoConfig.from_pretrained(tmp_path, **ordered)) == (2, 6)
+    saved = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps({**saved, "encoder_layers": 3, "num_hidden_layers": 12}))
+    assert layers(AutoConfig.from_pretrained(tmp_path)) == (3, 6)
 
 
 def test_target_vocabulary() -> None:

@@ -99,3 +99,30 @@ class TestHeads:
             for logits, labels in ((outputs.start_logits, starts), (outputs.end_logits, ends))
         ]
         assert float(outputs.loss) == pytest.approx(sum(expected) / 2, rel=1e-5)
+
+    @pytest.mark.parametrize("side", ["left", "right"])
+    def test_spans_at_padding_do_not_count(self, side: str) -> None:
+        """Nor do those outside of the text. The loss is the mean over those that do; without any it is 0."""
+        model = make_half("VanillaTransformerForQuestionAnswering")
+        ids, mask = pad(self.sentences, side)
+        padding, absent = (0 if side == "left" else 5), torch.tensor([6, -100, 99])
+        starts, ends = torch.tensor([padding, 4, padding]), torch.tensor([99, 3, -100])
+        outputs = run(model, input_ids=ids, attention_mask=mask, start_positions=starts, end_positions=ends)
+        expected = [
+            softmax_loss(logits[1:2].double().numpy(), [place])
+            for logits, place in ((outputs.start_logits, 4), (outputs.end_logits, 3))
+        ]
+        assert float(outputs.loss) == pytest.approx(sum(expected) / 2, rel=1e-5)
+        for places in (absent, absent[:, None]):
+            nothing = model(input_ids=ids, attention_mask=mask, start_positions=places, end_positions=places).loss
+            assert nothing.item() == 0
+        nothing.backward()
+        assert all(float(parameter.grad.abs().max()) == 0 for parameter in model.parameters())
+
+    @pytest.mark.parametrize("name", ["SequenceClassification", "QuestionAnswering"])
+    def test_these_heads_have_to_know_padding(self, name: str) -> None:
+        model = make_half(f"VanillaTransformerFor{name}")
+        ids, _ = pad(self.sentences)
+        for mask in (torch.ones(3, 1, 6, 6), torch.ones(3, 1, 1, 6)):
+            with pytest.raises(ValueError, match=r"attention_mask must be \(B, S\).*not 4-D"):
+                model(input_ids=ids, attention_mask=mask)

@@ -12,11 +12,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_halves import DECODERS, ENCODERS, HALVES, TRAINABLE, main_output, make_half, run
 from tiny_vanilla import ALL_SHARING, SHARING, assert_close, make_config, make_model, make_sentences, pad
 from torch import nn
 from transformers import (
+    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -95,6 +96,15 @@ def test_saving_and_loading(name: str, sharing: str, tmp_path: Path) -> None:
     assert stored.keys() == parameters.keys()
     ids = torch.tensor(make_sentences([5]))
     assert torch.equal(main_output(run(loaded, input_ids=ids)), main_output(run(model, input_ids=ids)))
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_ties_are_declared(name: str, tmp_path: Path) -> None:
+    """What a file lacks, because it is another's table, is what the class says is tied."""
+    model = make_half(name)
+    model.save_pretrained(tmp_path)
+    missing = model.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=False).missing_keys
+    assert set(missing) == set(model._tied_weights_keys)
 
 
 @pytest.mark.parametrize("name", HALVES)
@@ -193,6 +203,50 @@ def test_from_the_whole(name: str, sharing: str, wholes: dict[str, Path], caplog
     assert half.config.num_hidden_layers == depth
 
 
+@pytest.mark.parametrize("name", ["VanillaTransformerForTokenClassification", "VanillaTransformerForCausalLM"])
+def test_files_in_pieces(name: str, wholes: dict[str, Path], tmp_path: Path) -> None:
+    """A half is saved in several files and loaded from them, its own or the whole's."""
+    half = HALVES[name].from_pretrained(wholes["shared-tied"])
+    for model in (half, AutoModelForSeq2SeqLM.from_pretrained(wholes["shared-tied"])):
+        folder = tmp_path / type(model).__name__
+        model.save_pretrained(folder, max_shard_size="3KB")
+        assert len(list(folder.glob("*.safetensors"))) > 2
+        found = HALVES[name].from_pretrained(folder).base_model.state_dict()
+        assert all(torch.equal(tensor, found[key]) for key, tensor in half.base_model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_the_librarys_names_of_sizes(name: str, wholes: dict[str, Path], tmp_path: Path) -> None:
+    """`num_hidden_layers` and `num_attention_heads` are those of the stack that there is, whichever it is."""
+    sizes: dict[str, Any] = {"num_hidden_layers": 3, "num_attention_heads": 4}
+    config = AutoConfig.for_model("vanilla_transformer", vocab_size=17, hidden_size=16, **sizes)
+    model = getattr(package, name)(config)
+    layers = model.base_model.get_submodule(model.side).layers
+    assert (len(layers), layers[0].self_attn.num_heads) == (3, 4)
+    model.save_pretrained(tmp_path)
+    for folder in (tmp_path, wholes["shared-tied"]):
+        with pytest.raises(RuntimeError, match=rf"fit {model.side}_layers=\d \(not 7\)"):
+            getattr(package, name).from_pretrained(folder, num_hidden_layers=7)
+    model.config.num_hidden_layers = 5
+    assert (model.config.encoder_layers, model.config.decoder_layers) == (5, 5)
+
+
+@pytest.mark.parametrize(("begins", "starts"), [(None, 1), (0, 2), (5, None)])
+def test_texts_begin_with_what_starts_the_decoder(begins: int | None, starts: int | None, tmp_path: Path) -> None:
+    """Marian's starts with padding and has no `<s>`, fairseq's with `</s>`."""
+    make_model(bos_token_id=begins, decoder_start_token_id=starts).save_pretrained(tmp_path / "whole")
+    expected = begins if starts is None else starts
+    for folder in ("whole", "half"):
+        model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / folder)
+        assert model.config.bos_token_id == model.generation_config.bos_token_id == expected
+        assert model.generation_config.decoder_start_token_id is None
+        assert model.generate(max_new_tokens=2, do_sample=False)[0, 0] == expected
+        model.save_pretrained(tmp_path / "half")
+    if starts is not None:
+        whole = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "half", is_encoder_decoder=True)
+        assert whole.generate(torch.tensor([[4, 5]]), max_new_tokens=2)[0, 0] == starts
+
+
 @pytest.mark.parametrize("name", ENCODERS)
 def test_encoder_states_are_the_wholes(name: str, wholes: dict[str, Path]) -> None:
     whole = AutoModelForSeq2SeqLM.from_pretrained(wholes["two-vocabularies-tied"])
@@ -247,6 +301,38 @@ def test_the_whole_from_an_encoder(tmp_path: Path) -> None:
     assert run(whole, input_ids=ids, decoder_input_ids=ids).logits.isfinite().all()
 
 
+@pytest.mark.parametrize("sharing", SHARING)
+@pytest.mark.parametrize("name", DECODERS)
+def test_the_whole_from_a_decoder(name: str, sharing: str, tmp_path: Path) -> None:
+    """So can a language model, to which the encoder and the attention over the source are new."""
+    decoder = make_half(name, **SHARING[sharing])
+    decoder.save_pretrained(tmp_path)
+    whole, info = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, is_encoder_decoder=True, output_loading_info=True)
+    new = ("model.encoder.", ".encoder_attn.", ".encoder_attn_layer_norm.")
+    old = {key for key in whole.state_dict() if not any(part in key for part in new)}
+    if name == "VanillaTransformerDecoderModel" and not SHARING[sharing]["tie_word_embeddings"]:
+        old.remove("lm_head.weight")
+    assert not old & info["missing_keys"]
+    prefix = "" if decoder.base_model is not decoder else "model."
+    for key, tensor in decoder.state_dict().items():
+        assert torch.equal(whole.state_dict()[prefix + key], tensor)
+    ids = torch.tensor(make_sentences([5]))
+    assert run(whole, input_ids=ids, decoder_input_ids=ids).logits.isfinite().all()
+    whole.save_pretrained(tmp_path / "whole")
+    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "whole")
+    assert torch.equal(again.generate(ids, num_beams=2), whole.generate(ids, num_beams=2))
+
+
+def test_the_attention_over_the_source_is_new_as_a_whole_only(tmp_path: Path) -> None:
+    """A file that holds some of it is damaged."""
+    make_half("VanillaTransformerForCausalLM").save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.decoder.layers.0.encoder_attn.q_proj.weight"
+    save_file({**tensors, name: torch.zeros(16, 16)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(RuntimeError, match=r"not in the file:[\s\S]*layers\.1\.encoder_attn\.q_proj"):
+        AutoModelForSeq2SeqLM.from_pretrained(tmp_path, is_encoder_decoder=True)
+
+
 class TestWhatDoesNotFit:
     @pytest.mark.parametrize(
         ("name", "advice"),
@@ -263,11 +349,17 @@ class TestWhatDoesNotFit:
     @pytest.mark.parametrize("sharing", ["shared-tied", "separate-tied"])
     @pytest.mark.parametrize("saved", ["VanillaTransformerEncoderModel", "VanillaTransformerForCausalLM"])
     def test_nor_the_other_half(self, saved: str, sharing: str, tmp_path: Path) -> None:
-        """They have at most the embeddings in common."""
-        make_half(saved, **SHARING[sharing]).save_pretrained(tmp_path)
-        other = AutoModelForSequenceClassification if saved.endswith("CausalLM") else AutoModelForCausalLM
-        with pytest.raises(RuntimeError, match=r"disagree[\s\S]*not in the file[\s\S]*coder\.layers"):
-            other.from_pretrained(tmp_path)
+        """They have at most the embeddings in common; a configuration alone would build one silently."""
+        model = make_half(saved, **SHARING[sharing])
+        model.save_pretrained(tmp_path)
+        is_decoder = saved.endswith("CausalLM")
+        other, auto_class = "encoder" if is_decoder else "decoder", HALVES[saved].__name__
+        message = rf"is an? {other}, but .* saved by {saved}\): load it with .*{auto_class}"
+        for name in ENCODERS if is_decoder else DECODERS:
+            with pytest.raises(ValueError, match=message):
+                getattr(package, name).from_pretrained(tmp_path)
+            with pytest.raises(ValueError, match=r"configuration is of an? .* alone"):
+                getattr(package, name)._from_config(model.config)
 
     @pytest.mark.parametrize("name", ["VanillaTransformerForQuestionAnswering", "VanillaTransformerForCausalLM"])
     def test_other_sizes_are_explained(self, name: str, wholes: dict[str, Path]) -> None:
@@ -296,6 +388,18 @@ class TestWhatDoesNotFit:
             encoder(input_ids=ids, past_key_values=DynamicCache(), use_cache=True)
         with pytest.raises(ValueError, match="skip_logits=True needs labels"):
             decoder(input_ids=ids, skip_logits=True)
+        with pytest.raises(ValueError, match="no use for encoder_hidden_states, encoder_attention_mask"):
+            decoder(input_ids=ids, encoder_hidden_states=torch.zeros(1, 2, 16), encoder_attention_mask=ids)
+        whole = make_model()
+        with pytest.raises(ValueError, match=r"exactly one of decoder_input_ids .*AutoModelForTextEncoding"):
+            whole(input_ids=ids)
+
+    @pytest.mark.parametrize("name", HALVES)
+    def test_attention_over_a_source_is_not_left_out_silently(self, name: str) -> None:
+        config = make_half(name).config
+        config.add_cross_attention = True
+        with pytest.raises(ValueError, match="add_cross_attention must not be True"):
+            getattr(package, name)(config)
 
 
 def test_configurations_of_halves() -> None:

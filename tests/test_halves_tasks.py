@@ -8,14 +8,18 @@ from __future__ import annotations
 import copy
 import math
 import random
+import re
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
-from tiny_halves import TRAINABLE, make_half
-from tiny_vanilla import make_sentences
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+from tiny_halves import HALVES, TRAINABLE, main_output, make_half, run
+from tiny_vanilla import assert_close, make_sentences
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForQuestionAnswering,
@@ -34,7 +38,6 @@ from transformers import (
 
 import vanilla_transformer
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.hub_checks import check_model_folder
 from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.tokenizer_training import train_tokenizer
 
@@ -43,7 +46,9 @@ make_pipeline: Any = pipeline
 WORDS = ["red", "green", "blue", "pink", "gold", "grey", "apple", "pear", "kiwi", "plum", "fig", "lime"]
 
 
-def make_trainer(model: Any, folder: Path, examples: Any, collator: Any, **changes: Any) -> Trainer:
+def make_trainer(
+    model: Any, folder: Path, examples: Any, collator: Any, tokenizer: Any = None, **changes: Any
+) -> Trainer:
     settings: dict[str, Any] = {
         "learning_rate": 5e-3,
         "per_device_train_batch_size": 32,
@@ -58,7 +63,14 @@ def make_trainer(model: Any, folder: Path, examples: Any, collator: Any, **chang
         **changes,
     }
     arguments = TrainingArguments(output_dir=str(folder / "training"), **settings)
-    return Trainer(model=model, args=arguments, train_dataset=examples, data_collator=collator)
+    return Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=examples,
+        eval_dataset=examples,
+        data_collator=collator,
+        processing_class=tokenizer,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -206,28 +218,33 @@ def test_question_answering(whole: Path, tokenizer: VanillaTransformerTokenizer,
     assert right > 160
 
 
-def test_text_generation(whole: Path, tokenizer: Any, tmp_path: Path) -> None:
-    """Say three words again, and stop. Prompts begin with `<s>` and must not end with `</s>`, unlike training texts."""
+def test_text_generation(whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Say three words again, and stop. Texts begin with `<s>`; `</s>` ends those for training, but no prompt.
+
+    One tokenizer serves both, so that what the Trainer saves can be used as it is.
+    """
 
     def draw(chooser: random.Random) -> str:
         words = " ".join(chooser.sample(WORDS, 3))
         return f"{words} : {words}"
 
     training, tests = split(draw, 4000)
-    tokenizer.add_bos_token, tokenizer.add_eos_token = True, True
+    tokenizer = AutoTokenizer.from_pretrained(whole, add_bos_token=True, add_eos_token=False)
     model = AutoModelForCausalLM.from_pretrained(whole)
     collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
-    make_trainer(model, tmp_path, [dict(tokenizer(text)) for text in training], collator, max_steps=300).train()
+    examples = [dict(tokenizer(text + tokenizer.eos_token)) for text in training]
+    assert [examples[0]["input_ids"][place] for place in (0, -1)] == [0, 2]
+    trainer = make_trainer(model, tmp_path, examples, collator, tokenizer, max_steps=300)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "saved"))
 
-    tokenizer.add_eos_token = False
-    generate = make_pipeline("text-generation", model=save(model, tokenizer, tmp_path / "saved"))
-    assert generate.tokenizer("red")["input_ids"][0] == 0
-    assert generate.tokenizer("red")["input_ids"][-1] != 2
+    generate = make_pipeline("text-generation", model=str(tmp_path / "saved"))
     prompts = [text.partition(" :")[0] + " :" for text in tests]
     outputs = generate(prompts, batch_size=50, do_sample=False, max_new_tokens=8)
     assert sum(output["generated_text"] == text for [output], text in zip(outputs, tests, strict=True)) > 180
     [new] = generate(prompts[0], do_sample=False, max_new_tokens=8, return_full_text=False)
     assert prompts[0] + new["generated_text"] == outputs[0][0]["generated_text"]
+    assert "eos_token_id" not in caplog.text
     # As its streamers do, tokenizers decode what is new; alone, a space that begins it is between two words.
     assert tokenizer.decode(tokenizer("red blue")["input_ids"], skip_special_tokens=True) == "red blue"
     assert tokenizer.decode(tokenizer("red blue")["input_ids"][2:], skip_special_tokens=True) == " blue"
@@ -329,17 +346,89 @@ def test_a_language_models_loss_in_the_trainer(
     assert trainer.state.log_history[-2]["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-3)
 
 
-# --- publishing --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["VanillaTransformerForSequenceClassification", "VanillaTransformerForCausalLM"])
+def test_the_trainers_checkpoints(name: str, tokenizer: VanillaTransformerTokenizer, tmp_path: Path) -> None:
+    """A training that goes on from a checkpoint ends where one without a stop does, and the best model is put back."""
+    examples = uneven_examples(name)
+
+    def train(checkpoint: str | None = None) -> tuple[Trainer, dict[str, torch.Tensor]]:
+        trainer = make_trainer(
+            make_half(name, vocab_size=len(tokenizer), dropout=0.1),
+            tmp_path,
+            examples,
+            collator_for(name, tokenizer),
+            tokenizer,
+            max_steps=4,
+            warmup_steps=0,
+            greater_is_better=True,  # than a small loss, so that the last model is not the one to put back
+            eval_strategy="steps",
+            save_strategy="steps",
+            eval_steps=1,
+            save_steps=1,
+            load_best_model_at_end=True,
+        )
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return trainer, load_file(tmp_path / "training" / "checkpoint-4" / "model.safetensors")
+
+    trainer, last = train()
+    assert trainer.state.best_model_checkpoint is not None
+    best = HALVES[name].from_pretrained(trainer.state.best_model_checkpoint)
+    assert Path(trainer.state.best_model_checkpoint).name != "checkpoint-4"
+    for key, tensor in cast(Any, trainer.model).state_dict().items():
+        assert torch.equal(tensor, best.state_dict()[key])
+    shutil.rmtree(tmp_path / "training" / "checkpoint-4")
+    _, resumed = train(str(tmp_path / "training" / "checkpoint-2"))
+    torch.testing.assert_close(resumed, last)
 
 
-def test_the_check_before_a_push_is_for_translation_models(
-    whole: Path, tokenizer: VanillaTransformerTokenizer, tmp_path: Path
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_adapters(name: str, tokenizer: VanillaTransformerTokenizer, tmp_path: Path) -> None:
+    """LoRA's adapter learns, is saved with a new head, and gives the same when it is loaded and when it is merged."""
+    kinds = {"SequenceClassification": "SEQ_CLS", "TokenClassification": "TOKEN_CLS", "CausalLM": "CAUSAL_LM"}
+    kind = kinds.get(name.removeprefix("VanillaTransformerFor"), "QUESTION_ANS")
+    make_half(name, vocab_size=len(tokenizer)).save_pretrained(tmp_path / "base")
+    model = get_peft_model(
+        HALVES[name].from_pretrained(tmp_path / "base"), LoraConfig(task_type=kind, target_modules=["q_proj", "v_proj"])
+    )
+    trainer = make_trainer(
+        model, tmp_path, uneven_examples(name), collator_for(name, tokenizer), max_steps=3, warmup_steps=0
+    )
+    trainer.train()
+    ids = torch.tensor(make_sentences([6, 6]))
+    expected = main_output(run(model.eval(), input_ids=ids))
+    base = HALVES[name].from_pretrained(tmp_path / "base")
+    assert (main_output(run(base, input_ids=ids)) - expected).abs().max() > 1e-3
+    model.save_pretrained(str(tmp_path / "adapter"))
+    loaded = PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    torch.testing.assert_close(main_output(run(loaded, input_ids=ids)), expected)
+    merged = loaded.merge_and_unload()
+    assert type(merged).__name__ == name
+    merged.save_pretrained(tmp_path / "merged")
+    again = HALVES[name].from_pretrained(tmp_path / "merged")
+    assert_close(main_output(run(again, input_ids=ids)), expected)
+
+
+@pytest.mark.parametrize("script", ["train", "check_quantization"])
+def test_scripts_for_translation_refuse_halves(
+    script: str,
+    main: Callable[[str], Callable[..., None]],
+    whole: Path,
+    tokenizer: VanillaTransformerTokenizer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It says whose push is for halves, and nothing else that would mislead."""
-    model = AutoModelForCausalLM.from_pretrained(whole)
-    (problem,) = check_model_folder(save(model, tokenizer, tmp_path / "saved"))
-    assert "VanillaTransformerForCausalLM" in problem.message
-    assert "model.push_to_hub" in problem.message
+    """As they refuse any other argument, and before anything is written."""
+    folder = save(AutoModelForCausalLM.from_pretrained(whole), tokenizer, tmp_path / "saved")
+    (tmp_path / "pairs.tsv").write_text("red\trot\n")
+    words = {"train": ("--train_file", tmp_path / "pairs.tsv", "--output_dir", tmp_path / "run", "--use_cpu")}
+    rest = words.get(script, ("--test_file", tmp_path / "pairs.tsv", "--device", "cpu"))
+    with pytest.raises(SystemExit):
+        main(script)("--model_name_or_path", folder, *rest)
+    assert re.search("error: .*VanillaTransformerForCausalLM", capsys.readouterr().err)
+    assert not (tmp_path / "run").exists()
+
+
+# --- publishing --------------------------------------------------------------------------------------------------
 
 
 def test_a_saved_half_brings_its_code(whole: Path, tokenizer: VanillaTransformerTokenizer, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from tiny_vanilla import make_loud_model
 from transformers import (
     AutoConfig,
     AutoModel,
+    AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     pipeline,
@@ -144,6 +145,9 @@ for name, auto_class in halves.items():
     model.save_pretrained(f"{again}/{name}")
 write = pipeline("text-generation", model=f"{root}/VanillaTransformerForCausalLM", trust_remote_code=True)
 report["text"] = write(texts[0], do_sample=False, max_new_tokens=5)
+settings = {"label_smoothing_factor": 0.2, "report_to": "none", "use_cpu": True}
+trainer = transformers.Trainer(write.model, transformers.TrainingArguments(f"{again}-training", **settings))
+report["smoothed"] = trainer.compute_loss(write.model, {**batch, "labels": batch["input_ids"]}).item()
 print(f"\\n{json.dumps(report)}")  # a question may precede it
 """
 )
@@ -330,6 +334,16 @@ class TestHalves:
     def test_a_language_model_writes_the_same(self, halves_report: SimpleNamespace, half_folders: Path) -> None:
         write: Any = pipeline("text-generation", model=str(half_folders / "VanillaTransformerForCausalLM"))
         assert halves_report.text == write(TEXTS[0], do_sample=False, max_new_tokens=5)
+
+    def test_there_too_the_trainer_smooths_a_language_models_shifted_labels(
+        self, halves_report: SimpleNamespace, half_folders: Path
+    ) -> None:
+        ids = AutoTokenizer.from_pretrained(half_folders / "whole")(TEXTS[0], return_tensors="pt")["input_ids"]
+        model = AutoModelForCausalLM.from_pretrained(half_folders / "VanillaTransformerForCausalLM")
+        with torch.no_grad():
+            scores = model(input_ids=ids).logits[0, :-1].log_softmax(dim=-1)
+        expected = -0.8 * scores.gather(1, ids[0, 1:, None])[:, 0] - 0.2 * scores.mean(dim=-1)
+        assert halves_report.smoothed == pytest.approx(float(expected.mean()), rel=1e-4)
 
     def test_what_is_saved_there_is_what_was_saved_here(
         self, halves_report: SimpleNamespace, half_folders: Path

@@ -245,7 +245,7 @@ def test_bos_and_eos_are_switched_on_both_sides(tokenizer: VanillaTransformerTok
         both = found("a man", text_target="ein Mann")
         assert both["input_ids"] == [0, *SOURCE("a man", add_special_tokens=False)["input_ids"]]
         assert both["labels"] == [0, *TARGET("ein Mann", add_special_tokens=False)["input_ids"]]
-    ended = VanillaTransformerTokenizer.from_pretrained(tmp_path, add_bos_token=False)
+    ended = VanillaTransformerTokenizer.from_pretrained(tmp_path, add_bos_token=False, add_eos_token=True)
     assert ended("a man", text_target="ein Mann")["labels"] == TARGET("ein Mann")["input_ids"]
 
 

@@ -202,8 +202,29 @@ def test_bos_and_eos_can_be_switched(tokenizer: VanillaTransformerTokenizer, tmp
     assert (loaded.add_bos_token, loaded.add_eos_token) == (True, False)
     assert loaded("a man")["input_ids"] == [0, *plain]
     assert loaded("a man", return_offsets_mapping=True)["offset_mapping"] == [(0, 0), (0, 1), (2, 5)]
-    loaded = VanillaTransformerTokenizer.from_pretrained(tmp_path, add_bos_token=False)
-    assert loaded("a man")["input_ids"] == [*plain, 2]
+
+
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("ends", [False, True])
+def test_bos_and_eos_can_be_given_one_by_one(begins: bool, ends: bool, tmp_path: Path) -> None:
+    """Of the one that is not given what was saved holds, in a tokenizer that is loaded as in one that is made."""
+    plain = TOKENIZER("a man", add_special_tokens=False)["input_ids"]
+
+    def expect(begins: bool, ends: bool) -> list[int]:
+        return [0] * begins + plain + [2] * ends
+
+    load = VanillaTransformerTokenizer.from_pretrained
+    TOKENIZER.save_pretrained(tmp_path)
+    load(tmp_path, add_bos_token=begins, add_eos_token=ends).save_pretrained(tmp_path)
+    backend = load(tmp_path).backend_tokenizer
+    for flag in (False, True):
+        for make in (
+            lambda **flags: load(tmp_path, **flags),
+            lambda **flags: VanillaTransformerTokenizer(tokenizer_object=copy.deepcopy(backend), **flags),
+        ):
+            assert make(add_bos_token=flag)("a man")["input_ids"] == expect(flag, ends)
+            assert make(add_eos_token=flag)("a man")["input_ids"] == expect(begins, flag)
+    assert VanillaTransformerTokenizer(add_bos_token=True)("")["input_ids"] == [0, 2]  # nothing saved: `</s>`
 
 
 # --- batches ---

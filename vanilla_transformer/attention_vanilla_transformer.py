@@ -39,7 +39,8 @@ def scaled_dot_product_attention(
         query: (B, H, L, d_k).
         key: (B, H, K, d_k).
         value: (B, H, K, d_v).
-        attention_mask: (B or 1, 1, L, K), added to the scores: 0 where allowed, a very large negative number elsewhere.
+        attention_mask: (B or 1, 1, L, K), true where allowed, or added to the scores: 0 where allowed, a very large
+            negative number elsewhere.
         scaling: The factor 1 / sqrt(d_k).
         dropout: Probability of dropping an attention weight.
         **kwargs: What other implementations take.
@@ -48,7 +49,9 @@ def scaled_dot_product_attention(
         The context (B, L, H, d_v) and the attention weights (B, H, L, K).
     """
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
-    if attention_mask is not None:
+    if attention_mask is not None and attention_mask.dtype is torch.bool:
+        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    elif attention_mask is not None:
         scores = scores + attention_mask
     weights = nn.functional.softmax(scores, dim=-1)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)

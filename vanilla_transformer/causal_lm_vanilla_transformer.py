@@ -15,6 +15,8 @@ from transformers.generation.configuration_utils import GenerationConfig
 from transformers.generation.utils import GenerationMixin
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging
 from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -25,6 +27,8 @@ from .linear_vanilla_transformer import project
 from .loss_vanilla_transformer import IGNORED_LABEL, compute_logits_and_loss, should_skip_logits
 from .modeling_vanilla_transformer import TransformerLayer, TransformerStack
 from .positions_vanilla_transformer import count_positions, count_tokens_before
+
+logger = logging.get_logger(__name__)
 
 
 class VanillaTransformerCausalLayer(TransformerLayer):
@@ -143,16 +147,21 @@ class VanillaTransformerDecoderModel(HalfModel):
             inputs_embeds: Embeddings (B, T, D), not yet scaled, instead of `input_ids`.
             use_cache: Whether to return a cache.
             **kwargs: `output_attentions`, `output_hidden_states`, `return_dict`, and what the attention implementation
-                takes; `position_ids` must be `None`, since positions follow from mask and cache.
+                takes; `position_ids` must be `None`, since positions follow from mask and cache, and so must what a
+                decoder with a source is given.
 
         Returns:
             `BaseModelOutputWithPast` with `last_hidden_state` (B, T, D).
 
         Raises:
-            ValueError: If tokens are given twice or not at all, or positions are given.
+            ValueError: If tokens are given twice or not at all, or positions or a source are given.
         """
-        if kwargs.pop("position_ids", None) is not None:
+        given = cast(dict[str, Any], kwargs)
+        if given.pop("position_ids", None) is not None:
             raise ValueError("position_ids cannot be given: positions follow from attention_mask and past_key_values.")
+        source = ("encoder_hidden_states", "encoder_attention_mask")
+        if useless := [name for name in source if given.pop(name, None) is not None]:
+            raise ValueError(f"A decoder alone attends to no source, and has no use for {', '.join(useless)}.")
         return self.decoder(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -166,17 +175,22 @@ class VanillaTransformerDecoderModel(HalfModel):
 class VanillaTransformerForCausalLM(HalfModel, GenerationMixin):
     """A language model: the decoder, and the linear map whose softmax predicts the next token (3.4).
 
-    Texts begin with the token that starts the decoder of a translation model, `<s>`: a tokenizer of this package adds
-    it with `add_bos_token=True`. With `add_eos_token=True` texts for training end with `</s>`, and prompts must not.
+    Texts begin with the token that starts the decoder of a translation model, `<s>`, and end with `</s>`; prompts do
+    not end. A tokenizer of this package that was loaded with `add_bos_token=True, add_eos_token=False` serves both:
+    `tokenizer(prompt)`, and in training `tokenizer(text + tokenizer.eos_token)`.
     """
 
     side = "decoder"
-    _tied_weights_keys = {"lm_head.weight": "model.shared.weight"}
+    _tied_weights_keys = {
+        "lm_head.weight": "model.shared.weight",
+        "model.decoder.embed_tokens.weight": "model.shared.weight",
+    }
     _keys_to_ignore_on_load_unexpected = [r"^(model\.)?encoder\.", r"\.encoder_attn(_layer_norm)?\."]
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config)
         self.is_taken_over = config.is_encoder_decoder
+        self.generation_config.decoder_start_token_id = None  # the library starts a decoder alone with bos_token_id
         self.model = VanillaTransformerDecoderModel(self.config)
         self.lm_head = nn.Linear(self.config.d_model, self.config.vocab_size, bias=self.config.lm_head_bias)
         self.post_init()
@@ -185,10 +199,12 @@ class VanillaTransformerForCausalLM(HalfModel, GenerationMixin):
         """Returns {target: source} of tied weights from the two independent flags of the configuration."""
         if all_submodels:
             return super().get_expanded_tied_weights_keys(all_submodels=True)
-        if not self.config.tie_word_embeddings:
-            return {}
-        one_table = self.config.share_encoder_decoder_embeddings
-        return {"lm_head.weight": "model.shared.weight" if one_table else "model.decoder.embed_tokens.weight"}
+        tied = super().get_expanded_tied_weights_keys()
+        tied.pop("lm_head.weight", None)
+        if self.config.tie_word_embeddings:
+            one_table = self.config.share_encoder_decoder_embeddings
+            tied["lm_head.weight"] = "model.shared.weight" if one_table else "model.decoder.embed_tokens.weight"
+        return tied
 
     def adjust_generation_fn(self, generation_config: GenerationConfig | None, *args: Any, **kwargs: Any) -> None:
         """Loads the settings of `generate`, but not those of a translation model, whose search knows a source."""
@@ -203,6 +219,36 @@ class VanillaTransformerForCausalLM(HalfModel, GenerationMixin):
         """Replaces the output layer."""
         self.lm_head = new_embeddings
 
+    def generate(self, inputs: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Goes on with prompts as every language model of the library does, and warns of prompts that have ended.
+
+        Args:
+            inputs: Prompts (B, T), padded on the left; or give `input_ids`, `inputs_embeds`, or nothing at all.
+            *args: As in the library.
+            **kwargs: As in the library.
+
+        Returns:
+            As in the library: tokens, or an output with `sequences`.
+        """
+        prompts = kwargs.get("input_ids") if inputs is None else inputs
+        if prompts is not None and self._find_ended(prompts):
+            logger.warning_once(
+                f"A prompt ends with eos_token_id={self.config.eos_token_id}, as whole texts do, so that nothing is to "
+                "be expected after it. Load the tokenizer for prompts with add_bos_token=True, add_eos_token=False."
+            )
+        return super().generate(inputs, *args, **kwargs)  # type: ignore[misc]
+
+    def _find_ended(self, prompts: torch.Tensor) -> bool:
+        """Whether some prompt (B, T) has tokens and then `</s>`, which without any may be what begins a text."""
+        ends = self.config.eos_token_id
+        if ends is None or prompts.shape[-1] == 0:
+            return False
+        ends = ends if isinstance(ends, list) else [ends]
+        others = [each for each in (self.config.bos_token_id, self.config.pad_token_id) if each is not None]
+        ended = torch.isin(prompts[:, -1], prompts.new_tensor(ends))
+        has_tokens = torch.isin(prompts[:, :-1], prompts.new_tensor(ends + others), invert=True).any(dim=-1)
+        return bool((ended & has_tokens).any())
+
     @can_return_tuple
     def forward(
         self,
@@ -213,7 +259,7 @@ class VanillaTransformerForCausalLM(HalfModel, GenerationMixin):
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
-        skip_logits: bool | None = None,
+        skip_logits: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> CausalLMOutputWithPast:
         """Predicts the next token at each position.
@@ -226,7 +272,9 @@ class VanillaTransformerForCausalLM(HalfModel, GenerationMixin):
             labels: The tokens again (B, T), not shifted; -100 where the loss shall not count.
             use_cache: Whether to return a cache.
             logits_to_keep: Number of last positions to return logits for, 0 for all; or their indices.
-            skip_logits: Whether to return `logits=None`; by default in training mode with labels.
+            skip_logits: Whether to return `logits=None` with the loss, which takes much less memory. Unlike a
+                translation model this one builds them in training too unless told so, since trainers that are made for
+                language models read them there.
             **kwargs: As for the decoder; `num_items_in_batch`, the number of tokens to divide the loss by; and
                 `shift_labels` (B, T), what shall follow each token, from collators that shift labels themselves.
 
@@ -270,5 +318,9 @@ class VanillaTransformerForCausalLM(HalfModel, GenerationMixin):
             attentions=outputs.attentions,
         )
 
+
+# Where the Trainer looks up whether the labels, which its own label smoothing takes from the model, are to be shifted;
+# what is registered with the Auto class, or found by its auto_map, it does not ask.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[VanillaTransformerConfig.model_type] = VanillaTransformerForCausalLM.__name__
 
 __all__ = ["VanillaTransformerDecoderModel", "VanillaTransformerForCausalLM"]

@@ -6,10 +6,11 @@ those of BART and Marian, so that tools which read those configurations read thi
 
 import copy
 import difflib
+import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .pipeline_vanilla_transformer import TranslationPipeline as TranslationPipeline
 
 logger = logging.get_logger(__name__)
+Class = TypeVar("Class", bound=type)
 
 # Saved with every configuration. To be raised by one with a new field, or a new legal value of a field, without which
 # older code would build another model.
@@ -41,6 +43,9 @@ _LIBRARY_FIELDS = {
     *("tie_last_hidden_states", "tokenizer_class", "torchscript", "transformers.js_config", "transformers_weights"),
     *("use_bfloat16",),
 }
+
+# The library's names of sizes that both stacks have; ours are these ends behind "encoder_" and "decoder_".
+_SIZES_OF_STACKS = {"num_hidden_layers": "layers", "num_attention_heads": "attention_heads"}
 
 POSITION_EMBEDDING_TYPES = ("sinusoidal", "sinusoidal_concatenated", "sinusoidal_tensor2tensor", "learned")
 
@@ -137,6 +142,37 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+def name_both_stacks(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes sizes under the library's names, such as `num_hidden_layers`, as those of both stacks.
+
+    Args:
+        settings (`Mapping[str, Any]`): Fields of a configuration; what names one stack goes first.
+
+    Returns:
+        `dict[str, Any]`: The same under this package's names.
+    """
+    both = {
+        f"{side}_{size}": settings[name]
+        for name, size in _SIZES_OF_STACKS.items()
+        if name in settings
+        for side in ("encoder", "decoder")
+    }
+    return both | {name: value for name, value in settings.items() if name not in _SIZES_OF_STACKS}
+
+
+def _accept_sizes_of_both_stacks(cls: Class) -> Class:
+    """Has a class know `num_hidden_layers` as an argument; once fields have values, which were given is not known."""
+    init = cls.__init__  # type: ignore[misc]
+
+    @functools.wraps(init)
+    def construct(self: Any, **settings: Any) -> None:
+        init(self, **name_both_stacks(settings))
+
+    cls.__init__ = construct  # type: ignore[misc]
+    return cls
+
+
+@_accept_sizes_of_both_stacks
 @strict
 class VanillaTransformerConfig(PreTrainedConfig):
     r"""Configuration of a [`VanillaTransformerForConditionalGeneration`], of its parts, and of its halves alone.
@@ -151,7 +187,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
         encoder_layers, decoder_layers (`int`, defaults to 6):
             Number of layers (the paper's N).
         encoder_attention_heads, decoder_attention_heads (`int`, defaults to 8):
-            Number of attention heads (the paper's h).
+            Number of attention heads (the paper's h). The library's names for these two, `num_hidden_layers` and
+            `num_attention_heads`, set both stacks', and read the encoder's.
         encoder_ffn_dim, decoder_ffn_dim (`int`, defaults to 2048):
             Inner width of the feed-forward networks (the paper's d_ff).
         d_k, d_v (`int`, *optional*):
@@ -273,6 +310,11 @@ class VanillaTransformerConfig(PreTrainedConfig):
             kwargs.pop("custom_pipelines", None)
         super().__post_init__(**kwargs)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _SIZES_OF_STACKS:
+            super().__setattr__(f"decoder_{_SIZES_OF_STACKS[name]}", value)
+        super().__setattr__(name, value)
+
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> "VanillaTransformerConfig":
         """Builds the configuration of a named model of the paper.
@@ -294,7 +336,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
             raise ValueError(
                 f"Not fields of {cls.__name__}: {', '.join(unknown)}. Its fields are: {', '.join(sorted(legal))}."
             )
-        return cls(**{**PRESETS[name], **overrides})
+        return cls(**{**PRESETS[name], **name_both_stacks(overrides)})
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
@@ -318,7 +360,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
             if "/" in str(config_dict.get(name)):
                 logger.warning(f"{name}={config_dict.pop(name)!r} of the file is ignored: give it as an argument.")
         try:
-            return super().from_dict(config_dict, **kwargs)
+            return super().from_dict(config_dict, **name_both_stacks(kwargs))
         except StrictDataclassError as error:
             version = config_dict.get("config_version", CONFIG_VERSION)
             if _is_newer(version):
@@ -418,12 +460,29 @@ class VanillaTransformerConfig(PreTrainedConfig):
             ValueError: If this is such a configuration; the message names the classes that fit.
         """
         if not self.is_encoder_decoder:
-            side = "a decoder" if self.is_decoder else "an encoder"
-            legal = ", ".join(auto_class for auto_class in self._auto_map if auto_class != "AutoConfig")
-            raise ValueError(
-                f"{name} is an encoder and a decoder, but the configuration is of {side} alone "
-                f"(is_encoder_decoder=False): load it with {legal}."
-            )
+            raise ValueError(f"{name} is an encoder and a decoder, but {self._describe_stack()}")
+
+    def require_stack(self, name: str, *, is_decoder: bool) -> None:
+        """Refuses the configuration of the other stack alone for a model of one; the whole's has both.
+
+        Args:
+            name (`str`): The model's class.
+            is_decoder (`bool`): Whether it is a decoder.
+
+        Raises:
+            ValueError: If this is such a configuration; the message names the classes that fit.
+        """
+        if not self.is_encoder_decoder and self.is_decoder != is_decoder:
+            raise ValueError(f"{name} is {'a decoder' if is_decoder else 'an encoder'}, but {self._describe_stack()}")
+
+    def _describe_stack(self) -> str:
+        side = "a decoder" if self.is_decoder else "an encoder"
+        saved = f", saved by {self.architectures[0]}" if self.architectures else ""
+        legal = ", ".join(auto_class for auto_class in self._auto_map if auto_class != "AutoConfig")
+        return (
+            f"the configuration is of {side} alone (is_encoder_decoder=False, is_decoder={self.is_decoder}{saved}): "
+            f"load it with {legal}."
+        )
 
     def validate_sizes(self) -> None:
         """Every size is a positive integer; heads divide the width where no head size is given."""

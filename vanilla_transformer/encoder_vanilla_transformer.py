@@ -22,6 +22,7 @@ from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .half_vanilla_transformer import HalfModel
+from .loss_vanilla_transformer import IGNORED_LABEL
 from .modeling_vanilla_transformer import VanillaTransformerEncoder
 
 
@@ -72,10 +73,23 @@ class VanillaTransformerEncoderModel(HalfModel):
         return self.encoder(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
 
 
+def check_padding_mask(attention_mask: torch.Tensor | None) -> None:
+    """Makes sure that a mask says of each token whether it is padding, for heads that have to know.
+
+    Raises:
+        ValueError: If it is not of two dimensions, but says which tokens attend to which.
+    """
+    if attention_mask is not None and attention_mask.ndim != 2:
+        raise ValueError(
+            f"attention_mask must be (B, S) for this head, 1 at tokens and 0 at padding, not {attention_mask.ndim}-D."
+        )
+
+
 class EncoderWithHead(HalfModel):
     """What the heads below share: the encoder, as `model`."""
 
     side = "encoder"
+    _tied_weights_keys = {"model.encoder.embed_tokens.weight": "model.shared.weight"}
     _keys_to_ignore_on_load_unexpected = VanillaTransformerEncoderModel._keys_to_ignore_on_load_unexpected
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
@@ -119,8 +133,9 @@ class VanillaTransformerForSequenceClassification(EncoderWithHead):
             `SequenceClassifierOutput` with `logits` (B, N), and with labels `loss`, the mean over the batch.
 
         Raises:
-            ValueError: If tokens are given twice or not at all.
+            ValueError: If tokens are given twice or not at all, or the mask is of another shape.
         """
+        check_padding_mask(attention_mask)
         outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
         states = outputs.last_hidden_state
         if attention_mask is None:
@@ -184,6 +199,21 @@ class VanillaTransformerForTokenClassification(EncoderWithHead):
         return outputs
 
 
+def _ignore_padding(positions: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+    """Replaces positions, (B,) or (B, 1), that are padding (B, S) or in no text by the label that does not count."""
+    positions = positions.reshape(-1, 1).to(padding.device)
+    length = padding.shape[1]
+    is_outside = (positions < 0) | (positions >= length)
+    is_outside |= padding.gather(1, positions.clamp(0, length - 1))
+    return positions.masked_fill(is_outside, IGNORED_LABEL).squeeze(1)
+
+
+def _mean_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The mean of -log p(label) over a batch, from scores (B, S); unlike torch's it is 0 if no label counts."""
+    total = nn.functional.cross_entropy(logits.float(), labels, ignore_index=IGNORED_LABEL, reduction="sum")
+    return total / (labels != IGNORED_LABEL).sum().clamp(min=1)
+
+
 class VanillaTransformerForQuestionAnswering(EncoderWithHead):
     """A linear map of each token's state to how well an answer starts and ends there: twice (B, S) logits."""
 
@@ -210,17 +240,18 @@ class VanillaTransformerForQuestionAnswering(EncoderWithHead):
             input_ids: Tokens (B, S) of a question and a text.
             attention_mask: (B, S), 1 at tokens and 0 at padding, on either side; `None`: nothing is padding.
             inputs_embeds: Embeddings (B, S, D), not yet scaled, instead of `input_ids`.
-            start_positions: (B,): indices of the answers' first tokens; those outside of the text do not count.
+            start_positions: (B,): indices of the answers' first tokens; those at padding or outside do not count.
             end_positions: (B,): those of their last tokens.
             **kwargs: As for the encoder.
 
         Returns:
             `QuestionAnsweringModelOutput` with `start_logits` and `end_logits` (B, S), which are the least of all
-            numbers at padding, and with positions `loss`, the mean over the batch and both ends.
+            numbers at padding, and with positions `loss`, the mean over the batch and both ends, 0 if none count.
 
         Raises:
-            ValueError: If tokens are given twice or not at all.
+            ValueError: If tokens are given twice or not at all, or the mask is of another shape.
         """
+        check_padding_mask(attention_mask)
         outputs: Any = GenericForQuestionAnswering.forward(
             self,
             input_ids=input_ids,
@@ -229,12 +260,14 @@ class VanillaTransformerForQuestionAnswering(EncoderWithHead):
             **{**kwargs, "return_dict": True},
         )
         logits = [outputs.start_logits, outputs.end_logits]
+        padding = torch.zeros_like(logits[0], dtype=torch.bool)
         if attention_mask is not None:
-            padding, least = attention_mask.to(logits[0].device) == 0, torch.finfo(logits[0].dtype).min
-            logits = [each.masked_fill(padding, least) for each in logits]
+            padding = attention_mask.to(padding.device) == 0
+            logits = [each.masked_fill(padding, torch.finfo(each.dtype).min) for each in logits]
         loss = None
         if start_positions is not None and end_positions is not None:
-            loss = self.loss_function(*logits, start_positions, end_positions)
+            starts, ends = (_ignore_padding(each, padding) for each in (start_positions, end_positions))
+            loss = (_mean_loss(logits[0], starts) + _mean_loss(logits[1], ends)) / 2
         return QuestionAnsweringModelOutput(
             loss=loss,
             start_logits=logits[0],

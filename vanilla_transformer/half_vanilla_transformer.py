@@ -16,11 +16,15 @@ def as_single_stack(config: VanillaTransformerConfig, side: Side) -> VanillaTran
     """Returns the configuration of one stack alone: a copy of the whole's, or what is given if that is one already.
 
     Such a configuration has one vocabulary and says `is_encoder_decoder=False`. Both sides' sizes in it are those of
-    the stack, since the library knows one name for either (`num_hidden_layers`) and asks for it to build a cache.
+    the stack, since the library knows one name for either (`num_hidden_layers`) and asks for it to build a cache. The
+    texts of a decoder alone begin with what the whole's decoder starts with, for which the library's name is then
+    `bos_token_id`.
     """
     fields: dict[str, Any] = {"is_encoder_decoder": False, "is_decoder": side == "decoder", "decoder_vocab_size": None}
     if config.is_encoder_decoder and side == "decoder":
         fields["vocab_size"] = config.target_vocab_size
+        if config.decoder_start_token_id is not None:
+            fields["bos_token_id"] = config.decoder_start_token_id
     for size in ("layers", "attention_heads", "ffn_dim"):
         fields |= {f"{each}_{size}": getattr(config, f"{side}_{size}") for each in ("encoder", "decoder")}
     if all(getattr(config, name) == value for name, value in fields.items()):
@@ -44,6 +48,12 @@ class HalfModel(VanillaTransformerPreTrainedModel):
     side: Side
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
+        config.require_stack(type(self).__name__, is_decoder=self.side == "decoder")
+        if getattr(config, "add_cross_attention", False):
+            raise ValueError(
+                f"{type(self).__name__} attends to no source, so add_cross_attention must not be True: "
+                "VanillaTransformerForConditionalGeneration is a decoder that does, with its encoder."
+            )
         super().__init__(as_single_stack(config, self.side))
 
     @property

@@ -26,6 +26,8 @@ from transformers.utils.hub import cached_file, has_file
 
 # The longest header that the format allows.
 _MAX_HEADER_BYTES = 100_000_000
+# The part of a decoder that one without a source lacks, with its norms.
+_SOURCE_ATTENTION = re.compile(r"\.encoder_attn(?:_layer_norm)?\.")
 _LAYER = re.compile(r"(?<=\.layers\.)\d+(?=\.)|(?<=^layers\.)\d+(?=\.)")
 # Which field of the configuration each dimension of a parameter shows.
 _SIZES: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -54,8 +56,9 @@ class SafeLoadingMixin(PreTrainedModel):
     ) -> Self:
         """Loads a model as the library does, but no pickle unless it is asked for.
 
-        A part of the model (encoder, decoder, output layer, a head of your own) that is wholly absent from the file of
-        another class is new, as in fine-tuning: the library initialises it and says so. A part that the file holds
+        A part of the model (encoder, decoder, the decoder's attention over the source, output layer, a head of your
+        own) that is wholly absent from the file of another class is new, as in fine-tuning: the library initialises it
+        and says so. A part that the file holds
         otherwise than the configuration has it, or a file of this class that lacks anything, is an error, unless
         `ignore_mismatched_sizes=True` is given.
 
@@ -283,7 +286,10 @@ def _names_disagree(model: Any, expected: set[str], missing: set[str], unexpecte
 
     def parts(names: Iterable[str]) -> set[str]:
         prefix = f"{model.base_model_prefix}."
-        return {name.removeprefix(prefix).partition(".")[0] for name in names}
+        return {
+            "encoder_attn" if _SOURCE_ATTENTION.search(name) else name.removeprefix(prefix).partition(".")[0]
+            for name in names
+        }
 
     loaded = expected - missing
     if not loaded and unexpected:

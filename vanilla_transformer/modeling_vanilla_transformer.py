@@ -437,6 +437,11 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         Raises:
             ValueError: If a side's tokens are given twice or not at all.
         """
+        if decoder_input_ids is None and decoder_inputs_embeds is None:
+            raise ValueError(
+                "Give exactly one of decoder_input_ids and decoder_inputs_embeds. For states of the source alone, as "
+                "pipeline('feature-extraction') needs, give model=AutoModelForTextEncoding.from_pretrained(...)."
+            )
         if encoder_outputs is None:
             encoded: BaseModelOutput = self.encoder(
                 input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs

@@ -16,7 +16,6 @@ from transformers import (
     PreTrainedModel,
     pipelines,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.pipelines.base import PipelineRegistry
 
 from .causal_lm_vanilla_transformer import VanillaTransformerDecoderModel, VanillaTransformerForCausalLM
@@ -90,9 +89,6 @@ def register_auto_classes() -> None:
         for model_class in model_classes:
             if model_class._auto_class is None:  # the first name counts, AutoModel for the encoder
                 model_class.register_for_auto_class(auto_class.__name__)
-    # Where the Trainer looks up whether the labels, which its own label smoothing takes from the model, are to be
-    # shifted; the Auto class's other table, of registered classes, it does not ask.
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[VanillaTransformerConfig.model_type] = VanillaTransformerForCausalLM.__name__
 
 
 class _LanguagePairDefaults(dict[tuple[str, str], dict[str, tuple[str, str]]]):

@@ -112,7 +112,8 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         separate_vocabs: Set in what a tokenizer with two vocabularies saves, so that it is not loaded without its
             second file, nor one vocabulary with a file that another tokenizer left there.
         kwargs: Whatever `PreTrainedTokenizerFast` takes, such as `model_max_length`, `padding_side`, `add_bos_token`,
-            `add_eos_token` and `split_special_tokens`.
+            `add_eos_token` and `split_special_tokens`. Whether `<s>` begins and `</s>` ends a text is saved; either can
+            be given anew without the other.
 
     Raises:
         ValueError: If `vocab` comes without `merges` or the other way round, or lacks a byte, if `separate_vocabs`
@@ -170,8 +171,12 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
             target = VanillaTransformerTokenizer(
                 tokenizer_object=target_tokenizer_object, **special_tokens, **target_kwargs
             )
-        if tokenizer_object.post_processor is None or {"add_bos_token", "add_eos_token"} & kwargs.keys():
+        if tokenizer_object.post_processor is None:
             kwargs = {"add_bos_token": False, "add_eos_token": True} | kwargs
+        elif {"add_bos_token", "add_eos_token"} & kwargs.keys():
+            # Of the one that is not given the saved post-processor knows.
+            tokens = tokenizer_object.encode("").tokens
+            kwargs = {"add_bos_token": str(bos_token) in tokens, "add_eos_token": str(eos_token) in tokens} | kwargs
         super().__init__(tokenizer_object=tokenizer_object, **special_tokens, **kwargs)
         # The saved post-processor knows which tokens are added; the library forgets it when it loads a tokenizer.
         added = self.backend_tokenizer.encode("").ids
