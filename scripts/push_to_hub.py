@@ -5,8 +5,9 @@
     python scripts/push_to_hub.py --model_name_or_path out/my-model --repo_id they/their-model --create_pr
 
 First it makes sure that the model works for others: weights, tokenizer, configurations and card are whole and agree,
-and the model translates here and in a process without this package, which runs the code in the folder. Pickles and what
-looks like a secret are refused. Then it shows what it will push, pushes it, and prints the address.
+and the model does its task here and in a process without this package, which runs the code in the folder: it
+translates, or as an encoder or decoder alone it classifies, answers, writes or encodes. Pickles and what looks like a
+secret are refused. Then it shows what it will push, pushes it, and prints the address.
 
 What users wrote into the model card, here and on the Hub, stays. The card that was pushed is in the folder afterwards.
 Log in with `hf auth login`, or set the variable HF_TOKEN.
@@ -44,6 +45,9 @@ class PushArguments:
         },
     )
     tags: list[str] | None = field(default=None, metadata={"help": "For the card: more tags."})
+    base_model: str | None = field(
+        default=None, metadata={"help": "For the card: the model on the Hub whose training was continued."}
+    )
     include: list[str] = field(
         default_factory=list,
         metadata={"help": "Files or sub-folders, or patterns of them, to push although they are left out otherwise."},
@@ -80,6 +84,7 @@ class PushArguments:
             datasets=self.datasets,
             language=self.language,
             tags=self.tags,
+            base_model=self.base_model,
         )
 
 

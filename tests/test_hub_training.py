@@ -201,7 +201,8 @@ class TestTranslationTrainer:
             hub.repo(repo_id).commit("refs/heads/trial", "alice", "in the browser", "", files, ["README.md"])
 
         def train_again() -> ModelCard:
-            run("train", {**options, "max_steps": 2, "push": {"commit_message": "again", "license": "mit"}})
+            told = {"commit_message": "again", "license": "mit", "finetuned_from": "alice/first"}
+            run("train", {**options, "max_steps": 2, "push": told})
             return ModelCard(hub.read(repo_id, "README.md", "trial").decode())
 
         run("train", options)
@@ -210,7 +211,7 @@ class TestTranslationTrainer:
         edit_on_the_hub(b"\nTrained by Alice.\n")
         card = train_again()
         assert "Trained by Alice." in card.text
-        assert card.data.to_dict()["license"] == "mit"
+        assert {"license": "mit", "base_model": "alice/first"}.items() <= card.data.to_dict().items()
 
         edit_on_the_hub(b"\nTrained on the Hub.\n")
         with (folder / "README.md").open("a") as local:

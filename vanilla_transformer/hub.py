@@ -180,7 +180,8 @@ def plan_push(
             `check_model_folder`.
         card: Whose README.md counts where the folder's and the Hub's were edited at the same place in different ways.
             Default: it is a problem.
-        **metadata: What the card shall say of `license`, `datasets`, `language`, `tags` and `model_name`.
+        **metadata: What the card shall say of `license`, `datasets`, `language`, `tags`, `model_name` and
+            `base_model`.
 
     Returns:
         The plan, with all problems of the folder.
@@ -460,11 +461,11 @@ def _notes(found: Inspection, config: Mapping[str, Any] | None, card: PushedCard
         yield "No license is given, so that others may not use the model: --license apache-2.0, say, gives one."
     if found.replaced:
         yield f"From the installed package, not from the folder: {', '.join(sorted(found.replaced))}."
-    if found.translations and not found.problems:
+    if found.outcomes and not found.problems:
         where = "here and without this package" if found.is_self_contained else "here"
-        texts = [repr(_shorten(text)) for text in (found.probes[0], found.translations[0])]
-        does = get_task_words(found.task).does
-        yield f"It {does} {texts[0]} {'with' if does == 'answers' else 'as'} {texts[1]}, {where}."
+        texts = [repr(_shorten(text)) for text in (found.probes[0], found.outcomes[0])]
+        words = get_task_words(found.task)
+        yield f"It {words.does} {texts[0]} {words.joint} {texts[1]}, {where}."
 
 
 def _shorten(text: str) -> str:

@@ -4,6 +4,7 @@ All checks look at a copy of what is to be pushed, not at the folder, so that no
 """
 
 import ast
+import math
 import os
 import shutil
 import subprocess
@@ -20,12 +21,13 @@ import torch
 import transformers
 from huggingface_hub import ModelCard
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, pipeline
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
 from .checkpoints import list_weights_problems
 from .configuration_vanilla_transformer import AUTO_MAP, VanillaTransformerConfig
+from .halves import Half, find_half
 from .hub_files import (
     CARD_NAME,
     PACKAGE_FOLDER,
@@ -41,6 +43,7 @@ from .hub_files import (
     read_text,
     select_files,
 )
+from .hub_trial import Outcome, make_user, use
 from .loading_vanilla_transformer import find_damage, suggest_fields
 from .model_card_words import get_task_words
 from .tasks import TRANSLATION, Task, find_task
@@ -64,8 +67,8 @@ class Inspection:
         replaced: The files with code that are taken from the installed package.
         changes: The files whose content will be another one.
         probes: What the model was tried with.
-        translations: What the model makes of it.
-        task: What the model is for.
+        outcomes: What the model makes of it, in words.
+        task: What the model is for, or which half it is.
         is_self_contained: Whether it brings its own code, with which it was tried in a process without this package.
     """
 
@@ -74,8 +77,8 @@ class Inspection:
     replaced: dict[str, Path] = field(default_factory=dict)
     changes: Mapping[str, bytes] = field(default_factory=dict)
     probes: Sequence[str] = PROBES
-    translations: list[str] = field(default_factory=list)
-    task: Task = TRANSLATION
+    outcomes: list[str] = field(default_factory=list)
+    task: Task | Half = TRANSLATION
     is_self_contained: bool = False
 
     @property
@@ -91,8 +94,8 @@ def check_model_folder(
 
     The weights must be whole and fit the configuration, tied ones stored once; tokenizer, configuration and
     generation config must agree; the model card must be valid. The code in the folder must be the installed package's,
-    and must translate in a process without the package what the package translates here, to the same words. Pickles
-    and what looks like a secret are refused.
+    and in a process without the package the model must do its task, translating say or, as a half of one, classifying,
+    with the same outcome as here. Pickles and what looks like a secret are refused.
 
     Args:
         folder: A folder that `save_pretrained` or the Trainer wrote. It is not changed.
@@ -131,18 +134,12 @@ def inspect_model_folder(
             " (merge_and_unload), save the model and push that."
         )
         return Inspection(selection, [Problem("files", message)])
-    settings = read_json(folder / "config.json")
-    if settings.get("model_type") == VanillaTransformerConfig.model_type and not settings.get(
-        "is_encoder_decoder", True
-    ):
-        names = ", ".join(settings.get("architectures") or ["model of one stack"])
-        message = (
-            f"the folder holds a {names}, which translates nothing, and this check and the card are for models that do."
-            " Push it with the library's own model.push_to_hub and tokenizer.push_to_hub, which bring the code too."
-        )
-        return Inspection(selection, [Problem("files", message)])
     problems = [*find_refused_files(folder, selection), *_check_card(card)]
-    found = Inspection(selection, problems, changes=changes or {}, probes=_choose_probes(folder))
+    found = Inspection(selection, problems, changes=changes or {})
+    if (half := find_half(read_json(folder / "config.json"))) is None:
+        found.probes = _choose_probes(folder)
+    else:
+        found.task = half
     found.problems += _compare_code(folder, found, code)
     with _staged(found.files) as stage, _quiet():
         parts = list(_check_parts(stage, found))
@@ -200,27 +197,32 @@ def _quiet() -> Iterator[None]:
 def _check_parts(stage: Path, found: Inspection) -> Iterator[Problem]:
     """Each part by itself first, then whether they agree, then whether they work."""
     problems: list[Problem] = []
+    half = found.task if isinstance(found.task, Half) else None
     config = _attempt("config", problems, lambda: _load_config(stage, problems))
-    generation = _attempt("generation_config", problems, lambda: _load_generation_config(stage))
+    generation = None
+    if half is None or half.writes:
+        generation = _attempt("generation_config", problems, lambda: _load_generation_config(stage))
     if generation is None:
         (stage / "generation_config.json").unlink(missing_ok=True)  # the model shall load all the same
     problems += _check_weight_files(stage)
     model = None
     if config is not None and not any(problem.check == "weights" for problem in problems):
-        model = _attempt("weights", problems, lambda: _load_model(stage, problems))
+        model = _attempt("weights", problems, lambda: _load_model(stage, half, problems))
     tokenizer = None
     if config is not None:
         tokenizer = _attempt("tokenizer", problems, lambda: _load_tokenizer(stage))
-        problems += _check_ids(config, generation, tokenizer)
+        problems += _check_ids(config, generation, tokenizer, half)
         # Unless the weights have already said that config.json is wrong.
         if tokenizer is not None and not any("vocab_size=" in problem.message for problem in problems):
-            problems += _check_vocabulary(config, tokenizer)
-        problems += _check_code(stage, config)
+            problems += _check_vocabulary(config, tokenizer, half)
+        if half is not None and tokenizer is not None:
+            problems += _check_texts(tokenizer, half)
+        problems += _check_code(stage, config, half)
     if model is not None:
         problems += _check_ties(stage, model)
     yield from problems
     if not problems:
-        yield from _check_translation(stage, model, tokenizer, found)
+        yield from _check_use(stage, model, tokenizer, found)
 
 
 def _attempt(check: str, problems: list[Problem], load: Any) -> Any:
@@ -296,8 +298,9 @@ def _stored_names(path: Path) -> set[str]:
         return set()
 
 
-def _load_model(stage: Path, problems: list[Problem]) -> PreTrainedModel | None:
-    model, report = AutoModelForSeq2SeqLM.from_pretrained(
+def _load_model(stage: Path, half: Half | None, problems: list[Problem]) -> PreTrainedModel | None:
+    auto_class: Any = getattr(transformers, "AutoModelForSeq2SeqLM" if half is None else half.auto_class)
+    model, report = auto_class.from_pretrained(
         stage,
         local_files_only=True,
         trust_remote_code=False,
@@ -305,17 +308,21 @@ def _load_model(stage: Path, problems: list[Problem]) -> PreTrainedModel | None:
         output_loading_info=True,
         ignore_mismatched_sizes=True,
     )
+    unexpected = set(report["unexpected_keys"])
+    if half is not None and not report["missing_keys"]:
+        # A half passes over what the whole has besides, but weights of its own folder are its own.
+        unexpected |= set().union(*map(_stored_names, stage.glob("*.safetensors"))) - model.state_dict().keys()
     mismatched = [f"{name} {list(one)} instead of {list(other)}" for name, one, other in report["mismatched_keys"]]
     kinds = {
         "these weights that the model has are missing": sorted(report["missing_keys"]),
-        "these weights belong to no part of the model": sorted(report["unexpected_keys"]),
+        "these weights belong to no part of the model": sorted(unexpected),
         "these weights have other shapes than the configuration says": sorted(mismatched),
         "these weights are not all finite numbers": [
             name for name, weight in model.state_dict().items() if not torch.isfinite(weight).all()
         ],
     }
     bad = [f"{kind}: {_join(names)}." for kind, names in kinds.items() if names]
-    fits = suggest_fields(model.config, report["mismatched_keys"], report["missing_keys"], report["unexpected_keys"])
+    fits = suggest_fields(model.config, report["mismatched_keys"], report["missing_keys"], unexpected)
     if fits:
         bad = [f"they fit {', '.join(fits)} in config.json. As it is, {' And '.join(bad)}"]
     problems += [Problem("weights", message) for message in bad]
@@ -333,7 +340,9 @@ def _check_ties(stage: Path, model: PreTrainedModel) -> Iterator[Problem]:
             yield Problem("weights", f"{_join(twice)} are one weight, stored {len(twice)} times: save it again.")
 
 
-def _check_ids(config: Any, generation: GenerationConfig | None, tokenizer: Any) -> Iterator[Problem]:
+def _check_ids(
+    config: Any, generation: GenerationConfig | None, tokenizer: Any, half: Half | None
+) -> Iterator[Problem]:
     """Special tokens have one id each, whoever is asked."""
     for name in ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"):
         sources = {"config.json": config, "generation_config.json": generation, "the tokenizer": tokenizer}
@@ -344,17 +353,17 @@ def _check_ids(config: Any, generation: GenerationConfig | None, tokenizer: Any)
         if sets and not set.intersection(*sets):
             listed = ", ".join(f"{value} in {source}" for source, value in ids.items())
             yield Problem("tokenizer", f"{name} is {listed}.")
-    if all(getattr(item, "decoder_start_token_id", None) is None for item in (config, generation)):
+    if half is None and all(getattr(item, "decoder_start_token_id", None) is None for item in (config, generation)):
         yield Problem("generation_config", "decoder_start_token_id is given nowhere, so nothing can be generated.")
 
 
-def _check_vocabulary(config: Any, tokenizer: Any) -> Iterator[Problem]:
+def _check_vocabulary(config: Any, tokenizer: Any, half: Half | None) -> Iterator[Problem]:
     source = getattr(config, "vocab_size", None)
     target = getattr(config, "decoder_vocab_size", None) or source
     sides = {"source": (len(tokenizer), source, "vocab_size")}
     source_vocabulary, target_vocabulary = get_vocabularies(tokenizer)
     has_two = target_vocabulary is not source_vocabulary
-    if has_two or target != source:
+    if half is None and (has_two or target != source):
         tokens = len(target_vocabulary) if has_two else len(tokenizer)
         sides["target"] = (tokens, target, "decoder_vocab_size")
     for side, (tokens, rows, name) in sides.items():
@@ -364,6 +373,23 @@ def _check_vocabulary(config: Any, tokenizer: Any) -> Iterator[Problem]:
                 f"the tokenizer has {tokens} {side} tokens, but config.json says {name}={rows}: the model "
                 "was trained with another tokenizer, or was not resized to this one.",
             )
+
+
+def _check_texts(tokenizer: Any, half: Half) -> Iterator[Problem]:
+    """What a decoder alone reads is in the target's vocabulary, and a prompt has not ended."""
+    source_vocabulary, target_vocabulary = get_vocabularies(tokenizer)
+    if half.side == "decoder" and target_vocabulary is not source_vocabulary:
+        yield Problem(
+            "tokenizer",
+            "it has two vocabularies and reads texts in the source's, but a decoder alone knows the target's: save "
+            "tokenizer.target_tokenizer into the folder.",
+        )
+    elif half.writes and tokenizer(PROBES[0])["input_ids"][-1] == tokenizer.eos_token_id:
+        yield Problem(
+            "tokenizer",
+            f"it ends prompts with {tokenizer.eos_token}, after which a language model has nothing to say: save it "
+            "with add_bos_token=True, add_eos_token=False.",
+        )
 
 
 def _check_card(text: str | None) -> Iterator[Problem]:
@@ -405,11 +431,13 @@ def _compare_code(folder: Path, found: Inspection, code: CodeChoice | None) -> I
         )
 
 
-def _check_code(stage: Path, config: Any) -> Iterator[Problem]:
+def _check_code(stage: Path, config: Any, half: Half | None) -> Iterator[Problem]:
     """The configurations name code, and the code is there and can be parsed."""
     if config.model_type == VanillaTransformerConfig.model_type:
-        needed = [("config.json", "auto_map", name) for name in AUTO_MAP]
-        needed.append(("config.json", "custom_pipelines", find_task(config).pipeline))
+        names = AUTO_MAP if half is None else ("AutoConfig", half.auto_class)
+        needed = [("config.json", "auto_map", name) for name in names]
+        if half is None:
+            needed.append(("config.json", "custom_pipelines", find_task(config).pipeline))
         tokenizer_class = str(read_json(stage / "tokenizer_config.json").get("tokenizer_class"))
         has_settings = (stage / "tokenizer_config.json").is_file()  # or else that is said already
         if has_settings and not hasattr(transformers, tokenizer_class):  # else it is the library's own, Marian's say
@@ -435,29 +463,28 @@ def _check_code(stage: Path, config: Any) -> Iterator[Problem]:
             yield Problem("code", f"{path.name} is not Python: {error}")
 
 
-def _check_translation(stage: Path, model: Any, tokenizer: Any, found: Inspection) -> Iterator[Problem]:
-    """A text comes out here, and the same one where this package is not installed."""
-    task = found.task = find_task(model.config)
+def _check_use(stage: Path, model: Any, tokenizer: Any, found: Inspection) -> Iterator[Problem]:
+    """The model does its task here, and with the same outcome where this package is not installed."""
+    if not isinstance(found.task, Half):
+        found.task = find_task(model.config)
+    task, words = found.task.pipeline, get_task_words(found.task)
     try:
-        # Any, since the library types the names of its own tasks only.
-        make_pipeline: Any = pipeline
-        pipe = make_pipeline(task.pipeline, model=model, tokenizer=tokenizer, device="cpu")
-        found.translations = [output[f"{pipe.return_name}_text"] for output in pipe(list(found.probes))]
+        outcomes = use(task, make_user(task, model, tokenizer), found.probes)
     except Exception as error:  # whatever the model's parts do not agree on
-        doing = get_task_words(task).doing
-        yield Problem("translation", f"{doing} {found.probes[0]!r} fails: {join_lines(error)}")
+        yield Problem("use", f"{words.doing} {found.probes[0]!r} fails: {join_lines(error)}")
         return
-    if not any(text.strip() for text in found.translations):
+    found.outcomes = [text for text, _ in outcomes]
+    if not isinstance(found.task, Half) and not any(text.strip() for text in found.outcomes):
         texts = _join([repr(text) for text in found.probes])
-        yield Problem("translation", f"the translations of {texts} are all empty.")
+        yield Problem("use", f"{words.doing} {texts} gives nothing but empty texts.")
     found.is_self_contained = bool(find_code_files(stage))
     # No code is run that comes with something suspicious, or that nobody has decided about.
     if found.is_self_contained and not found.problems:
-        yield from _try_without_the_package(stage, task, found.probes, found.translations)
+        yield from _try_without_the_package(stage, task, found.probes, outcomes)
 
 
 def _try_without_the_package(
-    stage: Path, task: Task, probes: Sequence[str], expected: Sequence[str]
+    stage: Path, task: str, probes: Sequence[str], expected: Sequence[Outcome]
 ) -> Iterator[Problem]:
     where = "in a process without this package"
     report = stage.parent / "report.json"
@@ -469,7 +496,7 @@ def _try_without_the_package(
         "TRANSFORMERS_VERBOSITY": "error",
     }
     program = str(PACKAGE_FOLDER / "hub_trial.py")
-    command = [sys.executable, "-P", program, task.pipeline, str(stage), str(report), *probes]
+    command = [sys.executable, "-P", program, task, str(stage), str(report), *probes]
     try:
         ended = subprocess.run(
             command,
@@ -481,12 +508,12 @@ def _try_without_the_package(
             timeout=_TIMEOUT,
         )
     except subprocess.TimeoutExpired:
-        yield Problem("code", f"{where} no translation came out in {_TIMEOUT} seconds.")
+        yield Problem("code", f"{where} nothing came out in {_TIMEOUT} seconds.")
         return
     result = read_json(report)
     if ended.returncode or not result:
         lines = ended.stderr.decode(errors="replace").strip().splitlines()
-        yield Problem("code", f"{where} loading the model or translating fails: {lines[-1] if lines else 'no message'}")
+        yield Problem("code", f"{where} loading or using the model fails: {lines[-1] if lines else 'no message'}")
         return
     known = ("transformers_modules.", "transformers.")
     strangers = [name for name, module in result["modules"].items() if not module.startswith(known)]
@@ -494,9 +521,26 @@ def _try_without_the_package(
         yield Problem(
             "code", f"{where} {_join(sorted(strangers))} came neither from the folder's code nor from transformers."
         )
-    for probe, here, there in zip(probes, expected, result["translations"], strict=True):
+    yield from _compare_outcomes(where, probes, expected, result["outcomes"])
+
+
+def _compare_outcomes(
+    where: str, probes: Sequence[str], expected: Sequence[Outcome], found: Sequence[Outcome]
+) -> Iterator[Problem]:
+    for probe, (here, numbers), (there, others) in zip(probes, expected, found, strict=True):
         if here != there:
             yield Problem("code", f"{probe!r} becomes {here!r} here, but {there!r} {where}.")
+        elif differing := [pair for pair in zip(numbers, others, strict=True) if not _are_close(*pair)]:
+            one, other = differing[0]
+            yield Problem(
+                "code",
+                f"for {probe!r} {len(differing)} of {len(numbers)} numbers are others {where}: {other:.6g}, say, "
+                f"instead of {one:.6g}.",
+            )
+
+
+def _are_close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-4)
 
 
 def _join(names: Sequence[str], most: int = 8) -> str:

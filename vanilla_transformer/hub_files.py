@@ -88,7 +88,7 @@ class Problem:
 
     Args:
         check: What found it: `files`, `config`, `weights`, `generation_config`, `tokenizer`, `card`, `code` or
-            `translation`.
+            `use`.
         message: What is wrong, where, and what to do about it.
     """
 

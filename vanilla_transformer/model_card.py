@@ -17,14 +17,19 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from jinja2 import Environment, FunctionLoader
 
 from .checkpoints import replacing_files
 from .model_card_facts import ModelFolder, identify_result
+from .model_card_halves import read_model_folder
 from .model_card_words import escape
 
 CARD_FILE = "README.md"
-TEMPLATE_FILE = "model_card.md"
 
+# The one of a half is the whole's, with other words in its blocks.
+_TEMPLATES = Environment(
+    loader=FunctionLoader(lambda name: resources.files(__package__).joinpath(name).read_text(encoding="utf-8"))
+)
 # Metadata that several may add to.
 _ADDED = ("datasets", "tags")
 _SECTION = re.compile(
@@ -44,6 +49,7 @@ class CardMetadata(TypedDict, total=False):
     tags: str | list[str] | None
     language: str | list[str] | None
     model_name: str | None
+    base_model: str | None
 
 
 def build_model_card(
@@ -55,10 +61,13 @@ def build_model_card(
     tags: str | list[str] | None = None,
     language: str | list[str] | None = None,
     model_name: str | None = None,
+    base_model: str | None = None,
     revision: str | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> ModelCard:
     """Makes the card of a model from the files in its folder, which must be one that `save_pretrained` wrote.
+
+    The configuration tells what the model is for; a half is called one, and used by its own Auto class and task.
 
     What `scripts/train.py` leaves there tells of the training, and sub-folders that `scripts/evaluate_translation.py
     --output_dir` made bring scores and examples. Scores that belong to other weights, as of a checkpoint, are left out.
@@ -72,6 +81,7 @@ def build_model_card(
         tags: More tags.
         language: Codes of its languages, in place of those in the configuration.
         model_name: Title; by default the last part of `repo_id`, or else the folder's name.
+        base_model: The model on the Hub whose training was continued, where the folder's records do not name it.
         revision: The branch that holds the model, if the main one does not; the examples of use name it.
         config: The configuration, if it will not be what config.json holds now.
 
@@ -82,7 +92,7 @@ def build_model_card(
         FileNotFoundError: If the folder has no config.json.
         ValueError: If a file is damaged; the message names it.
     """
-    found = ModelFolder(Path(folder), repo_id, revision=revision, config=config)
+    found = read_model_folder(Path(folder), repo_id, revision=revision, config=config, base_model=base_model)
     name = model_name or (repo_id or found.name).rpartition("/")[-1]
     given = {
         "license": license,
@@ -90,6 +100,8 @@ def build_model_card(
         "tags": tags,
         "language": language,
         "model_name": model_name,
+        "base_model": base_model,
+        "base_model_relation": None if base_model is None else "finetune",
     }
     metadata = found.metadata(name)
     for key, value in given.items():
@@ -97,22 +109,24 @@ def build_model_card(
             metadata[key] = _add(metadata.get(key), value) if key in _ADDED else value
     if not metadata["eval_results"]:
         metadata["model_name"] = None  # a part of the model-index
-    sections: list[str] = []
-
-    def section(section_name: str, caller: Callable[[], str]) -> str:
-        sections.append(section_name)
-        return _enclose(section_name, caller().strip())
-
-    card = ModelCard.from_template(
-        ModelCardData(**metadata),
-        template_str=resources.files(__package__).joinpath(TEMPLATE_FILE).read_text(encoding="utf-8"),
-        section=section,
-        title=escape(name),
-        **found.facts(),
-    )
+    card, sections = _render(found, ModelCardData(**metadata), name)
     derived = {key: _digest(_comparable(value)) for key, value in _entries(card.data).items() if given.get(key) is None}
     card.text = f"{card.text.rstrip()}\n\n{_Record(sections, derived)}\n"
     return card
+
+
+def _render(found: ModelFolder, data: ModelCardData, title: str) -> tuple[ModelCard, list[str]]:
+    """Fills the template in, and returns the names of its sections too."""
+    sections: list[str] = []
+
+    def section(name: str, caller: Callable[[], str]) -> str:
+        sections.append(name)
+        return _enclose(name, caller().strip())
+
+    content = _TEMPLATES.get_template(found.template).render(
+        **{**data.to_dict(), **found.facts()}, card_data=data.to_yaml(), section=section, title=escape(title)
+    )
+    return ModelCard(content), sections
 
 
 def merge_model_card(existing: ModelCard, generated: ModelCard) -> ModelCard:

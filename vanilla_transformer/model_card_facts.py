@@ -132,6 +132,8 @@ class _Evaluation:
 class ModelFolder:
     """Reads a model's folder, and says in words what is in it."""
 
+    template = "model_card.md"
+
     def __init__(
         self,
         path: Path,
@@ -139,18 +141,17 @@ class ModelFolder:
         *,
         revision: str | None = None,
         config: Mapping[str, Any] | None = None,
+        base_model: str | None = None,
     ) -> None:
         self.path, self.repo_id, self.revision = path, repo_id, revision
+        self.given_base_model = base_model
         self.name = path.resolve().name
-        config = _read_json(path / "config.json") if config is None else config
-        if config is None:
-            raise FileNotFoundError(f"{path} has no config.json: a card is made for a folder with a saved model.")
-        self.config = config
-        self.generation = _read_json(path / "generation_config.json") or {}
-        self.metrics = _read_json(path / "metrics.json") or {}
-        self.state = _read_json(path / "trainer_state.json") or {}
-        self.conversion = _read_json(path / "conversion.json") or {}
-        arguments = _read_json(path / "arguments.json")
+        self.config = read_config(path) if config is None else config
+        self.generation = read_json(path / "generation_config.json") or {}
+        self.metrics = read_json(path / "metrics.json") or {}
+        self.state = read_json(path / "trainer_state.json") or {}
+        self.conversion = read_json(path / "conversion.json") or {}
+        arguments = read_json(path / "arguments.json")
         self.has_arguments = arguments is not None
         self.model, self.data, self.training = (
             {name: None if value in _NOTHING else value for name, value in _mapping(arguments or {}, part).items()}
@@ -158,8 +159,8 @@ class ModelFolder:
         )
         # metrics.json has what these have, and more; older trainings have only these.
         self.scores: dict[str, Any] = {
-            **(_read_json(path / "train_results.json") or {}),
-            **(_read_json(path / "eval_results.json") or {}),
+            **(read_json(path / "train_results.json") or {}),
+            **(read_json(path / "eval_results.json") or {}),
             **_mapping(self.metrics, "metrics"),
         }
 
@@ -168,10 +169,20 @@ class ModelFolder:
         """What the model is for."""
         return find_task(self.config)
 
+    @property
+    def pipeline(self) -> str:
+        """The same as the Hub calls it."""
+        return self.task.pipeline
+
     @cached_property
     def words(self) -> TaskWords:
         """How to speak of that."""
         return get_task_words(self.task)
+
+    @cached_property
+    def is_converted(self) -> bool:
+        """Whether its weights are another system's, as that left them."""
+        return bool(self.conversion) and not self.has_arguments
 
     @cached_property
     def was_trained_here(self) -> bool:
@@ -208,8 +219,10 @@ class ModelFolder:
     @cached_property
     def base_model(self) -> str | None:
         """The model that the training went on from, or the one on the Hub that was converted."""
+        if self.given_base_model is not None:
+            return self.given_base_model
         name = self.model.get("model_name_or_path")
-        if not self.has_arguments and self.conversion.get("revision"):
+        if self.is_converted and self.conversion.get("revision"):
             name = self.conversion.get("name")
         return str(name) if name else None
 
@@ -218,7 +231,7 @@ class ModelFolder:
         """Those of this folder's own weights, test sets before data that the training has seen, wide searches first."""
         found = []
         for path in sorted(self.path.glob("*/metrics.json")):
-            scores = _read_json(path) or {}
+            scores = read_json(path) or {}
             if to_number(scores.get("bleu")) is None and to_number(scores.get("rouge1")) is None:
                 continue  # the metrics of a training in a sub-folder
             if self._is_own(scores):
@@ -280,13 +293,15 @@ class ModelFolder:
         codes = [match[1].lower() for language in self.languages or [] if (match := _LANGUAGE.fullmatch(language))]
         dataset = self.data.get("dataset_name")
         is_paper = self.config.get("model_type") == "vanilla_transformer"
+        base_model = self.base_model if _is_hub_name(self.base_model) else None
         return {
             "language": codes or None,
             "library_name": "transformers",
-            "pipeline_tag": self.task.pipeline,
-            "tags": [self.task.pipeline, *(["vanilla_transformer", "attention-is-all-you-need"] if is_paper else [])],
+            "pipeline_tag": self.pipeline,
+            "tags": [self.pipeline, *(["vanilla_transformer", "attention-is-all-you-need"] if is_paper else [])],
             "datasets": [dataset] if _is_hub_name(dataset) else None,
-            "base_model": self.base_model if _is_hub_name(self.base_model) else None,
+            "base_model": base_model,
+            "base_model_relation": "finetune" if base_model and not self.is_converted else None,
             "metrics": sorted({result.metric_type for result in results.values()}, reverse=True) or None,
             "eval_results": list(results.values()) or None,
             "model_name": name if results else None,
@@ -298,35 +313,41 @@ class ModelFolder:
         source = next((row[0] for row in examples or [] if len(row) == 3), None)
         language = name_language(self.languages[0]) if self.languages else None
         sentence = source or (f"A sentence in {language}." if language else self.words.sample)
-        modules = {str(name).partition(".")[0] for name in _mapping(self.config, "auto_map").values()}
         return {
-            "is_vanilla": self.config.get("model_type") == "vanilla_transformer",
-            "model_type": self.config.get("model_type", NOT_RECORDED),
+            **self._shared_facts(),
             "direction": " to ".join(map(name_language, self.languages)) if self.languages else None,
-            "parameters": "an unknown number of" if self.parameters is None else f"{self.parameters:,}",
-            "origin": self._origin(),
             "headline": self._headline(),
-            "needs_code": bool(modules),
-            "has_tokenizer": any(self.path.glob("token*.json")),
-            "has_code": bool(modules) and all((self.path / f"{module}.py").is_file() for module in modules),
-            "address": self._address(),
             "sentence": quote(sentence),
             "other_tasks": ", ".join(
-                f"`{task}`" for task in _mapping(self.config, "custom_pipelines") if task != self.task.pipeline
+                f"`{task}`" for task in _mapping(self.config, "custom_pipelines") if task != self.pipeline
             ),
-            "task": self.task.pipeline,
-            "words": self.words,
             "default_search": self._default_search(),
-            "architecture": self._architecture(),
             "data_rows": self._data() if self.has_arguments else None,
             "cut": self._cut(),
             "recipe": self._recipe() if self.was_trained_here else None,
-            "curves": "curves.png" if (self.path / "curves.png").is_file() else None,
             "validation": self._validation(),
             **self._evaluation_table(),
             "examples": None if examples is None else [[escape(text) for text in row] for row in examples],
             "examples_from": examples and f"{escape(self.evaluations[0].test_set.name)} ({self.evaluations[0].search})",
             "examples_head": ["source", "reference", self.words.result][-len(examples[0]) :] if examples else None,
+        }
+
+    def _shared_facts(self) -> dict[str, Any]:
+        """Those of a whole and of a half."""
+        modules = {str(name).partition(".")[0] for name in _mapping(self.config, "auto_map").values()}
+        return {
+            "is_vanilla": self.config.get("model_type") == "vanilla_transformer",
+            "model_type": self.config.get("model_type", NOT_RECORDED),
+            "parameters": "an unknown number of" if self.parameters is None else f"{self.parameters:,}",
+            "origin": self._origin(),
+            "needs_code": bool(modules),
+            "has_tokenizer": any(self.path.glob("token*.json")),
+            "has_code": bool(modules) and all((self.path / f"{module}.py").is_file() for module in modules),
+            "address": self._address(),
+            "task": self.pipeline,
+            "words": self.words,
+            "architecture": self._architecture(),
+            "curves": "curves.png" if (self.path / "curves.png").is_file() else None,
         }
 
     def _address(self) -> str:
@@ -335,15 +356,15 @@ class ModelFolder:
         return f"{address}, revision={quote(self.revision)}" if self.revision else address
 
     def _origin(self) -> str:
-        if not self.has_arguments and self.conversion:
+        if self.is_converted:
             name, system = (as_code(str(self.conversion.get(key))) for key in ("name", "system"))
             origin = f"It was converted by `vanilla_transformer` from {name} ({system})."
             return f"{origin} How that was trained is not recorded."
-        if not self.has_arguments:
-            return "How it was trained is not recorded."
         if self.base_model is None:
-            return "It was trained from scratch with `vanilla_transformer`."
-        return f"It was trained further with `vanilla_transformer`, from {as_code(_public_name(self.base_model))}."
+            trained = "It was trained from scratch with `vanilla_transformer`."
+            return trained if self.has_arguments else "How it was trained is not recorded."
+        tool = " with `vanilla_transformer`" if self.has_arguments else ""
+        return f"It was trained further{tool}, from {as_code(_public_name(self.base_model))}."
 
     def _default_search(self) -> str | None:
         if self.generation.get("do_sample"):
@@ -464,7 +485,7 @@ class ModelFolder:
             return None
         sharded = self.training.get("fsdp") or self.training.get("deepspeed")
         if (most := self.training.get("average_checkpoints")) and not sharded:
-            averaged = (_read_json(self.path / AVERAGED_FOLDER / AVERAGING_FILE) or {}).get("checkpoints")
+            averaged = (read_json(self.path / AVERAGED_FOLDER / AVERAGING_FILE) or {}).get("checkpoints")
             count = format_value(len(averaged)) if isinstance(averaged, list) else f"at most {format_value(most)}"
             return f"average of the last {count} checkpoints"
         best = _mapping(self.metrics, "best")
@@ -543,7 +564,20 @@ def identify_result(result: EvalResult) -> str:
     return json.dumps([*result.unique_identifier, result.metric_type, result.metric_name, result.metric_config])
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def read_config(folder: Path) -> dict[str, Any]:
+    """What a model's config.json holds.
+
+    Raises:
+        FileNotFoundError: If there is none.
+        ValueError: If it is damaged.
+    """
+    config = read_json(folder / "config.json")
+    if config is None:
+        raise FileNotFoundError(f"{folder} has no config.json: a card is made for a folder with a saved model.")
+    return config
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
     """A file's object, or `None` if there is no such file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -630,4 +664,4 @@ def _name_test_set(arguments: Mapping[str, Any], split: Any, languages: list[str
     return _TestSet(name, "local", config=name, note=note)
 
 
-__all__ = ["ModelFolder", "identify_result"]
+__all__ = ["ModelFolder", "identify_result", "read_config", "read_json"]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .halves import Half
 from .tasks import Task
 
 NOT_RECORDED = "not recorded"
@@ -21,6 +22,7 @@ class TaskWords:
         doing: The same as a participle.
         does: The same as it is said of the model.
         purpose: What kind of model it is.
+        joint: The word between a text and what comes out, after `does`.
         result: What comes out.
         sample: What to try it with.
         limits: What else not to expect of it.
@@ -30,6 +32,7 @@ class TaskWords:
     doing: str
     does: str
     purpose: str
+    joint: str
     result: str
     sample: str
     limits: tuple[str, ...]
@@ -41,6 +44,7 @@ _TASK_WORDS = {
         doing="translating",
         does="translates",
         purpose="for translation; its languages are not recorded",
+        joint="as",
         result="translation",
         sample="A sentence to translate.",
         limits=(
@@ -55,6 +59,7 @@ _TASK_WORDS = {
         doing="summarizing",
         does="summarizes",
         purpose="that summarizes texts",
+        joint="as",
         result="summary",
         sample="A text to summarize.",
         limits=(
@@ -69,6 +74,7 @@ _TASK_WORDS = {
         doing="answering",
         does="answers",
         purpose="that makes one text of another",
+        joint="with",
         result="output",
         sample="A text to start from.",
         limits=(
@@ -77,11 +83,85 @@ _TASK_WORDS = {
             "What the training data assume about people comes back in what it writes.",
         ),
     ),
+    "encoder": TaskWords(
+        verb="encode",
+        doing="encoding",
+        does="encodes",
+        purpose="which makes a state of each token of a text",
+        joint="as",
+        result="states",
+        sample="A text to encode.",
+        limits=("Its states are what its layers compute: that near ones mean the same is not promised.",),
+    ),
+    "text classifier": TaskWords(
+        verb="classify",
+        doing="classifying",
+        does="classifies",
+        purpose="with a head that classifies texts",
+        joint="as",
+        result="label",
+        sample="A text to classify.",
+        limits=(
+            "It answers for every text, also for one of a kind that it has never seen.",
+            "The score that comes with a label does not say how often the model is right.",
+            "What the training data assume about people comes back in what it answers.",
+        ),
+    ),
+    "token classifier": TaskWords(
+        verb="label",
+        doing="labelling",
+        does="labels",
+        purpose="with a head that classifies the tokens of a text",
+        joint="as",
+        result="labels",
+        sample="A text with words to label.",
+        limits=(
+            "It labels tokens, which may be parts of words.",
+            "The score that comes with a label does not say how often the model is right.",
+            "What the training data assume about people comes back in what it answers.",
+        ),
+    ),
+    "reader": TaskWords(
+        verb="answer",
+        doing="answering a question about",
+        does="answers a question about",
+        purpose="with a head that finds in a text where the answer to a question starts and ends",
+        joint="with",
+        result="answer",
+        sample="A man rides a horse.",
+        limits=(
+            "It answers every question with a part of the text, also one whose answer is not there.",
+            "What the training data assume about people comes back in what it answers.",
+        ),
+    ),
+    "decoder": TaskWords(
+        verb="encode",
+        doing="encoding",
+        does="encodes",
+        purpose="which makes a state of each token of a text from those up to it",
+        joint="as",
+        result="states",
+        sample="A text to encode.",
+        limits=("Its states are what its layers compute: that near ones mean the same is not promised.",),
+    ),
+    "language model": TaskWords(
+        verb="write",
+        doing="continuing",
+        does="continues",
+        purpose="as a language model",
+        joint="with",
+        result="text",
+        sample="A text that goes on",
+        limits=(
+            "What it writes can read well and be wrong. Have it checked where that matters.",
+            "What the training data assume about people comes back in what it writes.",
+        ),
+    ),
 }
 
 
-def get_task_words(task: Task) -> TaskWords:
-    """How to speak of a model for the task."""
+def get_task_words(task: Task | Half) -> TaskWords:
+    """How to speak of a model for the task, or of a half."""
     return _TASK_WORDS[task.name]
 
 
@@ -121,8 +201,8 @@ def escape(text: str) -> str:
 
 
 def as_code(value: Any) -> str:
-    """In Markdown's signs for code."""
-    text = " ".join(str(value).split()).replace("`", "'").replace("<", "&lt;")
+    """In Markdown's signs for code, where nothing else is read but the comments around a card's sections."""
+    text = " ".join(str(value).split()).replace("`", "'").replace("<!--", "<! --")
     return f"`{text}`"
 
 
@@ -137,7 +217,7 @@ def describe_norm(config: Mapping[str, Any]) -> str | None:
     if before is None:
         return None
     place = "before each sub-layer (pre-LN)" if before else "after each sub-layer (post-LN)"
-    unusual = {True: "and once more after each stack", False: "and none after a stack"}
+    unusual = {True: "and once more after a stack", False: "and none after a stack"}
     return place if last in (None, before) else f"{place}, {unusual[last]}"
 
 

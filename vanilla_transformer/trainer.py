@@ -427,7 +427,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             license: Its license.
             tags: Tags besides those that the card has by itself.
             model_name: Its name; by default the repository's.
-            finetuned_from: For the library's card.
+            finetuned_from: The model that the training began with, by its name on the Hub.
             tasks: For the library's card; the configuration of this package's models names theirs.
             dataset_tags: Identifiers on the Hub of what it was trained on.
             dataset: For the library's card.
@@ -448,7 +448,7 @@ class TranslationTrainer(Seq2SeqTrainer):
                 dataset_args=dataset_args,
             )
         elif self.is_world_process_zero():
-            metadata = _card_metadata(language, license, tags, model_name, dataset_tags=dataset_tags)
+            metadata = _card_metadata(language, license, tags, model_name, finetuned_from, dataset_tags)
             write_model_card(str(self.args.output_dir), repo_id=self.hub_model_id, **metadata)
 
     def _known_metadata(self) -> dict[str, Any]:
@@ -577,6 +577,7 @@ def _card_metadata(
     license: str | None = None,
     tags: str | list[str] | None = None,
     model_name: str | None = None,
+    finetuned_from: str | None = None,
     dataset_tags: str | list[str] | None = None,
     **others: Any,
 ) -> CardMetadata:
@@ -587,6 +588,7 @@ def _card_metadata(
         "tags": tags,
         "model_name": model_name,
         "datasets": dataset_tags,
+        "base_model": finetuned_from,
     }
 
 

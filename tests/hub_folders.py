@@ -1,0 +1,77 @@
+"""Folders of models to push, and what is done to them: what the tests of checks and pushes share."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_halves import make_half
+
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.hub_files import PACKAGE_FOLDER
+from vanilla_transformer.model_card import write_model_card
+from vanilla_transformer.tokenizer_training import train_tokenizer
+
+TEXTS = ["a man rides a horse", "two dogs rest", "7 horses"]
+CODE = {path.name for path in PACKAGE_FOLDER.glob("*_vanilla_transformer.py")}
+
+
+def save_vanilla(folder: Path, tokenizer: Any, **changes: Any) -> Path:
+    """A model with random weights that translates into something, its tokenizer, its card."""
+    torch.manual_seed(0)
+    config = VanillaTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer), **changes)
+    model = VanillaTransformerForConditionalGeneration(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter + 0.1 * torch.randn_like(parameter))
+    model.generation_config.max_new_tokens = 12
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    write_model_card(folder)
+    return folder
+
+
+def save_translator(folder: Path) -> Path:
+    """The same, with a tokenizer for `TEXTS`."""
+    tokenizer = train_tokenizer(TEXTS * 3, vocab_size=275, show_progress=False)
+    return save_vanilla(folder, tokenizer, langs=["en", "de"])
+
+
+def save_half(folder: Path, name: str, **changes: Any) -> Path:
+    """A half with random weights of the class with this name, its tokenizer, its card."""
+    tokenizer: Any = train_tokenizer(TEXTS * 3, vocab_size=275, show_progress=False)
+    make_half(name, vocab_size=len(tokenizer), **changes).save_pretrained(folder)
+    if name.endswith("CausalLM"):
+        tokenizer.add_bos_token, tokenizer.add_eos_token = True, False
+    tokenizer.save_pretrained(folder)
+    write_model_card(folder, license="mit")
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    settings = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in settings.items() if value is not None}))
+
+
+def edit_weights(folder: Path, edit: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    weights = load_file(folder / "model.safetensors")
+    edit(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def write_pickle(path: Path) -> None:
+    path.write_bytes(pickle.dumps({"weights": [1.0]}))
+
+
+def append(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)

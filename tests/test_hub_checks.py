@@ -1,0 +1,344 @@
+"""What is wrong with a folder is found out before it is pushed, all of it at once."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hub_folders import (
+    CODE,
+    TEXTS,
+    append,
+    contents,
+    edit_json,
+    edit_weights,
+    save_translator,
+    save_vanilla,
+    write_pickle,
+)
+from tiny_seq2seq import make_tokenizer as make_bart_tokenizer
+
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.hub import check_model_folder
+from vanilla_transformer.hub_checks import PROBES, inspect_model_folder
+from vanilla_transformer.hub_files import PACKAGE_FOLDER, select_files
+from vanilla_transformer.tokenizer_training import train_separate_tokenizer, train_tokenizer
+
+# In parts, so that nobody takes this file for one with a secret.
+HUB_TOKEN = "hf_" + "abcDEF123" * 4
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_translator(tmp_path_factory.mktemp("saved") / "model")
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(saved, tmp_path / "model")
+
+
+def shard(folder: Path) -> dict[str, Any]:
+    """Splits the weights into shards, and returns their index."""
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="50KB")
+    index: dict[str, Any] = json.loads((folder / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 2
+    return index
+
+
+def lose_a_shard(folder: Path) -> None:
+    shard(folder)
+    next(folder.glob("model-00002*")).unlink()
+
+
+def lose_an_entry(folder: Path) -> None:
+    index = shard(folder)
+    index["weight_map"].pop("model.decoder.layers.1.fc2.bias")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def keep_old_weights(folder: Path) -> None:
+    old = (folder / "model.safetensors").read_bytes()
+    shard(folder)
+    (folder / "model.safetensors").write_bytes(old)
+
+
+def store_tied_weights_twice(folder: Path) -> None:
+    edit_weights(folder, lambda weights: weights.update({"lm_head.weight": weights["model.shared.weight"].clone()}))
+
+
+def spoil_a_weight(folder: Path) -> None:
+    edit_weights(folder, lambda weights: weights["model.encoder.layers.0.fc1.bias"].fill_(torch.nan))
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+NORM = "model.encoder.layers.0.self_attn_layer_norm.bias"
+FC1 = "model.encoder.layers.0.fc1.bias"
+
+# What is done to a folder, which check must name it, and by which words.
+DAMAGES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
+    "no configuration": (lambda folder: (folder / "config.json").unlink(), "config", "config.json is missing"),
+    "configuration cut off": (lambda folder: cut_off(folder / "config.json"), "config", "config.json"),
+    "unknown kind of model": (
+        lambda folder: edit_json(folder / "config.json", model_type="martian", auto_map=None, architectures=None),
+        "config",
+        "martian",
+    ),
+    "illegal value": (lambda folder: edit_json(folder / "config.json", dropout=2.0), "config", "dropout"),
+    "misspelt field": (
+        lambda folder: edit_json(folder / "config.json", normalise_before=True),
+        "config",
+        "without effect: normalise_before (did you mean normalize_before?)",
+    ),
+    "another number of layers": (
+        lambda folder: edit_json(folder / "config.json", encoder_layers=3),
+        "weights",
+        "they fit encoder_layers=2 (not 3) in config.json. As it is, these weights that the model has are missing: ",
+    ),
+    "another vocabulary": (
+        lambda folder: edit_json(folder / "config.json", vocab_size=300),
+        "weights",
+        "they fit vocab_size=275 (not 300) in config.json. As it is, these weights have other shapes",
+    ),
+    "no weights": (
+        lambda folder: (folder / "model.safetensors").unlink(),
+        "weights",
+        "model.safetensors is missing: save the model",
+    ),
+    "weights cut off": (
+        lambda folder: cut_off(folder / "model.safetensors"),
+        "weights",
+        "model.safetensors is cut off: its header announces",
+    ),
+    "a weight missing": (lambda folder: edit_weights(folder, lambda weights: weights.pop(NORM)), "weights", NORM),
+    "a weight too many": (
+        lambda folder: edit_weights(folder, lambda weights: weights.update(stranger=torch.ones(2))),
+        "weights",
+        "stranger",
+    ),
+    "a weight of another shape": (
+        lambda folder: edit_weights(folder, lambda weights: weights.update({FC1: torch.ones(3)})),
+        "weights",
+        FC1,
+    ),
+    "a weight that is no number": (spoil_a_weight, "weights", f"not all finite numbers: {FC1}"),
+    "tied weights stored twice": (store_tied_weights_twice, "weights", "stored 2 times"),
+    "a shard missing": (lose_a_shard, "weights", "model-00002"),
+    "a weight that the index lacks": (lose_an_entry, "weights", "do not agree on model.decoder.layers.1.fc2.bias"),
+    "old weights beside shards": (keep_old_weights, "weights", "are both there"),
+    "no generation config": (
+        lambda folder: (folder / "generation_config.json").unlink(),
+        "generation_config",
+        "is missing",
+    ),
+    "illegal generation config": (
+        lambda folder: edit_json(folder / "generation_config.json", max_new_tokens=-1),
+        "generation_config",
+        "max_new_tokens",
+    ),
+    "other special tokens": (
+        lambda folder: edit_json(folder / "generation_config.json", pad_token_id=5),
+        "tokenizer",
+        "pad_token_id is 1 in config.json, 5 in generation_config.json, 1 in the tokenizer",
+    ),
+    "no tokenizer": (lambda folder: (folder / "tokenizer_config.json").unlink(), "tokenizer", "is missing"),
+    "no vocabulary": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer", "tokenizer.json is missing"),
+    "a larger tokenizer": (
+        lambda folder: train_tokenizer(TEXTS * 9, vocab_size=280, show_progress=False).save_pretrained(folder),
+        "tokenizer",
+        "the tokenizer has 280 source tokens, but config.json says vocab_size=275",
+    ),
+    "no card": (lambda folder: (folder / "README.md").unlink(), "card", "README.md is missing"),
+    "card without metadata": (lambda folder: (folder / "README.md").write_text("# Model"), "card", "has no metadata"),
+    "card with damaged metadata": (
+        lambda folder: (folder / "README.md").write_text("---\nlicense: [mit\n---\n"),
+        "card",
+        "cannot be read",
+    ),
+    "no names of code": (
+        lambda folder: edit_json(folder / "config.json", auto_map=None, custom_pipelines=None),
+        "code",
+        "auto_map.AutoModelForSeq2SeqLM in config.json",
+    ),
+    "names of code that are none": (
+        lambda folder: edit_json(folder / "config.json", custom_pipelines="pipeline.py"),
+        "code",
+        "custom_pipelines.translation in config.json",
+    ),
+    "a file of code missing": (
+        lambda folder: (folder / "positions_vanilla_transformer.py").unlink(),
+        "code",
+        "positions_vanilla_transformer.py",
+    ),
+    "code that was changed": (
+        lambda folder: append(folder / "pipeline_vanilla_transformer.py", "# mine\n"),
+        "code",
+        "pipeline_vanilla_transformer.py in the folder and in the installed package are not the same",
+    ),
+    "pickled weights": (
+        lambda folder: write_pickle(folder / "pytorch_model.bin"),
+        "files",
+        "pytorch_model.bin is a pickle",
+    ),
+    "a pickle of another name": (
+        lambda folder: write_pickle(folder / "vocab.json"),
+        "files",
+        "vocab.json is a pickle",
+    ),
+    "a secret in code": (
+        lambda folder: (folder / "config.json").write_text(
+            (folder / "config.json").read_text().replace("{", f'{{\n"finetuning_task": "{HUB_TOKEN}",', 1)
+        ),
+        "files",
+        "config.json, line 2, has what looks like a token of the Hub",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_every_damage_is_named(folder: Path, damage: str) -> None:
+    do, check, words = DAMAGES[damage]
+    do(folder)
+    before = contents(folder)
+    problems = check_model_folder(folder)
+    assert any(problem.check == check and words in problem.message for problem in problems), problems
+    # What is wrong with one part is not blamed on another.
+    assert {problem.check for problem in problems} == {check}
+    assert not any(str(problem).count("/push-") for problem in problems), "names the folder, not a copy"
+    assert contents(folder) == before
+
+
+def test_all_damages_are_named_at_once(folder: Path) -> None:
+    chosen = [
+        "a weight missing",
+        "a weight of another shape",
+        "illegal generation config",
+        "a larger tokenizer",
+        "no card",
+        "code that was changed",
+        "pickled weights",
+    ]
+    for damage in chosen:
+        DAMAGES[damage][0](folder)
+    problems = check_model_folder(folder)
+    for damage in chosen:
+        _, check, words = DAMAGES[damage]
+        assert any(problem.check == check and words in problem.message for problem in problems), damage
+
+
+class TestSelection:
+    def test_a_training_leaves_more_than_the_model(self, folder: Path) -> None:
+        model = set(contents(folder))
+        for name in ("checkpoint-5", "runs", "_partial", "averaged", "test", "notes"):
+            (folder / name).mkdir()
+        (folder / "averaged" / "config.json").write_text("{}")
+        (folder / "test" / "hypotheses.txt").write_text("eins\n")
+        for name in ("training_args.bin", "optimizer.pt", "rng_state.pth"):
+            write_pickle(folder / name)
+        (folder / "arguments.json").write_text(json.dumps({"data": {"train_file": ["/home/me/train.en"]}}))
+        (folder / "metrics.json").write_text(json.dumps({"command": "python train.py --output_dir out/model"}))
+        (folder / "helper.py").touch()
+        found = select_files(folder)
+        assert set(found.files) == model | {"metrics.json"}
+        assert found.left_out == {
+            "_partial/": "hidden, unfinished or set aside",
+            "arguments.json": "names folders of this machine (data.train_file)",
+            "averaged/": "a model of its own; it can be pushed on its own",
+            "checkpoint-5/": "a checkpoint of the training; it can be pushed on its own",
+            "helper.py": "not a part of the model",
+            "notes/": "not a part of the model",
+            "optimizer.pt": "needed only to resume the training",
+            "rng_state.pth": "needed only to resume the training",
+            "runs/": "logs of the training",
+            "test/": "an evaluation; its scores are in the model card",
+            "training_args.bin": "needed only to resume the training",
+        }
+
+    def test_what_is_asked_for_is_pushed_but_not_a_pickle(self, folder: Path) -> None:
+        (folder / "test").mkdir()
+        (folder / "test" / "hypotheses.txt").write_text("eins\n")
+        write_pickle(folder / "training_args.bin")
+        assert "test/hypotheses.txt" in select_files(folder, ["test"]).files
+        assert "test/hypotheses.txt" in select_files(folder, ["te*/hyp*"]).files
+        (folder / "positions_vanilla_transformer.py").unlink()  # so that nothing is tried
+        problems = check_model_folder(folder, include=["training_*"])
+        assert "training_args.bin is a pickle" in problems[0].message
+        with pytest.raises(ValueError, match=r"There is nothing to include in .* that is called or matches 'tset'"):
+            select_files(folder, ["tset"])
+
+    def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="There is no folder"):
+            check_model_folder(tmp_path / "nowhere")
+
+    def test_an_adapter_is_pushed_by_peft(self, tmp_path: Path) -> None:
+        (tmp_path / "adapter_config.json").write_text("{}")
+        (problem,) = check_model_folder(tmp_path)
+        assert "PeftModel.push_to_hub" in problem.message
+
+
+class TestCode:
+    def test_the_installed_code_can_replace_the_folders(self, folder: Path) -> None:
+        (folder / "pipeline_vanilla_transformer.py").write_text("raise ImportError('old')\n")
+        (folder / "positions_vanilla_transformer.py").unlink()
+        edit_json(folder / "generation_config.json", pad_token_id=5)  # so that nothing is tried
+        found = inspect_model_folder(folder, card=(folder / "README.md").read_text(), code="installed")
+        assert {problem.check for problem in found.problems} == {"tokenizer"}
+        assert {name for name in found.files if name.endswith(".py")} == CODE
+        assert set(found.replaced) == {"pipeline_vanilla_transformer.py", "positions_vanilla_transformer.py"}
+        assert all(path.parent == PACKAGE_FOLDER for path in found.replaced.values())
+        assert found.replaced.items() <= found.files.items()
+
+    def test_a_trial_tells_what_the_folders_own_code_does(self, tmp_path: Path) -> None:
+        tokenizer = make_bart_tokenizer()  # the library's own needs no code
+        ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        folder = save_vanilla(tmp_path / "model", tokenizer, **ids)
+        path = folder / "pipeline_vanilla_transformer.py"
+        assert "HF_TOKEN" not in path.read_text()
+        text = path.read_text() + (
+            "\n\nimport os\n"
+            "class TranslationPipeline(TranslationPipeline):\n"
+            "    def __call__(self, texts, **kwargs):\n"
+            "        return [{'translation_text': str(os.environ.get('HF_TOKEN'))} for text in texts]\n"
+        )
+        path.write_text(text)
+        problems = check_model_folder(folder, code="folder")
+        assert [problem.check for problem in problems] == ["code"] * len(PROBES)
+        assert "but 'None' in a process without this package" in problems[0].message
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_vocabularies_of_both_sides_are_compared(tmp_path: Path, separate: bool) -> None:
+    tokenizer = train_separate_tokenizer(
+        TEXTS * 3, ["ein Mann", "zwei Hunde"] * 3, vocab_size=270, target_vocab_size=266
+    )
+    target = len(tokenizer.target_tokenizer)
+    folder = save_vanilla(
+        tmp_path / "model",
+        tokenizer,
+        decoder_vocab_size=target + (0 if separate else 2),
+        share_encoder_decoder_embeddings=False,
+    )
+    if not separate:
+        one = train_tokenizer(TEXTS * 3, vocab_size=270, show_progress=False)
+        (folder / "target_tokenizer.json").unlink()
+        one.save_pretrained(folder)
+    (folder / "positions_vanilla_transformer.py").unlink()  # so that nothing is tried
+    checks = {problem.check: problem.message for problem in check_model_folder(folder)}
+    assert checks.keys() - {"code"} == (set() if separate else {"tokenizer"})
+    assert separate or f"270 target tokens, but config.json says decoder_vocab_size={target + 2}" in checks["tokenizer"]
+
+
+def test_spare_rows_are_legal(folder: Path) -> None:
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(folder)
+    model.resize_token_embeddings(275, pad_to_multiple_of=256)
+    model.save_pretrained(folder)
+    (folder / "positions_vanilla_transformer.py").unlink()  # so that nothing is tried
+    assert {problem.check for problem in check_model_folder(folder)} == {"code"}
