@@ -21,6 +21,7 @@ character.
 
 import argparse
 import logging
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -28,25 +29,23 @@ from typing import Any, Literal
 from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.hf_argparser import DataClassType
 
-from vanilla_transformer.attention_maps import (
-    AttentionKind,
+from vanilla_transformer.attention_maps import AttentionKind
+from vanilla_transformer.attention_plots import Average
+from vanilla_transformer.folders import check_new_file, check_text_output, new_file
+from vanilla_transformer.pictures import find_format
+from vanilla_transformer.translation import InferenceArguments
+from vanilla_transformer.visualization import (
     AttentionMap,
     align_file,
     align_words,
     collect_attention,
     format_pharaoh,
-    split_words,
-)
-from vanilla_transformer.attention_plots import Average
-from vanilla_transformer.folders import check_new_file, new_file
-from vanilla_transformer.pictures import find_format
-from vanilla_transformer.translation import InferenceArguments
-from vanilla_transformer.visualization import (
     plot_attention,
     plot_masks,
     plot_positions,
     position_table,
     save_attention_page,
+    split_words,
 )
 
 
@@ -66,13 +65,14 @@ class AttentionArguments(InferenceArguments):
     output_files: list[str] | None = field(
         default=None, metadata={"help": "Where to write attention: .png, .svg or .pdf (pictures), or .html (a page)."}
     )
-    kind: AttentionKind = field(default="cross", metadata={"help": "Attention in the pictures."})
+    kind: AttentionKind | None = field(default=None, metadata={"help": "Attention in the pictures. Default: cross."})
     layers: list[int] | None = field(default=None, metadata={"help": "Layers in the pictures. Default: all."})
     heads: list[int] | None = field(default=None, metadata={"help": "Heads in the pictures. Default: all."})
-    average: Average = field(
-        default="none",
+    average: Average | None = field(
+        default=None,
         metadata={
-            "help": "none: a heat map for each layer and head. heads: their mean in each layer. all: the mean of all."
+            "help": "none (default): a heat map for each layer and head. heads: their mean in each layer. all: the "
+            "mean of all."
         },
     )
     title: str | None = field(default=None, metadata={"help": "Written above pictures and pages."})
@@ -115,13 +115,32 @@ class AttentionArguments(InferenceArguments):
             raise ValueError(f"Nothing is asked for; give --output_files, {', '.join(wanted)}, or several of them.")
         self._check_sentences()
         pictures = [path for path in self.output_files or [] if not is_page(path)]
+        self._check_choices(has_pictures=bool(pictures))
         for path in [*pictures, *filter(None, (self.positions_file, self.masks_file))]:
             find_format(path)
         paths = [*(self.output_files or []), *filter(None, wanted.values())]
         for path in paths:
             check_new_file(path, overwrite=self.overwrite)
-        if len(set(paths)) < len(paths):
+        if self.alignment_file is not None:
+            inputs = filter(None, (self.source_file, self.target_file))
+            check_text_output(self.alignment_file, inputs=inputs, overwrite=self.overwrite)
+        if len(set(map(os.path.realpath, paths))) < len(paths):
             raise ValueError(f"Two files have one name: {' '.join(sorted(paths))}.")
+
+    def _check_choices(self, *, has_pictures: bool) -> None:
+        """Refuses choices about what is not asked for."""
+        for names, asked, what in (
+            (
+                ("kind", "layers", "heads", "average"),
+                has_pictures,
+                "pictures of attention; a page (.html) has everything",
+            ),
+            (("align_layer", "align_head"), self.alignment_file is not None, "--alignment_file"),
+            (("num_positions",), self.positions_file is not None, "--positions_file"),
+        ):
+            useless = [f"--{name}" for name in names if getattr(self, name) is not None]
+            if useless and not asked:
+                raise ValueError(f"{', '.join(useless)}: only for {what}.")
 
     def _check_sentences(self) -> None:
         if (self.source_file is None) != (self.target_file is None):
@@ -178,10 +197,10 @@ def write_attention(arguments: AttentionArguments, attention: AttentionMap) -> N
             plot_attention(
                 attention,
                 path,
-                kind=arguments.kind,
+                kind=arguments.kind or "cross",
                 layers=arguments.layers,
                 heads=arguments.heads,
-                average=arguments.average,
+                average=arguments.average or "none",
                 title=arguments.title,
                 overwrite=arguments.overwrite,
             )
@@ -241,7 +260,10 @@ def run(arguments: AttentionArguments) -> None:
     maps = collect(arguments, model, tokenizer, options)
     if arguments.masks_file is not None:
         sources, inputs = [attention.source for attention in maps], [attention.decoder_input for attention in maps]
-        plot_masks(sources, inputs, arguments.masks_file, title=arguments.title, overwrite=overwrite)
+        pad_token = str(tokenizer.pad_token or "<pad>")
+        plot_masks(
+            sources, inputs, arguments.masks_file, pad_token=pad_token, title=arguments.title, overwrite=overwrite
+        )
         print(f"The masks are in {arguments.masks_file}")
     if arguments.output_files:
         write_attention(arguments, maps[0])

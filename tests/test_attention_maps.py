@@ -5,6 +5,7 @@ import json
 import re
 import unicodedata
 import warnings
+from itertools import accumulate, pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,26 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from library_models import MODELS, make_m2m100, make_nllb_tokenizer
+from library_models import MODELS, SIZES, make_bart, make_m2m100, make_nllb_tokenizer
 from library_models import make_tokenizer as make_word_tokenizer
+from tiny_halves import HALVES, make_half
 from tiny_vanilla import make_model
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import LongT5Config, LongT5ForConditionalGeneration, MarianTokenizer, PreTrainedTokenizerFast
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    FSMTConfig,
+    FSMTForConditionalGeneration,
+    FSMTTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LongT5Config,
+    LongT5ForConditionalGeneration,
+    MarianTokenizer,
+    PegasusXConfig,
+    PegasusXForConditionalGeneration,
+    PreTrainedTokenizerFast,
+)
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.attention_maps import (
@@ -167,19 +183,33 @@ def test_a_word_that_the_tokenizer_does_not_know_still_counts() -> None:
     assert find_words(tokenizer, ids)[1] == ()
 
 
-def test_a_tokenizer_without_offsets(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def sentencepiece_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The files of MarianTokenizer; those of the second vocabulary count backwards."""
     sentencepiece = pytest.importorskip("sentencepiece")
-    (tmp_path / "corpus.txt").write_text("\n".join(CORPUS), encoding="utf-8")
-    prefix = str(tmp_path / "spm")
+    folder = tmp_path_factory.mktemp("sentencepiece")
+    (folder / "corpus.txt").write_text("\n".join(CORPUS), encoding="utf-8")
+    prefix = str(folder / "spm")
     sentencepiece.SentencePieceTrainer.train(
-        input=str(tmp_path / "corpus.txt"), model_prefix=prefix, vocab_size=70, minloglevel=3, hard_vocab_limit=False
+        input=str(folder / "corpus.txt"), model_prefix=prefix, vocab_size=70, minloglevel=3, hard_vocab_limit=False
     )
-    pieces = [line.split("\t")[0] for line in Path(prefix + ".vocab").read_text(encoding="utf-8").splitlines()]
-    vocabulary = {piece: index for index, piece in enumerate(["</s>", "<unk>", *pieces[3:], "<pad>"])}
-    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
+    pieces = [line.split("\t")[0] for line in Path(prefix + ".vocab").read_text(encoding="utf-8").splitlines()][3:]
+    files = {"source_spm": f"{prefix}.model", "target_spm": f"{prefix}.model"}
+    for name, ordered in (("vocab", pieces), ("target_vocab_file", pieces[::-1])):
+        vocabulary = {piece: index for index, piece in enumerate(["</s>", "<unk>", *ordered, "<pad>"])}
+        files[name] = str(folder / f"{name}.json")
+        Path(files[name]).write_text(json.dumps(vocabulary), encoding="utf-8")
+    return files
+
+
+def make_marian_tokenizer(files: dict[str, Any], **options: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sacremoses may be missing
-        tokenizer: Any = MarianTokenizer(f"{prefix}.model", f"{prefix}.model", str(tmp_path / "vocab.json"))
+        return MarianTokenizer(**files, **options)
+
+
+def test_a_tokenizer_without_offsets(sentencepiece_files: dict[str, str]) -> None:
+    tokenizer = make_marian_tokenizer(sentencepiece_files)
     assert not tokenizer.is_fast
     # "½" becomes three characters, and the snow man is unknown.
     for text in ("the cat sits", "the ☃ cat ½ mat", "☃ the", "mat☃ the ☃☃"):
@@ -191,6 +221,78 @@ def test_a_tokenizer_without_offsets(tmp_path: Path) -> None:
         assert words[0][0] == 0
         if "<unk>" in labels:
             assert "☃" in text.split()[words[labels.index("<unk>")][0]]
+
+
+def test_two_vocabularies_of_marian(sentencepiece_files: dict[str, str]) -> None:
+    tokenizer = make_marian_tokenizer(sentencepiece_files, separate_vocabs=True)
+    source, target = tokenizer("the cat sits")["input_ids"], tokenizer(text_target="the cat sits")["input_ids"]
+    assert source != target
+    pieces = [*tokenizer.spm_source.encode("the cat sits", out_type=str), "</s>"]
+    words = [(word,) for word in np.cumsum([piece.startswith("▁") for piece in pieces[:-1]]) - 1]
+    for ids, is_source in ((source, True), (target, False), (source, True)):  # neither spoils the next
+        labels = label_tokens(tokenizer, ids, is_source=is_source)
+        assert [label.strip("▁") for label in labels] == [piece.strip("▁") for piece in pieces]
+        assert find_words(tokenizer, ids, "the cat sits", is_source=is_source) == (*words, ())
+        assert find_words(tokenizer, ids, is_source=is_source)[-2:] == ((2,), ())
+    assert label_tokens(tokenizer, tokenizer("the ☃ cat")["input_ids"], is_source=True).count("<unk>") == 1
+    tokenizer.add_tokens(["<new>"])
+    assert label_tokens(tokenizer, tokenizer("cat <new>")["input_ids"], is_source=True)[-2].endswith("<new>")
+
+
+def make_fsmt_tokenizer(folder: Path) -> FSMTTokenizer:
+    """Letters, which the target counts backwards."""
+    pytest.importorskip("sacremoses")
+    letters = [letter + end for letter in "abcdefghijklmnopqrstuvwxyz" for end in ("", "</w>")]
+    for name, ordered in (("src", letters), ("tgt", letters[::-1])):
+        vocabulary = {token: index for index, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", *ordered])}
+        (folder / f"vocab-{name}.json").write_text(json.dumps(vocabulary), encoding="utf-8")
+    (folder / "merges.txt").write_text("", encoding="utf-8")
+    settings = {"tokenizer_class": "FSMTTokenizer", "langs": ["en", "de"]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return FSMTTokenizer.from_pretrained(folder)
+
+
+def test_two_vocabularies_of_fsmt(tmp_path: Path) -> None:
+    tokenizer = make_fsmt_tokenizer(tmp_path)
+    sizes: dict[str, Any] = {**SIZES, "src_vocab_size": 56, "tgt_vocab_size": 56, "max_position_embeddings": 30}
+    model = FSMTForConditionalGeneration(FSMTConfig(langs=["en", "de"], **sizes)).eval()
+    model.generation_config.max_length = None
+    attention = collect_attention(model, tokenizer, "a cat sat", max_new_tokens=5, suppress_tokens=[0, 1, 3])
+    assert attention.source == ("a", "▁c", "a", "t", "▁s", "a", "t", "</s>")
+    assert attention.source_words == ((0,), (1,), (1,), (1,), (2,), (2,), (2,), ())
+    written = "".join(attention.target).replace("▁", "")
+    assert attention.target_text
+    assert written.startswith(attention.target_text.replace(" ", ""))
+    with pytest.raises(ValueError, match="FSMTTokenizer cannot encode target texts"):
+        collect_attention(model, tokenizer, "a cat", "a cat")
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("text", ["the cat sits on the mat . " * 40, "abc 猫 ß " * 40, "猫坐在垫子上。" * 20])
+def test_a_long_text_is_labelled_without_decoding_it_over_and_over(
+    name: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, text = TOKENIZERS[name], text.strip()
+    ids = tokenizer(text)["input_ids"]
+    decode, lengths = tokenizer.decode, []
+
+    def count(ids: list[int], **options: Any) -> str:
+        lengths.append(len(ids))
+        return str(decode(ids, **options))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenizer, "decode", count)
+        labels = label_tokens(tokenizer, ids)
+    assert sum(lengths) < 150 * len(ids)  # a token each time would be half of len(ids) for each
+    # The oracle: each token's text is what decoding it with all before it adds to what is right so far.
+    whole = decode(ids, skip_special_tokens=True)
+    prefixes = [decode(ids[:length], skip_special_tokens=True) for length in range(len(ids) + 1)]
+    alike = [sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(prefix, whole))) for prefix in prefixes]  # noqa: B905
+    ends = list(accumulate(alike, max))
+    for (start, end), label in zip(pairwise(ends), labels, strict=True):
+        if end > start:
+            assert label == whole[start:end].replace(" ", "▁")
+    assert read_labels(labels) in (text, " " + text)
 
 
 def oracle(model: Any, tokenizer: Any, source: str, target: str) -> Any:
@@ -282,18 +384,75 @@ def test_a_long_source_is_cut_with_a_warning(caplog: pytest.LogCaptureFixture) -
     assert "truncated to 3 of its 5 tokens" in caplog.text
 
 
-def test_what_cannot_be_shown_is_refused() -> None:
-    tokenizer = make_word_tokenizer()
+def test_what_is_no_text_is_refused() -> None:
+    model, tokenizer = make_bart(), make_word_tokenizer()
     for source, target in (("", None), (" ", "papa"), ("papa", "\n")):
         with pytest.raises(ValueError, match="needs words"):
-            collect_attention(MODELS["bart"](), tokenizer, source, target)
+            collect_attention(model, tokenizer, source, target)
+    broken = b"papa \xff".decode(errors="surrogateescape")
+    for source, target, side in ((broken, None, "source"), ("papa", broken, "target")):
+        with pytest.raises(ValueError, match=rf"The {side} is no text: its character 6 is U\+DCFF"):
+            collect_attention(model, tokenizer, source, target)
+    with pytest.raises(ValueError, match="kind is 'self'"):
+        make_map([[1.0]], [(0,)], [(0,)]).select("self")  # type: ignore[arg-type]
+
+
+def make_long_t5() -> LongT5ForConditionalGeneration:
     sizes: dict[str, Any] = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 20}
     config = LongT5Config(**sizes, pad_token_id=1, eos_token_id=2, local_radius=2)
     config.decoder_start_token_id = 1
+    return LongT5ForConditionalGeneration(config).eval()
+
+
+def test_weights_for_something_else_than_pairs_of_tokens_are_refused() -> None:
+    tokenizer, model = make_word_tokenizer(), make_long_t5()
     with pytest.raises(ValueError, match=r"encoder_attentions have the shape .* a weight for each pair of tokens"):
-        collect_attention(LongT5ForConditionalGeneration(config), tokenizer, "papa mike", TARGET)
-    with pytest.raises(ValueError, match="kind is 'self'"):
-        make_map([[1.0]], [(0,)], [(0,)]).select("self")  # type: ignore[arg-type]
+        collect_attention(model, tokenizer, "papa mike", TARGET)
+    # An alignment needs no more than cross-attention, which this model has.
+    (alignment,) = align_lines(model, tokenizer, [("papa mike", TARGET)], progress=False)
+    assert [target for _, target in alignment] == [0, 1, 2, 3]
+    pegasus = PegasusXForConditionalGeneration(
+        PegasusXConfig(vocab_size=20, block_size=4, num_global_tokens=2, **SIZES)
+    )
+    with pytest.raises(ValueError, match="encoder_attentions are of the type dict; they must have a weight for each"):
+        collect_attention(pegasus, tokenizer, "papa mike", TARGET)
+
+
+def test_a_model_without_a_target_or_a_source_is_refused() -> None:
+    models = [make_half(name, vocab_size=20) for name in HALVES]
+    models.append(GPT2LMHeadModel(GPT2Config(vocab_size=20, n_embd=16, n_layer=1, n_head=2)))
+    for model in models:
+        message = f"{type(model).__name__} is no encoder-decoder"
+        with pytest.raises(ValueError, match=message):
+            collect_attention(model, make_word_tokenizer(), "papa mike", TARGET)
+        with pytest.raises(ValueError, match=message):
+            next(align_lines(model, make_word_tokenizer(), [("papa mike", TARGET)]))
+
+
+def test_weights_that_are_no_numbers_are_refused() -> None:
+    model, tokenizer = make_bart(), make_word_tokenizer()
+    (parameter,) = [p for name, p in model.named_parameters() if "encoder_attn.q_proj.weight" in name]
+    with torch.no_grad():
+        parameter[0, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"Some of the model's cross_attentions are not numbers \(NaN\)"):
+        collect_attention(model, tokenizer, "papa mike", TARGET)
+    with pytest.raises(ValueError, match=r"cross_attentions are not numbers"):
+        list(align_lines(model, tokenizer, [("papa mike", TARGET)], progress=False))
+
+
+def test_more_tokens_than_the_model_has_positions() -> None:
+    tokenizer = make_word_tokenizer()
+    model = BartForConditionalGeneration(
+        BartConfig(vocab_size=20, max_position_embeddings=10, decoder_start_token_id=2, **SIZES)
+    )
+    long = "papa " * 30
+    for source, target, message in (
+        (long, None, r"cannot read 31 source tokens \(it has 10 positions\)"),
+        (long, "papa", r"cannot read 31 source tokens and 2 target tokens \(it has 10"),
+        ("papa", long, r"cannot read 2 source tokens and 31 target tokens"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            collect_attention(model, tokenizer, source, target)
 
 
 def make_map(cross: Any, source_words: Any, target_words: Any) -> AttentionMap:
@@ -391,3 +550,18 @@ def test_a_file_of_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(ValueError, match=r"source\.gz has 6 lines and .*target\.txt has 1;"):
         align_file(model, tokenizer, *paths, overwrite=True, progress=False)
     assert len(paths[2].read_text().splitlines()) == len(PAIRS)
+
+
+def test_the_alignment_of_files_never_replaces_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    source, target = Path("a.en"), Path("a.de")
+    source.write_text("papa\n")
+    target.write_text("mike\n")
+    Path("link").symlink_to(source)
+    for path in ("a.en", "./a.de", "../" + tmp_path.name + "/a.en", "link"):
+        with pytest.raises(ValueError, match="the output file is the input file"):
+            align_file(MODELS["marian"](), make_word_tokenizer(), source, target, path, overwrite=True)
+    with pytest.raises(ValueError, match=r"a\.align\.gz: the output is written as plain text"):
+        align_file(MODELS["marian"](), make_word_tokenizer(), source, target, "a.align.gz")
+    assert (source.read_text(), target.read_text()) == ("papa\n", "mike\n")
+    assert len(list(tmp_path.iterdir())) == 3

@@ -100,25 +100,23 @@ def test_some_heads_and_means(figures: list[Figure], tmp_path: Path) -> None:
             np.testing.assert_allclose(found[title], values, atol=1e-7)
 
 
+def test_many_layers_and_heads_are_named_as_ranges(figures: list[Figure], tmp_path: Path) -> None:
+    attention = make_map(12, 16)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"layers": range(11), "heads": range(15)}, "mean of layers 0-10 and heads 0-14"),
+        ({"layers": [0, 1, 3, 4, 5, 7], "heads": [-1]}, "mean of layers 0, 1, 3-5, 7 and heads 15"),
+        ({"heads": [2, 1, 0]}, "mean of all layers and heads 2, 1, 0"),
+    ]
+    for number, (options, title) in enumerate(cases):
+        plot_attention(attention, tmp_path / f"{number}.png", average="all", **options)
+        assert list(maps_of(figures[-1])) == [title]
+
+
 def words(count: int) -> list[str]:
     return [f"▁word{index}" * (1 + 4 * (index == 1)) for index in range(count - 1)] + ["</s>"]
 
 
-@pytest.mark.parametrize(
-    ("layers", "heads", "source", "target", "options"),
-    [
-        (6, 8, 14, 12, {}),
-        (2, 3, 3, 2, {}),
-        (1, 1, 2, 2, {"title": "a title that is much longer than the picture below it is wide, as titles are"}),
-        (1, 4, 60, 50, {}),
-        (5, 2, 20, 9, {"average": "heads"}),
-    ],
-)
-def test_nothing_overlaps_or_is_cut_off(
-    layers: int, heads: int, source: int, target: int, options: dict[str, Any], figures: list[Figure], tmp_path: Path
-) -> None:
-    plot_attention(make_map(layers, heads, words(source), words(target)), tmp_path / "a.png", **options)
-    (figure,) = figures
+def check_places(figure: Figure) -> None:
     figure.draw_without_rendering()
     parts = [axes.get_tightbbox() for axes in figure.axes] + [text.get_window_extent() for text in figure.texts]
     width, height = figure.get_size_inches() * figure.dpi
@@ -130,6 +128,27 @@ def test_nothing_overlaps_or_is_cut_off(
         assert part.y1 <= height
     for one, other in combinations(parts, 2):
         assert not one.overlaps(other)  # type: ignore[union-attr, arg-type]
+
+
+@pytest.mark.parametrize(
+    ("layers", "heads", "source", "target", "options"),
+    [
+        (6, 8, 14, 12, {}),
+        (2, 3, 3, 2, {}),
+        (1, 1, 2, 2, {"title": "a title that is much longer than the picture below it is wide, as titles are"}),
+        (1, 4, 60, 50, {}),
+        (5, 2, 20, 9, {"average": "heads"}),
+        (12, 16, 1, 1, {"average": "all"}),
+        (12, 16, 3, 3, {"average": "all", "layers": range(0, 11, 2), "heads": range(15)}),
+        (2, 3, 1, 1, {}),
+    ],
+)
+def test_nothing_overlaps_or_is_cut_off(
+    layers: int, heads: int, source: int, target: int, options: dict[str, Any], figures: list[Figure], tmp_path: Path
+) -> None:
+    plot_attention(make_map(layers, heads, words(source), words(target)), tmp_path / "a.png", **options)
+    (figure,) = figures
+    check_places(figure)
     # Each label has room for itself, and is large enough to be read.
     for labels in (figure.axes[0].get_yticklabels(), figure.axes[-2].get_xticklabels()):
         assert labels
@@ -149,6 +168,8 @@ def test_what_there_is_not_is_refused(tmp_path: Path) -> None:
     for options, message in (
         ({"layers": [2]}, r"layers is \[2\]; they must be from 0 to 1"),
         ({"heads": []}, r"heads is \[\]"),
+        ({"heads": [0, 0, 1]}, r"heads is \[0, 0, 1\]; 0 must be named once"),
+        ({"layers": [-1, 0, 1], "average": "all"}, r"layers is \[-1, 0, 1\]; 1 must be named once"),
         ({"kind": "self"}, "kind is 'self'"),
         ({"average": "mean"}, "average is 'mean'; it must be one of none, heads, all"),
     ):
@@ -183,6 +204,15 @@ def test_an_svg_file_has_every_label_as_text(tmp_path: Path, caplog: pytest.LogC
         assert texts.count(label) == 2
     assert "$猫</svg>" in texts
     assert not caplog.records  # the viewer's fonts decide
+
+
+def test_texts_of_an_svg_file_run_in_their_own_direction(tmp_path: Path) -> None:
+    path = tmp_path / "a.svg"
+    plot_attention(make_map(1, 1, source=["▁שלום", "</s>"]), path)
+    root = ElementTree.parse(path)
+    rules = "".join(node.text or "" for node in root.iter("{http://www.w3.org/2000/svg}style"))
+    assert re.search(r"(?:^|})\s*text\s*{\s*unicode-bidi:\s*plaintext\s*}", rules)
+    assert "▁שלום" in [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
 @pytest.fixture
@@ -225,15 +255,26 @@ def test_a_font_that_has_the_characters_is_found(
 
 
 def test_characters_without_a_font_are_boxes_with_one_warning(
-    cat_font: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    cat_font: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = ["猫狗", "狗\ufe0f", "\U0001f3fd", "</s>"]
-    for ending in (".png", ".pdf"):
+    monkeypatch.setattr("vanilla_transformer.pictures._warned", set())
+
+    def draw(*source: str) -> list[str]:
         caplog.clear()
-        plot_attention(make_map(2, 2, source=source), tmp_path / f"a{ending}", title="狗")
-        ((_, level, message),) = caplog.record_tuples
-        assert level == logging.WARNING
-        assert message.startswith("No installed font has 1 of the characters (狗): they are drawn as □. Install a font")
+        for ending in (".png", ".pdf"):
+            plot_attention(make_map(2, 2, source=source), tmp_path / f"a{ending}", title="狗", overwrite=True)
+        assert all(level == logging.WARNING for _, level, _ in caplog.record_tuples)
+        return caplog.messages
+
+    (message,) = draw("猫狗", "狗\ufe0f", "\U0001f3fd", "</s>")
+    assert message.startswith("No installed font that can be used has 1 of the characters (狗): they are drawn as □.")
+    assert "fonts-noto-cjk" in message
+    assert "emoji" not in message
+    (message,) = draw("狗", "🦜", "👩\u200d👧")
+    assert "has 3 of the characters (👧 👩 🦜)" in message
+    assert "fonts-symbola" in message
+    assert "fonts-noto-cjk" not in message
+    assert not draw("狗", "🦜")
 
 
 def test_labels_without_a_font_keep_their_place(cat_font: str, figures: list[Figure], tmp_path: Path) -> None:
@@ -254,6 +295,17 @@ def test_sinusoids_are_the_formula(figures: list[Figure], tmp_path: Path) -> Non
     for wrong in ([16], [-1], []):
         with pytest.raises(ValueError, match="they must be from 0 to 15"):
             plot_positions(table, tmp_path / "b.png", dimensions=wrong)
+
+
+def test_a_single_position_can_be_seen(figures: list[Figure], tmp_path: Path) -> None:
+    plot_positions(position_table(make_config(d_model=16), 1), tmp_path / "a.png")
+    upper, lower = figures[0].axes[:2]
+    figures[0].draw_without_rendering()
+    for axis in (upper.yaxis, lower.xaxis):
+        low, high = sorted(axis.get_view_interval())
+        assert [tick for tick in axis.get_majorticklocs() if low <= tick <= high] == [0]
+        assert low < 0 < high
+    assert all(line.get_marker() == "." for line in lower.lines)
 
 
 def test_positions_of_any_model_with_a_table() -> None:
@@ -296,13 +348,45 @@ def test_masks_are_the_rules(figures: list[Figure], tmp_path: Path) -> None:
             np.asarray(mesh.get_array()).reshape(masks[kind][sentence].shape), masks[kind][sentence]
         )
     assert labels_of(figure.axes[5]) == (["<s>", "f"], ["d", "<pad>", "<pad>"])
-    figure.draw_without_rendering()
-    boxes = [axes.get_tightbbox() for axes in figure.axes]
-    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))  # type: ignore[union-attr, arg-type]
+    check_places(figure)
     wrongs: list[tuple[Any, Any]] = [([], []), ([["a"]], []), ([["a"]], [[]])]
     for wrong_sources, wrong_targets in wrongs:
         with pytest.raises(ValueError, match="there must be as many, each with tokens"):
             plot_masks(wrong_sources, wrong_targets, tmp_path / "b.png")
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "options"),
+    [
+        ([["Donaudampfschiff" * 4, "x"], ["y"]], [["<s>", "z"]] * 2, {"pad_token": "[PAD]"}),
+        ([["a"]], [["b"]], {"title": "a title that is much longer than the picture " * 3}),
+        ([words(40)], [words(30)], {}),
+    ],
+)
+def test_masks_have_room_and_say_who_looks(
+    source: Any, target: Any, options: dict[str, Any], figures: list[Figure], tmp_path: Path
+) -> None:
+    plot_masks(source, target, tmp_path / "a.png", **options)
+    (figure,) = figures
+    check_places(figure)
+    for axes in figure.axes:
+        for label in [*axes.get_yticklabels(), *axes.get_xticklabels()]:
+            assert len(label.get_text()) <= 24
+            assert float(label.get_fontsize()) * figure.dpi / 72 >= 7
+        rows, columns = labels_of(axes)
+        assert axes.bbox.width / axes.bbox.height == pytest.approx(len(columns) / len(rows))
+    assert "Each row is a token that looks, each column one that is looked at" in figure.texts[1].get_text()
+    if "pad_token" in options:
+        assert labels_of(figure.axes[3])[0] == ["y", "[PAD]"]
+
+
+def test_masks_too_large_to_read_are_refused(figures: list[Figure], tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"masks of 1 sentences of up to 400 tokens make a picture of .* fewer or shorter"
+    ):
+        plot_masks([["t"] * 400], [["t"] * 400], tmp_path / "a.png")
+    plot_masks([["t"] * 110], [["t"] * 110], tmp_path / "a.png")
+    assert max(figures[0].get_size_inches()) * figures[0].dpi <= 10_000
 
 
 class Page(HTMLParser):

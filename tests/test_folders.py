@@ -1,4 +1,4 @@
-"""Folders that are complete or absent."""
+"""Folders that are complete or absent, and what a file of text must not replace."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vanilla_transformer import folders
-from vanilla_transformer.folders import check_new_folder, new_folder
+from vanilla_transformer.folders import check_new_folder, check_text_output, new_folder
 
 
 def run_alone(program: str, *arguments: str | Path) -> str:
@@ -143,3 +143,19 @@ def test_a_folder_above_it_that_is_closed() -> None:
         for place in ("b", "a/b"):
             found = run_alone(program, f"{closed}/{place}")
             assert found == f"{closed}/{place} cannot be made: nothing may be written to {closed}.\n"
+
+
+def test_a_text_is_not_written_over_what_it_is_made_from(tmp_path: Path) -> None:
+    one, other, link = tmp_path / "one", tmp_path / "other", tmp_path / "link"
+    for path in (one, other):
+        path.write_text("kept")
+    link.symlink_to(other)
+    for path in (one, other, link, tmp_path / "." / ".." / tmp_path.name / "one"):
+        with pytest.raises(ValueError, match="the output file is the input file"):
+            check_text_output(path, inputs=[one, other], overwrite=True)
+    with pytest.raises(ValueError, match=r"a\.gz: the output is written as plain text"):
+        check_text_output(tmp_path / "a.gz", inputs=[])
+    with pytest.raises(FileExistsError, match="exists; choose another name or allow overwriting"):
+        check_text_output(one, inputs=[other])
+    assert check_text_output(one, inputs=[other], overwrite=True) == one
+    assert check_text_output(tmp_path / "new", inputs=[tmp_path / "nowhere"]) == tmp_path / "new"

@@ -97,6 +97,16 @@ def test_a_plain_trainer_gets_the_panels_it_has_data_for(figures: list[Figure], 
     assert not figures[0].legends
 
 
+def test_a_curve_is_named_where_its_panel_could_have_another(figures: list[Figure], tmp_path: Path) -> None:
+    log: Log = [{"eval_chrf": 40.0, "eval_perplexity": 9.0, "target_tokens_per_second": 1000.0, "step": 5}]
+    for number, runs in enumerate(({"run": log}, {"run": log, "other": log})):
+        compare_learning_curves(runs, tmp_path / f"{number}.png")
+        legends = {axes.get_title(): axes.get_legend() for axes in figures[number].axes}
+        assert legend_texts(legends["Validation BLEU and chrF"]) == ["chrF"]
+        assert legend_texts(legends["Speed"]) == ["target"]
+        assert legends["Validation perplexity"] is None
+
+
 values = st.one_of(st.floats(-1e6, 1e6), st.sampled_from([math.nan, math.inf, -math.inf]))
 entries = st.fixed_dictionaries(
     {"step": st.integers(0, 20)}, optional={"loss": values, "eval_loss": values, "eval_fr_loss": values}

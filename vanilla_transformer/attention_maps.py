@@ -7,6 +7,7 @@ heads are counted from 0, as in the names of a model's parameters.
 """
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .data import open_text
-from .folders import check_new_file, new_file
+from .folders import check_text_output, new_file
 from .pipeline_vanilla_transformer import WINDOW_SIZE, count_sentences, map_by_length
 from .token_labels import Words, find_words, label_tokens, split_words
 from .translation import DEFAULT_BATCH_TOKENS_OF_OTHERS, encode_texts, inference, length_limit, progress_bar
@@ -82,14 +83,6 @@ class _Pair(NamedTuple):
     target_ids: list[int]
 
 
-class _Attention(NamedTuple):
-    """The weights of one sentence; see `AttentionMap`."""
-
-    encoder: Weights
-    decoder: Weights
-    cross: Weights
-
-
 def collect_attention(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -120,24 +113,27 @@ def collect_attention(
         The weights, with labels.
 
     Raises:
-        ValueError: If the source or the target has no words, or the model does not return weights for every token.
+        ValueError: If the source or the target has no words or is no text, the model is no encoder-decoder, or it does
+            not return a number for each pair of tokens.
     """
+    _check_model(model)
     if not source.strip() or (target is not None and not target.strip()):
         raise ValueError("Attention needs words: the source, or the target that was given, is empty.")
-    limit = length_limit(tokenizer, max_source_length)
-    (source_ids,) = encode_texts(tokenizer, [source_prefix + source], limit=limit, line_numbers=[1])
+    source_ids = _encode_source(tokenizer, source_prefix + source, max_source_length, line_number=1)
     if target is None:
         pair = _translate(model, source_ids, generate_kwargs)
     else:
         pair = _read_target(model, tokenizer, source_ids, target, line_number=1)
-    (attention,) = _read_attention(model, [pair])
+    (attention,) = _read_attention(model, [pair], KINDS)
     decode: Any = tokenizer.decode
     read_source = partial(find_words, tokenizer, is_source=True, split_characters=split_characters)
     return AttentionMap(
         source=label_tokens(tokenizer, source_ids, is_source=True),
         target=label_tokens(tokenizer, pair.target_ids),
         decoder_input=label_tokens(tokenizer, pair.decoder_input_ids),
-        **attention._asdict(),
+        encoder=attention["encoder"],
+        decoder=attention["decoder"],
+        cross=attention["cross"],
         source_words=read_source(source_ids, source_prefix + source, prefix_length=len(source_prefix)),
         target_words=find_words(tokenizer, pair.target_ids, target, split_characters=split_characters),
         source_text=source,
@@ -145,11 +141,37 @@ def collect_attention(
     )
 
 
+def _check_model(model: PreTrainedModel) -> None:
+    if not getattr(model.config, "is_encoder_decoder", False):
+        raise ValueError(
+            f"{type(model).__name__} is no encoder-decoder (is_encoder_decoder in its configuration), so that no "
+            "target looks at a source. Take a sequence-to-sequence model."
+        )
+
+
+def _encode_source(
+    tokenizer: PreTrainedTokenizerBase, text: str, max_length: int | None, *, line_number: int
+) -> list[int]:
+    _check_characters("source", text)
+    limit = length_limit(tokenizer, max_length)
+    return encode_texts(tokenizer, [text], limit=limit, line_numbers=[line_number])[0]
+
+
+def _check_characters(side: str, text: str) -> None:
+    """What comes from a command line or from JSON may hold halves of characters, on which tokenizers stumble."""
+    half = re.search("[\ud800-\udfff]", text)
+    if half:
+        raise ValueError(
+            f"The {side} is no text: its character {half.start() + 1} is U+{ord(half.group()):04X}, which stands for a "
+            "byte that is not UTF-8, or is half of a character."
+        )
+
+
 def _translate(model: PreTrainedModel, source_ids: list[int], generate_kwargs: dict[str, Any]) -> _Pair:
     input_ids = torch.tensor([source_ids], device=model.device)
     options = {**generate_kwargs, "num_return_sequences": 1, "return_dict_in_generate": False}
     generate: Any = model.generate
-    with inference(model):
+    with inference(model), _limits_explained(model, len(source_ids)):
         output = generate(input_ids=input_ids, attention_mask=torch.ones_like(input_ids), **options)[0].tolist()
     return _Pair(source_ids, output[:-1], output[1:])
 
@@ -162,6 +184,7 @@ def _read_target(
     *,
     line_number: int,
 ) -> _Pair:
+    _check_characters("target", target)
     limit = length_limit(tokenizer, None)
     (target_ids,) = encode_texts(tokenizer, [target], limit=limit, line_numbers=[line_number], side="target")
     shift: Any = getattr(model, "prepare_decoder_input_ids_from_labels", None)
@@ -179,13 +202,20 @@ def _find_start(model: PreTrainedModel) -> int:
     return int(start)
 
 
-def _read_attention(model: PreTrainedModel, pairs: Sequence[_Pair]) -> list[_Attention]:
-    """Runs the model once on some sentences and their translations, padded on the right."""
+def _read_attention(
+    model: PreTrainedModel, pairs: Sequence[_Pair], kinds: Sequence[AttentionKind]
+) -> list[dict[AttentionKind, Weights]]:
+    """Runs the model once on some sentences and their translations, padded on the right.
+
+    Returns:
+        The weights of each kind that is asked for, (N, H, rows, columns), for each sentence.
+    """
     sources = [torch.tensor(pair.source_ids) for pair in pairs]
     targets = [torch.tensor(pair.decoder_input_ids) for pair in pairs]
+    source_length, target_length = max(map(len, sources)), max(map(len, targets))
     pad_id = getattr(model.config, "pad_token_id", None) or 0
     pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
-    with inference(model), _weights_returned(model):
+    with inference(model), _weights_returned(model), _limits_explained(model, source_length, target_length):
         outputs: Any = model(
             input_ids=pad(sources, padding_value=pad_id).to(model.device),
             attention_mask=pad([torch.ones_like(source) for source in sources]).to(model.device),
@@ -195,18 +225,22 @@ def _read_attention(model: PreTrainedModel, pairs: Sequence[_Pair]) -> list[_Att
             return_dict=True,
             use_cache=False,
         )
-    longest_source, longest_target = max(map(len, sources)), max(map(len, targets))
-    sizes = {"encoder": (longest_source,) * 2, "decoder": (longest_target,) * 2}
-    sizes["cross"] = (longest_target, longest_source)
-    found = {kind: _stack(getattr(outputs, f"{kind}_attentions"), kind, size) for kind, size in sizes.items()}
-    return [
-        _Attention(
-            encoder=found["encoder"][row, :, :, : len(source), : len(source)],
-            decoder=found["decoder"][row, :, :, : len(target), : len(target)],
-            cross=found["cross"][row, :, :, : len(target), : len(source)],
-        )
-        for row, (source, target) in enumerate(zip(sources, targets, strict=True))
-    ]
+    sizes = _find_sizes(source_length, target_length)
+    stacked = {kind: _stack(getattr(outputs, f"{kind}_attentions"), kind, sizes[kind]) for kind in kinds}
+    found: list[dict[AttentionKind, Weights]] = []
+    for row, pair in enumerate(pairs):
+        sizes = _find_sizes(len(pair.source_ids), len(pair.decoder_input_ids))
+        found.append({kind: _cut(stacked[kind][row], kind, sizes[kind]) for kind in kinds})
+    return found
+
+
+def _find_sizes(source_length: int, target_length: int) -> dict[AttentionKind, tuple[int, int]]:
+    """How many tokens look, and at how many, in each kind of attention."""
+    return {
+        "encoder": (source_length, source_length),
+        "decoder": (target_length, target_length),
+        "cross": (target_length, source_length),
+    }
 
 
 @contextmanager
@@ -223,18 +257,47 @@ def _weights_returned(model: PreTrainedModel) -> Iterator[None]:
             config._attn_implementation = implementation
 
 
-def _stack(layers: Sequence[torch.Tensor | None] | None, kind: str, size: tuple[int, int]) -> Weights:
+@contextmanager
+def _limits_explained(model: PreTrainedModel, source_length: int, target_length: int | None = None) -> Iterator[None]:
+    """Says what it is that torch does not find in a table of embeddings."""
+    try:
+        yield
+    except IndexError as error:
+        if "out of range in self" not in str(error):
+            raise
+        positions = getattr(model.config, "max_position_embeddings", None)
+        target = "" if target_length is None else f" and {target_length} target tokens"
+        raise ValueError(
+            f"The model cannot read {source_length} source tokens{target}"
+            f"{'' if positions is None else f' (it has {positions} positions)'}: {error}. Take a shorter text "
+            "(max_source_length), or the model's own tokenizer."
+        ) from error
+
+
+def _stack(layers: Any, kind: str, size: tuple[int, int]) -> Weights:
     """Maps one tensor (B, H, rows, columns) per layer to (B, N, H, rows, columns)."""
     if not layers or any(layer is None for layer in layers):
         raise ValueError(f"The model returns no {kind}_attentions: it cannot show what it looks at.")
-    arrays = [layer.float().cpu().numpy() for layer in layers if layer is not None]
-    for array in arrays:
-        if array.ndim != 4 or array.shape[2:] != size:
+    for layer in layers:
+        shape = tuple(layer.shape) if isinstance(layer, torch.Tensor) else None
+        if shape is None or len(shape) != 4 or shape[2:] != size:
+            found = f"are of the type {type(layer).__name__}" if shape is None else f"have the shape {shape}"
             raise ValueError(
-                f"The model's {kind}_attentions have the shape {array.shape}; they must have a weight for each pair of "
-                f"tokens, (sentences, heads, {size[0]}, {size[1]})."
+                f"The model's {kind}_attentions {found}; they must have a weight for each pair of tokens, (sentences, "
+                f"heads, {size[0]}, {size[1]})."
             )
-    return np.stack(arrays, axis=1)
+    return np.stack([layer.float().cpu().numpy() for layer in layers], axis=1)
+
+
+def _cut(weights: Weights, kind: str, size: tuple[int, int]) -> Weights:
+    """Leaves padding out of (N, H, rows, columns)."""
+    kept = weights[:, :, : size[0], : size[1]]
+    if not np.isfinite(kept).all():
+        raise ValueError(
+            f"Some of the model's {kind}_attentions are not numbers (NaN): its weights are broken, or too large for "
+            "its dtype."
+        )
+    return kept
 
 
 def average_heads(weights: Weights, *, layer: int | None = None, head: int | None = None) -> Weights:
@@ -346,10 +409,11 @@ def align_lines(
         The alignments, in order; of a pair with an empty side, an empty one.
 
     Raises:
-        ValueError: If there is no such layer or head, or the model does not return weights for every token.
+        ValueError: If there is no such layer or head, a side is no text, the model is no encoder-decoder, or it does
+            not return a number for each pair of tokens.
     """
+    _check_model(model)
     remaining = enumerate(pairs, start=1)
-    limit = length_limit(tokenizer, max_source_length)
     if batch_size is None and max_batch_tokens is None:
         max_batch_tokens = DEFAULT_BATCH_TOKENS_OF_OTHERS
 
@@ -357,7 +421,7 @@ def align_lines(
         if not source.strip() or not target.strip():
             return 0, (_Pair([], [], []), (), ())
         text = source_prefix + source
-        (source_ids,) = encode_texts(tokenizer, [text], limit=limit, line_numbers=[number])
+        source_ids = _encode_source(tokenizer, text, max_source_length, line_number=number)
         pair = _read_target(model, tokenizer, source_ids, target, line_number=number)
         find = partial(find_words, tokenizer, split_characters=split_characters)
         source_words = find(source_ids, text, is_source=True, prefix_length=len(source_prefix))
@@ -366,9 +430,9 @@ def align_lines(
     def align(batch: list[tuple[_Pair, Words, Words]]) -> list[Alignment]:
         if not batch[0][0].source_ids:
             return [[] for _ in batch]
-        found = _read_attention(model, [pair for pair, _, _ in batch])
+        found = _read_attention(model, [pair for pair, _, _ in batch], ["cross"])
         return [
-            _align(average_heads(attention.cross, layer=layer, head=head), *words)
+            _align(average_heads(attention["cross"], layer=layer, head=head), *words)
             for attention, (_, *words) in zip(found, batch, strict=True)
         ]
 
@@ -410,10 +474,11 @@ def align_file(
 
     Raises:
         FileExistsError: If `alignment_file` exists and `overwrite` is not set.
-        ValueError: If the files differ in length, or an option is illegal.
+        ValueError: If `alignment_file` ends in `.gz` or is one of the others, these differ in length, or an option is
+            illegal.
     """
-    check_new_file(alignment_file, overwrite=overwrite)
     paths = [os.fspath(source_file), os.fspath(target_file)]
+    check_text_output(alignment_file, inputs=paths, overwrite=overwrite)
     counts = []
     for path in paths:
         with open_text(path) as lines:

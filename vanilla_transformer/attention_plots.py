@@ -7,11 +7,23 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .attention_maps import AttentionKind, AttentionMap, Weights
 from .folders import check_new_file
-from .pictures import Lettering, choose_fonts, find_format, ignore_missing_glyphs, import_figure, save_picture
+from .pictures import (
+    Lettering,
+    choose_dpi,
+    choose_fonts,
+    find_format,
+    fit_cells,
+    import_figure,
+    measure,
+    save_picture,
+    shorten,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,13 +36,10 @@ _AXIS_NAMES: dict[AttentionKind, tuple[str, str, str]] = {
     "decoder": ("Decoder self-attention", "target token that is read", "looks at target token"),
     "cross": ("Cross-attention", "target token that is predicted", "looks at source token"),
 }
-_MOST_PIXELS, _LEAST_DPI, _DPI = 10_000, 80, 150
-_LONGEST_LABEL = 24  # characters
 _LEAST_HIGHEST = 0.5  # weight of the darkest colour
 _SMALL, _MIDDLE, _LARGE = 8, 9, 11  # font sizes in points
 # All in inches.
 _CELL_SIZES = ((1, 0.26), (8, 0.2), (10**9, 0.13))  # with up to so many panels
-_LEAST_CELL = 0.11
 _GAP, _EDGE, _LINE = 0.14, 0.12, 0.2
 
 
@@ -76,9 +85,9 @@ class _Layout:
         return self.bottom + self.rows * (self.panel_height + _LINE + _GAP) + self.top
 
     def place(self, number: int) -> tuple[float, float, float, float]:
-        """Left, bottom, width and height of a panel, as shares of the figure."""
+        """Left, bottom, width and height of a panel, as shares of the figure; it is in the middle of its slot."""
         row, column = divmod(number, self.columns)
-        x = self.left + column * self.slot_width
+        x = self.left + column * self.slot_width + (self.slot_width - _GAP - self.panel_width) / 2
         y = self.bottom + (self.rows - 1 - row) * (self.panel_height + _LINE + _GAP)
         return x / self.width, y / self.height, self.panel_width / self.width, self.panel_height / self.height
 
@@ -130,16 +139,15 @@ def plot_attention(
     content = _Content(
         panels,
         columns,
-        [lettering.show(_shorten(label)) for label in row_labels],
-        [lettering.show(_shorten(label)) for label in column_labels],
+        [lettering.show(shorten(label)) for label in row_labels],
+        [lettering.show(shorten(label)) for label in column_labels],
         kind_name if title is None else lettering.show(title),
         row_name,
         column_name,
         lettering.families,
     )
     layout = _lay_out(content)
-    dpi = min(_DPI, _MOST_PIXELS / max(layout.width, layout.height))
-    figure = figure_class(figsize=(layout.width, layout.height), dpi=dpi)
+    figure = figure_class(figsize=(layout.width, layout.height), dpi=choose_dpi(layout))
     _draw_panels(figure, layout, content)
     _write_names(figure, layout, content)
     save_picture(figure, path, overwrite=overwrite)
@@ -154,8 +162,8 @@ def _make_panels(
     chosen_layers = _check_numbers("layers", layers, len(weights))
     chosen_heads = _check_numbers("heads", heads, weights.shape[1])
     kept = weights[chosen_layers][:, chosen_heads]
-    some_layers = "all layers" if layers is None else f"layers {', '.join(map(str, chosen_layers))}"
-    some_heads = "heads" if heads is None else f"heads {', '.join(map(str, chosen_heads))}"
+    some_layers = "all layers" if layers is None else f"layers {_write_numbers(chosen_layers)}"
+    some_heads = "heads" if heads is None else f"heads {_write_numbers(chosen_heads)}"
     if average == "all":
         return [_Panel(f"mean of {some_layers} and {some_heads}", kept.mean(axis=(0, 1)))], 1
     if average == "heads":
@@ -182,11 +190,22 @@ def _check_numbers(name: str, numbers: Sequence[int] | None, count: int) -> list
     wrong = [number for number in chosen if not -count <= number < count]
     if wrong or not chosen:
         raise ValueError(f"{name} is {chosen}; they must be from 0 to {count - 1}, or from -{count} to -1.")
-    return [number % count for number in chosen]
+    counted = [number % count for number in chosen]
+    if twice := sorted({number for number in counted if counted.count(number) > 1}):
+        raise ValueError(f"{name} is {chosen}; {', '.join(map(str, twice))} must be named once.")
+    return counted
 
 
-def _shorten(label: str) -> str:
-    return label if len(label) <= _LONGEST_LABEL else label[: _LONGEST_LABEL - 1] + "…"
+def _write_numbers(numbers: Sequence[int]) -> str:
+    """Writes 0, 1, 2, 3, 5 as "0-3, 5"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [[f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run) for run in runs]
+    return ", ".join(chain.from_iterable(parts))
 
 
 def _lay_out(content: _Content) -> _Layout:
@@ -196,32 +215,29 @@ def _lay_out(content: _Content) -> _Layout:
         ValueError: If the picture would be too large with the smallest ones.
     """
     count = len(content.panels)
-    cell = next(size for most, size in _CELL_SIZES if count <= most)
-    layout = _lay_out_cells(content, cell)
-    while max(layout.width, layout.height) * _DPI > _MOST_PIXELS and cell > _LEAST_CELL:
-        cell = max(cell - 0.02, _LEAST_CELL)
-        layout = _lay_out_cells(content, cell)
-    if max(layout.width, layout.height) * _LEAST_DPI > _MOST_PIXELS:
-        raise ValueError(
-            f"{count} heat maps of {len(content.rows)} by {len(content.columns)} tokens make a picture of "
-            f"{layout.width:.0f} by {layout.height:.0f} inches; it must be at most {_MOST_PIXELS // _LEAST_DPI}. Draw "
-            "fewer layers or heads, or their mean (average), or write a page (.html), which shows one layer at a time."
-        )
-    return layout
+    return fit_cells(
+        next(size for most, size in _CELL_SIZES if count <= most),
+        partial(_lay_out_cells, content),
+        what=f"{count} heat maps of {len(content.rows)} by {len(content.columns)} tokens",
+        advice="Draw fewer layers or heads, or their mean (average), or write a page (.html), which shows one layer at "
+        "a time.",
+    )
 
 
 def _lay_out_cells(content: _Content, cell: float) -> _Layout:
     font_size = min(cell * 72 * 0.75, 10.0)
     rows = math.ceil(len(content.panels) / content.side_by_side)
     panel_width, panel_height = cell * len(content.columns), cell * len(content.rows)
-    titles = _measure([panel.title for panel in content.panels], _SMALL, content.families)
+    titles = measure([panel.title for panel in content.panels], _SMALL, content.families)
     slot_width = max(panel_width, titles) + _GAP
-    left = _EDGE + _LINE + _measure(content.rows, font_size, content.families) + 0.1
-    bottom = _EDGE + _LINE + _measure(content.columns, font_size, content.families) + 0.1
+    beside = (slot_width - _GAP - panel_width) / 2  # of a panel whose title is wider
+    left = _EDGE + _LINE + max(measure(content.rows, font_size, content.families) + 0.1 - beside, 0.05)
+    bottom = _EDGE + _LINE + measure(content.columns, font_size, content.families) + 0.1
     right, top = 0.85, _EDGE + (0.25 if content.title else 0.0)
     # A title may be longer than the picture is wide, and the name of its rows longer than it is high.
-    width = 2 * _EDGE + _measure([content.title], _LARGE, content.families)
-    height = 2 * _EDGE + _measure([content.row_name], _MIDDLE, content.families)
+    width = 2 * _EDGE + measure([content.title], _LARGE, content.families)
+    height = 2 * _EDGE + measure([content.row_name], _MIDDLE, content.families)
+    more_height = max(height - bottom - rows * (panel_height + _LINE + _GAP), 0.0)
     return _Layout(
         rows=rows,
         columns=content.side_by_side,
@@ -229,22 +245,11 @@ def _lay_out_cells(content: _Content, cell: float) -> _Layout:
         panel_height=panel_height,
         slot_width=slot_width,
         left=left,
-        bottom=bottom,
+        bottom=bottom + more_height / 2,
         right=max(right, width - left - content.side_by_side * slot_width),
-        top=max(top, top + height - bottom - rows * (panel_height + _LINE + _GAP)),
+        top=top + more_height / 2,
         font_size=font_size,
     )
-
-
-def _measure(texts: Sequence[str], font_size: float, families: list[str]) -> float:
-    """The width of the widest, in inches."""
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.textpath import text_to_path
-
-    font = FontProperties(family=families, size=font_size)
-    with ignore_missing_glyphs():
-        sizes = [text_to_path.get_text_width_height_descent(text, font, ismath=False) for text in texts]
-    return max((width for width, _, _ in sizes), default=0.0) / 72
 
 
 def _draw_panels(figure: "Figure", layout: _Layout, content: _Content) -> None:
@@ -275,8 +280,8 @@ def _write_names(figure: "Figure", layout: _Layout, content: _Content) -> None:
     """Writes what the rows and columns of all are, and the title."""
     text: dict[str, Any] = {"parse_math": False, "family": content.families}
     x, y = _EDGE / layout.width, _EDGE / layout.height
-    middle = (layout.left + layout.columns * layout.slot_width / 2) / layout.width
-    length = _measure([content.row_name], _MIDDLE, content.families)
+    middle = (layout.left + (layout.columns * layout.slot_width - _GAP) / 2) / layout.width
+    length = measure([content.row_name], _MIDDLE, content.families)
     center = layout.bottom + (layout.height - layout.bottom - layout.top) / 2
     center = min(max(center, _EDGE + length / 2), layout.height - 2 * _EDGE - _LINE - length / 2)
     figure.text(x, center / layout.height, content.row_name, rotation=90, va="center", fontsize=_MIDDLE, **text)

@@ -4,7 +4,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -116,6 +116,31 @@ def check_new_file(path: str | os.PathLike[str], *, overwrite: bool = False) -> 
     if os.path.lexists(file) and not overwrite:
         raise FileExistsError(f"{file} exists; choose another name or allow overwriting it (overwrite).")
     return file
+
+
+def check_text_output(
+    path: str | os.PathLike[str], *, inputs: Iterable[str | os.PathLike[str]], overwrite: bool = False
+) -> Path:
+    """Makes sure that a text can be written to a file, as plain text and without harm to those that it is made from.
+
+    Args:
+        path: The file to be.
+        inputs: The files that are read.
+        overwrite: Whether a file of this name may be replaced.
+
+    Returns:
+        Its path.
+
+    Raises:
+        FileExistsError: If it is there and must not be replaced, or is a folder.
+        ValueError: If it ends in `.gz`, or is one of `inputs`.
+    """
+    file = Path(path)
+    if file.suffix == ".gz":
+        raise ValueError(f"{file}: the output is written as plain text; leave out .gz.")
+    if file.exists() and any(file.samefile(source) for source in inputs):
+        raise ValueError(f"{file}: the output file is the input file.")
+    return check_new_file(file, overwrite=overwrite)
 
 
 @contextmanager

@@ -276,7 +276,7 @@ def _make_figure(runs: Mapping[str, _Curves], *, title: str | None, best_steps: 
         for line in here:
             _draw_line(axes, line)
         _finish_axes(axes, _PANELS[number], here, last_step)
-        _add_legend(axes, here, several_runs=len(runs) > 1)
+        _add_legend(axes, _PANELS[number], here, several_runs=len(runs) > 1)
     for axes in grid[len(panels) :]:
         axes.remove()
     _add_figure_legend(figure, list(runs), best_steps)
@@ -322,19 +322,19 @@ def _finish_axes(axes: "Axes", panel: _Panel, lines: list[_Line], last_step: int
     values = np.concatenate([line.curve.values for line in lines])
     lowest, highest = np.nanmin(values), np.nanmax(values)
     if panel.scale == "from zero":
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.05 * highest if highest > 0 else 1)
     elif panel.scale == "logarithmic if wide" and lowest > 0 and highest > _WIDE * lowest:
         axes.set_yscale("log", subs=[])
         axes.yaxis.set_major_locator(LogLocator(subs=[1, 2, 5] if highest < 1e3 * lowest else [1]))
     axes.yaxis.set_major_formatter("{x:,.6g}")
 
 
-def _add_legend(axes: "Axes", lines: list[_Line], *, several_runs: bool) -> None:
-    """Tells a panel's curves apart, where it has several."""
+def _add_legend(axes: "Axes", panel: _Panel, lines: list[_Line], *, several_runs: bool) -> None:
+    """Names a panel's curves, where it has several or could have others."""
     from matplotlib.lines import Line2D
 
     looks = {line.key: (line.style, "0.3" if several_runs else line.color) for line in lines}
-    if len(looks) > 1:
+    if max(len(looks), len(panel.names)) > 1:
         handles = [Line2D([], [], linestyle=style, color=color) for style, color in looks.values()]
         axes.legend(handles, [plain(key.label) for key in looks], fontsize=8, frameon=False)
 

@@ -5,7 +5,10 @@ Shapes: B sentences, S source tokens, T target tokens, L positions, D d_model.
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +19,18 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 from .attention_maps import AttentionKind
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .folders import check_new_file
-from .pictures import Lettering, choose_color, choose_fonts, find_format, import_figure, save_picture
+from .pictures import (
+    Lettering,
+    choose_color,
+    choose_dpi,
+    choose_fonts,
+    find_format,
+    fit_cells,
+    import_figure,
+    measure,
+    save_picture,
+    shorten,
+)
 from .positions_vanilla_transformer import SINUSOIDS
 
 if TYPE_CHECKING:
@@ -24,9 +38,12 @@ if TYPE_CHECKING:
 
 Labels = Sequence[Sequence[str]]
 
-_PAD = "<pad>"
-_CELL = 0.22  # inches of a token in a mask
-_LEAST_WIDTH = 2.8  # inches of a mask, for its title
+_MASK_NOTE = (
+    "Each row is a token that looks, each column one that is looked at: blue if it may be, white if it is masked."
+)
+_LARGE, _MIDDLE, _LABEL = 12, 9, 8  # font sizes in points
+_CELL, _GAP, _EDGE, _LINE = 0.22, 0.25, 0.12, 0.25  # inches; a cell is a token in a mask
+_FEW = 40  # positions, of which each is marked
 _MASK_TITLES: dict[AttentionKind, str] = {
     "encoder": "encoder self-attention",
     "decoder": "decoder self-attention",
@@ -113,8 +130,11 @@ def plot_positions(
     figure.colorbar(image, ax=upper, label="value added to the embedding", pad=0.01)
     for number, dimension in enumerate(shown):
         color = choose_color(number, len(shown))
-        lower.plot(range(length), table[:, dimension], color=color, label=f"dimension {dimension}")
-    lower.set(xlabel="position", ylabel="value", xlim=(0, max(length - 1, 1)), ylim=(-1.05 * limit, 1.05 * limit))
+        looks: dict[str, Any] = {"color": color, "marker": "." if length <= _FEW else ""}
+        lower.plot(range(length), table[:, dimension], label=f"dimension {dimension}", **looks)
+    for axis in (upper.yaxis, lower.xaxis):
+        axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    lower.set(xlabel="position", ylabel="value", xlim=(-0.5, length - 0.5), ylim=(-1.05 * limit, 1.05 * limit))
     lower.grid(color="0.9")
     lower.spines[["top", "right"]].set_visible(False)
     figure.legend(*lower.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9, frameon=False)
@@ -161,11 +181,45 @@ def attention_masks(
     }
 
 
+class _Masks(NamedTuple):
+    """What is to be drawn: for each sentence and kind of attention a mask, (rows, columns), with the labels of both."""
+
+    masks: list[list[npt.NDArray[np.bool_]]]
+    rows: list[list[list[str]]]
+    columns: list[list[list[str]]]
+    titles: list[list[str]]
+    title: str
+    families: list[str]
+
+
+@dataclass(frozen=True)
+class _MaskLayout:
+    """Where everything is, in inches; each kind of attention has a column of masks, each sentence a row."""
+
+    cell: float
+    lefts: tuple[float, ...]  # of the masks of each kind
+    width: float
+    row_height: float
+    height: float
+
+    @property
+    def font_size(self) -> float:
+        """In points."""
+        return min(self.cell * 72 * 0.75, _LABEL)
+
+    def place(self, sentence: int, kind: int, size: tuple[int, ...]) -> tuple[float, float, float, float]:
+        """Left, bottom, width and height of a mask, as shares of the figure."""
+        height, width = self.cell * size[0], self.cell * size[1]
+        top = self.height - _EDGE - 2 * _LINE - sentence * self.row_height
+        return self.lefts[kind] / self.width, (top - height) / self.height, width / self.width, height / self.height
+
+
 def plot_masks(
     source: Labels,
     target: Labels,
     path: str | os.PathLike[str],
     *,
+    pad_token: str = "<pad>",
     title: str | None = None,
     overwrite: bool = False,
 ) -> None:
@@ -175,6 +229,7 @@ def plot_masks(
         source: The tokens of each source, as a person reads them, B lists; shorter ones are padded as in a batch.
         target: The tokens that the decoder is fed with each, B lists.
         path: The picture to write, as .png, .svg or .pdf.
+        pad_token: How padding is called.
         title: Written above the picture.
         overwrite: Whether an existing file may be replaced.
 
@@ -182,47 +237,96 @@ def plot_masks(
         FileExistsError: If the file exists and must not be replaced.
         ImportError: If matplotlib is not installed.
         OSError: If the file cannot be written.
-        ValueError: If there are not as many targets as sources, one has no tokens, or the name has another ending.
+        ValueError: If there are not as many targets as sources, one has no tokens, the picture would be too large to be
+            read, or the name has another ending.
     """
     figure_class = import_figure("Pictures of masks")
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
     picture_format = find_format(path)
     check_new_file(path, overwrite=overwrite)
     if len(source) != len(target) or not all([source, *source, *target]):
         raise ValueError(f"{len(source)} sources and {len(target)} targets: there must be as many, each with tokens.")
-    masks = attention_masks([len(tokens) for tokens in source], [len(tokens) for tokens in target])
-    title = "Masks: blue cells may be looked at" if title is None else title
-    lettering = choose_fonts([title, *(token for tokens in [*source, *target] for token in tokens)])
+    title = "Masks" if title is None else title
+    lettering = choose_fonts([title, pad_token, *(token for tokens in [*source, *target] for token in tokens)])
     if picture_format == "svg":
         lettering = Lettering(lettering.families, frozenset())
     lettering.warn()
-    sources, targets = (
-        [[*map(lettering.show, tokens), *[_PAD] * (max(map(len, side)) - len(tokens))] for tokens in side]
-        for side in (source, target)
+    content = _make_masks(source, target, pad_token, title, lettering)
+    layout = fit_cells(
+        _CELL,
+        partial(_lay_out_masks, content),
+        what=f"The masks of {len(source)} sentences of up to {max(map(len, [*source, *target]))} tokens",
+        advice="Draw fewer or shorter sentences.",
     )
-    widths = [max(1.2 + _CELL * len(side[0]), _LEAST_WIDTH) for side in (sources, targets, sources)]
-    height = 0.5 + len(source) * (1.2 + _CELL * max(len(sources[0]), len(targets[0])))
-    figure = figure_class(figsize=(sum(widths), height), dpi=120, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))
-    grid = figure.subplots(len(source), 3, squeeze=False, width_ratios=widths)
-    for row, axes in enumerate(grid):
-        sides = {"encoder": (sources, sources), "decoder": (targets, targets), "cross": (targets, sources)}
-        for cell, (kind, name) in zip(axes, _MASK_TITLES.items(), strict=True):
-            rows, columns = sides[kind]
-            _draw_mask(cell, masks[kind][row], rows[row], columns[row], lettering.families)
-            cell.set_title(f"{name}, sentence {row}", fontsize=9)
-    figure.suptitle(lettering.show(title), fontsize=12, parse_math=False, family=lettering.families)
+    figure = figure_class(figsize=(layout.width, layout.height), dpi=choose_dpi(layout))
+    for sentence, masks in enumerate(content.masks):
+        for kind, mask in enumerate(masks):
+            axes = figure.add_axes(layout.place(sentence, kind, mask.shape))
+            labels = content.rows[sentence][kind], content.columns[sentence][kind]
+            _draw_mask(axes, mask, *labels, layout.font_size, content.families)
+            axes.set_title(content.titles[sentence][kind], fontsize=_MIDDLE, pad=3)
+    text: dict[str, Any] = {"ha": "center", "parse_math": False, "family": content.families}
+    figure.text(0.5, 1 - _EDGE / layout.height, content.title, va="top", fontsize=_LARGE, **text)
+    figure.text(0.5, _EDGE / layout.height, _MASK_NOTE, va="bottom", fontsize=_MIDDLE, **text)
     save_picture(figure, path, overwrite=overwrite)
 
 
+def _make_masks(source: Labels, target: Labels, pad_token: str, title: str, lettering: Lettering) -> _Masks:
+    masks = attention_masks([len(tokens) for tokens in source], [len(tokens) for tokens in target])
+    sources, targets = (
+        [
+            [lettering.show(shorten(token)) for token in [*tokens, *[pad_token] * (max(map(len, side)) - len(tokens))]]
+            for tokens in side
+        ]
+        for side in (source, target)
+    )
+    sides = {"encoder": (sources, sources), "decoder": (targets, targets), "cross": (targets, sources)}
+    sentences = range(len(source))
+    return _Masks(
+        masks=[[masks[kind][sentence] for kind in _MASK_TITLES] for sentence in sentences],
+        rows=[[sides[kind][0][sentence] for kind in _MASK_TITLES] for sentence in sentences],
+        columns=[[sides[kind][1][sentence] for kind in _MASK_TITLES] for sentence in sentences],
+        titles=[[f"{name}, sentence {sentence}" for name in _MASK_TITLES.values()] for sentence in sentences],
+        title=lettering.show(title),
+        families=lettering.families,
+    )
+
+
+def _lay_out_masks(content: _Masks, cell: float) -> _MaskLayout:
+    layout = _MaskLayout(cell=cell, lefts=(), width=0.0, row_height=0.0, height=0.0)
+    lefts, x = [], _EDGE
+    for kind in range(len(_MASK_TITLES)):
+        labels = [label for rows in content.rows for label in rows[kind]]
+        width = cell * content.masks[0][kind].shape[1]
+        beside = (measure([titles[kind] for titles in content.titles], _MIDDLE, content.families) - width) / 2
+        lefts.append(x + max(measure(labels, layout.font_size, content.families) + 0.1, beside))
+        x = lefts[-1] + width + max(beside, 0.0) + _GAP
+    needed = max(measure([content.title], _LARGE, content.families), measure([_MASK_NOTE], _MIDDLE, content.families))
+    more = max(needed + 2 * _EDGE - x, 0.0)
+    below = measure(
+        [label for columns in content.columns for label in chain(*columns)], layout.font_size, content.families
+    )
+    row_height = _LINE + cell * max(mask.shape[0] for mask in content.masks[0]) + below + 0.1
+    return replace(
+        layout,
+        lefts=tuple(left + more / 2 for left in lefts),
+        width=x + more,
+        row_height=row_height,
+        height=2 * _EDGE + 2 * _LINE + len(content.masks) * row_height,
+    )
+
+
 def _draw_mask(
-    axes: "Axes", mask: npt.NDArray[np.bool_], rows: Sequence[str], columns: Sequence[str], families: list[str]
+    axes: "Axes",
+    mask: npt.NDArray[np.bool_],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    font_size: float,
+    families: list[str],
 ) -> None:
     from matplotlib.colors import ListedColormap
 
-    text: dict[str, Any] = {"fontsize": 8, "parse_math": False, "family": families}
+    text: dict[str, Any] = {"fontsize": font_size, "parse_math": False, "family": families}
     axes.pcolormesh(mask, cmap=ListedColormap(["white", "#8CBCE0"]), vmin=0, vmax=1, edgecolors="0.8", linewidth=0.5)
-    axes.set_aspect("equal")
     axes.invert_yaxis()
     axes.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=90, **text)
     axes.set_yticks(np.arange(len(rows)) + 0.5, rows, **text)

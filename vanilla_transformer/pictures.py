@@ -1,15 +1,15 @@
-"""What all pictures share: their files, colours, and fonts that have every character of a text."""
+"""What all pictures share: their files, sizes, colours, and fonts that have every character of a text."""
 
 import logging
 import os
 import threading
 import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from .folders import new_file
 from .optional import explain_missing
@@ -24,10 +24,15 @@ PICTURE_FORMATS = ("png", "svg", "pdf")
 # Okabe and Ito's colours, which colour-blind people can tell apart, without the yellow that is lost on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 
+_MOST_PIXELS, _LEAST_DPI, _MOST_DPI = 10_000, 80, 150
+_LEAST_CELL = 0.11  # inches
+_LONGEST_LABEL = 24  # characters
 _MISSING = "□"
 _SVG_LOCK = threading.Lock()
 # Joiners, variation selectors and skin colours change their neighbours, and say nothing where no font has them.
 _SILENT = frozenset(map(chr, [0x200C, 0x200D, *range(0xFE00, 0xFE10), *range(0x1F3FB, 0x1F400)]))
+_FIRST_EMOJI = "\U0001f000"  # where the blocks of pictographs begin
+_warned: set[str] = set()  # characters that a warning has named
 
 
 def import_figure(what: str) -> "type[Figure]":
@@ -75,6 +80,7 @@ def save_picture(figure: "Figure", path: str | os.PathLike[str], *, overwrite: b
         if picture_format == "svg":
             with _text_in_svg():
                 figure.savefig(partial, format=picture_format)
+            _let_texts_choose_their_direction(partial)
         else:
             figure.savefig(partial, format=picture_format)
 
@@ -90,6 +96,14 @@ def _text_in_svg() -> Iterator[None]:
             yield
         finally:
             rcParams["svg.fonttype"] = before
+
+
+def _let_texts_choose_their_direction(path: Path) -> None:
+    """Has a text whose first letter is Hebrew or Arabic run from right to left, as in the other formats."""
+    text = path.read_text(encoding="utf-8")
+    path.write_text(
+        text.replace("</style>", "text{unicode-bidi: plaintext}</style>", 1), encoding="utf-8", newline="\n"
+    )
 
 
 @contextmanager
@@ -115,6 +129,67 @@ def choose_color(number: int, count: int) -> str:
     return colors.to_hex(colormaps["turbo"](number / (count - 1)))
 
 
+class Sized(Protocol):
+    """What has a size in inches."""
+
+    @property
+    def width(self) -> float: ...
+
+    @property
+    def height(self) -> float: ...
+
+
+_Layout = TypeVar("_Layout", bound=Sized)
+
+
+def fit_cells(largest: float, lay_out: Callable[[float], _Layout], *, what: str, advice: str) -> _Layout:
+    """Lays out a picture of cells, which are tokens, that are as large as its size bears.
+
+    Args:
+        largest: The size of a cell in inches, where there is room.
+        lay_out: Makes a layout of cells of a size.
+        what: What is drawn, for the message.
+        advice: What to do about a picture that is too large.
+
+    Returns:
+        The layout.
+
+    Raises:
+        ValueError: If the picture would be too large with the smallest cells that can be read.
+    """
+    cell, layout = largest, lay_out(largest)
+    while max(layout.width, layout.height) * _MOST_DPI > _MOST_PIXELS and cell > _LEAST_CELL:
+        cell = max(cell - 0.02, _LEAST_CELL)
+        layout = lay_out(cell)
+    if max(layout.width, layout.height) * _LEAST_DPI > _MOST_PIXELS:
+        raise ValueError(
+            f"{what} make a picture of {layout.width:.0f} by {layout.height:.0f} inches; it must be at most "
+            f"{_MOST_PIXELS // _LEAST_DPI}. {advice}"
+        )
+    return layout
+
+
+def choose_dpi(size: Sized) -> float:
+    """Returns how many pixels an inch of a picture has."""
+    return min(_MOST_DPI, _MOST_PIXELS / max(size.width, size.height))
+
+
+def shorten(label: str) -> str:
+    """Cuts the label of a token that has no end."""
+    return label if len(label) <= _LONGEST_LABEL else label[: _LONGEST_LABEL - 1] + "…"
+
+
+def measure(texts: Iterable[str], font_size: float, families: list[str]) -> float:
+    """Returns the width of the widest of some texts, in inches; the font size is in points."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    font = FontProperties(family=families, size=font_size)
+    with ignore_missing_glyphs():
+        sizes = [text_to_path.get_text_width_height_descent(text, font, ismath=False) for text in set(texts)]
+    return max((width for width, _, _ in sizes), default=0.0) / 72
+
+
 class Lettering(NamedTuple):
     """Fonts for some texts.
 
@@ -132,18 +207,27 @@ class Lettering(NamedTuple):
         return "".join(_MISSING if character in self.missing else character for character in kept)
 
     def warn(self) -> None:
-        """Says which characters are drawn as boxes, if any, and what to do."""
-        named = sorted(self.missing - _SILENT)
-        if named:
-            logger.warning(
-                "No installed font has %d of the characters (%s%s): they are drawn as %s. Install a font that has "
-                "them, such as Noto (Debian: fonts-noto-core, fonts-noto-cjk), or write SVG or HTML, which leave it to "
-                "the viewer's fonts.",
-                len(named),
-                " ".join(named[:8]),
-                " ..." if len(named) > 8 else "",
-                _MISSING,
+        """Says which characters are drawn as boxes, if any, and what to do; once for each character."""
+        named = sorted(self.missing - _SILENT - _warned)
+        if not named:
+            return
+        _warned.update(named)
+        advice = []
+        if named[0] < _FIRST_EMOJI:
+            advice.append("Install a font that has them, such as Noto (Debian: fonts-noto-core, fonts-noto-cjk).")
+        if named[-1] >= _FIRST_EMOJI:
+            advice.append(
+                "For emoji install one of outlines, such as Symbola (Debian: fonts-symbola); colours cannot be drawn."
             )
+        logger.warning(
+            "No installed font that can be used has %d of the characters (%s%s): they are drawn as %s. %s Or write SVG "
+            "or HTML, which leave it to the viewer's fonts.",
+            len(named),
+            " ".join(named[:8]),
+            " ..." if len(named) > 8 else "",
+            _MISSING,
+            " ".join(advice),
+        )
 
 
 def choose_fonts(texts: Iterable[str]) -> Lettering:
@@ -232,10 +316,14 @@ __all__ = [
     "PICTURE_FORMATS",
     "Lettering",
     "choose_color",
+    "choose_dpi",
     "choose_fonts",
     "find_format",
+    "fit_cells",
     "ignore_missing_glyphs",
     "import_figure",
+    "measure",
     "plain",
     "save_picture",
+    "shorten",
 ]

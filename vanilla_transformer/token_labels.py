@@ -8,15 +8,19 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from difflib import SequenceMatcher
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import FSMTTokenizer, PreTrainedTokenizerBase
+
+from .vocabularies import get_vocabularies
 
 SPACE, LINE_BREAK = "▁", "↵"
 _MARK_HOLDER = "◌"  # under a combining mark that has no letter
 _JOINERS = "\u200c\u200d"
 _UNKNOWN = "\N{OBJECT REPLACEMENT CHARACTER}"
+_CHUNK, _CONTEXT = 64, 8  # tokens that are decoded together, and those before them
 _BYTE_NAME = re.compile("<0x([0-9A-F]{2})>")  # sentencepiece's name for a byte
 
 # Scripts that are written without spaces, and whose characters mean something each.
@@ -36,6 +40,17 @@ def _byte_symbols() -> dict[str, int]:
 _BYTES = _byte_symbols()
 
 
+@lru_cache(maxsize=2)
+def _read_source_names(tokenizer: PreTrainedTokenizerBase, size: int) -> dict[int, str]:
+    """The names of the source's tokens, for tokenizers of the library, which name and decode only the target's.
+
+    Args:
+        tokenizer: MarianTokenizer with two vocabularies, or FSMTTokenizer.
+        size: Its length, which grows with tokens that are added.
+    """
+    return {token_id: token for token, token_id in get_vocabularies(tokenizer)[0].items()}
+
+
 class _Reader:
     """Reads the tokens of one side.
 
@@ -47,10 +62,15 @@ class _Reader:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, is_source: bool, keep_unknown: bool) -> None:
         self.tokenizer: Any = tokenizer
-        # Only tokenizers with two vocabularies need to be told which, and others would refuse the argument.
-        has_two = getattr(tokenizer, "separate_vocabs", False)
-        self.side = {"use_source_tokenizer": True} if is_source and has_two else {}
         self.namer: Any = tokenizer if is_source else getattr(tokenizer, "target_tokenizer", tokenizer)
+        self.side: dict[str, bool] = {}
+        self.source_names: dict[int, str] | None = None
+        # Only tokenizers with two vocabularies need to be told which, and others would refuse the argument.
+        has_two = getattr(tokenizer, "separate_vocabs", False) or isinstance(tokenizer, FSMTTokenizer)
+        if is_source and has_two and hasattr(tokenizer, "target_tokenizer"):
+            self.side = {"use_source_tokenizer": True}
+        elif is_source and has_two:
+            self.source_names = _read_source_names(tokenizer, len(tokenizer))
         self.special = set(tokenizer.all_special_ids)
         self.keep_unknown = keep_unknown
         backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -61,23 +81,50 @@ class _Reader:
 
     def decode(self, ids: Sequence[int]) -> str:
         kept = [token_id for token_id in ids if not self.has_no_text(token_id)]
-        text: str = self.tokenizer.decode(kept, clean_up_tokenization_spaces=False, **self.side)
+        if self.source_names is None:
+            text: str = self.tokenizer.decode(kept, clean_up_tokenization_spaces=False, **self.side)
+        else:
+            text = self._join([self.source_names[token_id] for token_id in kept])
         return text.replace(self.tokenizer.unk_token, _UNKNOWN) if self.keep_unknown else text
+
+    def _join(self, names: Sequence[str]) -> str:
+        """Makes a text of a source's tokens."""
+        if isinstance(self.tokenizer, FSMTTokenizer):
+            words = "".join(names).replace("</w>", " ").split()
+            return str(self.tokenizer.moses_detokenize(words, self.tokenizer.src_lang))
+        # Marian joins tokens with the side's model that it decoded with last.
+        self.tokenizer.decode([], use_source_tokenizer=True)
+        return str(self.tokenizer.convert_tokens_to_string(names))
 
     def find_spans(self, ids: Sequence[int], text: str) -> list[_Span]:
         """Where in the text that they decode to each token is; a part of a character is where others complete it."""
         ends = [0]
-        for length in range(1, len(ids) + 1):
-            # Half a character decodes to a replacement character, which the whole text does not have in its place.
-            prefix = self.decode(ids[:length])
-            both = zip(prefix, text, strict=False)
-            common = next((index for index, (a, b) in enumerate(both) if a != b), min(len(prefix), len(text)))
-            ends.append(max(common, ends[-1]))
+        for first in range(0, len(ids), _CHUNK):
+            last = min(first + _CHUNK, len(ids))
+            start, offset = self._find_window(ids, text, first, last)
+            for length in range(first + 1, last + 1):
+                # Half a character decodes to a replacement character, which the whole does not have in its place.
+                ends.append(max(offset + _count_common(self.decode(ids[start:length]), text, offset), ends[-1]))
         return list(pairwise(ends))
+
+    def _find_window(self, ids: Sequence[int], text: str, first: int, last: int) -> tuple[int, int]:
+        """Finds a token from which on to decode, since decoding from the first one each time would take too long.
+
+        Returns:
+            Its index, and where in the text it begins.
+        """
+        end = _count_common(self.decode(ids[:last]), text)
+        # A window must not begin within a character, nor where decoding depends on what is before it.
+        for start in range(first - _CONTEXT, first - 2 * _CONTEXT, -1) if first else ():
+            window = self.decode(ids[start:last]).rstrip("\ufffd")
+            if window and text.endswith(window, 0, end):
+                return start, end - len(window)
+        return 0, 0
 
     def name(self, token_id: int) -> str:
         """The token's name in its vocabulary; of a part of a character, the bytes."""
-        name = str(self.namer.convert_ids_to_tokens(token_id))
+        names = self.source_names
+        name = str(self.namer.convert_ids_to_tokens(token_id)) if names is None else names[token_id]
         found = _BYTE_NAME.fullmatch(name)
         if found is not None:
             content = bytes.fromhex(found.group(1))
@@ -87,6 +134,13 @@ class _Reader:
             return name
         text = content.decode(errors="surrogateescape")
         return re.sub("[\udc80-\udcff]", lambda byte: f"<{ord(byte.group()) - 0xDC00:02X}>", text)
+
+
+def _count_common(prefix: str, text: str, start: int = 0) -> int:
+    """How many characters of `prefix` are those of the text from `start` on."""
+    there = text[start : start + len(prefix)]
+    both = zip(prefix, there, strict=False)
+    return next((index for index, (a, b) in enumerate(both) if a != b), len(there))
 
 
 def label_tokens(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, is_source: bool = False) -> tuple[str, ...]:

@@ -1,6 +1,15 @@
-"""Pictures of a training, of attention, of positions and of masks: what this package can draw, in one place."""
+"""What this package can show, in one place: a training, attention and the word alignments in it, positions, masks."""
 
 from .attention_html import save_attention_page
+from .attention_maps import (
+    AttentionMap,
+    align_file,
+    align_lines,
+    align_words,
+    collect_attention,
+    format_pharaoh,
+    split_words,
+)
 from .attention_plots import plot_attention
 from .learning_curves import compare_learning_curves, load_trainer_state, plot_learning_curves
 from .paper_plots import plot_masks, plot_positions, position_table
@@ -8,7 +17,13 @@ from .pictures import PICTURE_FORMATS
 
 __all__ = [
     "PICTURE_FORMATS",
+    "AttentionMap",
+    "align_file",
+    "align_lines",
+    "align_words",
+    "collect_attention",
     "compare_learning_curves",
+    "format_pharaoh",
     "load_trainer_state",
     "plot_attention",
     "plot_learning_curves",
@@ -16,4 +31,5 @@ __all__ = [
     "plot_positions",
     "position_table",
     "save_attention_page",
+    "split_words",
 ]
