@@ -1,6 +1,6 @@
 r"""Shows a model on a page: text in, translations with their scores and a map of the attention out.
 
-    pip install "vanilla-transformer[demo]"
+    pip install ".[demo]"
     python scripts/app.py --model_name_or_path out/my-model
     python scripts/app.py --model_name_or_path facebook/nllb-200-distilled-600M \
         --source_lang eng_Latn --target_lang deu_Latn
@@ -10,28 +10,41 @@ text will do. Only this machine can reach the page unless --server_name says oth
 be loaded on it unless --other_models says otherwise. Nothing is reported to anybody, and nothing is fetched but models
 that are asked for by their names on the Hub.
 
-This file is also the app of a Hugging Face Space, unchanged: copied there as app.py, beside a requirements.txt that
-names this package (`vanilla-transformer[demo]`, with ` @ git+https://...` behind it if that is where it is). The front
-matter of the Space's README.md needs two lines, and its settings a variable MODEL_NAME_OR_PATH with the model's name.
+This file is also the app of a Hugging Face Space, unchanged. --save_space writes a folder that is one: this file with
+the options that were given, the model's folder if it has one, this package, and what must be installed. Try it here
+(`python my-space/app.py`), and upload it; the second command makes the Space, if there is none yet.
 
-    sdk: gradio
-    app_file: app.py
+    python scripts/app.py --model_name_or_path out/my-model --save_space my-space
+    hf upload my-name/my-space my-space --repo-type space
 """
 
 import argparse
 import logging
 import os
+import shlex
 import signal
+import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Literal
 
 from transformers import HfArgumentParser
 from transformers.hf_argparser import DataClassType
 
-from vanilla_transformer.data import open_text
-from vanilla_transformer.demo import MAX_SOURCE_TOKENS, DemoError, ModelShelf, Settings
+from vanilla_transformer.data import read_lines
+from vanilla_transformer.demo import DemoError, Settings
+from vanilla_transformer.demo_models import ModelShelf, OtherModels
 from vanilla_transformer.demo_page import build_page, launch_page
+from vanilla_transformer.spaces import ARGUMENTS_FILE, EXAMPLES_FILE, MODEL_FOLDER, save_space
+
+# A Space has its model, examples and options here.
+_HERE = Path(__file__).resolve().parent
+# Those that a Space takes over. The others are about this machine.
+_SPACE_OPTIONS = (
+    *("revision", "trust_remote_code", "dtype", "source_lang", "target_lang", "source_prefix", "max_source_tokens"),
+    "other_models",
+)
 
 
 @dataclass
@@ -42,7 +55,7 @@ class AppArguments:
         default=None,
         metadata={
             "help": "Folder or Hub name of a sequence-to-sequence model. Default: the environment variable "
-            "MODEL_NAME_OR_PATH, or none until somebody names one on the page."
+            "MODEL_NAME_OR_PATH, or the folder `model` beside this file, or none until somebody names one on the page."
         },
     )
     revision: str = field(default="main", metadata={"help": "Branch, tag or commit on the Hub. Default: main."})
@@ -52,11 +65,19 @@ class AppArguments:
     source_lang: str | None = field(default=None, metadata={"help": "Of multilingual models: en, eng_Latn, ..."})
     target_lang: str | None = field(default=None, metadata={"help": "Of multilingual models: de, deu_Latn, ..."})
     source_prefix: str = field(default="", metadata={"help": "Put before each text, for T5 and its like."})
-    max_source_tokens: int = field(
-        default=MAX_SOURCE_TOKENS, metadata={"help": f"The longest text. Default: {MAX_SOURCE_TOKENS} tokens."}
+    max_source_tokens: int | None = field(
+        default=None,
+        metadata={
+            "help": "The longest text, in tokens. Default: what the model's sources were cut to in training, or else "
+            "what is usual: 256, and 1024 for summarization."
+        },
     )
     examples: str | None = field(
-        default=None, metadata={"help": "UTF-8 text, an example sentence per line. Default: such as suit the model."}
+        default=None,
+        metadata={
+            "help": "UTF-8 text, an example sentence per line. Default: examples.txt beside this file, or such as suit "
+            "the model."
+        },
     )
     other_models: Literal["any", "hub", "none"] | None = field(
         default=None,
@@ -75,23 +96,42 @@ class AppArguments:
     )
     share: bool = field(default=False, metadata={"help": "Make a public link by Gradio's own servers."})
 
+    save_space: str | None = field(
+        default=None, metadata={"help": "Write the folder of a Hugging Face Space instead; it must not exist yet."}
+    )
+
     def __post_init__(self) -> None:
         self.model_name_or_path = self.model_name_or_path or os.environ.get("MODEL_NAME_OR_PATH") or None
-        if self.max_source_tokens < 1:
+        if self.model_name_or_path is None and (_HERE / MODEL_FOLDER / "config.json").is_file():
+            self.model_name_or_path = str(_HERE / MODEL_FOLDER)
+        if self.examples is None and (_HERE / EXAMPLES_FILE).is_file():
+            self.examples = str(_HERE / EXAMPLES_FILE)
+        if self.max_source_tokens is not None and self.max_source_tokens < 1:
             raise ValueError(f"max_source_tokens is {self.max_source_tokens}; it must be at least 1.")
-        if self.other_models is None:
-            self.other_models = "none" if self.is_public else "any"
-        if self.model_name_or_path is None and self.other_models == "none":
+        if self.model_name_or_path is None and self.others == "none":
             raise ValueError(
                 "There is no model to show and none can be loaded on the page: give --model_name_or_path, or set "
                 "MODEL_NAME_OR_PATH."
             )
 
     @property
+    def others(self) -> OtherModels:
+        """Which other models the page loads."""
+        return self.other_models or ("none" if self.is_public else "any")
+
+    @property
     def is_public(self) -> bool:
         """Whether more than this machine can reach the page."""
         name = self.server_name or os.environ.get("GRADIO_SERVER_NAME") or "127.0.0.1"
-        return self.share or "SPACE_ID" in os.environ or name not in ("127.0.0.1", "localhost", "::1")
+        is_space = self.save_space is not None or "SPACE_ID" in os.environ
+        return self.share or is_space or name not in ("127.0.0.1", "localhost", "::1")
+
+    @property
+    def space_options(self) -> list[str]:
+        """The options for a Space that are not as they are without being given."""
+        defaults = {each.name: each.default for each in fields(self)}
+        given = {name: getattr(self, name) for name in _SPACE_OPTIONS if getattr(self, name) != defaults[name]}
+        return [f"--{name}={value}" for name, value in given.items()]
 
 
 def make_parser() -> HfArgumentParser:
@@ -103,8 +143,13 @@ def make_parser() -> HfArgumentParser:
 
 def read_examples(path: str) -> list[str]:
     """Reads the lines of a file that are not empty."""
-    with open_text(path) as lines:
-        return [line.strip() for line in lines if line.strip()]
+    return [line.strip() for line in read_lines(path) if line.strip()]
+
+
+def read_saved_arguments() -> list[str]:
+    """What `--save_space` wrote beside this file, if it did."""
+    path = _HERE / ARGUMENTS_FILE
+    return shlex.split(path.read_text(encoding="utf-8"), comments=True) if path.is_file() else []
 
 
 def show(arguments: AppArguments) -> None:
@@ -112,7 +157,7 @@ def show(arguments: AppArguments) -> None:
     examples = None if arguments.examples is None else read_examples(arguments.examples)
     shelf = ModelShelf(
         arguments.model_name_or_path,
-        others=arguments.other_models or "none",
+        others=arguments.others,
         examples=examples,
         device=arguments.device,
         dtype=arguments.dtype,
@@ -139,6 +184,18 @@ def show(arguments: AppArguments) -> None:
         page.close(verbose=False)
 
 
+def save(arguments: AppArguments) -> None:
+    """Writes a Space that will show what these arguments show."""
+    space = save_space(
+        arguments.save_space or "",
+        __file__,
+        model_name_or_path=arguments.model_name_or_path,
+        examples=None if arguments.examples is None else read_examples(arguments.examples),
+        options=arguments.space_options,
+    )
+    print(f"The Space is in {space}; upload it with: hf upload NAME/{space.name} {space} --repo-type space")
+
+
 def main(argv: list[str] | None = None) -> None:
     """Parses the arguments (`argv`, else the command line's), and shows the page."""
     parser = make_parser()
@@ -146,9 +203,16 @@ def main(argv: list[str] | None = None) -> None:
     # Containers are stopped with this signal.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        (arguments,) = parser.parse_args_into_dataclasses(args=argv)
-        show(arguments)
-    except (DemoError, ImportError, OSError, ValueError) as error:
+        # What comes later wins.
+        given = [*read_saved_arguments(), *(sys.argv[1:] if argv is None else argv)]
+        (arguments,) = parser.parse_args_into_dataclasses(args=given, look_for_args_file=False)
+        if arguments.save_space is None:
+            show(arguments)
+        else:
+            save(arguments)
+    except DemoError as error:
+        parser.error(error.whole)
+    except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))
     except KeyboardInterrupt:
         print("The page is closed.")

@@ -1,4 +1,4 @@
-"""The page of scripts/app.py: the functions behind it, its API, its process, and itself in a real browser."""
+"""The page of scripts/app.py: its arguments, its process, its API, and itself in a real browser."""
 
 import importlib
 import json
@@ -9,32 +9,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from letters import TOKENIZER, make_letters_model, train_on_letters
-from library_models import MODELS, make_m2m100, make_nllb_tokenizer, make_t5, make_tokenizer
-from transformers import LlamaConfig
 
-from vanilla_transformer.demo import (
-    MAX_BEAMS,
-    DemoError,
-    DemoModel,
-    ModelShelf,
-    Settings,
-    find_examples,
-    translate_text,
-)
+from vanilla_transformer.attention_html import save_attention_page
+from vanilla_transformer.attention_maps import AttentionMap
+from vanilla_transformer.demo import DemoError, DemoModel, Settings, translate_text
+from vanilla_transformer.demo_models import ModelShelf
 from vanilla_transformer.demo_page import build_page, for_people, import_gradio
-from vanilla_transformer.numbers_and_dates import numbers_and_dates
+from vanilla_transformer.tasks import TASKS, record_task
 
-TEXT = "alpha delta echo papa"
-LANGUAGES = ("eng_Latn", "deu_Latn", "fra_Latn")
 # As root, Chromium must do without its sandbox; the others keep it from looking for anything outside.
 BROWSER_OPTIONS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--window-size=1400,1000"),
@@ -52,210 +43,15 @@ runpy.run_path({guard!r})
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Two saved models, of which the first has learnt to write letters backwards."""
+    """Saved models: one has learnt to write letters backwards, another is untrained, and a third is for summaries."""
     root = tmp_path_factory.mktemp("models")
-    models = {"backwards": make_letters_model(), "untrained": make_letters_model()}
+    models = {name: make_letters_model() for name in ("backwards", "untrained", "summaries")}
+    record_task(models["summaries"].config, TASKS["summarization"], prefix="a")
     train_on_letters(models["backwards"], root / "training", reverse=True)
     for name, model in models.items():
         model.save_pretrained(root / name)
         TOKENIZER.save_pretrained(root / name)
     return {name: str(root / name) for name in models}
-
-
-def make_nllb() -> DemoModel:
-    tokenizer = make_nllb_tokenizer()
-    model = make_m2m100(len(tokenizer))
-    model.generation_config.max_new_tokens = 6
-    return DemoModel("nllb", model, tokenizer)
-
-
-class TestTranslation:
-    @pytest.mark.parametrize("kind", MODELS)
-    @pytest.mark.parametrize("num_beams", [1, 3])
-    def test_is_what_generate_gives(self, kind: str, num_beams: int) -> None:
-        model, tokenizer = MODELS[kind](), make_tokenizer()
-        model.generation_config.max_new_tokens = 12
-        answer = translate_text(
-            DemoModel(kind, model, tokenizer), f" alpha\n{TEXT} ", Settings(num_beams=num_beams, length_penalty=0.3)
-        )
-
-        options: dict[str, Any] = {"length_penalty": 0.3} if num_beams > 1 else {}
-        options |= {"num_beams": num_beams, "num_return_sequences": num_beams}
-        options |= {"output_scores": True, "return_dict_in_generate": True, "max_new_tokens": 12}
-        with torch.no_grad():
-            expected = model.generate(**tokenizer(f"alpha {TEXT}", return_tensors="pt"), **options)
-        texts = tokenizer.batch_decode(expected.sequences, skip_special_tokens=True)
-        assert [translation.text for translation in answer.translations] == texts
-        if num_beams == 1:
-            assert answer.translations[0].score is None
-        else:
-            scores = torch.tensor([translation.score for translation in answer.translations])
-            torch.testing.assert_close(scores, expected.sequences_scores)
-            assert scores.tolist() == sorted(scores.tolist(), reverse=True)
-
-    def test_of_a_model_without_a_limit_is_not_cut_off_after_twenty_tokens(self) -> None:
-        model = make_t5()
-        model.generation_config.eos_token_id = None
-        answer = translate_text(DemoModel("t5", model, make_tokenizer()), TEXT, Settings(num_beams=1))
-        assert len(answer.translations[0].text.split()) > 100
-
-    def test_puts_the_prefix_before_the_text(self) -> None:
-        demo = DemoModel("t5", make_t5(), make_tokenizer())
-        assert demo.settings.source_prefix == "alpha bravo "
-        with_prefix = translate_text(demo, TEXT, Settings(source_prefix="golf hotel "))
-        written_out = translate_text(demo, f"golf hotel {TEXT}", Settings())
-        assert with_prefix.translations == written_out.translations
-        assert with_prefix.attention is not None
-        assert len(with_prefix.attention.source) == len(TEXT.split()) + 3
-
-    def test_comes_with_the_attention_of_the_best_one(self) -> None:
-        model, tokenizer = make_letters_model(), TOKENIZER
-        answer = translate_text(DemoModel("letters", model, tokenizer), "abcdefg", Settings(num_beams=2))
-        attention = answer.attention
-        assert attention is not None
-        assert attention.target_text == answer.translations[0].text
-        assert "".join(attention.source).strip("▁") == "abcdefg</s>"
-
-    def test_of_a_long_text_comes_without_attention(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        demo = DemoModel("letters", make_letters_model(), TOKENIZER)
-        attention = translate_text(demo, "abcdefg", Settings(num_beams=1)).attention
-        assert attention is not None
-        size = attention.encoder.size + attention.decoder.size + attention.cross.size
-        monkeypatch.setattr("vanilla_transformer.demo.MAX_MAP_WEIGHTS", size)
-        assert translate_text(demo, "abcdefg", Settings(num_beams=1)).attention is not None
-        monkeypatch.setattr("vanilla_transformer.demo.MAX_MAP_WEIGHTS", size - 1)
-        answer = translate_text(demo, "abcdefg", Settings(num_beams=1))
-        assert answer.attention is None
-        assert answer.note == "The text is too long for its attention to be shown."
-
-    def test_languages_of_several_people_do_not_mix(self) -> None:
-        nllb = make_nllb()
-        pairs = [(source, target) for source in LANGUAGES for target in LANGUAGES]
-        requests = [
-            ("xyz dog", Settings(num_beams=2, source_lang=source, target_lang=target)) for source, target in pairs
-        ]
-        alone = [translate_text(nllb, *request).translations for request in requests]
-        assert len(set(alone)) > len(LANGUAGES)
-        with ThreadPoolExecutor(4) as pool:
-            together = list(pool.map(lambda request: translate_text(nllb, *request).translations, requests))
-        assert together == alone
-
-    def test_says_what_is_wrong_with_a_request(self) -> None:
-        nllb = make_nllb()
-        pair = {"source_lang": "eng_Latn", "target_lang": "deu_Latn"}
-        for text, changes, message in (
-            (" \n", pair, "nothing to translate"),
-            ("abc", {**pair, "num_beams": 0}, f"it must be 1 to {MAX_BEAMS}"),
-            ("abc", {**pair, "num_beams": MAX_BEAMS + 1}, f"it must be 1 to {MAX_BEAMS}"),
-            ("abc", {"source_lang": "eng_Latn"}, "many languages"),
-            ("abc", {**pair, "target_lang": "klingon"}, "'klingon', which NllbTokenizer does not know"),
-            ("abc", {**pair, "max_source_tokens": 4}, "has 6 tokens; 4 are the most"),
-        ):
-            with pytest.raises(DemoError, match=message):
-                translate_text(nllb, text, Settings(**changes))
-
-    def test_starts_with_the_models_own_settings(self) -> None:
-        nllb = make_nllb()
-        before = nllb.settings
-        translate_text(nllb, "abc", Settings(source_lang="fra_Latn", target_lang="deu_Latn"))
-        assert nllb.settings == before == Settings(source_lang="eng_Latn")
-        assert nllb.languages == sorted(LANGUAGES)
-        model = make_letters_model()
-        model.generation_config.num_beams, model.generation_config.length_penalty = 7, 0.6
-        demo = DemoModel("letters", model, TOKENIZER)
-        assert (demo.settings.num_beams, demo.settings.length_penalty, demo.languages) == (7, 0.6, [])
-        model.config.langs = ["en", "de"]
-        assert demo.summary == f"vanilla_transformer, en to de, {model.num_parameters():,} parameters, on cpu"
-
-
-class TestShelf:
-    def test_loads_a_model_once_and_gives_up_the_one_not_used_for_longest(self, folders: dict[str, str]) -> None:
-        shelf = ModelShelf(folders["untrained"], others="any", size=2)
-        with ThreadPoolExecutor(3) as pool:
-            first, *same = pool.map(shelf.get, [folders["untrained"]] * 3)
-        assert all(demo is first for demo in same)
-        other = shelf.get(folders["backwards"])
-        assert shelf.get(f" {folders['untrained']} ") is first
-        third = shelf.get(folders["backwards"] + "/")
-        assert shelf.get(folders["untrained"]) is first
-        assert shelf.get(folders["backwards"] + "/") is third
-        assert shelf.get(folders["backwards"]) is not other
-
-    def test_loads_for_people_only_what_they_may_have(self, folders: dict[str, str]) -> None:
-        with pytest.raises(ValueError, match="no model to show"):
-            ModelShelf(None, others="none")
-        shelf = ModelShelf(folders["untrained"], others="none")
-        assert shelf.get(folders["untrained"]).name == folders["untrained"]
-        with pytest.raises(DemoError, match="loads no other"):
-            shelf.get(folders["backwards"])
-        shelf = ModelShelf(folders["untrained"], others="hub")
-        for name in (folders["backwards"], os.path.relpath(folders["backwards"]), "../untrained", "tests", "~/model"):
-            with pytest.raises(DemoError, match="by their names on the Hub"):
-                shelf.get(name)
-        with pytest.raises(DemoError, match=r"'nobody/nothing' could not be loaded from the Hub\. \w"):
-            shelf.get("nobody/nothing")
-
-    def test_says_why_a_model_cannot_be_loaded(self, tmp_path: Path) -> None:
-        shelf = ModelShelf(None, others="any")
-        LlamaConfig().save_pretrained(tmp_path / "llama")
-        (tmp_path / "broken").mkdir()
-        (tmp_path / "broken" / "config.json").write_text("{nonsense")
-        for name, message in (
-            ("", "There is no model yet"),
-            (str(tmp_path / "llama"), "is a llama model; this page needs an encoder-decoder model"),
-            (str(tmp_path), "could not be loaded. Unrecognized model"),
-            (str(tmp_path / "broken"), "could not be loaded. .*not a valid JSON file"),
-            ("two words", "'two words' could not be loaded from the Hub"),
-        ):
-            with pytest.raises(DemoError, match=message) as caught:
-                shelf.get(name)
-            assert "\n" not in str(caught.value)
-
-    def test_runs_code_of_the_first_model_only(self, tmp_path: Path) -> None:
-        folder = tmp_path / "strange"
-        folder.mkdir()
-        ran = tmp_path / "ran"
-        config = {"model_type": "strange", "auto_map": {"AutoConfig": "strange_code.Strange"}}
-        (folder / "config.json").write_text(json.dumps(config))
-        (folder / "strange_code.py").write_text(f"open({str(ran)!r}, 'w').close()\nStrange = None\n")
-        with pytest.raises(DemoError, match="could not be loaded"):
-            ModelShelf(None, others="any", trust_remote_code=True).get(str(folder))
-        assert not ran.exists()
-        with pytest.raises(DemoError, match="could not be loaded"):
-            ModelShelf(str(folder), trust_remote_code=True).get(str(folder))
-        assert ran.exists()
-
-
-class TestExamples:
-    def test_suit_the_model(self, tmp_path: Path) -> None:
-        nllb = make_nllb()
-        model = make_letters_model()
-        record = tmp_path / "arguments.json"
-
-        def find(data: Any) -> tuple[str, ...]:
-            record.write_text(json.dumps(data))
-            return find_examples(str(tmp_path), model, TOKENIZER)
-
-        corpus = numbers_and_dates(split="test", source_lang="fr", target_lang="en")["source"]
-        found = find({"data": {"builtin_corpus": True, "source_lang": "fr", "target_lang": "en"}})
-        assert len(found) == 5
-        assert set(found) <= set(corpus)
-        assert find({"data": {"source_lang": "fr"}})[0].startswith("Un homme")
-        unknown = {"builtin_corpus": True, "source_lang": "fr", "target_lang": "xx"}
-        assert find({"data": unknown})[0].startswith("Un homme")
-        assert find({"data": {"source_lang": "tlh"}}) == ()
-        strange: list[Any] = [None, [], {"data": "x"}]
-        for damaged in strange:
-            assert find(damaged)[0].startswith("A man")
-        record.write_text("{nonsense")
-        model.config.langs = ["zh", "en"]
-        assert find_examples(str(tmp_path), model, TOKENIZER)[0].startswith("他")
-        assert find_examples(str(tmp_path), nllb.model, nllb.tokenizer)[0].startswith("A man")
-
-    def test_may_be_given(self, folders: dict[str, str]) -> None:
-        shelf = ModelShelf(folders["untrained"], examples=["abc", "def"])
-        assert shelf.get(folders["untrained"]).examples == ("abc", "def")
-        assert ModelShelf(folders["untrained"]).get(folders["untrained"]).examples[0].startswith("A man")
 
 
 class TestArguments:
@@ -267,23 +63,26 @@ class TestArguments:
         return importlib.import_module("app")
 
     def test_let_others_load_models_only_where_that_is_wanted(self, app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert app.AppArguments().other_models == "any"
-        assert app.AppArguments("m", server_name="localhost").other_models == "any"
-        assert app.AppArguments("m", server_name="0.0.0.0").other_models == "none"
-        assert app.AppArguments("m", server_name="0.0.0.0", other_models="hub").other_models == "hub"
-        assert app.AppArguments("m", share=True).other_models == "none"
+        assert app.AppArguments().others == "any"
+        assert app.AppArguments("m", server_name="localhost").others == "any"
+        assert app.AppArguments("m", server_name="0.0.0.0").others == "none"
+        assert app.AppArguments("m", server_name="0.0.0.0", other_models="hub").others == "hub"
+        assert app.AppArguments("m", share=True).others == "none"
         monkeypatch.setenv("GRADIO_SERVER_NAME", "0.0.0.0")
-        assert app.AppArguments("m").other_models == "none"
+        assert app.AppArguments("m").others == "none"
         with pytest.raises(ValueError, match="no model to show"):
             app.AppArguments()
         monkeypatch.delenv("GRADIO_SERVER_NAME")
         monkeypatch.setenv("SPACE_ID", "someone/space")
         monkeypatch.setenv("MODEL_NAME_OR_PATH", "someone/model")
         arguments = app.AppArguments()
-        assert (arguments.model_name_or_path, arguments.other_models) == ("someone/model", "none")
+        assert (arguments.model_name_or_path, arguments.others) == ("someone/model", "none")
 
     def test_that_are_wrong_are_named(self, app: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        (tmp_path / "latin.txt").write_bytes("gut\nschön\n".encode("latin-1"))
         for arguments, message in (
+            (["--examples", str(tmp_path / "latin.txt")], "latin.txt, line 2"),
+            (["--model_name_or_path", "/no/such/model"], "There is no folder /no/such/model."),
             (["--max_source_tokens", "0"], "max_source_tokens is 0"),
             (["--examples", str(tmp_path / "none.txt")], "none.txt"),
         ):
@@ -291,12 +90,21 @@ class TestArguments:
                 app.main(arguments)
             assert message in capsys.readouterr().err
 
-    def test_with_a_wrong_model_are_refused(
-        self, app: Any, gradio: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    @pytest.mark.usefixtures("gradio")
+    def test_with_a_wrong_model_are_refused_at_length(
+        self, app: Any, folders: dict[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
     ) -> None:
         with pytest.raises(SystemExit):
             app.main(["--model_name_or_path", str(tmp_path)])
         assert "could not be loaded. Unrecognized model" in capsys.readouterr().err
+        model = tmp_path / "model"
+        shutil.copytree(folders["untrained"], model)
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**config, "decoder_layers": config["decoder_layers"] + 1}))
+        with pytest.raises(SystemExit):
+            app.main(["--model_name_or_path", str(model)])
+        message = capsys.readouterr().err
+        assert len(message[message.index("could not be loaded") :].splitlines()) > 10
 
     def test_examples_are_the_lines_that_are_not_empty(self, app: Any, tmp_path: Path) -> None:
         (tmp_path / "examples.txt").write_text("eins \n\n  zwei\n", encoding="utf-8")
@@ -393,8 +201,11 @@ class TestApi:
 
     def test_says_what_is_wrong_with_a_request(self, client: Any) -> None:
         for arguments, message in (
-            (["  "], "nothing to translate"),
-            (["abc " * 300], "are the most that are translated here"),
+            (["  "], "There is no text yet"),
+            ([None], "There is no text yet"),
+            (["abc " * 100], "tokens; 128 are the most"),
+            (["abc " * 3_000_000], "characters; 2560 are the most"),
+            (["abc", 2.5], "The beam size is 2.5; it must be a whole number"),
         ):
             with pytest.raises(Exception, match=message) as caught:
                 client.predict(*arguments, api_name="/translate")
@@ -412,6 +223,10 @@ def test_errors_of_the_program_stay_in_the_log(gradio: Any, caplog: pytest.LogCa
     with pytest.raises(gradio.Error) as caught:
         for_people(fail)(DemoError("no <model>"))
     assert caught.value.message == "no &lt;model&gt;"
+    with pytest.raises(gradio.Error) as caught:
+        for_people(fail)(DemoError("one\ntwo", whole="one\ntwo\nthree"))
+    assert caught.value.message == "one<br>two"
+    assert "three" in caplog.text
 
 
 class Browser:
@@ -448,6 +263,28 @@ class Browser:
         script = f"return [...document.querySelectorAll({selector!r})].map((element) => element.{what})"
         found: list[str] = self.driver.execute_script(script)
         return found
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def send(self, command: str, **parameters: Any) -> None:
+        self.driver.execute_cdp_cmd(f"Emulation.{command}", parameters)
+
+    @contextmanager
+    def phone(self) -> Iterator[None]:
+        self.send("setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
+        try:
+            yield
+        finally:
+            self.send("clearDeviceMetricsOverride")
+
+    @contextmanager
+    def frame(self) -> Iterator[None]:
+        self.driver.switch_to.frame(self.find("#attention iframe"))
+        try:
+            yield
+        finally:
+            self.driver.switch_to.default_content()
 
     def read_translation(self) -> str:
         return "".join(self.read_all("#translation textarea", "value"))
@@ -503,23 +340,128 @@ class TestBrowser:
     def test_person_sees_where_the_model_looks(self, server: Server, browser: Browser) -> None:
         browser.driver.get(server.address)
         browser.translate("abcd")
-        frame = browser.find("#attention iframe")
-        browser.driver.switch_to.frame(frame)
-        try:
+        with browser.frame():
             assert browser.find("#source").text == "abcd"
             assert browser.find("#target").text == "dcba"
             assert browser.find_all("#lines line")
-        finally:
-            browser.driver.switch_to.default_content()
 
     def test_person_reads_what_is_wrong(self, server: Server, browser: Browser) -> None:
         browser.driver.get(server.address)
         browser.find("#translate").click()
-        assert "There is nothing to translate yet" in browser.read_error()
+        assert "There is no text yet" in browser.read_error()
         browser.translate("a" * 300)
-        assert "tokens; 200 are the most" in browser.read_error()
+        assert "tokens; 128 are the most" in browser.read_error()
         browser.translate("abc")
         browser.wait_for(lambda: browser.read_translation() == "cba")
+
+    def test_nothing_of_the_text_before_stays(self, server: Server, browser: Browser) -> None:
+        browser.driver.get(server.address)
+        browser.translate("abcd")
+        browser.find("#attention iframe")
+        browser.translate("a" * 300)
+        assert "tokens" in browser.read_error()
+        assert browser.read_translation() == ""
+        assert not any("".join(row) for row in browser.read_rows())
+        assert "seconds" not in browser.find("#note").text
+        assert not browser.find_all("#attention iframe")
+
+    def test_text_runs_in_the_direction_of_its_script(self, server: Server, browser: Browser) -> None:
+        browser.driver.get(server.address)
+        browser.translate("abcd")
+        browser.wait_for(browser.read_rows)
+        for part in ("#text textarea", "#translation textarea"):
+            style = f"const style = getComputedStyle(document.querySelector({part!r}));"
+            assert browser.run(f"{style} return [style.unicodeBidi, style.textAlign]") == ["plaintext", "start"]
+        # Of what is not in a box, the places of its letters tell; the model does not know these.
+        write = """
+            const leaf = document.querySelector(arguments[0]), range = document.createRange();
+            leaf.textContent = arguments[1];
+            return [0, arguments[1].length - 1].map((index) => {
+              range.setStart(leaf.firstChild, index);
+              range.setEnd(leaf.firstChild, index + 1);
+              return range.getBoundingClientRect().left;
+            })"""
+        for leaf in ("#n-best [role=gridcell]:nth-child(3) span", "#examples button *"):
+            first, last = browser.run(write, leaf, "\u05d0\u05d1 abc.")
+            assert first > last, leaf
+            first, last = browser.run(write, leaf, "abc.")
+            assert first < last, leaf
+
+    def test_headings_stand_above_their_columns(self, server: Server, browser: Browser) -> None:
+        places = """return ["columnheader", "gridcell"].map((role) =>
+            [...document.querySelectorAll(`#n-best [role=${role}]`)].slice(0, 3).map((cell) => {
+              const { left, right } = cell.getBoundingClientRect();
+              return [Math.round(left), Math.round(right)];
+            }))"""
+        browser.driver.get(server.address)
+        browser.translate("abcd")
+        browser.wait_for(browser.read_rows)
+        headings, cells = browser.run(places)
+        assert headings == cells
+        rank, score, translation = ([right - left] for left, right in cells)
+        assert rank < score < translation
+
+    def test_page_fits_a_phone(self, server: Server, browser: Browser) -> None:
+        with browser.phone():
+            browser.driver.get(server.address)
+            browser.translate("abcd")
+            browser.wait_for(browser.read_rows)
+            assert browser.run("return document.documentElement.scrollWidth - innerWidth") == 0
+            # No number is broken, and the table needs no scrolling.
+            lines = """return [...document.querySelectorAll(
+                "#n-best [role=gridcell]:nth-child(-n + 2) span, #n-best [role=columnheader] span"
+            )].map((cell) => new Set([...Array(cell.firstChild?.length ?? 0).keys()].map((index) => {
+                const range = document.createRange();
+                range.setStart(cell.firstChild, index);
+                range.setEnd(cell.firstChild, index + 1);
+                return range.getBoundingClientRect().top;
+            })).size)"""
+            assert max(browser.run(lines)) == 1
+            table = "const table = document.querySelector('#n-best .virtual-table-viewport');"
+            assert browser.run(f"{table} return table.scrollWidth - table.clientWidth") <= 0
+            with browser.frame():
+                sides = "const root = document.documentElement, map = document.querySelector('.map');"
+                browser.wait_for(lambda: browser.run(f"{sides} return root.scrollHeight <= innerHeight"))
+                assert browser.run(
+                    f"{sides} return [root.scrollWidth - innerWidth, map.scrollWidth - map.clientWidth]"
+                ) == [
+                    0,
+                    0,
+                ]
+
+    def test_attention_has_the_theme_of_the_page(self, server: Server, browser: Browser) -> None:
+        def read_theme() -> list[Any]:
+            with browser.frame():
+                background = "getComputedStyle(document.body).backgroundColor"
+                return list(browser.run(f"return [document.documentElement.dataset.theme, {background}]"))
+
+        browser.driver.get(f"{server.address}?__theme=dark")
+        browser.translate("abcd")
+        browser.wait_for(lambda: read_theme()[0] == "dark")
+        assert read_theme()[1] == "rgb(17, 17, 19)"
+        browser.run("document.body.classList.remove('dark')")
+        browser.wait_for(lambda: read_theme() == ["light", "rgb(255, 255, 255)"])
+
+    def test_page_speaks_of_the_task(self, server: Server, browser: Browser, folders: dict[str, str]) -> None:
+        browser.driver.get(server.address)
+        assert browser.find("#translate").text == "Translate"
+        browser.find("#model-settings button").click()
+        box = browser.find("#model textarea, #model input")
+        assert box.get_attribute("placeholder") == "out/my-model or Helsinki-NLP/opus-mt-en-de"
+        browser.write("#model textarea, #model input", folders["summaries"])
+        browser.find("#model .submit-button").click()
+        browser.wait_for(lambda: browser.find("#translate").text == "Summarize")
+        assert browser.find("h1").text == "Summarize, and see where the model looks"
+        assert browser.find("#translation").text.startswith("Summary")
+        assert browser.read_all("#prefix textarea, #prefix input", "value") == ["a"]
+        assert "Shift+Enter to summarize it" in browser.find("#text textarea").get_attribute("placeholder")
+        browser.translate("ab\ncd")
+        browser.wait_for(browser.read_rows)
+        shelf = ModelShelf(folders["summaries"])
+        demo = shelf.get(shelf.name)
+        expected = translate_text(demo, "ab\ncd", demo.settings).translations[0].text
+        assert browser.read_translation() == expected
+        assert "Summary" in browser.read_all("#n-best [role=columnheader]", "innerText")[-1]
 
     def test_models_of_two_people_do_not_mix(self, server: Server, browser: Browser, folders: dict[str, str]) -> None:
         driver = browser.driver
@@ -532,7 +474,7 @@ class TestBrowser:
         browser.find("#model-settings button").click()
         browser.write("#model textarea, #model input", "nobody/nothing")
         browser.find("#model .submit-button").click()
-        assert "could not be loaded from the Hub" in browser.read_error()
+        assert "no model of that name could be loaded from the Hub" in browser.read_error()
         browser.write("#model textarea, #model input", folders["untrained"])
         browser.find("#model .submit-button").click()
         browser.wait_for(lambda: "is loaded" in browser.find("#loaded").text)
@@ -558,3 +500,62 @@ class TestBrowser:
 
 def test_nobody_is_told_about_it(server: Server) -> None:
     assert set(server.hosts.read_text().split()) == {"127.0.0.1"}
+
+
+def make_sharp_map(heads: int) -> AttentionMap:
+    """Every head looks at one token, as strongly as can be."""
+    weights = np.broadcast_to(np.eye(3, dtype=np.float32), (1, heads, 3, 3))
+    tokens, words = ("▁one", "two", "three"), ((0,), (1,), (2,))
+    return AttentionMap(
+        tokens, tokens, tokens, weights, weights, weights, words, words, "one two three", "one two three"
+    )
+
+
+# For each text that is shown, and each of the colours behind it, their contrast as WCAG 2 defines it.
+CONTRASTS = """
+const parse = (text) => [...text.matchAll(/rgba?\\(([^)]*)\\)/g)].map((found) => found[1].split(/[, /]+/).map(Number));
+const over = ([r, g, b, alpha = 1], below) => [r, g, b].map((part, k) => part * alpha + below[k] * (1 - alpha));
+const linear = (part) => (part /= 255) <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+const light = (color) => color.map(linear).reduce((sum, part, k) => sum + part * [0.2126, 0.7152, 0.0722][k], 0);
+const contrast = (one, other) => {
+  const [low, high] = [light(one), light(other)].sort((a, b) => a - b);
+  return (high + 0.05) / (low + 0.05);
+};
+const behind = (element) => {
+  if (!element) return [[255, 255, 255]];
+  const style = getComputedStyle(element), [color] = parse(style.backgroundColor);
+  const plain = behind(element.parentElement).map((below) => over(color, below));
+  const stripes = parse(style.backgroundImage).flatMap((stripe) => plain.map((below) => over(stripe, below)));
+  return [...plain, ...stripes];
+};
+const found = [];
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walker.nextNode()) {
+  const element = walker.currentNode.parentElement, text = walker.currentNode.textContent.trim();
+  if (!text || !element.checkVisibility() || element.matches(".space")) continue;
+  const [color] = parse(getComputedStyle(element).color);
+  for (const below of behind(element)) found.push([contrast(over(color, below), below), text]);
+}
+const paper = parse(getComputedStyle(document.body).backgroundColor)[0];
+const swatches = [...document.querySelectorAll("#heads .swatch")].map((swatch) =>
+  contrast(parse(getComputedStyle(swatch).backgroundColor)[0], paper));
+return [found.sort((a, b) => a[0] - b[0]).slice(0, 5), Math.min(...swatches), light(paper)];
+"""
+
+
+@pytest.mark.parametrize("heads", [7, 9])
+def test_attention_can_be_read_in_every_theme(browser: Browser, tmp_path: Path, heads: int) -> None:
+    path = tmp_path / "attention.html"
+    save_attention_page(make_sharp_map(heads), path)
+    brightness = {}
+    # Colours that are the same in all pictures were chosen for white paper, where orange and light blue are pale.
+    for theme, least in (("light", 2.0), ("dark", 3.0)):
+        browser.send("setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+        browser.driver.get(path.as_uri())
+        browser.find("#rows li").click()
+        browser.find_all("#heads label")[0].click()
+        texts, swatches, brightness[theme] = browser.run(CONTRASTS)
+        assert texts[0][0] >= 4.5, (theme, texts)
+        assert swatches >= least, theme
+    browser.send("setEmulatedMedia", features=[])
+    assert brightness["dark"] < 0.05 < 0.9 < brightness["light"]

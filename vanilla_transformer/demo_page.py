@@ -9,8 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from .attention_html import attention_page
-from .demo import MAX_BEAMS, DemoError, DemoModel, ModelShelf, Settings, translate_text
+from .demo import MAX_BEAMS, DemoError, DemoModel, Settings, translate_text
+from .demo_models import ModelShelf
+from .model_card_words import get_task_words
 from .optional import explain_missing
+from .tasks import TRANSLATION
 
 if TYPE_CHECKING:
     import gradio
@@ -19,21 +22,58 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The text box takes no more: no language needs so many characters for a token.
-_CHARACTERS_PER_TOKEN = 20
 _QUEUE_SIZE = 32
 _ERROR_SECONDS = 20
-_HEADERS = ("Rank", "Score", "Translation")
-# Pixels that the attention's page takes: without tokens and heads, and for each of them.
-_FRAME_HEIGHT = 560
-_TOKEN_HEIGHT = 24
-_HEAD_HEIGHT = 27
-_NO_ATTENTION = '<p class="nothing-yet">Here you will see where the model looks while it translates.</p>'
+_COLUMN_WIDTHS = ("64px", "96px", "100px")
+_NO_ATTENTION = '<p class="nothing-yet">Here you will see where the model looks while it writes.</p>'
+# Every paragraph has the direction of its own script. The table's last column takes what the others leave.
 _CSS = """
-.attention-frame { width: 100%; border: 0; display: block; background: white; }
+.attention-frame { width: 100%; height: 34rem; border: 0; display: block; }
 .nothing-yet { padding: 6em 2em; text-align: center; opacity: 0.6; }
-#n-best { --font-mono: var(--font); overflow-wrap: anywhere; }
+#text textarea, #translation textarea, #prefix :is(input, textarea), #examples button, #n-best [role=gridcell] span {
+  unicode-bidi: plaintext; text-align: start;
+}
+#n-best { --font-mono: var(--font); }
+#n-best [role=gridcell] span { display: block; width: 100%; overflow-wrap: anywhere; white-space: pre-wrap; }
+#n-best :is([role=columnheader] span, [role=gridcell]:nth-child(-n + 2) span) {
+  overflow-wrap: normal; white-space: nowrap;
+}
+#n-best :is(.header-table, .virtual-body) { width: 100% !important; table-layout: fixed; }
+#n-best :is([role=columnheader], [role=gridcell]):nth-child(3) {
+  flex: 1 1 0 !important; width: auto !important; min-width: 0 !important; max-width: none !important;
+}
 """
+# The attention's page is in a frame that reaches nothing around it. It tells its height, and is told the theme.
+# The style is of what is around the page's own components, where Gradio's `css` does not reach.
+_HEAD = """
+<style>
+@media (max-width: 600px) { .gradio-container > .main { padding: 0.75rem !important; } }
+</style>
+<script>
+const findFrames = () => [...document.querySelectorAll("iframe.attention-frame")];
+const tellTheme = (frame) => {
+  const theme = document.body.classList.contains("dark") ? "dark" : "light";
+  frame.contentWindow?.postMessage({ theme }, "*");
+};
+addEventListener("message", ({ source, data }) => {
+  const frame = findFrames().find((each) => each.contentWindow === source);
+  if (!frame || !Number.isFinite(data?.height)) return;
+  frame.style.height = `${Math.min(Math.max(Math.ceil(data.height), 100), 30000)}px`;
+  tellTheme(frame);
+});
+// Browsers leave a frame that is out of sight undrawn, and what it observes unsaid, until it is told something.
+document.addEventListener("load", ({ target }) => findFrames().includes(target) && tellTheme(target), true);
+const watchTheme = () => {
+  const watched = { attributes: true, attributeFilter: ["class"] };
+  new MutationObserver(() => findFrames().forEach(tellTheme)).observe(document.body, watched);
+};
+if (document.body) watchTheme();
+else addEventListener("DOMContentLoaded", watchTheme);
+</script>
+"""
+
+# The results before there are any: translation, table, remark and attention.
+_EMPTY = ("", None, "", _NO_ATTENTION)
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -82,7 +122,7 @@ def launch_page(page: "gradio.Blocks", **options: Any) -> str:
         The page's address on this machine.
     """
     common = {"prevent_thread_lock": True, "quiet": True, "show_error": True, "enable_monitoring": False}
-    _, address, _ = page.launch(css=_CSS, footer_links=["api", "gradio"], **common, **options)
+    _, address, _ = page.launch(css=_CSS, head=_HEAD, footer_links=["api", "gradio"], **common, **options)
     return str(address)
 
 
@@ -95,7 +135,9 @@ def for_people(function: Callable[Parameters, Result]) -> Callable[Parameters, R
             return function(*args, **kwargs)
         except DemoError as error:
             # The page takes its messages for HTML.
-            message = html.escape(str(error), quote=False)
+            message = html.escape(str(error), quote=False).replace("\n", "<br>")
+            if error.whole != str(error):
+                logger.warning("%s", error.whole)
         except Exception as error:
             logger.exception("The page could not answer.")
             message = f"The program failed ({type(error).__name__}); its log says where."
@@ -117,15 +159,15 @@ class _Page:
         self.settings = settings
         demo = None if shelf.name is None else shelf.get(shelf.name)
         look = self._look(demo)
-        with gr.Blocks(title="Translation", fill_width=True, analytics_enabled=False) as self.blocks:
+        with gr.Blocks(title="Where the model looks", fill_width=True, analytics_enabled=False) as self.blocks:
             self.model_name = gr.State(shelf.name)
-            gr.Markdown("# Translate, and see where the model looks")
+            self.heading = gr.Markdown(**look["heading"])
             self.summary = gr.Markdown(**look["summary"])
             with gr.Row():
                 with gr.Column(scale=4, min_width=420):
                     self._add_text(look)
                     self._add_search(look)
-                    self._add_results()
+                    self._add_results(look)
                     self._add_model(look)
                 with gr.Column(scale=5, min_width=420):
                     self.attention = gr.HTML(_NO_ATTENTION, label="Attention", elem_id="attention")
@@ -135,16 +177,25 @@ class _Page:
     def _look(self, demo: DemoModel | None) -> dict[str, dict[str, Any]]:
         """What depends on the model: the arguments of these components."""
         if demo is None:
-            settings, languages, examples, summary = self.settings, [], [], "There is no model yet: load one below."
+            task, settings, languages, examples = TRANSLATION, self.settings, [], []
+            summary, most = "There is no model yet: load one below.", None
         else:
             settings = demo.settings
             if demo.name == self.shelf.name:
                 given = {name: getattr(self.settings, name) for name in ("source_lang", "target_lang", "source_prefix")}
                 settings = replace(settings, **{name: value for name, value in given.items() if value})
-            languages, examples = demo.languages, [[example] for example in demo.examples]
+            task, languages, examples = demo.task, demo.languages, [[example] for example in demo.examples]
             summary = f"Model `{demo.name}`: {demo.summary}"
+            most = demo.count_most_characters(self.settings.max_source_tokens)
+        words = get_task_words(task)
+        verb, result, kind = words.verb, words.result.capitalize(), "sentence" if task is TRANSLATION else "text"
         return {
+            "heading": {"value": f"# {verb.capitalize()}, and see where the model looks"},
             "summary": {"value": summary},
+            "text": {"placeholder": f"A {kind}; Shift+Enter to {verb} it", "max_length": most},
+            "button": {"value": verb.capitalize()},
+            "translation": {"label": result},
+            "n_best": {"headers": ["Rank", "Score", result]},
             "examples": {"samples": examples, "visible": bool(examples)},
             "languages": {"visible": bool(languages)},
             # Not None, which would oblige those who ask through the API to name languages to a model that has none.
@@ -152,24 +203,17 @@ class _Page:
             "target_lang": {"choices": languages, "value": settings.target_lang or ""},
             "num_beams": {"value": settings.num_beams},
             "length_penalty": {"value": settings.length_penalty},
-            "source_prefix": {"value": settings.source_prefix},
+            "source_prefix": {"value": settings.source_prefix, "max_length": most},
         }
 
     def _add_text(self, look: dict[str, dict[str, Any]]) -> None:
         gr = self.gr
-        self.text = gr.Textbox(
-            label="Text",
-            placeholder="A sentence; Shift+Enter translates it",
-            lines=2,
-            max_lines=8,
-            max_length=_CHARACTERS_PER_TOKEN * self.settings.max_source_tokens,
-            elem_id="text",
-        )
+        self.text = gr.Textbox(label="Text", lines=2, max_lines=8, elem_id="text", **look["text"])
         with gr.Row(**look["languages"]) as self.languages:
             common = {"allow_custom_value": True, "interactive": True, "min_width": 140}
             self.source_lang = gr.Dropdown(label="From", elem_id="source-lang", **common, **look["source_lang"])
             self.target_lang = gr.Dropdown(label="To", elem_id="target-lang", **common, **look["target_lang"])
-        self.button = gr.Button("Translate", variant="primary", elem_id="translate")
+        self.button = gr.Button(variant="primary", elem_id="translate", **look["button"])
         self.examples = gr.Dataset(
             label="Examples", components=[self.text], layout="gallery", elem_id="examples", **look["examples"]
         )
@@ -198,29 +242,31 @@ class _Page:
                 **look["length_penalty"],
             )
 
-    def _add_results(self) -> None:
+    def _add_results(self, look: dict[str, dict[str, Any]]) -> None:
         gr = self.gr
         self.translation = gr.Textbox(
-            label="Translation", lines=2, interactive=False, buttons=["copy"], elem_id="translation"
+            lines=2, interactive=False, buttons=["copy"], elem_id="translation", **look["translation"]
         )
         self.n_best = gr.Dataframe(
-            headers=list(_HEADERS),
             datatype=["number", "number", "str"],
-            column_widths=["14%", "18%", "68%"],
-            label="Best translations, with their log-probability divided by the length penalty",
+            column_widths=list(_COLUMN_WIDTHS),
+            label="The best, with their log-probability divided by the length penalty",
             interactive=False,
             wrap=True,
             buttons=[],
             elem_id="n-best",
+            **look["n_best"],
         )
         self.note = gr.Markdown(label="Remark", elem_id="note")
 
     def _add_model(self, look: dict[str, dict[str, Any]]) -> None:
         gr = self.gr
-        where = "Its name on the Hub" if self.shelf.others == "hub" else "Its folder, or its name on the Hub"
+        only_hub = self.shelf.others == "hub"
+        where = "Its name on the Hub" if only_hub else "Its folder, or its name on the Hub"
         with gr.Accordion("Model", open=self.shelf.name is None, elem_id="model-settings"):
             self.name = gr.Textbox(
-                label="Another model",
+                label="Model",
+                placeholder=("" if only_hub else "out/my-model or ") + "Helsinki-NLP/opus-mt-en-de",
                 info=f"{where}: any encoder-decoder model of text.",
                 submit_btn="Load",
                 visible=self.shelf.others != "none",
@@ -249,9 +295,12 @@ class _Page:
             "concurrency_id": "translate",
             "concurrency_limit": 1,
         }
-        gr.on([self.button.click, self.text.submit], api_name="translate", **request)
+        at_once = {"api_visibility": "private", "queue": False, "show_progress": "hidden"}
+        # First of all, lest results of an earlier text stand beside this one if it fails.
+        begun = gr.on([self.button.click, self.text.submit], lambda: _EMPTY, outputs=results, **at_once)
+        begun.then(api_name="translate", **request)
         chosen = self.examples.click(
-            lambda example: example[0], self.examples, self.text, api_visibility="private", queue=False
+            lambda example: (example[0], *_EMPTY), self.examples, [self.text, *results], **at_once
         )
         chosen.then(api_visibility="private", **request)
         if self.shelf.others == "none":
@@ -269,23 +318,23 @@ class _Page:
     def translate(
         self,
         model_name: str | None,
-        text: str,
-        num_beams: float,
-        length_penalty: float,
+        text: str | None,
+        num_beams: Any,
+        length_penalty: Any,
         source_lang: str | None,
         target_lang: str | None,
-        source_prefix: str,
+        source_prefix: str | None,
     ) -> tuple[str, list[list[Any]], str, str]:
         """Translates a text, and shows what the model looked at."""
-        settings = replace(
-            self.settings,
-            num_beams=int(num_beams),
+        settings = Settings(
+            num_beams=num_beams,
             length_penalty=length_penalty,
             source_lang=source_lang,
             target_lang=target_lang,
-            source_prefix=source_prefix,
+            source_prefix=source_prefix or "",
+            max_source_tokens=self.settings.max_source_tokens,
         )
-        answer = translate_text(self.shelf.get(model_name), text, settings)
+        answer = translate_text(self.shelf.get(model_name), text or "", settings)
         rows = [
             [rank, "" if score is None else round(score, 4), translation]
             for rank, (translation, score) in enumerate(answer.translations, start=1)
@@ -297,18 +346,13 @@ class _Page:
         """Fits the page to another model, and empties the results."""
         demo = self.shelf.get(name)
         look = [self.gr.update(**arguments) for arguments in self._look(demo).values()]
-        return [f"`{demo.name}` is loaded.", demo.name, *look, "", None, "", _NO_ATTENTION]
+        return [f"`{demo.name}` is loaded.", demo.name, *look, *_EMPTY]
 
 
 def _frame(attention: "AttentionMap") -> str:
     """The attention's own page, in a frame from which it reaches nothing around it."""
     content = html.escape(attention_page(attention, title="Where the model looks"))
-    num_tokens, num_heads = max(attention.cross.shape[2:]), attention.cross.shape[1]
-    height = _FRAME_HEIGHT + _TOKEN_HEIGHT * num_tokens + _HEAD_HEIGHT * num_heads
-    return (
-        f'<iframe class="attention-frame" title="Attention" sandbox="allow-scripts" style="height: {height}px" '
-        f'srcdoc="{content}"></iframe>'
-    )
+    return f'<iframe class="attention-frame" title="Attention" sandbox="allow-scripts" srcdoc="{content}"></iframe>'
 
 
 __all__ = ["build_page", "import_gradio", "launch_page"]

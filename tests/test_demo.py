@@ -1,0 +1,191 @@
+"""What the page of scripts/app.py asks of a model: translations, scores, attention, and errors for people."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from letters import TOKENIZER, make_letters_model
+from library_models import MODELS, make_m2m100, make_nllb_tokenizer, make_t5, make_tokenizer
+
+from vanilla_transformer.demo import MAX_BEAMS, DemoError, DemoModel, Settings, translate_text
+from vanilla_transformer.tasks import TASKS, record_task
+
+TEXT = "alpha delta echo papa"
+LANGUAGES = ("eng_Latn", "deu_Latn", "fra_Latn")
+PATIENCE = 30  # seconds, on a busy machine
+
+
+def make_nllb() -> DemoModel:
+    tokenizer = make_nllb_tokenizer()
+    model = make_m2m100(len(tokenizer))
+    model.generation_config.max_new_tokens = 6
+    return DemoModel("nllb", model, tokenizer)
+
+
+class TestTranslation:
+    @pytest.mark.parametrize("kind", MODELS)
+    @pytest.mark.parametrize("num_beams", [1, 3])
+    def test_is_what_generate_gives(self, kind: str, num_beams: int) -> None:
+        model, tokenizer = MODELS[kind](), make_tokenizer()
+        model.generation_config.max_new_tokens = 12
+        answer = translate_text(
+            DemoModel(kind, model, tokenizer), f" alpha\n{TEXT} ", Settings(num_beams=num_beams, length_penalty=0.3)
+        )
+
+        options: dict[str, Any] = {"length_penalty": 0.3} if num_beams > 1 else {}
+        options |= {"num_beams": num_beams, "num_return_sequences": num_beams}
+        options |= {"output_scores": True, "return_dict_in_generate": True, "max_new_tokens": 12}
+        with torch.no_grad():
+            expected = model.generate(**tokenizer(f"alpha {TEXT}", return_tensors="pt"), **options)
+        texts = tokenizer.batch_decode(expected.sequences, skip_special_tokens=True)
+        assert [translation.text for translation in answer.translations] == texts
+        if num_beams == 1:
+            assert answer.translations[0].score is None
+        else:
+            scores = torch.tensor([translation.score for translation in answer.translations])
+            torch.testing.assert_close(scores, expected.sequences_scores)
+            assert scores.tolist() == sorted(scores.tolist(), reverse=True)
+
+    def test_of_a_model_without_a_limit_is_not_cut_off_after_twenty_tokens(self) -> None:
+        model = make_t5()
+        model.generation_config.eos_token_id = None
+        answer = translate_text(DemoModel("t5", model, make_tokenizer()), TEXT, Settings(num_beams=1))
+        assert len(answer.translations[0].text.split()) > 100
+
+    def test_puts_the_prefix_before_the_text(self) -> None:
+        demo = DemoModel("t5", make_t5(), make_tokenizer())
+        assert demo.settings.source_prefix == "alpha bravo "
+        with_prefix = translate_text(demo, TEXT, Settings(source_prefix="golf hotel "))
+        written_out = translate_text(demo, f"golf hotel {TEXT}", Settings())
+        assert with_prefix.translations == written_out.translations
+        assert with_prefix.attention is not None
+        assert len(with_prefix.attention.source) == len(TEXT.split()) + 3
+
+    def test_comes_with_the_attention_of_the_best_one(self) -> None:
+        model, tokenizer = make_letters_model(), TOKENIZER
+        answer = translate_text(DemoModel("letters", model, tokenizer), "abcdefg", Settings(num_beams=2))
+        attention = answer.attention
+        assert attention is not None
+        assert attention.target_text == answer.translations[0].text
+        assert "".join(attention.source).strip("▁") == "abcdefg</s>"
+
+    def test_of_a_long_text_comes_without_attention(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        demo = DemoModel("letters", make_letters_model(), TOKENIZER)
+        attention = translate_text(demo, "abcdefg", Settings(num_beams=1)).attention
+        assert attention is not None
+        size = attention.encoder.size + attention.decoder.size + attention.cross.size
+        monkeypatch.setattr("vanilla_transformer.demo.MAX_MAP_WEIGHTS", size)
+        assert translate_text(demo, "abcdefg", Settings(num_beams=1)).attention is not None
+        monkeypatch.setattr("vanilla_transformer.demo.MAX_MAP_WEIGHTS", size - 1)
+        answer = translate_text(demo, "abcdefg", Settings(num_beams=1))
+        assert answer.attention is None
+        assert answer.note == "The text is too long for its attention to be shown."
+
+    def test_of_a_text_far_too_long_does_not_even_compute_attention(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        demo = DemoModel("letters", make_letters_model(), TOKENIZER)
+        monkeypatch.setattr("vanilla_transformer.demo.MAX_MAP_WEIGHTS", 10)
+        monkeypatch.setattr("vanilla_transformer.demo.collect_attention", None)
+        assert translate_text(demo, "abcdefg", Settings(num_beams=1)).note.startswith("The text is too long")
+
+    def test_of_an_endless_text_is_refused_while_others_are_served(self) -> None:
+        demo = DemoModel("letters", make_letters_model(), TOKENIZER)
+        most = demo.count_most_characters()
+        assert most > 20 * 100
+        for text, settings in (
+            ("a" * (most + 1), Settings()),
+            ("a", Settings(source_prefix="a" * most)),
+            ("a" * 201, Settings(max_source_tokens=10)),
+        ):
+            with demo.lock, ThreadPoolExecutor(1) as pool:
+                found = pool.submit(translate_text, demo, text, settings).exception(timeout=PATIENCE)
+            assert isinstance(found, DemoError)
+            assert "characters" in str(found)
+
+    def test_languages_of_several_people_do_not_mix(self) -> None:
+        nllb = make_nllb()
+        pairs = [(source, target) for source in LANGUAGES for target in LANGUAGES]
+        requests = [
+            ("xyz dog", Settings(num_beams=2, source_lang=source, target_lang=target)) for source, target in pairs
+        ]
+        alone = [translate_text(nllb, *request).translations for request in requests]
+        assert len(set(alone)) > len(LANGUAGES)
+        with ThreadPoolExecutor(4) as pool:
+            together = list(pool.map(lambda request: translate_text(nllb, *request).translations, requests))
+        assert together == alone
+
+    def test_says_what_is_wrong_with_a_request(self) -> None:
+        nllb = make_nllb()
+        pair = {"source_lang": "eng_Latn", "target_lang": "deu_Latn"}
+        for text, changes, message in (
+            (" \n", pair, "There is no text yet"),
+            ("abc", {**pair, "num_beams": 0}, f"The beam size is 0; it must be a whole number, 1 to {MAX_BEAMS}"),
+            ("abc", {**pair, "num_beams": MAX_BEAMS + 1}, f"a whole number, 1 to {MAX_BEAMS}"),
+            ("abc", {**pair, "num_beams": 2.5}, "The beam size is 2.5; it must be a whole number"),
+            ("abc", {**pair, "num_beams": None}, "The beam size is None"),
+            ("abc", {**pair, "length_penalty": float("nan")}, "The length penalty is nan; it must be a number"),
+            ("abc", {**pair, "length_penalty": None}, "The length penalty is None"),
+            ("a\ud800c", pair, "half of a character"),
+            ("abc", {"source_lang": "eng_Latn"}, "many languages"),
+            ("abc", {**pair, "target_lang": "klingon"}, "'klingon', which NllbTokenizer does not know"),
+            ("abc", {**pair, "max_source_tokens": 4}, "has 6 tokens; 4 are the most"),
+        ):
+            with pytest.raises(DemoError, match=message):
+                translate_text(nllb, text, Settings(**changes))
+
+    def test_starts_with_the_models_own_settings(self) -> None:
+        nllb = make_nllb()
+        before = nllb.settings
+        translate_text(nllb, "abc", Settings(source_lang="fra_Latn", target_lang="deu_Latn"))
+        assert nllb.settings == before == Settings(source_lang="eng_Latn")
+        assert nllb.languages == sorted(LANGUAGES)
+        model = make_letters_model()
+        model.generation_config.num_beams, model.generation_config.length_penalty = 7, 0.6
+        demo = DemoModel("letters", model, TOKENIZER)
+        assert (demo.settings.num_beams, demo.settings.length_penalty, demo.languages) == (7, 0.6, [])
+        model.config.langs = ["en", "de"]
+        assert demo.summary == f"vanilla_transformer, en to de, {model.num_parameters():,} parameters, on cpu"
+
+
+class TestTask:
+    @pytest.fixture
+    def summarizer(self) -> DemoModel:
+        model = make_letters_model(max_position_embeddings=1500)
+        record_task(model.config, TASKS["summarization"], prefix="ab")
+        return DemoModel("letters", model, TOKENIZER)
+
+    def test_says_what_the_page_does(self, summarizer: DemoModel) -> None:
+        assert summarizer.task is TASKS["summarization"]
+        assert summarizer.settings.source_prefix == "ab"
+        assert DemoModel("letters", make_letters_model(), TOKENIZER).task is TASKS["translation"]
+
+    def test_other_than_translation_gets_the_text_as_it_is(self, summarizer: DemoModel) -> None:
+        text = " ab\n\ncd \n"
+        answer = translate_text(summarizer, text, Settings(num_beams=2, source_prefix="ab"))
+        inputs = TOKENIZER(f"ab{text}", return_tensors="pt")
+        assert len(inputs["input_ids"][0]) > len(TOKENIZER("abab cd")["input_ids"])
+        generate: Any = summarizer.model.generate
+        with torch.no_grad():
+            expected = generate(**inputs, num_beams=2, num_return_sequences=2, length_penalty=1.0)
+        assert [found.text for found in answer.translations] == TOKENIZER.batch_decode(
+            expected, skip_special_tokens=True
+        )
+        summarizer.task = TASKS["translation"]
+        one_line = translate_text(summarizer, text, Settings(num_beams=2, source_prefix="ab"))
+        assert one_line.attention is not None
+        assert answer.attention is not None
+        assert len(one_line.attention.source) < len(answer.attention.source)
+
+    def test_decides_how_long_texts_may_be(self, summarizer: DemoModel) -> None:
+        model = summarizer.model
+        assert summarizer.count_most_tokens() == 1024
+        assert summarizer.count_most_tokens(7) == 7
+        assert summarizer.count_most_tokens(10**6) == 1500
+        assert DemoModel("letters", model, TOKENIZER, max_source_length=300).count_most_tokens() == 300
+        translator = DemoModel("letters", make_letters_model(max_position_embeddings=1500), TOKENIZER)
+        assert translator.count_most_tokens() == 256
+        short = make_tokenizer(model_max_length=50)
+        assert DemoModel("t5", make_t5(), short).count_most_tokens() == 50
+        translate_text(summarizer, "abcdefgh" * 100, Settings(num_beams=1))
+        with pytest.raises(DemoError, match="tokens; 256 are the most"):
+            translate_text(translator, "abcdefgh" * 100, Settings(num_beams=1))

@@ -1,0 +1,236 @@
+"""The models of the page of scripts/app.py: which are loaded, how often, why not, and their example sentences."""
+
+import json
+import os
+import re
+import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from letters import TOKENIZER, make_letters_model
+from library_models import make_bart, make_m2m100, make_nllb_tokenizer, make_tokenizer
+from transformers import LlamaConfig
+
+from vanilla_transformer import VanillaTransformerEncoderModel
+from vanilla_transformer.demo import DemoError
+from vanilla_transformer.demo_examples import find_examples, read_training_data
+from vanilla_transformer.demo_models import ModelShelf
+from vanilla_transformer.numbers_and_dates import numbers_and_dates
+from vanilla_transformer.tasks import TASKS, record_task
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Saved models, of which the last has a tokenizer.json."""
+    root = tmp_path_factory.mktemp("models")
+    names = ("untrained", "other", "third", "spelled")
+    for name in names:
+        make_letters_model().save_pretrained(root / name)
+        (make_tokenizer() if name == "spelled" else TOKENIZER).save_pretrained(root / name)
+    return {name: str(root / name) for name in names}
+
+
+class TestShelf:
+    def test_loads_a_model_once_and_gives_up_the_one_not_used_for_longest(self, folders: dict[str, str]) -> None:
+        shelf = ModelShelf(folders["untrained"], others="any", size=2)
+        with ThreadPoolExecutor(3) as pool:
+            first, *same = pool.map(shelf.get, [folders["untrained"]] * 3)
+        assert all(demo is first for demo in same)
+        other = shelf.get(folders["other"])
+        assert shelf.get(f" {folders['untrained']} ") is first
+        third = shelf.get(folders["third"])
+        assert shelf.get(folders["untrained"]) is first
+        assert shelf.get(folders["third"]) is third
+        assert shelf.get(folders["other"]) is not other
+
+    def test_knows_a_folder_by_all_of_its_names(
+        self, folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = Path(folders["untrained"])
+        (tmp_path / "link").symlink_to(folder)
+        monkeypatch.setenv("HOME", str(folder.parent))
+        monkeypatch.chdir(folder.parent)
+        shelf = ModelShelf("untrained", others="none")
+        first = shelf.get("untrained")
+        for name in (str(folder), f"{folder}/", "./untrained", "~/untrained", str(tmp_path / "link")):
+            assert shelf.get(name) is first, name
+
+    def test_looks_again_when_the_files_of_a_model_have_changed(self, folders: dict[str, str], tmp_path: Path) -> None:
+        folder = tmp_path / "model"
+        shutil.copytree(folders["untrained"], folder)
+        shelf = ModelShelf(str(folder))
+        first = shelf.get(str(folder))
+        (folder / "notes.txt").write_text("not a part of the model")
+        assert shelf.get(str(folder)) is first
+        other = make_letters_model()
+        with torch.no_grad():
+            other.model.shared.weight.mul_(2)
+        other.save_pretrained(folder)
+        second = shelf.get(str(folder))
+        assert torch.equal(second.model.model.shared.weight, other.model.shared.weight)
+        assert shelf.get(str(folder)) is second
+        # What is gone can be shown as long as it is held.
+        shutil.rmtree(folder)
+        assert shelf.get(str(folder)) is second
+
+    def test_loads_for_people_only_what_they_may_have(self, folders: dict[str, str]) -> None:
+        with pytest.raises(ValueError, match="no model to show"):
+            ModelShelf(None, others="none")
+        shelf = ModelShelf(folders["untrained"], others="none")
+        assert shelf.get(folders["untrained"]).name == folders["untrained"]
+        with pytest.raises(DemoError, match="loads no other"):
+            shelf.get(folders["other"])
+        shelf = ModelShelf(folders["untrained"], others="hub")
+        for name in (folders["other"], os.path.relpath(folders["other"]), "../untrained", "tests", "~/model"):
+            with pytest.raises(DemoError, match="by their names on the Hub"):
+                shelf.get(name)
+        with pytest.raises(DemoError, match=r"'nobody/nothing' could not be loaded\. \w"):
+            shelf.get("nobody/nothing")
+
+    def test_says_that_there_is_no_such_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        (tmp_path / "file").write_text("")
+        for name, message in (
+            ("", "There is no model yet"),
+            ("two words", "There is no folder two words"),
+            ("/no/such/model", "There is no folder /no/such/model"),
+            ("../no-model", "There is no folder ../no-model"),
+            ("~/model", f"There is no folder {tmp_path}/model"),
+            (str(tmp_path / "file"), "is a file"),
+            ("out/no-model", "There is no folder out/no-model, and no model of that name could be loaded from the Hub"),
+        ):
+            with pytest.raises(DemoError, match=re.escape(message)) as caught:
+                ModelShelf(None, others="any").get(name)
+            assert "Repo id" not in str(caught.value)
+
+    def test_runs_code_of_the_first_model_only(self, tmp_path: Path) -> None:
+        folder = tmp_path / "strange"
+        folder.mkdir()
+        ran = tmp_path / "ran"
+        config = {"model_type": "strange", "auto_map": {"AutoConfig": "strange_code.Strange"}}
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "strange_code.py").write_text(f"open({str(ran)!r}, 'w').close()\nStrange = None\n")
+        with pytest.raises(DemoError, match="could not be loaded"):
+            ModelShelf(None, others="any", trust_remote_code=True).get(str(folder))
+        assert not ran.exists()
+        with pytest.raises(DemoError, match="could not be loaded"):
+            ModelShelf(str(folder), trust_remote_code=True).get(str(folder))
+        assert ran.exists()
+
+
+def copy_with(source: str, target: Path, **files: str | bytes) -> str:
+    """A copy of a model with other files; in their names, `__` stands for the dot."""
+    shutil.copytree(source, target)
+    for name, content in files.items():
+        (target / name.replace("__", ".")).write_bytes(content.encode() if isinstance(content, str) else content)
+    return str(target)
+
+
+class TestReasons:
+    """Why a model cannot be loaded, which names the file and is short on the page."""
+
+    def find_reason(self, name: str) -> DemoError:
+        with pytest.raises(DemoError) as caught:
+            ModelShelf(None, others="any").get(name)
+        return caught.value
+
+    def test_name_the_class_of_what_is_half_a_model(self, tmp_path: Path) -> None:
+        LlamaConfig().save_pretrained(tmp_path / "llama")
+        assert "holds a llama model, which is not an encoder with a decoder" in str(
+            self.find_reason(str(tmp_path / "llama"))
+        )
+        encoder = VanillaTransformerEncoderModel(make_letters_model().config)
+        encoder.save_pretrained(tmp_path / "encoder")
+        reason = str(self.find_reason(str(tmp_path / "encoder")))
+        assert "holds a VanillaTransformerEncoderModel" in reason
+        assert "VanillaTransformerForConditionalGeneration" in reason
+
+    def test_name_files_that_are_broken(self, folders: dict[str, str], tmp_path: Path) -> None:
+        cases: list[tuple[dict[str, str | bytes], str]] = [
+            ({"tokenizer__json": '{"a": 1,,}'}, r"tokenizer\.json cannot be read as JSON: Expecting property name"),
+            ({"tokenizer_config__json": "{nonsense"}, r"tokenizer_config\.json cannot be read as JSON"),
+            ({"config__json": "{nonsense"}, r"config\.json cannot be read as JSON"),
+            ({"config__json": "{}"}, "Unrecognized model"),
+            ({"model__safetensors": b"12345"}, r"model\.safetensors is .*(cut off|short|no safetensors)"),
+        ]
+        for number, (files, message) in enumerate(cases):
+            folder = copy_with(folders["spelled"], tmp_path / str(number), **files)
+            reason = self.find_reason(folder)
+            assert re.search(message, str(reason)), reason
+            assert "Traceback" not in reason.whole
+
+    def test_name_the_tokenizer_where_only_that_is_known(self, folders: dict[str, str], tmp_path: Path) -> None:
+        folder = copy_with(folders["spelled"], tmp_path / "model", tokenizer__json='{"a": 1}')
+        assert "Its tokenizer cannot be read. " in str(self.find_reason(folder))
+
+    def test_list_weights_of_other_shapes(self, folders: dict[str, str], tmp_path: Path) -> None:
+        config = json.loads((Path(folders["untrained"]) / "config.json").read_text())
+        config["encoder_ffn_dim"] *= 2
+        config["decoder_layers"] += 1
+        ours = self.find_reason(copy_with(folders["untrained"], tmp_path / "ours", config__json=json.dumps(config)))
+        assert "disagree" in str(ours)
+        assert "encoder.layers" in ours.whole
+        assert len(str(ours).splitlines()) <= 9 < len(ours.whole.splitlines())
+        bart = make_bart()
+        bart.save_pretrained(tmp_path / "bart")
+        make_tokenizer().save_pretrained(tmp_path / "bart")
+        config = json.loads((tmp_path / "bart" / "config.json").read_text())
+        size = config["encoder_ffn_dim"]
+        config["encoder_ffn_dim"] = 2 * size
+        (tmp_path / "bart" / "config.json").write_text(json.dumps(config))
+        theirs = str(self.find_reason(str(tmp_path / "bart")))
+        assert f"model.encoder.layers.0.fc1.bias: ({size},) and ({2 * size},)" in theirs
+        weights = tmp_path / "bart" / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-10])
+        assert f"{weights} is cut off" in str(self.find_reason(str(tmp_path / "bart")))
+
+
+class TestExamples:
+    def test_suit_the_model(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = make_letters_model()
+
+        def find(**data: Any) -> tuple[str, ...]:
+            return find_examples(model, TOKENIZER, data)
+
+        corpus = numbers_and_dates(split="test", source_lang="fr", target_lang="en")["source"]
+        found = find(builtin_corpus=True, source_lang="fr", target_lang="en")
+        assert len(found) == 5
+        assert set(found) <= set(corpus)
+        assert find(source_lang="fr")[0].startswith("Un homme")
+        assert find(source_lang="tlh") == ()
+        assert find()[0].startswith("A man")
+        model.config.langs = ["zh", "en"]
+        assert find()[0].startswith("他")
+        nllb = make_nllb_tokenizer()
+        assert find_examples(make_m2m100(len(nllb)), nllb)[0].startswith("A man")
+        for task in ("summarization", "text2text"):
+            record_task(model.config, TASKS[task])
+            assert find(source_lang="fr") == ()
+
+    def test_of_numbers_are_not_replaced_by_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = make_letters_model()
+        unknown = {"builtin_corpus": True, "source_lang": "fr", "target_lang": "xx"}
+        assert find_examples(model, TOKENIZER, unknown) == ()
+        monkeypatch.setitem(sys.modules, "vanilla_transformer.numbers_and_dates", None)
+        assert find_examples(model, TOKENIZER, {**unknown, "target_lang": "en"}) == ()
+
+    def test_come_from_the_record_of_the_training(self, folders: dict[str, str], tmp_path: Path) -> None:
+        folder = Path(copy_with(folders["untrained"], tmp_path / "model"))
+        record = folder / "arguments.json"
+        record.write_text(json.dumps({"data": {"source_lang": "de", "max_source_length": 40}}))
+        demo = ModelShelf(str(folder)).get(str(folder))
+        assert demo.examples[0].startswith("Ein Mann")
+        assert demo.count_most_tokens() == 40
+        for damaged in ("{nonsense", "null", "[]", '{"data": "x"}', '{"data": null}'):
+            record.write_text(damaged)
+            assert read_training_data(str(folder)) == {}
+        assert read_training_data("nobody/nothing") == {}
+
+    def test_may_be_given(self, folders: dict[str, str]) -> None:
+        shelf = ModelShelf(folders["untrained"], examples=["abc", "def"])
+        assert shelf.get(folders["untrained"]).examples == ("abc", "def")
+        assert ModelShelf(folders["untrained"]).get(folders["untrained"]).examples[0].startswith("A man")

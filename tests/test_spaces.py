@@ -1,0 +1,153 @@
+"""The folder of a Hugging Face Space: what its front matter says, that it is whole, and that its page runs."""
+
+import importlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import SpaceCard
+from letters import TOKENIZER, make_letters_model
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from vanilla_transformer.demo import DemoModel, Settings, translate_text
+from vanilla_transformer.spaces import save_space
+from vanilla_transformer.tasks import TASKS, record_task
+
+pytest.importorskip("gradio", reason="a Space needs Gradio: the extra [demo]")
+
+PATIENCE = 60  # seconds, on a busy machine
+
+
+@pytest.fixture(scope="module")
+def app(scripts_directory: Path) -> Path:
+    return scripts_directory / "app.py"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model for text2text, with what a training leaves beside it."""
+    folder = tmp_path_factory.mktemp("models") / "letters"
+    model = make_letters_model()
+    record_task(model.config, TASKS["text2text"])
+    model.save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    (folder / "training_args.bin").write_bytes(b"")
+    (folder / "checkpoint-1").mkdir()
+    (folder / "checkpoint-1" / "model.safetensors").write_bytes(b"")
+    return folder
+
+
+def find_files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_front_matter_says_how_the_hub_runs_it(app: Path, repository_root: Path, tmp_path: Path) -> None:
+    space = save_space(tmp_path / "my-space", app, model_name_or_path="someone/model", title='"Letters": a test')
+    project = tomllib.loads((repository_root / "pyproject.toml").read_text())["project"]
+    demanded = [Requirement(line) for line in (*project["dependencies"], *project["optional-dependencies"]["demo"])]
+    card = SpaceCard.load(space / "README.md", ignore_metadata_errors=False).data.to_dict()
+    # As text: YAML takes 3.10 for a number, and leaves out its last digit.
+    assert isinstance(card["python_version"], str)
+    assert SpecifierSet(project["requires-python"]).contains(card["python_version"])
+    assert (card["title"], card["sdk"], card["models"]) == ('"Letters": a test', "gradio", ["someone/model"])
+    (gradio,) = [requirement for requirement in demanded if requirement.name == "gradio"]
+    assert card["sdk_version"] == version("gradio")
+    assert gradio.specifier.contains(card["sdk_version"])
+    assert (space / card["app_file"]).read_bytes() == app.read_bytes()
+    required = [Requirement(line) for line in (space / "requirements.txt").read_text().splitlines()]
+    assert sorted(map(str, required)) == sorted(map(str, demanded))
+    assert shlex.split((space / "app.args").read_text()) == ["--model_name_or_path=someone/model"]
+
+
+def test_folder_is_complete_or_absent(app: Path, model: Path, tmp_path: Path) -> None:
+    space = save_space(tmp_path / "space", app, model_name_or_path=str(model), examples=["ab", "cd"])
+    files = find_files(space)
+    kept = {name for name in find_files(model) if name.endswith((".json", ".py", ".safetensors")) and "/" not in name}
+    assert {name for name in files if name.startswith("model/")} == {f"model/{name}" for name in kept}
+    package = Path(importlib.import_module("vanilla_transformer").__file__ or "").parent
+    own = {f"vanilla_transformer/{name}" for name in find_files(package) if "__pycache__" not in name}
+    assert {name for name in files if name.startswith("vanilla_transformer/")} == own
+    assert {"LICENSE", "README.md", "app.args", "app.py", "examples.txt", "requirements.txt"} == {
+        name for name in files if "/" not in name
+    }
+    assert SpaceCard.load(space / "README.md").data.models is None
+    assert (space / "app.args").read_text() == ""
+    with pytest.raises(FileExistsError, match="not empty"):
+        save_space(space, app, model_name_or_path=str(model))
+    assert find_files(space) == files
+    wrong = tmp_path / "no-weights"
+    shutil.copytree(model, wrong, ignore=shutil.ignore_patterns("*.safetensors"))
+    secret = tmp_path / "secret"
+    shutil.copytree(model, secret)
+    (secret / ".env").write_text("")
+    for folder, message in (
+        (wrong, "has no weights in a .safetensors file"),
+        (secret, "looks like a secret"),
+        ("/no/such/model", "There is no folder /no/such/model"),
+    ):
+        with pytest.raises((OSError, ValueError), match=message):
+            save_space(tmp_path / "none", app, model_name_or_path=str(folder))
+        assert not (tmp_path / "none").exists()
+
+
+def test_script_takes_over_its_options(
+    monkeypatch: pytest.MonkeyPatch, scripts_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(scripts_directory)
+    app = importlib.import_module("app")
+    (tmp_path / "lines.txt").write_text("ab\n\n cd \n", encoding="utf-8")
+    options = ["--source_lang=en", "--source_prefix=translate English to German: ", "--other_models=hub"]
+    other = ["--server_port=1234", "--device=cpu", f"--examples={tmp_path / 'lines.txt'}"]
+    app.main(["--model_name_or_path=a/b", *options, *other, f"--save_space={tmp_path / 'space'}"])
+    assert f"hf upload NAME/space {tmp_path / 'space'} --repo-type space" in capsys.readouterr().out
+    saved = shlex.split((tmp_path / "space" / "app.args").read_text())
+    assert sorted(saved) == sorted(["--model_name_or_path=a/b", *options])
+    assert (tmp_path / "space" / "examples.txt").read_text() == "ab\ncd\n"
+    # A Space is open to everybody, and so has a model of its own.
+    with pytest.raises(SystemExit):
+        app.main([f"--save_space={tmp_path / 'empty'}"])
+    assert "There is no model to show" in capsys.readouterr().err
+
+
+def test_space_runs_from_anywhere_with_its_own_package(app: Path, model: Path, tmp_path: Path) -> None:
+    space = save_space(tmp_path / "space", app, model_name_or_path=str(model), options=["--max_source_tokens=20"])
+    page = space / "vanilla_transformer" / "attention_page.html"
+    page.write_text(page.read_text(encoding="utf-8").replace("<h1>", "<h1>Of the Space: "), encoding="utf-8")
+    environment = {**os.environ, "SPACE_ID": "someone/space", "GRADIO_SERVER_NAME": "127.0.0.1"}
+    command = [sys.executable, str(space / "app.py")]
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    errors = tmp_path / "errors.txt"
+    with (
+        open(errors, "w") as stderr,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=elsewhere, env=environment
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith("The page is at "), errors.read_text()
+            client: Any = importlib.import_module("gradio_client").Client
+            client = client(line.split()[4], verbose=False, analytics_enabled=False)
+            answer, _, _, attention = client.predict("ab\ncd", 2, api_name="/translate")
+            demo = DemoModel("letters", type(make_letters_model()).from_pretrained(model), TOKENIZER)
+            assert answer == translate_text(demo, "ab\ncd", Settings(num_beams=2)).translations[0].text
+            assert "Of the Space: Where the model looks" in attention
+            labels = [component["props"].get("value") for component in client.config["components"]]
+            assert "# Generate, and see where the model looks" in labels
+            with pytest.raises(Exception, match="20 are the most"):
+                client.predict("abcdefgh" * 3, api_name="/translate")
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=PATIENCE)[0] == "The page is closed.\n"
+        finally:
+            process.kill()

@@ -1,0 +1,157 @@
+"""The folder of a Hugging Face Space: the page of `scripts/app.py`, with all that it needs where nothing else is.
+
+A Space is a git repository of the Hub which says in the front matter of its README.md how it is run. This one brings
+this package as it is here, and so needs neither a release of it nor a repository to install it from.
+"""
+
+import os
+import shlex
+import shutil
+import sys
+import tomllib
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import SpaceCardData
+
+from .folders import check_new_folder, new_folder
+from .hub_files import PACKAGE_FOLDER, find_refused_files, select_files
+from .model_names import check_model_name
+from .optional import explain_missing
+
+APP_FILE = "app.py"
+ARGUMENTS_FILE = "app.args"
+EXAMPLES_FILE = "examples.txt"
+MODEL_FOLDER = "model"
+_EXTRA = "demo"
+
+_README = """---
+{card}
+---
+
+# {title}
+
+{model}, on a page of [vanilla_transformer](./vanilla_transformer): text in, and out come what the model makes of it,
+the other candidates of beam search with their scores, and a map of where the model looks.
+
+| file | what it is |
+|---|---|
+| `app.py` | the page |
+| `app.args` | its options, as on a command line (`python app.py --help`) |
+| `requirements.txt` | what must be installed |
+| `vanilla_transformer/` | the package, which need not be installed |
+
+On your own machine, with Python {python_version} or newer:
+
+    pip install -r requirements.txt
+    python app.py
+"""
+
+
+def save_space(
+    folder: str | os.PathLike[str],
+    app: str | os.PathLike[str],
+    *,
+    model_name_or_path: str | None,
+    examples: Sequence[str] | None = None,
+    options: Sequence[str] = (),
+    title: str | None = None,
+) -> Path:
+    """Writes the folder of a Space, complete or not at all.
+
+    Args:
+        folder: The folder to be: not there yet, or empty.
+        app: `scripts/app.py`.
+        model_name_or_path: The model: a folder, of which the files that belong on the Hub are copied, or a name on the
+            Hub, which the Space loads it by. `None`: none until somebody names one on the page.
+        examples: Example sentences; `None`: such as suit the model.
+        options: Other options for the app, such as `--source_lang=en`.
+        title: The Space's name. Default: the folder's.
+
+    Returns:
+        The folder's path.
+
+    Raises:
+        FileExistsError: If the folder is there and not empty.
+        FileNotFoundError: If there is no such model, or this package is not in a checkout of its repository.
+        ImportError: If Gradio, whose version the Space is to have, is not installed.
+        ValueError: If the model's folder holds no weights that can be uploaded, or something that must not be.
+    """
+    path = check_new_folder(folder)
+    project = _read_project()
+    name = None if model_name_or_path is None else os.path.expanduser(model_name_or_path)
+    if name is not None:
+        check_model_name(name)
+    is_on_hub = name is not None and not os.path.isdir(name)
+    arguments = [f"--model_name_or_path={name}", *options] if is_on_hub else list(options)
+    title = title or path.resolve().name
+    with new_folder(path) as partial:
+        card = _make_card(title, name if is_on_hub else None)
+        model = f"The model `{name}`" if is_on_hub else "A model" if name is None else f"The model in `{MODEL_FOLDER}/`"
+        readme = _README.format(card=card, title=title, model=model, python_version=_python_version())
+        _write(partial / "README.md", readme)
+        _write(partial / "requirements.txt", "\n".join(_find_requirements(project)) + "\n")
+        _write(partial / ARGUMENTS_FILE, "".join(f"{shlex.quote(argument)}\n" for argument in arguments))
+        if examples is not None:
+            _write(partial / EXAMPLES_FILE, "".join(f"{example}\n" for example in examples))
+        shutil.copyfile(app, partial / APP_FILE)
+        shutil.copyfile(PACKAGE_FOLDER.parent / "LICENSE", partial / "LICENSE")
+        ignore = shutil.ignore_patterns("__pycache__", "*.pyc")
+        shutil.copytree(PACKAGE_FOLDER, partial / PACKAGE_FOLDER.name, ignore=ignore)
+        if name is not None and not is_on_hub:
+            _copy_model(Path(name), partial / MODEL_FOLDER)
+    return path
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8", newline="\n")
+
+
+def _read_project() -> dict[str, Any]:
+    """What pyproject.toml says of this package."""
+    path = PACKAGE_FOLDER.parent / "pyproject.toml"
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no {path}: a Space is made in a checkout of this package's repository.")
+    return tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+
+
+def _find_requirements(project: dict[str, Any]) -> list[str]:
+    return sorted({*project["dependencies"], *project["optional-dependencies"][_EXTRA]}, key=str.lower)
+
+
+def _python_version() -> str:
+    """This one's: it is known to do, unlike the one that Spaces have unless told otherwise."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _make_card(title: str, model: str | None) -> str:
+    """The front matter by which the Hub knows how to run the Space."""
+    with explain_missing("A Space has the version of Gradio that is installed here", extra=_EXTRA, packages="gradio"):
+        sdk_version = version("gradio")
+    card = SpaceCardData(
+        title=title,
+        sdk="gradio",
+        sdk_version=sdk_version,
+        python_version=_python_version(),
+        app_file=APP_FILE,
+        models=None if model is None else [model],
+    )
+    return card.to_yaml()
+
+
+def _copy_model(source: Path, target: Path) -> None:
+    """Copies what of a model's folder belongs on the Hub."""
+    selection = select_files(source)
+    if not any(name.endswith(".safetensors") for name in selection.files):
+        raise ValueError(f"{source} has no weights in a .safetensors file, and so is no model that can be uploaded.")
+    if problems := list(find_refused_files(source, selection)):
+        raise ValueError(f"{source} cannot be uploaded:\n  " + "\n  ".join(map(str, problems)))
+    target.mkdir()
+    for name, path in selection.files.items():
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target / name)
+
+
+__all__ = ["save_space"]
