@@ -35,6 +35,7 @@ from transformers.hf_argparser import DataClassType
 
 from vanilla_transformer.data import load_parallel_corpus
 from vanilla_transformer.evaluation import score_translations
+from vanilla_transformer.metrics.sacrebleu_scores import find_bleu_tokenizer
 from vanilla_transformer.translation import InferenceArguments, select_device, translate
 
 NUMBERS = ("megabytes", "bleu", "chrf", "exact_match", "same", "tokens_per_second")
@@ -188,7 +189,8 @@ class Check:
         seconds = time.perf_counter() - start
         self.first = self.first or hypotheses
         tokens = sum(map(len, tokenizer(text_target=hypotheses, verbose=False)["input_ids"]))
-        scores = score_translations(hypotheses, self.references)
+        bleu_tokenize = find_bleu_tokenizer(getattr(model.config, "langs", None))
+        scores = score_translations(hypotheses, self.references, tokenize=bleu_tokenize)
         same = sum(one == other for one, other in zip(hypotheses, self.first, strict=True))
         return {
             "megabytes": megabytes,
@@ -199,9 +201,10 @@ class Check:
             "tokens_per_second": tokens / seconds,
         }
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, generate_kwargs: dict[str, Any]
+    ) -> Iterator[dict[str, Any]]:
         """One for the model as it is, and one for each scheme: its measurements, or the reason why it has none."""
-        model, tokenizer, generate_kwargs = self.arguments.load()
         device = model.device
         yield {"scheme": str(model.dtype).removeprefix("torch."), **self.measure(model, tokenizer, generate_kwargs)}
         del model
@@ -234,12 +237,13 @@ def main(argv: list[str] | None = None) -> None:
         (arguments,) = parser.parse_args_into_dataclasses(args=argv)
         check = Check(arguments, *load_pairs(arguments))
         device = select_device(arguments.device)
-    except (FileNotFoundError, ValueError) as error:
+        measured = check.rows(*arguments.load())  # and no name for the model here, which is to make room for others
+    except (OSError, ValueError) as error:
         parser.error(str(error))
     print(f"{len(check.sources):,} sentences on {device}, {torch.get_num_threads()} threads")
     print(f"{'':<24}" + "".join(f"{heading:>10}" for heading in HEADINGS))
     rows = []
-    for row in check.rows():
+    for row in measured:
         print(format_row(row), flush=True)
         rows.append(row)
     if arguments.output_file is not None:

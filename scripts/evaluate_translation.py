@@ -6,21 +6,27 @@ r"""Score a model on a test set (BLEU, chrF, TER or ROUGE, exact match, loss, pe
     python scripts/evaluate_translation.py --model_name_or_path out/demo --builtin_corpus
     python scripts/evaluate_translation.py --model_name_or_path out/summaries --dataset_name user/articles
 
-Prints a table; with --output_dir, also writes sources.txt, hypotheses.txt and references.txt (one sentence per line)
-and metrics.json there. The model's task decides what is scored, ROUGE for summaries, and what is put before sources.
+Prints a table; with --output_dir, also writes sources.txt, hypotheses.txt and references.txt (one text per line) and
+metrics.json there. The model's task decides what is scored, ROUGE for summaries, and what is put before sources. Texts
+of other tasks than translation may have several lines, which the files above join: texts.jsonl has them as they are, a
+JSON object on each line with the names source, hypothesis and reference.
 
     python scripts/evaluate_translation.py --compare out/baseline/test out/my-model/test
     python scripts/evaluate_translation.py --compare baseline.de other.de --test_file test.en test.de
+    python scripts/evaluate_translation.py --compare lead.txt out/summaries/test --task summarization
 
 Compares translations by sacreBLEU's paired bootstrap resampling (or approximate randomization), with the first as the
-baseline, and tells whether a difference in BLEU or chrF may be the luck of the test set. Each is a folder that
---output_dir made, or a text file of one translation per line. With --output_dir, also writes comparison.json there.
+baseline, and tells whether a difference in BLEU or chrF, or for summaries in ROUGE, may be the luck of the test set.
+Each is a folder that --output_dir made, a text file of one translation per line, or a .jsonl file like texts.jsonl. The
+task is the one that the folders were scored for, unless --task names another. With --output_dir, also writes
+comparison.json there.
 """
 
 import argparse
 import json
 import logging
 import platform
+import re
 import shlex
 import sys
 import time
@@ -39,12 +45,23 @@ from vanilla_transformer.data import load_parallel_corpus, read_lines
 from vanilla_transformer.evaluation import score_loss, score_summaries, score_translations
 from vanilla_transformer.export.ctranslate2_model import is_exported_to_ctranslate2, read_exported_config
 from vanilla_transformer.export.engines import EngineArguments
-from vanilla_transformer.metrics.comparison import Comparison, PairedScore, compare_translations
-from vanilla_transformer.tasks import Task, find_task, get_task
+from vanilla_transformer.metrics.comparison import (
+    Comparison,
+    PairedScore,
+    SummaryComparison,
+    compare_summaries,
+    compare_translations,
+)
+from vanilla_transformer.metrics.sacrebleu_scores import find_bleu_tokenizer
+from vanilla_transformer.model_names import explain_missing_model
+from vanilla_transformer.tasks import TRANSLATION, Task, find_task, get_task
 from vanilla_transformer.translation import TranslationModel, one_line, translate
 from vanilla_transformer.vocabularies import check_text_target
 
-OUTPUT_FILES = ("sources.txt", "hypotheses.txt", "references.txt", "metrics.json")
+# Where the texts are, by their names in the last of these files.
+LINE_FILES = {"source": "sources.txt", "hypothesis": "hypotheses.txt", "reference": "references.txt"}
+TEXTS_FILE = "texts.jsonl"
+OUTPUT_FILES = (*LINE_FILES.values(), TEXTS_FILE, "metrics.json")
 # How the table calls what metrics.json holds, and the signature that it shows beside it.
 SCORES = (
     ("BLEU", "bleu", "bleu_signature"),
@@ -72,7 +89,9 @@ class EvaluationArguments(EngineArguments):
     )
     compare: list[str] | None = field(
         default=None,
-        metadata={"help": "Compare these instead, baseline first: folders that --output_dir made, or text files."},
+        metadata={
+            "help": "Compare these instead, baseline first: folders that --output_dir made, text or .jsonl files."
+        },
     )
     compare_method: Literal["bootstrap", "approximate_randomization"] = field(
         default="bootstrap", metadata={"help": "SacreBLEU's paired test. Default: bootstrap."}
@@ -109,9 +128,12 @@ class EvaluationArguments(EngineArguments):
     )
     lowercase: bool = field(default=False, metadata={"help": "Ignore case in BLEU and chrF."})
     ter: bool = field(default=True, metadata={"help": "Compute TER, which is slow on a large test set. Default: yes."})
-    bleu_tokenize: str = field(
-        default="13a",
-        metadata={"help": "SacreBLEU's tokeniser: 13a (default), intl, zh, ja-mecab, ko-mecab, char, ..."},
+    bleu_tokenize: str | None = field(
+        default=None,
+        metadata={
+            "help": "SacreBLEU's tokeniser: 13a, intl, zh, ja-mecab, ko-mecab, char, ... Default: that of the target "
+            "language, zh for Chinese, ja-mecab for Japanese (char without sacrebleu[ja]) and 13a for all others."
+        },
     )
     rouge_tokenize: str = field(
         default="unicode",
@@ -176,13 +198,58 @@ def load_pairs(arguments: EvaluationArguments, task: Task) -> Dataset:
 
 
 def read_task(arguments: EvaluationArguments) -> Task:
-    """The task that was given, or else the one that the model is for; translation for a comparison."""
-    if arguments.task is not None or arguments.compare:
-        return get_task(arguments.task or "translation")
+    """The task that was given, or else that of the model or of the folders to compare."""
+    if arguments.task is not None:
+        return get_task(arguments.task)
+    if arguments.compare:
+        return read_scored_task(arguments.compare)
+    return find_task(read_settings(arguments))
+
+
+def read_settings(arguments: EvaluationArguments) -> dict[str, Any]:
+    """What the model's configuration says."""
     if is_exported_to_ctranslate2(arguments.model_name_or_path):
-        return find_task(read_exported_config(arguments.model_name_or_path))
+        return read_exported_config(arguments.model_name_or_path)
     source = {"revision": arguments.revision, "trust_remote_code": arguments.trust_remote_code}
-    return find_task(AutoConfig.from_pretrained(arguments.model_name_or_path, **source))
+    with explain_missing_model(arguments.model_name_or_path):
+        return dict(AutoConfig.from_pretrained(arguments.model_name_or_path, **source).to_dict())
+
+
+def read_scored_task(names: list[str]) -> Task:
+    """The task that the folders among those to compare were scored for; translation where there is no folder.
+
+    Raises:
+        ValueError: If they were scored for several.
+    """
+    tasks = sorted({report.get("task", TRANSLATION.name) for report in read_reports(names)})
+    if len(tasks) > 1:
+        raise ValueError(f"--compare: the folders were scored for different tasks, {' and '.join(tasks)}.")
+    return get_task(tasks[0]) if tasks else TRANSLATION
+
+
+def read_reports(names: list[str]) -> list[dict[str, Any]]:
+    """The metrics.json of those that are folders with one."""
+    files = [path for path in (Path(name, "metrics.json") for name in names) if path.is_file()]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in files]
+
+
+def find_tokenizer(arguments: EvaluationArguments) -> str:
+    """SacreBLEU's tokeniser that was given, or else that of the folders to compare, or of the target language.
+
+    Raises:
+        ValueError: If the folders were scored with several.
+    """
+    if arguments.bleu_tokenize is not None:
+        return arguments.bleu_tokenize
+    if arguments.target_lang is not None:
+        return find_bleu_tokenizer([arguments.target_lang])
+    if arguments.compare is None:
+        return find_bleu_tokenizer(read_settings(arguments).get("langs"))
+    signatures = [report.get("bleu_signature", "") for report in read_reports(arguments.compare)]
+    used = sorted({found[1] for found in (re.search(r"tok:([^|]+)", signature) for signature in signatures) if found})
+    if len(used) > 1:
+        raise ValueError(f"--compare: BLEU was scored with {' and '.join(used)}; choose one with --bleu_tokenize.")
+    return used[0] if used else find_bleu_tokenizer(None)
 
 
 def evaluate(arguments: EvaluationArguments, task: Task, pairs: Dataset, output_dir: Path | None) -> dict[str, Any]:
@@ -216,10 +283,7 @@ def evaluate(arguments: EvaluationArguments, task: Task, pairs: Dataset, output_
     )
     seconds = time.perf_counter() - start
     if output_dir is not None:
-        written = {"sources.txt": sources, "hypotheses.txt": hypotheses, "references.txt": references}
-        for name, texts in written.items():
-            lines = "".join(one_line(text) + "\n" for text in texts)
-            (output_dir / name).write_text(lines, encoding="utf-8", newline="\n")
+        write_texts(output_dir, task, {"source": sources, "hypothesis": hypotheses, "reference": references})
     scores = score(arguments, task, hypotheses, references)
     loss = score_loss(
         model,
@@ -235,6 +299,18 @@ def evaluate(arguments: EvaluationArguments, task: Task, pairs: Dataset, output_
     speed = measure_speed(seconds, sentences=len(sources), output_tokens=output_tokens)
     used = {"task": task.name, "source_prefix": source_prefix}
     return {**scores, **loss, **speed, **used, **describe(model, generate_kwargs)}
+
+
+def write_texts(folder: Path, task: Task, columns: dict[str, list[str]]) -> None:
+    """Write what was translated and scored, by the names of LINE_FILES."""
+    for name, texts in columns.items():
+        lines = "".join(one_line(text) + "\n" for text in texts)
+        (folder / LINE_FILES[name]).write_text(lines, encoding="utf-8", newline="\n")
+    (folder / TEXTS_FILE).unlink(missing_ok=True)  # which may be an earlier model's
+    if task is not TRANSLATION:
+        rows = [dict(zip(columns, texts, strict=True)) for texts in zip(*columns.values(), strict=True)]
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        (folder / TEXTS_FILE).write_text(lines, encoding="utf-8", newline="\n")
 
 
 def score(
@@ -301,65 +377,102 @@ def make_table(metrics: dict[str, Any]) -> str:
     return "\n".join(f"{name:<24}{value:>10}  {note}".rstrip() for name, value, note in rows)
 
 
+def read_rows(path: Path) -> tuple[list[str], list[str] | None]:
+    """The texts of a file like texts.jsonl, and their references if it has them.
+
+    Raises:
+        ValueError: If a line is no JSON object with a text named hypothesis, or the file is empty or not UTF-8.
+    """
+    rows = []
+    for number, line in enumerate(read_lines(path), start=1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number} is not JSON: {error}") from error
+        if not isinstance(row, dict) or not isinstance(row.get("hypothesis"), str):
+            raise ValueError(f"{path}, line {number} must be a JSON object with a text named hypothesis.")
+        rows.append(row)
+    references = [row.get("reference") for row in rows]
+    known = [reference for reference in references if isinstance(reference, str)]
+    return [row["hypothesis"] for row in rows], known if len(known) == len(rows) else None
+
+
+def read_system(path: Path) -> tuple[list[str], list[str] | None]:
+    """The texts of a system, and their references if they are beside them.
+
+    Args:
+        path: A folder with a texts.jsonl or hypotheses.txt, a .jsonl file, or a text file.
+
+    Raises:
+        ValueError: If the folder has neither, or a file is empty, not UTF-8, or not what its name says.
+    """
+    if path.is_dir() and (path / TEXTS_FILE).exists():
+        return read_rows(path / TEXTS_FILE)
+    if path.suffix == ".jsonl":
+        return read_rows(path)
+    if not path.is_dir():
+        return read_lines(path), None
+    if not (path / "hypotheses.txt").exists():
+        raise ValueError(f"--compare: {path} holds no hypotheses.txt; score the model with --output_dir {path} first.")
+    references = path / "references.txt"
+    return read_lines(path / "hypotheses.txt"), read_lines(references) if references.exists() else None
+
+
 def find_systems(names: list[str]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """Reads what to compare.
 
     Args:
-        names: Folders with a hypotheses.txt, and text files of translations.
+        names: As `read_system` takes them.
 
     Returns:
-        The translations by name, and the references of those folders that have a references.txt.
+        The texts by name, and the references of those that bring them along.
 
     Raises:
-        ValueError: If a name is given twice, a folder has no hypotheses.txt, or a file is empty or not UTF-8.
+        ValueError: If a name is given twice, or a system cannot be read.
     """
-    translations: dict[str, list[str]] = {}
+    texts: dict[str, list[str]] = {}
     references: dict[str, list[str]] = {}
     for name in names:
-        path = Path(name)
-        if name in translations:
+        if name in texts:
             raise ValueError(f"--compare: {name} is given twice.")
-        if not path.is_dir():
-            translations[name] = read_lines(path)
-            continue
-        if not (path / "hypotheses.txt").exists():
-            raise ValueError(
-                f"--compare: {name} holds no hypotheses.txt; score the model with --output_dir {name} first."
-            )
-        translations[name] = read_lines(path / "hypotheses.txt")
-        if (path / "references.txt").exists():
-            references[name] = read_lines(path / "references.txt")
-    return translations, references
+        texts[name], found = read_system(Path(name))
+        if found is not None:
+            references[name] = found
+    return texts, references
 
 
-def compare(arguments: EvaluationArguments) -> Comparison:
-    """Compare saved translations with the first of them.
+def compare(arguments: EvaluationArguments, task: Task) -> Comparison | SummaryComparison:
+    """Compare saved texts with the first of them.
 
     Raises:
-        ValueError: If there are no references, the folders' differ, or the numbers of sentences do.
+        ImportError: If the library that computes the task's scores is not installed.
+        ValueError: If there are no references, the folders' differ, or the numbers of texts do.
     """
-    translations, saved = find_systems(arguments.compare or [])
+    systems, saved = find_systems(arguments.compare or [])
     if arguments.test_sets:
-        references = [one_line(reference) for reference in load_pairs(arguments, read_task(arguments))["target"]]
+        references = list(load_pairs(arguments, task)["target"])
+        if task is TRANSLATION:  # as they are where hypotheses.txt is written
+            references = list(map(one_line, references))
     elif not saved:
         raise ValueError("--compare: no folder has a references.txt; give the test set too, such as --test_file.")
     else:
         (first, references), *others = saved.items()
-        for name, lines in others:
-            if lines != references:
+        for name, texts in others:
+            if texts != references:
                 raise ValueError(f"--compare: {first} and {name} were scored on different references.")
-    return compare_translations(
-        translations,
-        references,
-        method=arguments.compare_method,
-        samples=arguments.compare_samples,
-        seed=arguments.compare_seed,
-        lowercase=arguments.lowercase,
-        tokenize=arguments.bleu_tokenize,
-    )
+    test: Any = {
+        "method": arguments.compare_method,
+        "samples": arguments.compare_samples,
+        "seed": arguments.compare_seed,
+    }
+    if "rouge1" in task.scores:
+        words: Any = {"tokenize": arguments.rouge_tokenize, "use_stemmer": arguments.rouge_stemmer}
+        return compare_summaries(systems, references, **test, **words)
+    words = {"lowercase": arguments.lowercase, "tokenize": arguments.bleu_tokenize}
+    return compare_translations(systems, references, **test, **words)
 
 
-def make_comparison_table(comparison: Comparison) -> str:
+def make_comparison_table(comparison: Comparison | SummaryComparison) -> str:
     """The systems, one per line: each score, the bootstrap's mean and 95% interval, and the p-value."""
 
     def cells(score: PairedScore) -> str:
@@ -367,20 +480,23 @@ def make_comparison_table(comparison: Comparison) -> str:
         p_value = "" if score["p_value"] is None else f"{score['p_value']:.4f}{'*' if score['p_value'] < 0.05 else ''}"
         return f"{score['score']:>8.2f} {interval:<16}{p_value:<8}"
 
-    systems = comparison["systems"]
-    width = max(len("baseline: ") + len(system["system"]) for system in systems)
-    test = comparison["method"].replace("_", " ")
-    interval = "(mean ± 95% CI)" if comparison["method"] == "bootstrap" else ""
-    lines = [f"{'':<{width}}{'BLEU':>8} {interval:<16}{'p':<8}{'chrF':>8} {interval:<16}{'p':<8}"]
-    for index, system in enumerate(systems):
-        name = ("" if index else "baseline: ") + system["system"]
-        lines.append(f"{name:<{width}}{cells(system['bleu'])}{cells(system['chrf'])}")
+    report: Any = comparison
+    systems = report["systems"]
+    names = [("" if index else "baseline: ") + system["system"] for index, system in enumerate(systems)]
+    width = max(map(len, names))
+    interval = "(mean ± 95% CI)" if report["method"] == "bootstrap" else ""
+    scores = [(label, name) for label, name, _ in SCORES if name in systems[0]]
+    lines = []
+    for start in range(0, len(scores), 2):  # more side by side would be too wide
+        pair = scores[start : start + 2]
+        lines.append(" " * width + "".join(f"{label:>8} {interval:<16}{'p':<8}" for label, _ in pair))
+        for name, system in zip(names, systems, strict=True):
+            lines.append(f"{name:<{width}}{''.join(cells(system[score]) for _, score in pair)}")
+    test, unit = report["method"].replace("_", " "), "summaries" if "rouge1" in systems[0] else "sentences"
     lines += [
-        f"Paired {test} over {comparison['sentences']:,} sentences, {comparison['samples']:,} samples, seed "
-        f"{comparison['seed']}",
+        f"Paired {test} over {report['sentences']:,} {unit}, {report['samples']:,} samples, seed {report['seed']}",
         "p: how often chance alone would make as large a difference to the baseline; * below 0.05",
-        f"BLEU {comparison['bleu_signature']}",
-        f"chrF {comparison['chrf_signature']}",
+        *(f"{label.partition('-')[0]} {report[name]}" for label, _, name in SCORES if name in report),
     ]
     return "\n".join(line.rstrip() for line in lines)
 
@@ -425,16 +541,17 @@ def main(argv: list[str] | None = None) -> None:
     try:
         (arguments,) = parser.parse_args_into_dataclasses(args=argv)
         task = read_task(arguments)
+        arguments.bleu_tokenize = find_tokenizer(arguments)
         # A wrong tokeniser or a missing library is found now rather than after an hour of translating.
         score(arguments, task, ["a"], ["a"], ter=False)
         output_dir = find_output_dir(arguments)
         if arguments.compare:
-            comparison = compare(arguments)
+            comparison = compare(arguments, task)
         else:
             pairs = load_pairs(arguments, task)
         if output_dir is not None:
             output_dir.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))
     if arguments.compare:
         print(make_comparison_table(comparison))

@@ -22,6 +22,7 @@ from transformers.hf_argparser import DataClassType
 from vanilla_transformer.export.ctranslate2 import QUANTIZATIONS, export_ctranslate2
 from vanilla_transformer.export.onnx import OLDEST_OPSET, export_onnx
 from vanilla_transformer.folders import check_new_folder
+from vanilla_transformer.model_names import explain_missing_model
 from vanilla_transformer.vocabularies import load_tokenizer
 
 INTERRUPTED = 130  # as shells say it
@@ -109,8 +110,9 @@ def run(arguments: ExportArguments) -> None:
     """Load the model and its tokenizer, if it has one, and export them."""
     check_new_folder(arguments.output_dir)
     place: dict[str, Any] = {"revision": arguments.revision, "trust_remote_code": arguments.trust_remote_code}
-    model = AutoModelForSeq2SeqLM.from_pretrained(arguments.model_name_or_path, dtype="auto", **place).eval()
-    tokenizer = load_tokenizer(arguments.model_name_or_path, **place)
+    with explain_missing_model(arguments.model_name_or_path):
+        model = AutoModelForSeq2SeqLM.from_pretrained(arguments.model_name_or_path, dtype="auto", **place).eval()
+        tokenizer = load_tokenizer(arguments.model_name_or_path, **place)
     folder = EXPORTERS[arguments.format](model, tokenizer, arguments)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     print(f"{folder}: {size / 1e6:,.1f} MB")

@@ -39,6 +39,7 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForC
 from vanilla_transformer.arguments import DataArguments, TranslationTrainingArguments
 from vanilla_transformer.data import load_parallel_corpus
 from vanilla_transformer.evaluation import score_loss, score_translations
+from vanilla_transformer.metrics.sacrebleu_scores import find_bleu_tokenizer
 from vanilla_transformer.recipe import paper_recipe
 from vanilla_transformer.table3 import (
     PAPER,
@@ -373,7 +374,8 @@ class Scorer:
             loss = score_loss(
                 model, tokenizer, sources, references, progress=show and f"{job.row}: scoring {name}", **shared
             )
-            details[name] = {**score_translations(hypotheses, references), **loss}
+            bleu_tokenize = find_bleu_tokenizer(model.config.langs)
+            details[name] = {**score_translations(hypotheses, references, tokenize=bleu_tokenize), **loss}
         test = details.get("test", {})
         measurement = Measurement(
             row=job.row,

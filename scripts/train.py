@@ -161,9 +161,24 @@ def prepare(
             model_arguments, corpora["train"], output_dir, sample=data_arguments.tokenizer_sample, **limit
         )
         config = build_config(model_arguments, tokenizer, langs=langs)
+        check_stacks(config, model_arguments)
         record_task(config, task, prefix=prefix, langs=langs)
         claim_output_dir(output_dir, model_arguments, data_arguments, arguments, tokenizer)
     return corpora, tokenizer, config
+
+
+def check_stacks(config: PreTrainedConfig, arguments: ModelArguments) -> None:
+    """Makes sure, before anything is written, that the model to train has an encoder and a decoder.
+
+    Raises:
+        ValueError: If it has one of them only, as a language model has.
+    """
+    if not config.is_encoder_decoder:
+        where = arguments.model_name_or_path or arguments.config_name or "The configuration"
+        name = f" ({config.architectures[0]})" if config.architectures else ""
+        raise ValueError(
+            f"{where} holds a model of one stack{name}; this script trains those of two, an encoder and a decoder."
+        )
 
 
 def check_push(arguments: TranslationTrainingArguments) -> None:

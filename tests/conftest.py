@@ -135,6 +135,21 @@ def main(monkeypatch: pytest.MonkeyPatch, scripts_directory: Path) -> Callable[[
 
 
 @pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The library's registry of pipelines as it is without this package; the real one is left in peace."""
+    from transformers import pipelines
+    from transformers.pipelines.base import PipelineRegistry
+
+    own = ("text2text-generation", "summarization", "translation")
+    supported = {task: entry for task, entry in pipelines.SUPPORTED_TASKS.items() if task not in own}
+    fresh = PipelineRegistry(supported_tasks=supported, task_aliases=dict(pipelines.TASK_ALIASES))
+    monkeypatch.setattr(pipelines, "PIPELINE_REGISTRY", fresh)
+    if hasattr(pipelines, "REMOVED_TASKS"):
+        monkeypatch.setattr(pipelines, "REMOVED_TASKS", {**dict.fromkeys(own, "It is gone."), "question-answering": ""})
+    return fresh
+
+
+@pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Every figure that is saved, in order; rendering them, which takes half a second each, is left to other tests."""
     from matplotlib.figure import Figure

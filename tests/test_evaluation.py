@@ -5,6 +5,7 @@ import json
 import math
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ from transformers import (
     Seq2SeqTrainingArguments,
 )
 
-from vanilla_transformer.evaluation import make_compute_metrics, score_loss, score_translations
-from vanilla_transformer.metrics.comparison import Comparison, PairedScore, compare_translations
+from vanilla_transformer.evaluation import make_compute_metrics, score_loss, score_summaries, score_translations
+from vanilla_transformer.metrics.comparison import Comparison, PairedScore, compare_summaries, compare_translations
+from vanilla_transformer.metrics.sacrebleu_scores import find_bleu_tokenizer
 from vanilla_transformer.numbers_and_dates import numbers_and_dates
 from vanilla_transformer.translation import translate
 
@@ -121,6 +123,37 @@ def test_without_sacrebleu_the_error_says_what_to_install(monkeypatch: pytest.Mo
         score_translations(["a"], ["a"])
     with pytest.raises(ImportError, match="sacrebleu"):
         make_compute_metrics(TOKENIZER)
+
+
+@pytest.mark.parametrize("code", ["zh", "de", "cs"])
+def test_a_languages_tokeniser_is_sacrebleus_own_choice(code: str) -> None:
+    chosen = sacrebleu.BLEU(trg_lang=code).tokenizer.signature()
+    for langs in (["en", code], [code], ["zh", f"{code}_XX"], ["ja", f"{code.upper()}-x"]):
+        assert find_bleu_tokenizer(langs) == chosen
+
+
+def test_languages_without_a_tokeniser_of_their_own() -> None:
+    """Japanese needs a package; what is not known is cut as the default is."""
+    expected = "char"
+    with suppress(RuntimeError):
+        expected = sacrebleu.BLEU(trg_lang="ja").tokenizer.signature()
+    assert find_bleu_tokenizer(["en", "ja"]) == find_bleu_tokenizer(["jpn_Jpan"]) == expected
+    assert find_bleu_tokenizer(["en", "zho_Hans"]) == find_bleu_tokenizer(["cmn"]) == "zh"
+    assert find_bleu_tokenizer(None) == find_bleu_tokenizer([]) == sacrebleu.BLEU().tokenizer.signature() == "13a"
+
+
+def test_metrics_of_a_training_use_the_given_tokeniser() -> None:
+    """Words and characters match in different numbers."""
+    predicted, expected = (
+        np.array([TOKENIZER(" ".join(words)).input_ids]) for words in (WORDS[:7], WORDS[:5] + WORDS[7:9])
+    )
+    prediction = EvalPrediction(predictions=predicted, label_ids=expected)
+    scores = [make_compute_metrics(TOKENIZER, bleu_tokenize=name)(prediction)["bleu"] for name in ("13a", "char")]
+    texts = [TOKENIZER.batch_decode(ids, skip_special_tokens=True) for ids in (predicted, expected)]
+    assert scores == pytest.approx(
+        [sacrebleu.corpus_bleu(texts[0], [texts[1]], tokenize=name).score for name in ("13a", "char")]
+    )
+    assert scores[0] != scores[1]
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 100])
@@ -462,6 +495,26 @@ class TestComparison:
             assert system["system"] == folder
             assert system["chrf"]["score"] == pytest.approx(metrics["chrf"])
 
+    def test_of_folders_in_chinese(
+        self,
+        main: Callable[..., None],
+        test_files: tuple[str, str],
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        """The language chooses the tokeniser, and a comparison takes that of its folders, where it is one."""
+        folders = [str(tmp_path / name) for name in ("zh", "zh-too", "de")]
+        for folder in folders:
+            main("--test_file", *test_files, "--source_lang", "en", "--target_lang", Path(folder).name[:2],
+                 "--output_dir", folder)  # fmt: skip
+        main("--compare", *folders[:2], "--output_dir", str(tmp_path / "out"))
+        scores = json.loads((tmp_path / "out" / "comparison.json").read_text(encoding="utf-8"))
+        assert "|tok:zh|" in scores["bleu_signature"]
+        capsys.readouterr()
+        with pytest.raises(SystemExit):
+            main("--compare", *folders)
+        assert "BLEU was scored with 13a and zh; choose one with --bleu_tokenize" in capsys.readouterr().err
+
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
@@ -502,6 +555,110 @@ class TestComparison:
         assert refusal.value.code == 2
         assert message in capsys.readouterr().err
         assert not Path("out").exists()
+
+
+@pytest.fixture
+def documents(tmp_path: Path) -> str:
+    """References are what the model writes, its end and the source first, its beginning on a line of its own."""
+    sources, _ = random_pairs(9)
+    rows = []
+    for source, output in zip(sources, translate(MODEL, TOKENIZER, sources, progress=False), strict=True):
+        beginning, end = " ".join(output.split()[:2]), " ".join(output.split()[2:])
+        rows.append({"text": source, "summary": f"{end} {source}\n{beginning}"})
+    return write_lines(tmp_path / "documents.jsonl", [json.dumps(row) for row in rows])
+
+
+class TestSummaries:
+    def test_scores_are_those_of_the_texts_that_are_kept(
+        self, main: Callable[..., None], documents: str, tmp_path: Path
+    ) -> None:
+        output_dir = tmp_path / "scores"
+        main("--test_file", documents, "--task", "summarization", "--output_dir", str(output_dir))
+        metrics = json.loads((output_dir / "metrics.json").read_text(encoding="utf-8"))
+        rows = [json.loads(line) for line in (output_dir / "texts.jsonl").read_text(encoding="utf-8").splitlines()]
+        assert [row["source"] for row in rows] == random_pairs(9)[0]
+        hypotheses, references = ([row[name] for row in rows] for name in ("hypothesis", "reference"))
+        assert all("\n" in reference for reference in references)
+        expected = score_summaries(hypotheses, references)
+        assert {name: metrics[name] for name in expected} == expected
+        lines = (output_dir / "references.txt").read_text(encoding="utf-8").splitlines()
+        assert lines == [reference.replace("\n", " ") for reference in references]
+        assert score_summaries(hypotheses, lines)["rougeLsum"] < expected["rougeLsum"], "line breaks count"
+
+        main("--test_file", documents, "--task", "translation", "--output_dir", str(output_dir), "--overwrite",
+             "--source_column", "text", "--target_column", "summary")  # fmt: skip
+        assert not (output_dir / "texts.jsonl").exists(), "it would be taken for that of this model"
+
+    def test_they_are_compared_by_rouge(
+        self, main: Callable[..., None], documents: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        sources, _ = random_pairs(9)
+        references = [json.loads(line)["summary"] for line in Path(documents).read_text().splitlines()]
+        scored, halves = str(tmp_path / "scored"), str(tmp_path / "halves.jsonl")
+        main("--test_file", documents, "--task", "summarization", "--output_dir", scored)
+        first_lines = [reference.partition("\n")[0] for reference in references]
+        write_lines(Path(halves), [json.dumps({"hypothesis": text}) for text in first_lines])
+        write_lines(tmp_path / "lead.txt", sources)
+        capsys.readouterr()
+        systems = {
+            scored: translate(MODEL, TOKENIZER, sources, progress=False),
+            halves: first_lines,
+            str(tmp_path / "lead.txt"): sources,
+        }
+        expected = compare_summaries(systems, references, samples=100)
+        arguments = ("--compare", *systems, "--compare_samples", "100", "--output_dir", str(tmp_path / "out"))
+        main(*arguments)
+        table = capsys.readouterr().out
+        for more in (("--task", "summarization"), ("--task", "summarization", "--test_file", documents)):
+            main(*arguments, *more, "--overwrite")
+            assert capsys.readouterr().out == table
+        report = json.loads((tmp_path / "out" / "comparison.json").read_text(encoding="utf-8"))
+        assert {name: report[name] for name in expected} == expected
+        headers = [line.split() for line in table.splitlines() if "ROUGE-" in line]
+        assert [[word for word in header if "ROUGE" in word] for header in headers] == [
+            ["ROUGE-1", "ROUGE-2"],
+            ["ROUGE-L", "ROUGE-Lsum"],
+        ]
+        assert table.count(f"baseline: {scored} ") == table.count(f"\n{halves} ") == 2
+        assert f"{expected['systems'][1]['rougeLsum']['score']:.2f} (" in table
+        assert "over 9 summaries, 100 samples" in table
+        assert table.endswith(f"ROUGE {expected['rouge_signature']}\n")
+        main(*arguments, "--overwrite", "--rouge_stemmer", "--rouge_tokenize", "ascii")
+        assert "ROUGE tok:ascii|stem:yes|" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("lines", "message"),
+        [
+            (['{"hypothesis": "a"}', "a"], "a.jsonl, line 2 is not JSON"),
+            (['{"summary": "a"}'], "a.jsonl, line 1 must be a JSON object with a text named hypothesis"),
+            (["[1]"], "a.jsonl, line 1 must be a JSON object"),
+            (['{"hypothesis": "a"}'], "no folder has a references.txt"),
+        ],
+    )
+    def test_a_file_that_is_not_like_it_is_refused(
+        self,
+        main: Callable[..., None],
+        lines: list[str],
+        message: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        write_lines(Path("a.jsonl"), lines)
+        with pytest.raises(SystemExit):
+            main("--compare", "a.jsonl")
+        assert message in capsys.readouterr().err
+
+    def test_folders_of_different_tasks_are_not_compared(
+        self, main: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        folders = {"summarization": tmp_path / "a", "translation": tmp_path / "b"}
+        for task, folder in folders.items():
+            write_lines(folder / "metrics.json", [json.dumps({"task": task})])
+        with pytest.raises(SystemExit):
+            main("--compare", *map(str, folders.values()))
+        assert "scored for different tasks, summarization and translation" in capsys.readouterr().err
 
 
 def score_cells(comparison: Comparison, index: int) -> tuple[PairedScore, PairedScore]:

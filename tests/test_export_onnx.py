@@ -303,8 +303,9 @@ def test_what_is_refused(export: Export, tmp_path: Path, monkeypatch: pytest.Mon
         export_onnx(model, tmp_path / "exported", opset=17)
     with pytest.raises(FileNotFoundError, match=r"holds no model exported to ONNX"):
         OnnxModel(tmp_path)
-    with pytest.raises(ValueError, match="add --engine onnx"):
-        EngineArguments(model_name_or_path=str(folder)).load()
+    for engine in ("transformers", "ctranslate2"):
+        with pytest.raises(ValueError, match="holds a model exported to ONNX: it needs --engine onnx"):
+            EngineArguments(model_name_or_path=str(folder), engine=engine).load()
     with pytest.raises(ValueError, match="dtype is 'int8'"):
         load_for_onnx(str(folder), dtype="int8")
     with pytest.raises(ValueError, match="device is 'mps'"):

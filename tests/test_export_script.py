@@ -127,7 +127,9 @@ def test_wrong_input_is_explained(
     assert not (tmp_path / "x").exists()
 
     from_exported = ["--model_name_or_path", exported, "--input_file", model / "test.en", "--device", "cpu"]
-    assert "add --engine ctranslate2" in refuse(translate, *from_exported, capsys=capsys)
+    for engine in ("transformers", "onnx"):
+        said = refuse(translate, *from_exported, "--engine", engine, capsys=capsys)
+        assert f"{exported} holds a model exported to CTranslate2: it needs --engine ctranslate2" in said
     from_exported += ["--engine", "ctranslate2"]
     said = refuse(translate, *from_exported, "--dtype", "int4", capsys=capsys)
     assert "dtype is 'int4'; for CTranslate2 it must be one of ['auto', 'float32'" in said
@@ -158,11 +160,15 @@ def test_what_ctranslate2_cannot_load_is_explained(
 ) -> None:
     words = ["--engine", "ctranslate2", "--input_file", model / "test.en"]
     nowhere = tmp_path / "nowhere" / "at" / "all"
-    for engine in ("ctranslate2", "transformers"):
+    for engine in ("ctranslate2", "onnx", "transformers"):
         said = refuse(main("translate"), *words, "--model_name_or_path", nowhere, "--engine", engine, capsys=capsys)
-        assert "nowhere" in said
+        assert said.endswith(f"error: There is no folder {nowhere}.\n")
     pairs = ["--test_file", model / "test.en", model / "test.de"]
-    assert "nowhere" in refuse(main("evaluate_translation"), *pairs, "--model_name_or_path", nowhere, capsys=capsys)
+    said = refuse(main("evaluate_translation"), *pairs, "--model_name_or_path", nowhere, capsys=capsys)
+    assert said.endswith(f"error: There is no folder {nowhere}.\n")
+    words_of_export = ["--model_name_or_path", nowhere, "--format", "onnx", "--output_dir", tmp_path / "x"]
+    said = refuse(main("export_model"), *words_of_export, capsys=capsys)
+    assert said.endswith(f"error: There is no folder {nowhere}.\n")
     words += ["--model_name_or_path", exported]
     assert "device is 'foo'" in refuse(main("translate"), *words, "--device", "foo", capsys=capsys)
     (exported / "model.bin").write_bytes((exported / "model.bin").read_bytes()[:-100])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tiny_vanilla import SHARING, TWO_VOCABULARIES, make_cache, make_model, make_sentences, pad, randomize
 from transformers import EncoderDecoderCache, GenerationConfig
+from transformers.generation import configuration_utils
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import (
     GENERATION_MODES_MAPPING,
@@ -418,6 +419,19 @@ def test_explicit_limits_win() -> None:
     assert new_tokens(model, source_length=3) == 7
     own.max_new_tokens = None
     assert new_tokens(model, source_length=3) == 53
+
+
+def test_greedy_search_asked_of_a_model_for_beam_search_is_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library warns of a length penalty without beams, but not if one is the model's and the other the call's."""
+    warnings: list[str] = []
+    monkeypatch.setattr(configuration_utils.logger, "warning_once", warnings.append)
+    model = make_model(seed=4)
+    model.generation_config.update(num_beams=4, length_penalty=0.6)
+    assert new_tokens(model, source_length=3, num_beams=1) == 53
+    assert new_tokens(model, source_length=3, num_beams=1, length_penalty_type="gnmt") == 53
+    assert not warnings
+    new_tokens(model, source_length=3, num_beams=1, length_penalty=0.6)
+    assert "['length_penalty']" in warnings[0]
 
 
 def test_explicit_limit_may_exceed_the_paper_s() -> None:

@@ -5,7 +5,10 @@ import os
 import random
 import runpy
 import sys
+import unicodedata
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,6 +16,7 @@ from typing import Any
 import evaluate
 import numpy as np
 import pytest
+import regex  # type: ignore[import-untyped]
 import sacrebleu
 from conftest import RunPython
 from hypothesis import given
@@ -22,8 +26,9 @@ from tiny_seq2seq import WORDS, make_model, make_tokenizer
 
 from vanilla_transformer import metrics
 from vanilla_transformer.evaluation import make_compute_metrics, score_loss, score_summaries
-from vanilla_transformer.metrics.comparison import PairedScore, compare_translations
-from vanilla_transformer.metrics.rouge_scores import ROUGE_TYPES, make_rouge, split_words
+from vanilla_transformer.metrics.comparison import PairedScore, compare_summaries, compare_translations
+from vanilla_transformer.metrics.rouge_scores import ROUGE_TYPES, corpus_rouge, make_rouge, score_each, split_words
+from vanilla_transformer.metrics.sacrebleu_scores import corpus_score, make_chrf
 from vanilla_transformer.tasks import TASKS
 
 SACREBLEU = {"bleu": sacrebleu.BLEU, "chrf": sacrebleu.CHRF, "ter": sacrebleu.TER}
@@ -311,6 +316,10 @@ class TestRouge:
             ("हिन्दी भाषा", ["हिन्दी", "भाषा"]),
             ("今天GPT4好", ["今", "天", "gpt4", "好"]),
             ("カメラ、ok", ["カ", "メ", "ラ", "ok"]),
+            ("ラーメンok", ["ラ", "ー", "メ", "ン", "ok"]),
+            ("人々a", ["人", "々", "a"]),
+            ("二\u3007二四年x", ["二", "\u3007", "二", "四", "年", "x"]),
+            ("ｶﾞｯｺｰa", ["ｶﾞ", "ｯ", "ｺ", "ｰ", "a"]),
             ("ที่นี่", ["ที่", "นี่"]),
             ("한국어 말", ["한국어", "말"]),
             ("\u0301 ...", []),
@@ -318,6 +327,21 @@ class TestRouge:
     )
     def test_words_are_those_of_any_script(self, text: str, words: list[str]) -> None:
         assert split_words(text) == words
+
+    def test_characters_that_stand_alone_are_those_of_scripts_without_spaces(self) -> None:
+        """By Unicode's own table of scripts, which the module, reading names, does not have."""
+        scripts = ["Han", "Hiragana", "Katakana", "Bopomofo", "Thai", "Lao", "Khmer", "Myanmar"]
+        scripts += ["Tai_Le", "New_Tai_Lue", "Tai_Tham", "Tai_Viet"]
+        of_these = regex.compile("[" + "".join(rf"\p{{Script_Extensions={script}}}" for script in scripts) + "]")
+        known = regex.compile(r"[\p{L}\p{N}]")
+        wrong = []
+        for code in (*range(0xE00, 0x10000), *range(0x20000, 0x33500)):
+            character = chr(code)
+            if unicodedata.category(character)[0] in "LN" and known.match(character):
+                is_alone = split_words(character + "x")[1:] == ["x"]
+                if is_alone != bool(of_these.match(character)):
+                    wrong.append(character)
+        assert wrong == ["ﾞ", "ﾟ"], "marks on the letter before them"
 
     def test_rouge_scores_own_words_are_lost_in_other_scripts(self) -> None:
         same = {"predictions": ["Новый год"], "references": ["Новый год"]}
@@ -366,6 +390,17 @@ class TestRouge:
     def test_what_cannot_be_scored_is_refused(self, hypotheses: Any, references: Any, error: type[Exception]) -> None:
         with pytest.raises(error):
             score_summaries(hypotheses, references)
+
+    def test_an_empty_list_of_references_is_named(self) -> None:
+        message = "A prediction has an empty list of references; each must have at least one"
+        scorer = make_rouge()
+        for compute in (score_each, corpus_rouge):
+            with pytest.raises(ValueError, match=message):
+                compute(scorer, ["a", "b"], ["a", []])
+        with pytest.raises(ValueError, match=message):
+            corpus_score(make_chrf(), ["a", "b"], ["a", []])
+        with pytest.raises(ValueError, match=message):
+            in_memory("rouge").compute(predictions=["a", "b"], references=["a", []])
 
     def test_a_missing_library_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "rouge_score", None)
@@ -555,3 +590,82 @@ class TestComparison:
         arguments = {"systems": {"a": ["x"], "b": ["y"]}, "references": ["x"], **changes}
         with pytest.raises(ValueError, match=message):
             compare_translations(**arguments)
+
+
+class TestComparisonOfSummaries:
+    REFERENCES = ("a dog runs", "two cats sleep on a mat", "rain", "the red boat sails", "a horse", "birds sing here")
+    WORSE = ("a dog", "two cats", "sun", "a boat", "a horse", "birds")
+    BETTER = ("a dog runs", "two cats sleep", "rain", "the boat sails", "a cow", "birds sing")
+
+    def systems(self) -> dict[str, list[str]]:
+        return {"worse": list(self.WORSE), "better": list(self.BETTER)}
+
+    def naive_scores(self, summaries: tuple[str, ...], name: str) -> list[Fraction]:
+        pairs = zip(summaries, self.REFERENCES, strict=True)
+        found = [naive_rouge(summary.split(), reference.split())[name] for summary, reference in pairs]
+        return [Fraction(score).limit_denominator(1000) for score in found]
+
+    @pytest.mark.parametrize("name", ["rouge1", "rouge2", "rougeL"])
+    def test_swaps_come_to_the_share_among_all_swaps(self, name: str) -> None:
+        worse, better = self.naive_scores(self.WORSE, name), self.naive_scores(self.BETTER, name)
+        differences = [one - other for one, other in zip(better, worse, strict=True)]
+        swapped = [
+            abs(sum((sign * difference for sign, difference in zip(signs, differences, strict=True)), Fraction()))
+            for signs in product((1, -1), repeat=len(differences))
+        ]
+        share = sum(found > abs(sum(differences, Fraction())) for found in swapped) / len(swapped)
+        comparison = compare_summaries(
+            self.systems(), self.REFERENCES, method="approximate_randomization", samples=4000
+        )
+        (first, second) = [system[name] for system in comparison["systems"]]  # type: ignore[literal-required]
+        assert first["score"] == pytest.approx(float(100 * sum(worse) / 6))
+        assert second["score"] == pytest.approx(float(100 * sum(better) / 6))
+        assert first["p_value"] is None
+        assert second["p_value"] == pytest.approx(share, abs=0.03)
+        assert second["mean"] is None
+
+    @pytest.mark.parametrize("name", ["rouge1", "rouge2", "rougeL"])
+    def test_drawn_test_sets_come_to_the_share_among_all_test_sets(self, name: str) -> None:
+        size = len(self.REFERENCES)
+        drawn = np.array([*product(range(size), repeat=size)])
+        scores = [np.array(self.naive_scores(summaries, name), float) for summaries in (self.WORSE, self.BETTER)]
+        worse, better = (100 * each[drawn].mean(axis=1) for each in scores)
+        differences = np.abs(better - worse)
+        observed = 100 * abs(scores[0].mean() - scores[1].mean())
+        share = float(np.mean(differences - differences.mean() > observed))
+        comparison = compare_summaries(self.systems(), self.REFERENCES, samples=4000, seed=5)
+        for system, values in zip(comparison["systems"], (worse, better), strict=True):
+            score = system[name]  # type: ignore[literal-required]
+            low, high = np.quantile(values, [0.025, 0.975])
+            assert score["mean"] == pytest.approx(values.mean(), abs=1)
+            assert score["ci"] == pytest.approx((high - low) / 2, abs=2.5)
+        assert comparison["systems"][1][name]["p_value"] == pytest.approx(share, abs=0.03)  # type: ignore[literal-required]
+        assert comparison["rouge_signature"].startswith("tok:unicode|stem:no|")
+        assert comparison["rouge_signature"].endswith("|seed:5|bs:4000")
+        assert json.loads(json.dumps(comparison)) == comparison
+
+    def test_a_difference_of_nothing_is_none(self) -> None:
+        """The same words in another order: ROUGE-1 does not change, the others do."""
+        systems = {"one": [*self.REFERENCES], "other": [" ".join(reversed(text.split())) for text in self.REFERENCES]}
+        _, other = compare_summaries(systems, self.REFERENCES, samples=50)["systems"]
+        assert (other["rouge1"]["score"], other["rouge1"]["p_value"]) == (100, 1)
+        assert other["rouge2"]["score"] < 10
+        assert other["rouge2"]["p_value"] is not None
+        assert other["rouge2"]["p_value"] < 0.05
+
+    def test_lines_and_options_count(self) -> None:
+        systems = {"two lines": ["Dogs\nruns"], "one line": ["Dogs runs"]}
+        first, second = compare_summaries(systems, ["runs\ndogs"], samples=2)["systems"]
+        assert first["rougeL"]["score"] == second["rougeL"]["score"] == 50
+        assert first["rougeLsum"]["score"] == 100
+        stemmed = compare_summaries(systems, ["running\ndog"], samples=2, use_stemmer=True, tokenize="ascii")
+        assert stemmed["systems"][0]["rougeLsum"]["score"] == 100
+        assert stemmed["rouge_signature"].startswith("tok:ascii|stem:yes|")
+
+    def test_refuses_what_cannot_be_compared(self) -> None:
+        with pytest.raises(ValueError, match="b has 2 summaries, but there are 1 references"):
+            compare_summaries({"a": ["x"], "b": ["x", "y"]}, ["x"])
+        with pytest.raises(ValueError, match="samples is 0"):
+            compare_summaries(self.systems(), self.REFERENCES, samples=0)
+        with pytest.raises(ValueError, match="tokenize is '13a'"):
+            compare_summaries(self.systems(), self.REFERENCES, tokenize="13a")

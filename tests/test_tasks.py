@@ -139,8 +139,10 @@ class TestSummarization:
         assert found["exact_match"] > 35
         assert "bleu" not in found
         assert (found["task"], found["source_prefix"]) == ("summarization", PREFIX)
-        hypotheses = (summarizer / "test" / "hypotheses.txt").read_text().splitlines()
-        expected = score_summaries(hypotheses, references)
+        saved = read_rows(str(summarizer / "test" / "texts.jsonl"))
+        assert [row["source"] for row in saved] == [row["document"] for row in rows]
+        assert [row["reference"] for row in saved] == references
+        expected = score_summaries([row["hypothesis"] for row in saved], references)
         assert {name: found[name] for name in expected} == expected
 
     def test_the_best_checkpoint_is_that_by_rouge(self, summarizer: Path) -> None:
@@ -164,6 +166,18 @@ class TestSummarization:
             summarize(sources[0], max_new_tokens=100)
             assert "Your max_length is set to 100" in caplog.text
         assert found == (summarizer / "test" / "hypotheses.txt").read_text().splitlines()[:20]
+
+    @pytest.mark.parametrize("limit", [{"max_length": 6}, {"max_new_tokens": 5}], ids=str)
+    def test_a_call_may_ask_for_shorter_ones_than_training_did(
+        self, summarizer: Path, reports: dict[str, str], limit: dict[str, int]
+    ) -> None:
+        make_pipeline: Any = pipeline
+        for name, task in (("summary", "summarization"), ("translation", "translation")):
+            shorten = make_pipeline(task, model=str(summarizer), device="cpu")
+            source = read_rows(reports["test"])[0]["document"]
+            (uncut,), (cut,) = shorten(source, return_tensors=True), shorten(source, return_tensors=True, **limit)
+            assert len(uncut[f"{name}_token_ids"]) > 6
+            assert len(cut[f"{name}_token_ids"]) == 6, "the start symbol counts"
 
     def test_the_script_that_translates_does_too(
         self, summarizer: Path, reports: dict[str, str], tmp_path: Path
@@ -326,7 +340,10 @@ class TestArguments:
         ("changes", "message"),
         [
             ({"task": "poetry"}, "task='poetry': must be one of translation, summarization, text2text"),
-            ({"task": "summarization", "builtin_corpus": True, "train_file": None}, "builtin_corpus belong"),
+            (
+                {"task": "summarization", "builtin_corpus": True, "train_file": None},
+                "task=summarization: builtin_corpus belongs to the task translation",
+            ),
             (
                 {"task": "text2text", "source_lang": "en", "target_lang": "de"},
                 "task=text2text: source_lang, target_lang belong to the task translation",

@@ -167,7 +167,8 @@ class DataArguments:
         if task is not TRANSLATION:
             alien = [name for name in ("builtin_corpus", "source_lang", "target_lang") if getattr(self, name)]
             if alien:
-                raise ValueError(f"task={self.task}: {', '.join(alien)} belong to the task translation.")
+                verb = "belongs" if len(alien) == 1 else "belong"
+                raise ValueError(f"task={self.task}: {', '.join(alien)} {verb} to the task translation.")
         named = [name for name in ("builtin_corpus", "train_file", "dataset_name") if getattr(self, name)]
         if len(named) != 1:
             found = ", ".join(named) or "none of them"

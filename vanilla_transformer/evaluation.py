@@ -5,6 +5,7 @@ sacreBLEU wants it. The modules for evaluate in `metrics` give the same scores (
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NotRequired, TypedDict, cast
 
 import numpy as np
@@ -239,7 +240,7 @@ def _sum_of_losses(model: TranslationModel, inputs: Any, labels: torch.Tensor) -
 
 
 def make_compute_metrics(
-    tokenizer: PreTrainedTokenizerBase, task: Task = TRANSLATION
+    tokenizer: PreTrainedTokenizerBase, task: Task = TRANSLATION, *, bleu_tokenize: str = "13a"
 ) -> Callable[[EvalPrediction], dict[str, float]]:
     """Makes a `compute_metrics` for `Seq2SeqTrainer` with `predict_with_generate=True`.
 
@@ -251,6 +252,7 @@ def make_compute_metrics(
         tokenizer: Decodes predictions and labels. References are thus the decoded labels: where tokenization loses
             something, or labels are truncated, [`score_translations`] on the original references is what to report.
         task: Whose scores to compute.
+        bleu_tokenize: SacreBLEU's tokeniser, for tasks with BLEU (see `metrics.sacrebleu_scores.find_bleu_tokenizer`).
 
     Returns:
         A function from predictions and labels, both (examples, length) token ids padded with the pad token or -100, to
@@ -262,7 +264,9 @@ def make_compute_metrics(
     """
     scores_summaries = "rouge1" in task.scores
     (import_rouge if scores_summaries else import_sacrebleu)()
-    score: Callable[..., Any] = score_summaries if scores_summaries else score_translations
+    score: Callable[..., Any] = (
+        score_summaries if scores_summaries else partial(score_translations, tokenize=bleu_tokenize)
+    )
     pad_token_id = tokenizer.pad_token_id
 
     def decode(token_ids: np.ndarray) -> list[str]:

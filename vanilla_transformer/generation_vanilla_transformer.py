@@ -54,7 +54,8 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         length_penalty_type = kwargs.pop("length_penalty_type", None)
         settings, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)  # type: ignore[misc]
         if length_penalty_type is not None:
-            settings.update(length_penalty_type=length_penalty_type, allow_custom_entries=True)
+            # Not by `update`, which would warn of the model's length penalty where the call asks for greedy search.
+            vars(settings)["length_penalty_type"] = length_penalty_type
         length_penalty_type = getattr(settings, "length_penalty_type", None)
         if length_penalty_type not in (None, *LENGTH_PENALTIES):
             raise ValueError(
@@ -91,7 +92,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         """
         if has_default_max_length and generation_config.max_new_tokens is None:
             generation_config.max_new_tokens = self._limit_new_tokens(inputs_tensor.shape[1], input_ids_length)
-            generation_config.update(_is_limited_by_source=True, allow_custom_entries=True)
+            vars(generation_config)["_is_limited_by_source"] = True  # `update` would warn as above
         # The library types `self` as what a model and the mixin are together.
         return super()._prepare_generated_length(  # type: ignore[misc]
             generation_config=generation_config,

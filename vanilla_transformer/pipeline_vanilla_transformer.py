@@ -39,8 +39,8 @@ logger = logging.get_logger(__name__)
 _UNLIMITED = int(1e20)
 # The number of tokens that generate() makes when nothing sets a limit.
 _LIBRARY_MAX_LENGTH = 20
-# generate() takes its output limit by either name, and warns when it is given both.
-_OUTPUT_LIMITS = frozenset({"max_length", "max_new_tokens"})
+# generate() takes these limits by either name; where both are set, wherever they come from, the second one wins.
+_LIMITS = (("max_length", "max_new_tokens"), ("min_length", "min_new_tokens"))
 # What a call may hold beside arguments of generate() and of the base class.
 _OWN_ARGUMENTS = frozenset({"max_batch_tokens", "return_scores", "stop_sequence"})
 # How many texts are read ahead, so that those of like length can be put together.
@@ -174,6 +174,13 @@ def sequence_score_settings(model: PreTrainedModel) -> dict[str, bool]:
     return {"return_dict_in_generate": True, **({} if is_vanilla(model) else {"output_scores": True})}
 
 
+def _override(settings: dict[str, Any], by: dict[str, Any]) -> dict[str, Any]:
+    """Puts settings above others, whose limits they switch off (None) under either name."""
+    given = {name for name, value in by.items() if value is not None}
+    off = {name: None for pair in _LIMITS if not given.isdisjoint(pair) for name in pair}
+    return {**settings, **off, **by}
+
+
 def _task_specific_params(model: PreTrainedModel) -> dict[str, dict[str, Any]]:
     return getattr(model.config, "task_specific_params", None) or {}
 
@@ -230,7 +237,9 @@ class Text2TextGenerationPipeline(Pipeline):
 
     Generation settings come, the first that is set winning, from the call, the constructor, the model's
     `config.task_specific_params[task]`, the model's generation config, and then `max_new_tokens=256, num_beams=4`. The
-    last is not for models of type vanilla_transformer, which `generate()` limits to the source's length + 50.
+    last is not for models of type vanilla_transformer, which `generate()` limits to the source's length + 50. A length
+    limit set in one of these places switches off those of the places after it, be it `max_length` or `max_new_tokens`
+    (`min_length` or `min_new_tokens`) there.
     A `generation_config` given to the call takes the place of all of these but the model's own; one given to the
     constructor does so too, but for the settings of the call.
 
@@ -280,11 +289,9 @@ class Text2TextGenerationPipeline(Pipeline):
             logger.error(
                 f"{name} is for encoder-decoder models, {type(model).__name__} is none: results may make no sense"
             )
-        task_settings = dict(_task_specific_params(model).get(task) or {})
-        self.prefix = task_settings.pop("prefix", self.prefix)
-        self._task_settings = {
-            key: copy.deepcopy(value) for key, value in task_settings.items() if hasattr(model.generation_config, key)
-        }
+        entry = copy.deepcopy(_task_specific_params(model).get(task) or {})
+        self.prefix = entry.pop("prefix", self.prefix)
+        self._task_settings = {key: value for key, value in entry.items() if hasattr(model.generation_config, key)}
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Generates for one text or for many.
@@ -516,7 +523,7 @@ class Text2TextGenerationPipeline(Pipeline):
         """The arguments for `generate()`, from all sources (see the class) but the model's generation config."""
         call = {name: value for name, value in call.items() if name not in _OWN_ARGUMENTS}
         if call.get("generation_config") is None:
-            call = {**self._constructor_settings, **call}
+            call = _override(self._constructor_settings, call)
         added = dict(added)
         if self.model.generation_config.pad_token_id is None and self.tokenizer.pad_token_id is not None:
             added["pad_token_id"] = self.tokenizer.pad_token_id
@@ -527,33 +534,30 @@ class Text2TextGenerationPipeline(Pipeline):
         config = copy.deepcopy(config)
         if config.pad_token_id is not None:
             added.pop("pad_token_id", None)
+        prompt = call.get("decoder_input_ids")
+        for name, winner in _LIMITS:  # the model's own winner would fill the place that the config leaves empty
+            own, limit = getattr(self.model.generation_config, winner), getattr(config, name)
+            if own is not None and limit is not None and getattr(config, winner) is None:
+                limit -= 1 if prompt is None else prompt.shape[-1]
+                added |= {name: None, winner: max(limit, 0)}
         config.update(**added)
-        return {**call, "generation_config": config}
+        return {**_override({}, call), "generation_config": config}
 
     def _default_settings(self, call: dict[str, Any]) -> dict[str, Any]:
-        """The task's settings and below them the pipeline's, without what the model or the call set otherwise."""
-        model_settings = self.model.generation_config.to_diff_dict()
-        defaults = {} if is_vanilla(self.model) else self._default_generation_config.to_diff_dict()
-        defaults = {
-            key: value for key, value in defaults.items() if key not in {*model_settings, "transformers_version"}
-        }
+        """What `generate()` has to be told besides the call, out of the task's settings and the pipeline's own."""
+        own = self.model.generation_config.to_diff_dict()
+        known = {} if is_vanilla(self.model) else self._default_generation_config.to_diff_dict()
+        known.pop("transformers_version", None)
         if "assistant_model" in call or "streamer" in call:
-            defaults.pop("num_beams", None)  # neither works with beam search
-        task = self._task_settings
-        if _OUTPUT_LIMITS & (call.keys() | task.keys() | model_settings.keys()):
-            defaults = {key: value for key, value in defaults.items() if key not in _OUTPUT_LIMITS}
-        if _OUTPUT_LIMITS & call.keys():
-            task = {key: value for key, value in task.items() if key not in _OUTPUT_LIMITS}
-        return {**defaults, **task}
+            known.pop("num_beams", None)  # neither works with beam search
+        for settings in (own, self._task_settings, call):
+            known = _override(known, settings)
+        return {name: value for name, value in known.items() if name not in call and value != own.get(name)}
 
     def _known_settings(self, settings: dict[str, Any]) -> dict[str, Any]:
         """All that `generate()` will know when it is given these settings."""
-        config = settings.get("generation_config")
-        return {
-            **self.model.generation_config.to_diff_dict(),
-            **({} if config is None else config.to_diff_dict()),
-            **settings,
-        }
+        config = settings.get("generation_config") or GenerationConfig()
+        return {**self.model.generation_config.to_diff_dict(), **config.to_diff_dict(), **settings}
 
     def _output_lengths(self, settings: dict[str, Any]) -> tuple[int, int | None]:
         """The least and the largest number of tokens that `generate()` will make, None where its input says that."""

@@ -29,8 +29,9 @@ from transformers.utils import logging
 from .arguments import DataArguments, ModelArguments, TranslationTrainingArguments
 from .callbacks import KeepGenerationConfig, MixLengthGroups, ShipCode
 from .checkpoints import PARTIAL_FOLDER, RecordWorldSize, replacing_files
-from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .configuration_vanilla_transformer import VanillaTransformerConfig, name_both_stacks
 from .evaluation import make_compute_metrics
+from .metrics.sacrebleu_scores import find_bleu_tokenizer
 from .recipe import paper_training_arguments
 from .streaming_data import sample_pairs
 from .tasks import TRANSLATION, Task, find_prefix, get_task
@@ -199,6 +200,8 @@ def build_config(
         settings["decoder_start_token_id"] = tokenizer.bos_token_id
     if langs is not None and "langs" in legal:
         settings["langs"] = langs
+    if isinstance(base, VanillaTransformerConfig):
+        overrides = name_both_stacks(overrides)
     for name, value in overrides.items():
         settings[base.attribute_map.get(name, name)] = value
     try:
@@ -372,7 +375,10 @@ def build_trainer(
                 )
     compute_metrics: Callable[..., dict[str, float]] | None = None
     if training_arguments.predict_with_generate and "validation" in tokenized:
-        compute_metrics = make_compute_metrics(tokenizer, get_task(data_arguments.task))
+        langs = known_languages(data_arguments) or getattr(model.config, "langs", None)
+        compute_metrics = make_compute_metrics(
+            tokenizer, get_task(data_arguments.task), bleu_tokenize=find_bleu_tokenizer(langs)
+        )
     callbacks: list[TrainerCallback] = [
         KeepGenerationConfig(copy.deepcopy(model.generation_config)),
         RecordWorldSize(streaming=isinstance(corpora["train"], IterableDataset)),

@@ -28,6 +28,8 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedToken
 from transformers.utils.logging import tqdm
 
 from .data import open_text
+from .folders import check_text_output
+from .model_names import explain_missing_model
 from .pipeline_vanilla_transformer import (
     WINDOW_SIZE,
     count_sentences,
@@ -82,13 +84,15 @@ def load_model_and_tokenizer(
         trust_remote_code: Whether code from the checkpoint may run.
 
     Raises:
+        OSError: If there is no such model, or the Hub cannot be asked.
         ValueError: If `dtype` is none of those names, or the model has no tokenizer.
     """
     if dtype != "auto" and dtype not in _DTYPES:
         raise ValueError(f"dtype is {dtype!r}; it must be one of {['auto', *_DTYPES]}.")
     source: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    model = AutoModelForSeq2SeqLM.from_pretrained(model_name_or_path, dtype=_DTYPES.get(dtype, "auto"), **source)
-    tokenizer = load_needed_tokenizer(model_name_or_path, **source)
+    with explain_missing_model(model_name_or_path):
+        model = AutoModelForSeq2SeqLM.from_pretrained(model_name_or_path, dtype=_DTYPES.get(dtype, "auto"), **source)
+        tokenizer = load_needed_tokenizer(model_name_or_path, **source)
     return model.to(select_device(device)).eval(), tokenizer
 
 
@@ -609,7 +613,7 @@ def translate_file(
         ValueError: If `output_file` ends in `.gz` or is the input file, or an option is illegal.
     """
     source, target = Path(input_file), Path(output_file)
-    _check_target(source, target, overwrite=overwrite)
+    check_text_output(target, inputs=[source], overwrite=overwrite)
     options: dict[str, Any] = {"max_source_length": max_source_length, "source_prefix": source_prefix}
     options |= {"n_best": n_best, **generate_kwargs}
     unfinished = target.with_name(target.name + ".partial")
@@ -640,17 +644,6 @@ def translate_file(
     os.replace(unfinished, target)
     state.unlink()
     return total
-
-
-def _check_target(source: Path, target: Path, *, overwrite: bool) -> None:
-    if target.suffix == ".gz":
-        raise ValueError(f"{target}: the output is written as plain text; leave out .gz.")
-    if not target.exists():
-        return
-    if target.samefile(source):
-        raise ValueError(f"{target}: the output file is the input file.")
-    if not overwrite:
-        raise FileExistsError(f"{target} exists; choose another name or allow overwriting it (overwrite).")
 
 
 def _resume(unfinished: Path, state: Path, *, settings: dict[str, Any], lines_per_source: int) -> int:

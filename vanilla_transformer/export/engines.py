@@ -6,10 +6,14 @@ from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
+from vanilla_transformer.model_names import check_model_name
 from vanilla_transformer.translation import InferenceArguments
 
 from .ctranslate2_model import is_exported_to_ctranslate2, load_for_ctranslate2
 from .onnx_model import is_exported_to_onnx, load_for_onnx
+
+# What each engine's own folders are called, and what tells them.
+_EXPORTED = {"ctranslate2": ("CTranslate2", is_exported_to_ctranslate2), "onnx": ("ONNX", is_exported_to_onnx)}
 
 
 @dataclass
@@ -29,27 +33,25 @@ class EngineArguments(InferenceArguments):
         """The model, its tokenizer, and the arguments of `generate` that were given or that the languages ask for.
 
         Raises:
-            FileNotFoundError: If ONNX is asked for and this is no folder of it.
             ImportError: If CTranslate2 or ONNX Runtime is asked for and not installed.
+            OSError: If there is no such model, or ONNX is asked for and this is no folder of it.
             ValueError: If the model, or an argument, is none for this engine.
         """
         name = self.model_name_or_path
+        check_model_name(name)
         if self.engine != "transformers" and self.revision != "main" and Path(name).is_dir():
             raise ValueError(f"--revision {self.revision} is for models on the Hub, and {name} is a folder.")
+        for engine, (label, is_exported) in _EXPORTED.items():
+            if engine != self.engine and is_exported(name):
+                raise ValueError(f"{name} holds a model exported to {label}: it needs --engine {engine}.")
         if self.engine == "transformers":
-            if is_exported_to_ctranslate2(self.model_name_or_path):
-                raise ValueError(
-                    f"{self.model_name_or_path} holds a model exported to CTranslate2: add --engine ctranslate2."
-                )
-            if is_exported_to_onnx(self.model_name_or_path):
-                raise ValueError(f"{self.model_name_or_path} holds a model exported to ONNX: add --engine onnx.")
             return super().load()
         model: Any
         if self.engine == "onnx":
-            model, tokenizer = load_for_onnx(self.model_name_or_path, device=self.device, dtype=self.dtype)
+            model, tokenizer = load_for_onnx(name, device=self.device, dtype=self.dtype)
         else:
             model, tokenizer = load_for_ctranslate2(
-                self.model_name_or_path,
+                name,
                 device=self.device,
                 dtype=self.dtype,
                 revision=self.revision,

@@ -6,12 +6,13 @@ module, which an imported class would be.
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import evaluate
 from datasets import Features, List, Value
 
+from .inputs import list_references
 from .sacrebleu_scores import corpus_score
 
 _OWN_ARGUMENTS = frozenset(inspect.signature(evaluate.Metric.__init__).parameters)
@@ -58,16 +59,6 @@ def _checked_prediction(prediction: Any) -> str:
     return prediction
 
 
-def _list_of_references(reference: Any) -> list[str]:
-    if isinstance(reference, str):
-        return [reference]
-    if not isinstance(reference, Sequence) or not all(isinstance(text, str) for text in reference):
-        raise TypeError(f"A reference is {reference!r}; it must be a string or a list of strings.")
-    if not reference:
-        raise ValueError("A prediction has an empty list of references; each must have at least one.")
-    return list(reference)
-
-
 class TextMetric(MetricWithOptions):
     """A metric of texts and their references, one or several each.
 
@@ -112,7 +103,7 @@ class TextMetric(MetricWithOptions):
                 raise TypeError(f"{name} is {texts!r}; it must be a list of strings.")
         super().add_batch(
             predictions=[_checked_prediction(prediction) for prediction in predictions],
-            references=[_list_of_references(reference) for reference in references],
+            references=[list_references(reference) for reference in references],
             **kwargs,
         )
 
@@ -128,7 +119,7 @@ class TextMetric(MetricWithOptions):
             TypeError: If they are anything else.
             ValueError: If the list of references is empty.
         """
-        super().add(prediction=_checked_prediction(prediction), reference=_list_of_references(reference), **kwargs)
+        super().add(prediction=_checked_prediction(prediction), reference=list_references(reference), **kwargs)
 
 
 class SacrebleuMetric(TextMetric):

@@ -17,6 +17,8 @@ from typing import Any
 
 from vanilla_transformer.optional import explain_missing
 
+from .inputs import list_all_references
+
 # The scores reported unless others are asked for: words, pairs of words, the longest common subsequence of the whole
 # text, and that of its lines.
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
@@ -25,7 +27,13 @@ TOKENIZERS = ("unicode", "ascii")
 _LEGAL_TYPE = re.compile(r"rouge([1-9]|L|Lsum)")
 _STEMMED_LENGTH = 4  # rouge_score leaves shorter words alone
 # Scripts without spaces between words, by the beginning of their characters' names.
-_ALONE = ("CJK ", "HIRAGANA ", "KATAKANA ", "THAI ", "LAO ", "KHMER ", "MYANMAR ")
+_ALONE = (
+    *("CJK ", "IDEOGRAPHIC ", "VERTICAL IDEOGRAPHIC ", "PARENTHESIZED IDEOGRAPH", "CIRCLED IDEOGRAPH", "HANGZHOU "),
+    *("HIRAGANA ", "HENTAIGANA ", "KATAKANA ", "KATAKANA-HIRAGANA ", "HALFWIDTH KATAKANA", "VERTICAL KANA ", "MASU "),
+    *("BOPOMOFO ", "THAI ", "LAO ", "KHMER ", "MYANMAR ", "TAI ", "NEW TAI LUE ", "AHOM "),
+)
+# Half-width katakana writes the marks of voiced sounds after the letter, as characters of their own.
+_HALFWIDTH_MARKS = ("HALFWIDTH KATAKANA VOICED", "HALFWIDTH KATAKANA SEMI-VOICED")
 
 
 def import_rouge() -> Any:
@@ -43,11 +51,12 @@ def import_rouge() -> Any:
 def _place(character: str) -> str:
     """What a character is to words: "part" of one, a word "alone", a "mark" on the one before it, or a "gap"."""
     category = unicodedata.category(character)
-    if category[0] == "M":
+    name = unicodedata.name(character, "")
+    if category[0] == "M" or name.startswith(_HALFWIDTH_MARKS):
         return "mark"
     if category[0] not in "LN":
         return "gap"
-    return "alone" if unicodedata.name(character, "").startswith(_ALONE) else "part"
+    return "alone" if name.startswith(_ALONE) else "part"
 
 
 def split_words(text: str) -> list[str]:
@@ -135,20 +144,14 @@ def score_each(
         F1, from 0 to 1, of each summary, by the name of the score.
 
     Raises:
-        TypeError: If predictions or references are a single string.
-        ValueError: If there is nothing to score, or predictions and references differ in number.
+        TypeError: If predictions or references are a single string, or a reference is no string.
+        ValueError: If there is nothing to score, predictions and references differ in number, or a summary has no
+            reference.
     """
-    if isinstance(predictions, str) or isinstance(references, str):
-        raise TypeError("predictions and references are lists, one of them is a single string.")
-    if len(predictions) != len(references) or not predictions:
-        raise ValueError(
-            f"{len(predictions)} predictions and {len(references)} references; there must be as many of one as of the "
-            "other, and at least one."
-        )
+    listed = list_all_references(predictions, references)
     found: dict[str, list[float]] = {name: [] for name in scorer.rouge_types}
-    for prediction, reference in zip(predictions, references, strict=True):
-        listed = [reference] if isinstance(reference, str) else list(reference)
-        for name, score in scorer.score_multi(listed, prediction).items():
+    for prediction, group in zip(predictions, listed, strict=True):
+        for name, score in scorer.score_multi(group, prediction).items():
             found[name].append(float(score.fmeasure))
     return found
 
@@ -165,6 +168,10 @@ def corpus_rouge(
 
     Returns:
         Each score's mean over the summaries.
+
+    Raises:
+        TypeError: See [`score_each`].
+        ValueError: See [`score_each`].
     """
     return {name: fmean(scores) for name, scores in score_each(scorer, predictions, references).items()}
 

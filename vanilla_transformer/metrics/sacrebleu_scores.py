@@ -5,11 +5,15 @@ The evaluate modules beside this file, [`score_translations`] and [`compare_tran
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from importlib.util import find_spec
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from vanilla_transformer.optional import explain_missing
+
+from .inputs import list_all_references
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric
@@ -28,6 +32,24 @@ def import_sacrebleu() -> Any:
         import sacrebleu
         import sacrebleu.significance
     return sacrebleu
+
+
+def find_bleu_tokenizer(langs: Sequence[str] | None) -> str:
+    """SacreBLEU's tokeniser for texts of a language: "zh" for Chinese, "ja-mecab" for Japanese, "13a" for others.
+
+    "13a" takes a sentence without spaces for a single word. Japanese is cut into characters ("char") unless
+    `sacrebleu[ja]` is installed; the signature of a score says which it was.
+
+    Args:
+        langs: Languages of a model or corpus, the target last, as in `config.langs`: codes such as `"zh"`, `"zh_CN"` or
+            `"zho_Hant"`; `None`: not known.
+    """
+    language = re.split("[-_]", langs[-1])[0].lower() if langs else ""
+    if language in ("zh", "zho", "cmn", "yue"):
+        return "zh"
+    if language in ("ja", "jpn"):
+        return "ja-mecab" if find_spec("MeCab") and find_spec("ipadic") else "char"
+    return "13a"
 
 
 def make_bleu(
@@ -147,23 +169,12 @@ def corpus_score(
         SacreBLEU's score object, whose `score` is the number to report, and the signature to report it with.
 
     Raises:
-        TypeError: If predictions or references are a single string.
+        TypeError: If predictions or references are a single string, or a reference is no string.
         ValueError: If there is nothing to score, predictions and references differ in number, or one prediction has no
             reference.
     """
-    if isinstance(predictions, str) or isinstance(references, str):
-        raise TypeError("predictions and references are lists, one of them is a single string.")
-    if len(predictions) != len(references) or not predictions:
-        raise ValueError(
-            f"{len(predictions)} predictions and {len(references)} references; there must be as many of one as of the "
-            "other, and at least one."
-        )
-    listed = [[reference] if isinstance(reference, str) else list(reference) for reference in references]
-    for number, group in enumerate(listed, start=1):
-        if not group:
-            raise ValueError(f"Prediction {number} has no reference; each must have at least one.")
     # SacreBLEU wants the first reference of every sentence, then the second of each, and None where there is none.
-    streams = [list(stream) for stream in zip_longest(*listed)]
+    streams = [list(stream) for stream in zip_longest(*list_all_references(predictions, references))]
     score = scorer.corpus_score(list(predictions), streams)
     return score, str(scorer.get_signature())
 

@@ -1,0 +1,243 @@
+"""The restored tasks of `pipeline()`: what registering them changes, here and in other processes."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import RunPython
+from library_models import MODELS, TEXTS, generate_by_hand, make_marian, make_tokenizer, texts_of
+from transformers import Pipeline, pipelines
+from transformers.pipelines.base import PipelineRegistry, get_default_model_and_revision
+
+from vanilla_transformer import pipeline_vanilla_transformer
+from vanilla_transformer.pipeline_vanilla_transformer import (
+    SummarizationPipeline,
+    Text2TextGenerationPipeline,
+    TranslationPipeline,
+    parse_language_pair,
+)
+from vanilla_transformer.registration import register_pipeline_tasks
+
+pipeline: Any = pipelines.pipeline  # its types know only the tasks that the library has itself
+pytestmark = pytest.mark.usefixtures("registry")
+
+TASKS = {
+    "text2text-generation": (Text2TextGenerationPipeline, "generated"),
+    "summarization": (SummarizationPipeline, "summary"),
+    "translation": (TranslationPipeline, "translation"),
+    "translation_en_to_de": (TranslationPipeline, "translation"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("marian")
+    make_marian().save_pretrained(path)
+    make_tokenizer().save_pretrained(path)
+    return path
+
+
+class TestRegistration:
+    @pytest.mark.parametrize("model_name", MODELS)
+    @pytest.mark.parametrize("task", TASKS)
+    def test_every_task_serves_every_model_from_a_folder(self, task: str, model_name: str, tmp_path: Path) -> None:
+        model, tokenizer = MODELS[model_name](), make_tokenizer()
+        model.config.task_specific_params = None
+        model.save_pretrained(tmp_path)
+        tokenizer.save_pretrained(tmp_path)
+        register_pipeline_tasks()
+        pipe = pipeline(task, model=str(tmp_path), device="cpu")
+        pipeline_class, name = TASKS[task]
+        assert type(pipe) is pipeline_class
+        assert pipe.task == task
+        expected = [generate_by_hand(model, tokenizer, text, num_beams=2, max_new_tokens=6)[0] for text in TEXTS]
+        assert texts_of(pipe(TEXTS, num_beams=2, max_new_tokens=6), name) == expected
+        assert len(set(expected)) > 1
+
+    def test_without_registration_the_tasks_are_unknown(self) -> None:
+        for task in TASKS:
+            with pytest.raises(KeyError):
+                pipeline(task, model=make_marian(), tokenizer=make_tokenizer())
+
+    def test_registering_twice_changes_nothing(self, registry: PipelineRegistry) -> None:
+        register_pipeline_tasks()
+        entries, check_task = dict(registry.supported_tasks), registry.check_task
+        register_pipeline_tasks()
+        assert registry.supported_tasks == entries
+        assert all(registry.supported_tasks[task] is entry for task, entry in entries.items())
+        assert registry.check_task is check_task
+
+    @pytest.mark.parametrize("as_alias", [False, True])
+    def test_a_foreign_registration_is_respected(self, registry: PipelineRegistry, as_alias: bool) -> None:
+        class Foreign(TranslationPipeline):
+            pass
+
+        registry.register_pipeline("foreign-translation" if as_alias else "translation", pipeline_class=Foreign)
+        if as_alias:
+            registry.task_aliases["translation"] = "foreign-translation"
+        register_pipeline_tasks()
+        for task in ("translation", "translation_en_to_de"):
+            assert type(pipeline(task, model=make_marian(), tokenizer=make_tokenizer(), device="cpu")) is Foreign
+        pipe = pipeline("summarization", model=make_marian(), tokenizer=make_tokenizer(), device="cpu")
+        assert type(pipe) is SummarizationPipeline
+
+    def test_a_foreign_registration_of_one_language_pair_is_respected(self, registry: PipelineRegistry) -> None:
+        class Foreign(TranslationPipeline):
+            pass
+
+        registry.register_pipeline("translation_en_to_de", pipeline_class=Foreign)
+        register_pipeline_tasks()
+        for task, pipeline_class in {
+            "translation_en_to_de": Foreign,
+            "translation_en_to_fr": TranslationPipeline,
+        }.items():
+            assert type(pipeline(task, model=make_marian(), tokenizer=make_tokenizer(), device="cpu")) is pipeline_class
+
+    def test_a_later_foreign_registration_wins_as_the_library_has_it(self, registry: PipelineRegistry) -> None:
+        class Foreign(TranslationPipeline):
+            pass
+
+        register_pipeline_tasks()
+        registry.register_pipeline("translation", pipeline_class=Foreign)
+        register_pipeline_tasks()
+        for task in ("translation", "translation_en_to_de"):
+            assert type(pipeline(task, model=make_marian(), tokenizer=make_tokenizer(), device="cpu")) is Foreign
+
+    def test_a_library_that_has_the_tasks_is_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class CompleteRegistry(PipelineRegistry):
+            def check_task(self, task: str) -> tuple[str, dict[str, Any], Any]:
+                pair = parse_language_pair(task)
+                return (
+                    super().check_task(task)
+                    if pair is None
+                    else ("translation", self.supported_tasks["translation"], pair)
+                )
+
+        entries = {task: {"impl": Pipeline, "pt": ()} for task in TASKS if "_to_" not in task}
+        complete = CompleteRegistry(supported_tasks=dict(entries), task_aliases={})
+        monkeypatch.setattr(pipelines, "PIPELINE_REGISTRY", complete)
+        register_pipeline_tasks()
+        assert complete.supported_tasks == entries
+        assert "check_task" not in vars(complete)
+
+    def test_unknown_tasks_fail_as_before(self) -> None:
+        def message(task: str) -> str:
+            with pytest.raises(KeyError) as caught:
+                pipeline(task, model=make_marian(), tokenizer=make_tokenizer())
+            return str(caught.value)
+
+        unknown_before, removed_before = message("no-such-task"), message("question-answering")
+        register_pipeline_tasks()
+        restored = ["summarization", "text2text-generation", "translation"]
+        unknown_after = message("no-such-task")
+        for task in restored:
+            assert f"'{task}', " in unknown_after
+            unknown_after = unknown_after.replace(f"'{task}', ", "")
+        assert unknown_after == unknown_before
+        if hasattr(pipelines, "REMOVED_TASKS"):
+            assert message("question-answering") == removed_before
+
+    @pytest.mark.parametrize(
+        "task", ["translation_en_de", "translation_en_to_", "translation_a_b_to_c", "translation_"]
+    )
+    def test_a_malformed_translation_task_is_named(self, task: str) -> None:
+        register_pipeline_tasks()
+        with pytest.raises(KeyError, match=f"Unknown task {task}: .* 'translation_XX_to_YY'"):
+            pipeline(task, model=make_marian(), tokenizer=make_tokenizer())
+
+    def test_default_models_are_those_of_transformers_4(self) -> None:
+        register_pipeline_tasks()
+        defaults = {}
+        for task in ("summarization", "text2text-generation", "translation_en_to_fr", "translation_en_to_ro"):
+            _, entry, options = pipelines.check_task(task)
+            defaults[task] = get_default_model_and_revision(entry, options)
+        assert defaults == {
+            "summarization": ("sshleifer/distilbart-cnn-12-6", "a4f8f3e"),
+            "text2text-generation": ("google-t5/t5-base", "a9723ea"),
+            "translation_en_to_fr": ("google-t5/t5-base", "a9723ea"),
+            "translation_en_to_ro": ("google-t5/t5-base", "a9723ea"),
+        }
+
+    @pytest.mark.parametrize(
+        ("task", "message"),
+        [("translation", "has no default model: name one"), ("translation_de_to_zh", r"options \('de', 'zh'\)")],
+    )
+    def test_without_a_model_or_a_default_the_error_is_clear(self, task: str, message: str) -> None:
+        register_pipeline_tasks()
+        with pytest.raises(ValueError, match=message):
+            pipeline(task)
+
+    def test_a_saved_pipeline_asks_for_no_remote_code(self, tmp_path: Path) -> None:
+        register_pipeline_tasks()
+        pipe = pipeline("translation", model=make_marian(), tokenizer=make_tokenizer(), device="cpu")
+        pipe.save_pretrained(tmp_path)
+        assert not list(tmp_path.glob("*.py"))
+        assert "custom_pipelines" not in json.loads((tmp_path / "config.json").read_text())
+        again = pipeline("translation", model=str(tmp_path), device="cpu")
+        assert again(TEXTS, max_new_tokens=5) == pipe(TEXTS, max_new_tokens=5)
+
+
+class TestOtherProcesses:
+    SCRIPT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+{steps}
+from transformers import pipeline
+for task, expected in {{"translation": "{owner}", "translation_en_to_de": "{owner}",
+                        "summarization": "SummarizationPipeline",
+                        "text2text-generation": "Text2TextGenerationPipeline"}}.items():
+    found = type(pipeline(task, model=sys.argv[2], device="cpu")).__name__
+    assert found == expected, (task, found, expected)
+"""
+    OURS = "from vanilla_transformer.registration import register_pipeline_tasks; register_pipeline_tasks()"
+    FOREIGN = """
+from transformers import Pipeline, pipelines, AutoModelForSeq2SeqLM
+class Foreign(Pipeline):
+    _load_tokenizer = True
+    _load_processor = _load_image_processor = _load_video_processor = _load_feature_extractor = False
+    def _sanitize_parameters(self, **kwargs): return {}, {}, {}
+    def preprocess(self, text): return text
+    def _forward(self, inputs): return inputs
+    def postprocess(self, outputs): return outputs
+pipelines.PIPELINE_REGISTRY.register_pipeline("translation", pipeline_class=Foreign, pt_model=AutoModelForSeq2SeqLM)
+"""
+
+    @pytest.mark.parametrize(
+        ("steps", "owner"),
+        [
+            ([OURS, OURS], "TranslationPipeline"),
+            ([FOREIGN, OURS], "Foreign"),
+        ],
+        ids=["twice", "after another plugin"],
+    )
+    def test_order_of_imports(
+        self, steps: list[str], owner: str, folder: Path, run_python: RunPython, repository_root: Path
+    ) -> None:
+        script = self.SCRIPT.format(steps="\n".join(steps), owner=owner)
+        run_python("-c", script, repository_root, folder)
+
+    def test_a_checkpoint_that_carries_the_file_needs_no_package(
+        self, folder: Path, tmp_path: Path, run_python: RunPython
+    ) -> None:
+        checkpoint = tmp_path / "checkpoint"
+        shutil.copytree(folder, checkpoint)
+        shutil.copy(str(pipeline_vanilla_transformer.__file__), checkpoint)
+        entry = {"pt": ["AutoModelForSeq2SeqLM"], "type": "text"}
+        entry["impl"] = "pipeline_vanilla_transformer.TranslationPipeline"
+        config = json.loads((checkpoint / "config.json").read_text())
+        config["custom_pipelines"] = {"translation": entry, "translation_en_to_de": entry}
+        (checkpoint / "config.json").write_text(json.dumps(config))
+        script = """
+import json, sys
+sys.modules["vanilla_transformer"] = None  # importing it fails
+from transformers import pipeline
+for task in ("translation", "translation_en_to_de"):
+    pipe = pipeline(task, model=sys.argv[1], device="cpu", trust_remote_code=True)
+    assert type(pipe).__module__.startswith("transformers_modules."), type(pipe)
+    print(json.dumps(pipe(sys.argv[2:], max_new_tokens=6, num_beams=2, batch_size=2)))
+"""
+        printed = run_python("-c", script, checkpoint, *TEXTS).stdout.splitlines()
+        expected = TranslationPipeline(make_marian(), make_tokenizer())(TEXTS, max_new_tokens=6, num_beams=2)
+        assert [json.loads(line) for line in printed] == [expected, expected]
