@@ -1,14 +1,23 @@
-"""The walk through the Transformer: it runs in every language, and what it says is true."""
+"""The walk through the Transformer: what it computes by hand is checked, what it says holds in every language."""
 
+import contextlib
 import importlib
+import io
+import os
 import re
 import string
 import sys
+import textwrap
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
+
+WIDTHS = (60, 80, 100)
 
 
 @pytest.fixture(scope="module")
@@ -20,61 +29,229 @@ def walkthrough() -> Iterator[ModuleType]:
 
 
 @pytest.fixture(scope="module")
+def printing(walkthrough: ModuleType) -> Any:
+    return importlib.import_module("walkthrough_steps.printing")
+
+
+def print_walk(walkthrough: ModuleType, *arguments: str) -> str:
+    """What a walk prints, in 80 columns."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "80")
+        walkthrough.main(["--disable_tqdm", *arguments])
+    return printed.getvalue()
+
+
+@pytest.fixture(scope="module")
 def output(walkthrough: ModuleType) -> str:
     """What a whole walk prints; the model is trained as a user's is."""
-    with pytest.MonkeyPatch.context() as patch:
-        printed: list[str] = []
-        patch.setattr("builtins.print", lambda *texts, end="\n", **_: printed.append(" ".join(map(str, texts)) + end))
-        walkthrough.main(["--disable_tqdm"])
-    return "".join(printed)
+    return print_walk(walkthrough)
 
 
-def test_the_languages_say_the_same_things_with_the_same_numbers(walkthrough: ModuleType) -> None:
-    english, *others = walkthrough.TEXTS.values()
-    for other in others:
-        assert other.keys() == english.keys()
-        for name, text in english.items():
-            fields = [
-                sorted((name, spec) for _, name, spec, _ in string.Formatter().parse(each) if name)
-                for each in (text, other[name])
-            ]
-            assert set(fields[0]) == set(fields[1]), name
+@pytest.fixture(scope="module")
+def untrained(walkthrough: ModuleType) -> dict[str, str]:
+    """What a walk prints in each language, with one training step."""
+    return {language: print_walk(walkthrough, "--lang", language, "--steps", "1") for language in walkthrough.TEXTS}
 
 
-def test_the_corpus_puts_adjectives_behind_their_nouns_and_makes_them_agree(walkthrough: ModuleType) -> None:
-    corpus = {" ".join(source): " ".join(target) for source, target in walkthrough.make_corpus()}
-    assert corpus["a green car and a small book"] == "une voiture verte et un livre petit"
-    assert len(corpus) == 36 + 36 * 36
+def blocks_of(texts: dict[str, str]) -> list[str]:
+    """The paragraphs of a language, as they are written."""
+    blocks = [block for text in texts.values() if "\n" in text for block in text.strip("\n").split("\n\n")]
+    return [block for block in blocks if not block.startswith(("# ", "    "))]
 
 
-def test_the_hand_calculations_agree_with_the_model(output: str) -> None:
-    text = " ".join(output.split())
-    differences = re.findall(r"(?:weights differ from these by|first layer differs by) (\S+e-\d+|0\.0e\+00)", text)
-    assert len(differences) == 2
-    assert all(float(difference) < 1e-5 for difference in differences)
-    by_hand, in_table = re.findall(r"= (0\.\d{4}); the model's table has (0\.\d{4})", text)[0]
-    assert by_hand == in_table
+def kinds_of(text: str) -> list[str]:
+    """Which blocks of a text are headings, which are formulas and which are paragraphs."""
+    return [re.findall(r"^# |^    |^", block)[0] for block in text.strip("\n").split("\n\n")]
 
 
-def test_the_model_learns_the_task(output: str) -> None:
-    right, total = re.findall(r"translated right: (\d+) of (\d+)", output)[0]
-    assert int(total) == 100
-    assert int(right) >= 95
-    assert re.search(r"<s> une balle petite et un chien -> +</s> 0\.[89]", output)
+class TestTexts:
+    def test_every_language_says_everything_with_the_same_values(self, walkthrough: ModuleType) -> None:
+        english = walkthrough.TEXTS["en"]
+        for texts in walkthrough.TEXTS.values():
+            assert texts.keys() == english.keys()
+            for name in english:
+                used = [
+                    {(field, spec) for _, field, spec, _ in string.Formatter().parse(text[name]) if field}
+                    for text in (english, texts)
+                ]
+                assert used[0] == used[1], name
+                assert kinds_of(english[name]) == kinds_of(texts[name]), name
+
+    def test_every_text_is_used(self, walkthrough: ModuleType) -> None:
+        folder = Path(str(walkthrough.__file__)).parent
+        code = "".join(
+            path.read_text(encoding="utf-8")
+            for path in (folder / "walkthrough.py", *folder.glob("walkthrough_steps/*.py"))
+            if path.stem not in ("english", "chinese")
+        )
+        assert [name for name in walkthrough.TEXTS["en"] if f'"{name}"' not in code] == []
+
+    def test_both_languages_print_the_same_numbers(self, untrained: dict[str, str]) -> None:
+        english, chinese = untrained["en"], untrained["zh"]
+        assert sorted(re.findall(r"-?\d+\.\d+(?:e[-+]\d+)?", english)) == sorted(
+            re.findall(r"-?\d+\.\d+(?:e[-+]\d+)?", chinese)
+        )
+        matrices = [
+            [line for line in text.splitlines() if line.startswith("    ") and re.search(r"\d\.\d", line)]
+            for text in (english, chinese)
+        ]
+        assert matrices[0] == matrices[1]
+        assert len(matrices[0]) > 100
 
 
-def test_the_best_beam_has_the_score_that_the_formula_gives(output: str) -> None:
-    first = float(re.findall(r"\n +(-\d\.\d{4})  une balle petite et un chien </s>", output)[0])
-    by_hand = float(re.findall(r"-> (-\d\.\d{4})", output)[-1])
-    assert by_hand == pytest.approx(first, abs=1e-4)
+class TestLines:
+    @pytest.mark.parametrize("width", WIDTHS)
+    def test_english_is_filled_as_textwrap_fills_it(self, walkthrough: ModuleType, printing: Any, width: int) -> None:
+        for block in blocks_of(walkthrough.TEXTS["en"]):
+            # Formulas, which are not broken, would begin elsewhere.
+            paragraph = " ".join(word for word in block.split() if word not in "=+*/")
+            expected = textwrap.fill(paragraph, width, break_long_words=False, break_on_hyphens=False)
+            assert printing.fill(paragraph, width) == expected
+
+    @pytest.mark.parametrize("width", WIDTHS)
+    def test_chinese_fits_and_loses_nothing(self, walkthrough: ModuleType, printing: Any, width: int) -> None:
+        for block in blocks_of(walkthrough.TEXTS["zh"]):
+            paragraph = printing.join_lines(block)
+            lines = printing.fill(paragraph, width).split("\n")
+            assert "".join(lines).replace(" ", "") == paragraph.replace(" ", "") == re.sub(r"\s", "", block)
+            for line in lines:
+                assert line == line.strip()
+                assert line[0] == "*" or unicodedata.category(line[0]) not in ("Pe", "Pf", "Po")
+                assert unicodedata.category(line[-1]) not in ("Ps", "Pi")
+                assert printing.display_width(line) <= width or re.fullmatch(r"[!-~]+.?", line)
+
+    def test_chinese_characters_take_two_columns(self, printing: Any) -> None:
+        assert printing.display_width("x 是 y。") == 8
+        assert printing.fill("一二三四五。六七", 10) == "一二三四\n五。六七"
+        assert printing.fill("一二三 abc 四五", 10) == "一二三 abc\n四五"
+        assert printing.fill("一二三 a = b 四", 10) == "一二三\na = b 四"
+        assert printing.join_lines("一二\n三。\nabc\n四") == "一二三。abc 四"
+
+    def test_lines_are_no_wider_than_the_terminal(self, untrained: dict[str, str], printing: Any) -> None:
+        for text in untrained.values():
+            # An untrained model's translations are what they are.
+            for line in text.split("\n14  ")[0].splitlines():
+                assert printing.display_width(line) <= 80
 
 
-def test_the_chinese_walk_runs_and_bad_arguments_are_named(
-    walkthrough: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    walkthrough.main(["--disable_tqdm", "--lang", "zh", "--steps", "2"])
-    assert "注意力" in capsys.readouterr().out
-    for arguments, message in ((["--steps", "0"], "at least 1"), (["--lang", "xx"], "invalid choice")):
+class TestChecks:
+    def test_each_check_is_printed_and_is_rounding_only(self, untrained: dict[str, str]) -> None:
+        differences = re.findall(r"at most\s(\S+e[-+]\d+)\s+apart", untrained["en"])
+        assert len(differences) == 14
+        assert all(float(difference) < 1e-5 for difference in differences)
+
+    @pytest.mark.parametrize(
+        ("function", "factor", "where"),
+        [
+            ("positional_encoding", 0.999, "encoder.embed_positions.weight"),
+            ("masked_scores", 1.01, r"encoder_attentions\[0\]\[:, 0\]"),
+            ("layer_norm", 1.001, r"encoder_hidden_states\[1\]"),
+        ],
+    )
+    def test_a_wrong_equation_is_noticed(
+        self, walkthrough: ModuleType, function: str, factor: float, where: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        steps = importlib.import_module("walkthrough_steps.model_steps")
+        right = getattr(steps, function)
+        monkeypatch.setattr(steps, function, lambda *arguments: right(*arguments) * factor)
+        with pytest.raises(ValueError, match=f"{where} by hand and by the model differ"):
+            print_walk(walkthrough, "--steps", "1")
+
+    def test_shapes_and_nan_are_noticed_too(self, printing: Any, walkthrough: ModuleType) -> None:
+        out = printing.Printer(walkthrough.TEXTS["en"])
+        with pytest.raises(ValueError, match=r"x is \(2, 1\) by hand and \(2,\) by the model"):
+            out.check("x", torch.zeros(2, 1), torch.zeros(2))
+        with pytest.raises(ValueError, match="differ by nan"):
+            out.check("x", torch.tensor([float("nan")]), torch.tensor([0.0]))
+
+    def test_adam_by_hand_is_torchs_for_many_updates(self, walkthrough: ModuleType) -> None:
+        equations: Any = importlib.import_module("walkthrough_steps.equations")
+        parameter = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.Adam([parameter], lr=0.01, betas=(0.9, 0.98), eps=1e-9)
+        by_hand, mean, variance = parameter.detach().clone(), torch.zeros(3, 4), torch.zeros(3, 4)
+        for update in range(1, 6):
+            parameter.grad = torch.randn(3, 4, dtype=torch.float64)
+            optimizer.step()
+            result = equations.adam_update(by_hand, parameter.grad, mean, variance, update, learning_rate=0.01)
+            by_hand, mean, variance = result.parameter, result.mean, result.variance
+            torch.testing.assert_close(by_hand, parameter.detach(), rtol=1e-12, atol=1e-12)
+
+
+class TestWalk:
+    def test_the_corpus_puts_colours_behind_their_nouns_and_makes_them_agree(self, walkthrough: ModuleType) -> None:
+        task: Any = importlib.import_module("walkthrough_steps.task")
+        corpus = {" ".join(source): " ".join(target) for source, target in task.make_corpus()}
+        assert corpus["a green car and a white book"] == "une voiture verte et un livre blanc"
+        assert corpus["a white house"] == "une maison blanche"
+        assert len(corpus) == 36 + 36 * 36
+        assert all(corpus[" ".join(source)] == " ".join(target) for source, target in task.EXAMPLES)
+
+    def test_the_steps_come_in_order(self, output: str) -> None:
+        assert re.findall(r"^(\d+)  .*\n-{4,}$", output, flags=re.MULTILINE) == [str(step) for step in range(15)]
+
+    def test_masked_words_get_no_weight(self, output: str) -> None:
+        padded = re.findall(r"^ +(?:a|green|car|</s>)(?:  +(?:-inf|-?\d\.\d\d)){7}$", output, flags=re.MULTILINE)
+        scores = [line.split()[1:] for line in padded if "-inf" in line]
+        assert [row[4:] for row in scores] == [["-inf"] * 3] * 4
+        triangle = output.split("at [0, 0]:\n")[1].splitlines()[1:8]
+        rows = [[float(number) for number in line.split()[1:]] for line in triangle]
+        assert all(value == 0 for index, row in enumerate(rows) for value in row[index + 1 :])
+        assert all(sum(row) == pytest.approx(1, abs=0.04) for row in rows)
+
+    def test_the_model_learns_the_task(self, output: str) -> None:
+        right, total = re.findall(r"translates (\d+)\s+of (\d+)\s+held-out", output)[0]
+        assert int(total) == 100
+        assert int(right) >= 95
+        assert re.search(r"<s> une balle blanche et un chien +-> +</s> 0\.[89]", output)
+
+    @pytest.mark.parametrize("is_trained", [True, False])
+    def test_beside_each_row_is_where_its_largest_weight_is(
+        self, output: str, untrained: dict[str, str], is_trained: bool
+    ) -> None:
+        text = output if is_trained else untrained["en"]
+        lines = text.split("cross_attentions[-1].mean(1)")[1].splitlines()[1:9]
+        columns = lines[0].split()
+        assert [line.split()[0] for line in lines[1:]] == ["une", "balle", "blanche", "et", "un", "chien", "</s>"]
+        for line in lines[1:]:
+            numbers, found = line.split("->")
+            weights = [float(number) for number in numbers.split()[1:]]
+            assert found.strip() in [columns[i] for i, weight in enumerate(weights) if weight == max(weights)]
+        # A trained decoder reads colours off their own words.
+        assert not is_trained or re.search(r" blanche .*-> white\n", text)
+
+    def test_the_learning_rate_is_equation_3(self, output: str) -> None:
+        rates = re.findall(r"lrate ((?: +0\.\d+)+)\n", output)[0].split()
+        expected = [32**-0.5 * min(step**-0.5, step * 100**-1.5) for step in (1, 50, 100, 400)]
+        assert [float(rate) for rate in rates] == pytest.approx(expected, abs=5e-6)
+
+
+class TestCommand:
+    def test_any_terminal_gets_utf8_and_a_reader_may_leave(
+        self, walkthrough: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        reader, writer = os.pipe()
+        with open(writer, "w", encoding="ascii") as pipe:
+            monkeypatch.setattr(sys, "stdout", pipe)
+            monkeypatch.setattr(walkthrough, "run", lambda arguments: print("注意力", flush=True))
+            walkthrough.main(["--lang", "zh"])
+            assert os.read(reader, 100) == "注意力\n".encode()
+            os.close(reader)
+            with pytest.raises(SystemExit) as end:
+                walkthrough.main(["--lang", "zh"])
+            print("more")  # what is still buffered goes nowhere, quietly
+        assert end.value.code == 1
+        assert capsys.readouterr().err == ""
+
+    def test_bad_arguments_are_named_and_help_shows_defaults(
+        self, walkthrough: ModuleType, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for arguments, message in ((["--steps", "0"], "at least 1"), (["--lang", "xx"], "invalid choice")):
+            with pytest.raises(SystemExit):
+                walkthrough.main(arguments)
+            assert message in capsys.readouterr().err
         with pytest.raises(SystemExit):
-            walkthrough.main(arguments)
-        assert message in capsys.readouterr().err
+            walkthrough.main(["--help"])
+        text = " ".join(capsys.readouterr().out.split())
+        defaults = walkthrough.WalkthroughArguments()
+        for name in ("lang", "steps", "seed"):
+            assert re.search(rf"--{name} [^-]*\(default: {getattr(defaults, name)}\)", text), name

@@ -1,0 +1,1 @@
+"""What `scripts/walkthrough.py` walks through, says and prints."""
