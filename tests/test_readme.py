@@ -1,59 +1,283 @@
-"""What the README says of the code is so."""
+"""What the README files say of the code is so: the paper's map, links, names, commands, and what the examples do."""
+
+from __future__ import annotations
 
 import ast
 import importlib
 import re
-import textwrap
+import shutil
+from collections import Counter
+from functools import cache
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
 
 import pytest
+from letters import TOKENIZER, make_letters_model
+from torch import nn
+from transformers import AutoModelForSeq2SeqLM
+
+from vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+    attention_vanilla_transformer,
+    decoding_vanilla_transformer,
+    loss_vanilla_transformer,
+)
+from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerDecoderLayer
+
+ROOT = Path(__file__).parents[1]
+README = "README.md"
+FILES = (
+    README,
+    "scripts/README.md",
+    "scripts/results.md",
+    "vanilla_transformer/conversion/README.md",
+    "vanilla_transformer/export/README.md",
+)
+# The numbered sections, equations, figures and tables of the paper from section 3 on, but for its conclusion.
+PAPER = {
+    *("3.1", "3.2.1", "3.2.2", "3.2.3", "3.3", "3.4", "3.5", "4", "5.1", "5.2", "5.3", "5.4", "6.1", "6.2", "6.3"),
+    *("equation 1", "equation 2", "equation 3"),
+    *("Figure 1", "Figure 2", "Figure 3", "Figure 4", "Figure 5"),
+    *("Table 1", "Table 2", "Table 3", "Table 4"),
+}
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 
 
-def rows_of_the_paper(repository_root: Path) -> list[tuple[str, str]]:
-    """(module, symbol) of each mention in the section that maps the paper to the code."""
-    readme = (repository_root / "README.md").read_text(encoding="utf-8")
-    section = readme.split("## The paper in this code")[1].split("\n## ")[0]
-    return [
-        (module, symbol)
-        for cell in re.findall(r"\|([^|]*)\|\n", section)
-        for module, symbols in re.findall(r"`(\w+)\.py`: ((?:`[\w.]+`(?:, )?)+)", cell)
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def prose(name: str) -> str:
+    """The text without its fenced blocks, in which `#` is no heading."""
+    return FENCED.sub("", read(name))
+
+
+def code_spans(name: str) -> list[str]:
+    """What stands between backticks in the prose, each on one line."""
+    return [re.sub(r"\s+", " ", span) for span in re.findall(r"`([^`]+)`", prose(name))]
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """(file, code) of each fenced block in a language."""
+    return [(name, code) for name in FILES for kind, code in FENCED.findall(read(name)) if kind == language]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with small models by the names that the examples use."""
+    folder = tmp_path_factory.mktemp("readme")
+    for name in ("out/demo", "out/my-model", "me/my-model"):
+        make_letters_model().save_pretrained(folder / name)
+        TOKENIZER.save_pretrained(folder / name)
+    return folder
+
+
+# --- the paper -----------------------------------------------------------------------------------------------------
+
+
+def rows_of_the_paper() -> list[list[str]]:
+    """The three cells of each row of the table that maps the paper to the code."""
+    section = read(README).split("\n## The paper in this code\n")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+    return rows[2:]
+
+
+def test_every_part_of_the_paper_has_a_row() -> None:
+    items = {item for row in rows_of_the_paper() for item in row[0].split(", ")}
+    assert {re.sub(r" (left|right|row E)$", "", item) for item in items} == PAPER
+
+
+def test_every_symbol_beside_the_paper_exists() -> None:
+    named = [
+        (label, path, symbol)
+        for *_, where in rows_of_the_paper()
+        for label, path, symbols in re.findall(r"\[([\w.]+)\]\(([\w./]+)\): ((?:`[\w.]+`(?:, )?)+)", where)
         for symbol in re.findall(r"`([\w.]+)`", symbols)
     ]
-
-
-def test_every_symbol_beside_the_paper_exists(repository_root: Path) -> None:
-    rows = rows_of_the_paper(repository_root)
-    assert len(rows) >= 25
-    for module, symbol in rows:
-        found: object = importlib.import_module(f"vanilla_transformer.{module}")
+    assert len(named) > 35
+    for label, path, symbol in named:
+        assert path == f"vanilla_transformer/{label}"
+        found: object = importlib.import_module(path.removesuffix(".py").replace("/", "."))
         for part in symbol.split("."):
-            assert hasattr(found, part), f"{module}.py has no {symbol}"
+            assert hasattr(found, part), f"{path} has no {symbol}"
             found = getattr(found, part)
 
 
-def test_every_link_within_the_readme_leads_somewhere(repository_root: Path) -> None:
-    readme = (repository_root / "README.md").read_text(encoding="utf-8")
-    headings = re.findall(r"^#+ (.*)$", readme, flags=re.MULTILINE)
-    anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    links = re.findall(r"\]\(#([^)]+)\)", readme)
+def test_rows_without_a_file_say_that_nothing_is_there() -> None:
+    rows = {row[0]: row[2] for row in rows_of_the_paper() if "](" not in row[2]}
+    assert set(rows) == {"4, Table 1", "6.1, Table 2", "6.3, Table 4"}
+    assert all(text.startswith("not ") for text in rows.values())
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each function ran that the section names beside the faster one."""
+    counts: Counter[str] = Counter()
+
+    def count(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def counted(*arguments: Any, **keywords: Any) -> Any:
+            counts[name] += 1
+            return original(*arguments, **keywords)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count(attention_vanilla_transformer, "scaled_dot_product_attention")
+    count(decoding_vanilla_transformer, "step_lean")
+    count(loss_vanilla_transformer, "label_smoothed_cross_entropy")
+    count(loss_vanilla_transformer, "lean_cross_entropy")
+    count(VanillaTransformerDecoderLayer, "forward")
+    return counts
+
+
+def load(models: Path, **options: Any) -> tuple[Any, dict[str, Any]]:
+    model = AutoModelForSeq2SeqLM.from_pretrained(models / "out/demo", **options)
+    return model, dict(TOKENIZER(["abc"], text_target=["abc"], return_tensors="pt"))
+
+
+@pytest.mark.parametrize("options", [{}, {"attn_implementation": "eager"}], ids=["default", "eager"])
+def test_eager_attention_runs_the_search_as_written(options: Any, models: Path, calls: Counter[str]) -> None:
+    model, batch = load(models, **options)
+    layers, steps = model.config.decoder_layers, 4
+    model.generate(batch["input_ids"], num_beams=2, min_new_tokens=steps, max_new_tokens=steps)
+    if options:
+        attentions = model.config.encoder_layers + 2 * layers * steps
+        assert calls == {"scaled_dot_product_attention": attentions, "forward": layers * steps}
+    else:
+        assert calls == {"step_lean": steps - 1, "forward": layers}
+
+
+@pytest.mark.skipif(not hasattr(nn, "LinearCrossEntropyOptions"), reason="this torch has no chunked loss")
+@pytest.mark.parametrize("options", [{}, {"skip_logits": False}], ids=["default", "with logits"])
+def test_logits_go_with_the_loss_as_written(options: Any, models: Path, calls: Counter[str]) -> None:
+    model, batch = load(models)
+    model.train()(**batch, **options)
+    assert calls == {
+        "forward": model.config.decoder_layers,
+        "label_smoothed_cross_entropy" if options else "lean_cross_entropy": 1,
+    }
+
+
+# --- links and names -----------------------------------------------------------------------------------------------
+
+
+def anchors(name: str) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", prose(name), flags=re.MULTILINE)
+    found = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+    assert len(set(found)) == len(found), f"{name} has two headings of one name"
+    return set(found)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_link_leads_somewhere(name: str) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", prose(name))
     assert links
-    assert set(links) <= anchors
+    for link in links:
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (ROOT / name).parent / path if path else ROOT / name
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(str(target.resolve().relative_to(ROOT))), link
 
 
-def test_every_script_that_the_readme_names_exists(repository_root: Path) -> None:
-    readme = (repository_root / "README.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"scripts/[\w/]+(?:\.\w+)?", readme))
-    assert len(named) > 10
-    for name in named:
-        assert (repository_root / name).exists(), name
+def test_every_readme_is_among_those_tested() -> None:
+    paths = [path for folder in ("scripts", "vanilla_transformer") for path in (ROOT / folder).rglob("*.md")]
+    found = {path.relative_to(ROOT).as_posix() for path in paths if not path.name.startswith("model_card")}
+    assert found | {README} == set(FILES)
 
 
-def test_python_in_the_readme_can_be_parsed(repository_root: Path) -> None:
-    readme = (repository_root / "README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^ *```python\n(.*?)```", readme, flags=re.DOTALL | re.MULTILINE)
-    assert blocks
-    for block in blocks:
-        try:
-            ast.parse(textwrap.dedent(block))
-        except SyntaxError as error:
-            pytest.fail(f"{error}\n{block}")
+@pytest.mark.parametrize("name", FILES)
+def test_every_file_that_is_named_exists(name: str) -> None:
+    for path in re.findall(r"(?<![\w/])((?:scripts|tests|vanilla_transformer)/[\w/]+(?:\.\w+)?)", read(name)):
+        assert (ROOT / path).exists(), path
+
+
+def test_every_script_is_listed() -> None:
+    listed = re.findall(r"\]\((\w[\w./-]*)\)", prose("scripts/README.md").split("\n## ")[0])
+    there = {path.name for path in (ROOT / "scripts").iterdir() if path.suffix != ".md" and path.name[0] not in "._"}
+    assert there - {"__pycache__"} <= set(listed)
+
+
+def test_every_module_is_in_the_layout() -> None:
+    layout = read(README).split("\n## How the code is laid out\n")[1].split("\n## ")[0]
+    modules = {path.name for path in (ROOT / "vanilla_transformer").glob("*.py")} - {"__init__.py"}
+    assert modules == set(re.findall(r"`(\w+\.py)`", layout))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_dotted_name_exists(name: str) -> None:
+    """Names such as `batching.TokenBatchSampler`, relative to the package."""
+    names = {path.stem for path in (ROOT / "vanilla_transformer").iterdir()}
+    for span in code_spans(name):
+        match = re.match(r"(?:vanilla_transformer\.)?((\w+)\.[A-Za-z_][\w.]*)(?![\w/])", span)
+        if match and match[2] in names and not match[1].endswith((".json", ".py", ".yaml")):
+            assert resolve_name(f"vanilla_transformer.{match[1]}"), span
+
+
+# --- commands ------------------------------------------------------------------------------------------------------
+
+
+@cache
+def options_of(script: str) -> set[str]:
+    """Names of a script's options."""
+    module: Any = importlib.import_module(script)
+    parsers = [module.make_parser()]
+    if script == "convert_checkpoint":
+        parsers += [module.make_parser(source_format) for source_format in module.SOURCES]
+    return {option for parser in parsers for option in parser._option_string_actions}
+
+
+@pytest.fixture
+def scripts_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+
+
+@pytest.mark.usefixtures("scripts_importable")
+@pytest.mark.parametrize("name", FILES)
+def test_every_option_of_a_command_exists(name: str) -> None:
+    shell = "\n".join(code for language, code in FENCED.findall(read(name)) if language == "bash")
+    lines = [*shell.replace("\\\n", " ").splitlines(), *code_spans(name)]
+    commands = [command for line in lines for command in re.split(r" \| | && | # ", line)]
+    for command in commands:
+        if match := re.search(r"scripts/(\w+)\.py(.*)", command):
+            unknown = set(re.findall(r"(?<!\S)--\w+", match[2])) - options_of(match[1])
+            assert not unknown, f"{command}: {unknown}"
+
+
+# --- examples ------------------------------------------------------------------------------------------------------
+
+
+def check(names: dict[str, Any]) -> None:
+    """Checks what an example has made, by the names that it gives to it."""
+    if "translate" in names:
+        (result,) = names["translate"]("abc", max_new_tokens=4)
+        assert isinstance(result["translation_text"], str)
+    if "weights" in names:
+        heads = names["model"].config.decoder_attention_heads
+        lengths = [names["batch"][side].shape[1] for side in ("labels", "input_ids")]
+        assert [list(layer.shape) for layer in names["weights"]] == 2 * [[1, heads, *lengths]]
+    if "module" in names:
+        assert isinstance(names["module"], nn.Module)
+    if "merged" in names:
+        assert type(names["merged"]) is VanillaTransformerForConditionalGeneration
+
+
+# A DataLoader warns where there is no GPU to pin memory for.
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [pytest.param(*block, id=f"{block[0]}-{number}") for number, block in enumerate(blocks("python"), start=1)],
+)
+def test_examples_run(name: str, code: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    imported = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    # Registered once in this process, the package would not be missed.
+    assert any("vanilla_transformer" in ast.unparse(node) for node in imported)
+    shutil.copytree(models, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(code, name, "exec"), names)
+    check(names)
