@@ -7,31 +7,23 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import chromium
 import pytest
+from chromium import PATIENCE
 from letters import TOKENIZER, make_letters_model, train_on_letters
 
-from vanilla_transformer.attention_html import save_attention_page
-from vanilla_transformer.attention_maps import AttentionMap
 from vanilla_transformer.demo import DemoError, DemoModel, Settings, translate_text
 from vanilla_transformer.demo_models import ModelShelf
 from vanilla_transformer.demo_page import build_page, for_people, import_gradio
 from vanilla_transformer.tasks import TASKS, record_task
 
-# As root, Chromium must do without its sandbox; the others keep it from looking for anything outside.
-BROWSER_OPTIONS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--window-size=1400,1000"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-)
-PATIENCE = 30  # seconds, on a busy machine
 # Goes before the guard that keeps tests off the network, and so hears of what that forbids, too.
 LISTENER = """
 import runpy, sys
@@ -229,25 +221,8 @@ def test_errors_of_the_program_stay_in_the_log(gradio: Any, caplog: pytest.LogCa
     assert "three" in caplog.text
 
 
-class Browser:
+class Browser(chromium.Browser):
     """Chromium, with what a person does to the page."""
-
-    def __init__(self, driver: Any) -> None:
-        self.driver = driver
-
-    def find_all(self, selector: str) -> list[Any]:
-        found: list[Any] = self.driver.find_elements("css selector", selector)
-        return found
-
-    def find(self, selector: str) -> Any:
-        self.wait_for(lambda: self.find_all(selector))
-        return self.find_all(selector)[0]
-
-    def wait_for(self, condition: Callable[[], Any]) -> None:
-        end = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < end, self.driver.find_element("css selector", "body").text
-            time.sleep(0.05)
 
     def write(self, selector: str, text: str) -> None:
         box = self.find(selector)
@@ -257,26 +232,6 @@ class Browser:
     def translate(self, text: str) -> None:
         self.write("#text textarea", text)
         self.find("#translate").click()
-
-    def read_all(self, selector: str, what: str) -> list[str]:
-        # All at once, since the page may change between one look and the next.
-        script = f"return [...document.querySelectorAll({selector!r})].map((element) => element.{what})"
-        found: list[str] = self.driver.execute_script(script)
-        return found
-
-    def run(self, script: str, *arguments: Any) -> Any:
-        return self.driver.execute_script(script, *arguments)
-
-    def send(self, command: str, **parameters: Any) -> None:
-        self.driver.execute_cdp_cmd(f"Emulation.{command}", parameters)
-
-    @contextmanager
-    def phone(self) -> Iterator[None]:
-        self.send("setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
-        try:
-            yield
-        finally:
-            self.send("clearDeviceMetricsOverride")
 
     @contextmanager
     def frame(self) -> Iterator[None]:
@@ -304,20 +259,8 @@ class Browser:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    selenium = pytest.importorskip(
-        "selenium.webdriver", reason="the page in a browser needs selenium: the extra [test]"
-    )
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("the page in a browser needs chromium and chromedriver (Debian: chromium, chromium-driver)")
-    options = selenium.ChromeOptions()
-    options.binary_location = chromium
-    for option in (*BROWSER_OPTIONS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
-        options.add_argument(option)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    started = selenium.Chrome(options=options, service=selenium.ChromeService(driver))
-    yield Browser(started)
-    started.quit()
+    with chromium.open_chromium(tmp_path_factory.mktemp("chromium")) as driver:
+        yield Browser(driver)
 
 
 class TestBrowser:
@@ -343,7 +286,7 @@ class TestBrowser:
         with browser.frame():
             assert browser.find("#source").text == "abcd"
             assert browser.find("#target").text == "dcba"
-            assert browser.find_all("#lines line")
+            assert browser.find("#lines line")
 
     def test_person_reads_what_is_wrong(self, server: Server, browser: Browser) -> None:
         browser.driver.get(server.address)
@@ -402,7 +345,7 @@ class TestBrowser:
         assert rank < score < translation
 
     def test_page_fits_a_phone(self, server: Server, browser: Browser) -> None:
-        with browser.phone():
+        with browser.screen(390, 844, mobile=True):
             browser.driver.get(server.address)
             browser.translate("abcd")
             browser.wait_for(browser.read_rows)
@@ -500,62 +443,3 @@ class TestBrowser:
 
 def test_nobody_is_told_about_it(server: Server) -> None:
     assert set(server.hosts.read_text().split()) == {"127.0.0.1"}
-
-
-def make_sharp_map(heads: int) -> AttentionMap:
-    """Every head looks at one token, as strongly as can be."""
-    weights = np.broadcast_to(np.eye(3, dtype=np.float32), (1, heads, 3, 3))
-    tokens, words = ("▁one", "two", "three"), ((0,), (1,), (2,))
-    return AttentionMap(
-        tokens, tokens, tokens, weights, weights, weights, words, words, "one two three", "one two three"
-    )
-
-
-# For each text that is shown, and each of the colours behind it, their contrast as WCAG 2 defines it.
-CONTRASTS = """
-const parse = (text) => [...text.matchAll(/rgba?\\(([^)]*)\\)/g)].map((found) => found[1].split(/[, /]+/).map(Number));
-const over = ([r, g, b, alpha = 1], below) => [r, g, b].map((part, k) => part * alpha + below[k] * (1 - alpha));
-const linear = (part) => (part /= 255) <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
-const light = (color) => color.map(linear).reduce((sum, part, k) => sum + part * [0.2126, 0.7152, 0.0722][k], 0);
-const contrast = (one, other) => {
-  const [low, high] = [light(one), light(other)].sort((a, b) => a - b);
-  return (high + 0.05) / (low + 0.05);
-};
-const behind = (element) => {
-  if (!element) return [[255, 255, 255]];
-  const style = getComputedStyle(element), [color] = parse(style.backgroundColor);
-  const plain = behind(element.parentElement).map((below) => over(color, below));
-  const stripes = parse(style.backgroundImage).flatMap((stripe) => plain.map((below) => over(stripe, below)));
-  return [...plain, ...stripes];
-};
-const found = [];
-const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-while (walker.nextNode()) {
-  const element = walker.currentNode.parentElement, text = walker.currentNode.textContent.trim();
-  if (!text || !element.checkVisibility() || element.matches(".space")) continue;
-  const [color] = parse(getComputedStyle(element).color);
-  for (const below of behind(element)) found.push([contrast(over(color, below), below), text]);
-}
-const paper = parse(getComputedStyle(document.body).backgroundColor)[0];
-const swatches = [...document.querySelectorAll("#heads .swatch")].map((swatch) =>
-  contrast(parse(getComputedStyle(swatch).backgroundColor)[0], paper));
-return [found.sort((a, b) => a[0] - b[0]).slice(0, 5), Math.min(...swatches), light(paper)];
-"""
-
-
-@pytest.mark.parametrize("heads", [7, 9])
-def test_attention_can_be_read_in_every_theme(browser: Browser, tmp_path: Path, heads: int) -> None:
-    path = tmp_path / "attention.html"
-    save_attention_page(make_sharp_map(heads), path)
-    brightness = {}
-    # Colours that are the same in all pictures were chosen for white paper, where orange and light blue are pale.
-    for theme, least in (("light", 2.0), ("dark", 3.0)):
-        browser.send("setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
-        browser.driver.get(path.as_uri())
-        browser.find("#rows li").click()
-        browser.find_all("#heads label")[0].click()
-        texts, swatches, brightness[theme] = browser.run(CONTRASTS)
-        assert texts[0][0] >= 4.5, (theme, texts)
-        assert swatches >= least, theme
-    browser.send("setEmulatedMedia", features=[])
-    assert brightness["dark"] < 0.05 < 0.9 < brightness["light"]

@@ -1,13 +1,8 @@
-"""Pictures and pages of attention, positions and masks: what is drawn checked against the numbers, and that it fits."""
+"""Pictures of attention, positions and masks: what is drawn checked against the numbers, and that it fits."""
 
-import html
-import json
 import logging
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from itertools import combinations, pairwise, product
 from pathlib import Path
 from typing import Any
@@ -25,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
 from tiny_vanilla import make_config, make_model
 
-from vanilla_transformer.attention_html import attention_page, save_attention_page
+from vanilla_transformer.attention_html import save_attention_page
 from vanilla_transformer.attention_maps import KINDS, AttentionMap
 from vanilla_transformer.attention_plots import plot_attention
 from vanilla_transformer.paper_plots import attention_masks, plot_masks, plot_positions, position_table
@@ -387,81 +382,6 @@ def test_masks_too_large_to_read_are_refused(figures: list[Figure], tmp_path: Pa
         plot_masks([["t"] * 400], [["t"] * 400], tmp_path / "a.png")
     plot_masks([["t"] * 110], [["t"] * 110], tmp_path / "a.png")
     assert max(figures[0].get_size_inches()) * figures[0].dpi <= 10_000
-
-
-class Page(HTMLParser):
-    """Which elements a page has, and the text of each."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.attributes: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: dict[str, str] = {}
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.attributes.append((tag, dict(attrs)))
-        if tag not in ("meta", "input"):
-            self.open.append(f"{tag}#{dict(attrs).get('id', '')}")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop().startswith(tag + "#")
-
-    def handle_data(self, data: str) -> None:
-        if self.open:
-            self.texts[self.open[-1]] = self.texts.get(self.open[-1], "") + data
-
-
-def test_the_page_has_exactly_the_weights_and_texts() -> None:
-    attention = make_map(2, 9, source=AWKWARD)
-    page = Page(attention_page(attention, title="a <b> & @DATA@"))
-    assert not page.open
-    assert page.texts["h1#"] == page.texts["title#"] == "a <b> & @DATA@"
-    data = json.loads(page.texts["script#attention"])
-    assert (data["source"], data["target"]) == (attention.source_text, attention.target_text)
-    assert len(set(data["heads"])) == 9
-    assert [kind["kind"] for kind in data["kinds"]] == list(KINDS)
-    for kind in data["kinds"]:
-        weights, rows, columns = attention.select(kind["kind"])
-        found = np.array(kind["weights"]).reshape(kind["shape"]) / data["scale"]
-        assert kind["shape"] == list(weights.shape)
-        np.testing.assert_allclose(found, weights, atol=0.0005 + 1e-9)
-        assert (kind["rows"], kind["columns"]) == (list(rows), list(columns))
-
-
-def test_the_page_asks_for_nothing_from_elsewhere() -> None:
-    text = attention_page(make_map())
-    # The name of SVG is an address that nobody visits.
-    assert set(re.findall(r"\w+://[^\"']*", text)) == {"http://www.w3.org/2000/svg"}
-    page = Page(text)
-    assert not any({"src", "href"} & attributes.keys() for _, attributes in page.attributes)
-    assert not re.search(r"url\(|@import|fetch\(|XMLHttpRequest|innerHTML", text)
-    (policy,) = [a["content"] for t, a in page.attributes if a.get("http-equiv") == "Content-Security-Policy"]
-    assert policy is not None
-    assert policy.startswith("default-src 'none';")
-
-
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_a_browser_draws_the_page(tmp_path: Path) -> None:
-    attention = make_map(2, 3, source=AWKWARD)
-    path = tmp_path / "a.html"
-    save_attention_page(attention, path)
-    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-    flags += f" --disable-component-update --disable-sync --user-data-dir={tmp_path / 'chromium'} --dump-dom"
-    done = subprocess.run(
-        [str(CHROMIUM), *flags.split(), path.as_uri()], capture_output=True, check=True, text=True, timeout=120
-    )
-    items = re.findall("<li [^>]*>(.*?)</li>", done.stdout)
-    texts = [html.unescape(re.sub("<.*?>", "", item)) for item in items]
-    assert texts == [*attention.target, *attention.source]
-    # At first it shows all heads of the last layer: a line for each weight that can be seen.
-    strengths = re.findall('<line [^>]*stroke-opacity="(.*?)"', done.stdout)
-    rounded = np.rint(attention.cross[-1] * 1000) / 1000
-    np.testing.assert_allclose(np.array(strengths, dtype=float), rounded[rounded >= 0.02], atol=1e-9)
 
 
 @pytest.mark.usefixtures("without_matplotlib")

@@ -1,19 +1,39 @@
 """Attention as a page that any browser shows, with nothing but itself: who looks at whom, a colour for each head."""
 
+import base64
 import colorsys
 import html
 import json
 import os
 import re
+import zlib
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .attention_maps import KINDS, AttentionMap
+from .attention_maps import KINDS, AttentionMap, Weights
 from .folders import new_file
-from .pictures import COLORS
 
+
+class _Palette(NamedTuple):
+    """Colours that can be seen on a background, at a contrast of at least 3.
+
+    Attributes:
+        few: For so many heads, told apart by colour-blind people too: Okabe and Ito's hues, and violet.
+        luminances: Of as many hues as there are heads, neighbours differ in these, in turn.
+    """
+
+    few: tuple[str, ...]
+    luminances: tuple[float, ...]
+
+
+_ON_LIGHT = _Palette(
+    ("#00568C", "#A03C00", "#00856C", "#D070B8", "#1090FF", "#999000", "#000000", "#7A60C0"), (0.28, 0.08, 0.16, 0.035)
+)
+_ON_DARK = _Palette(
+    ("#5F86B2", "#F5780F", "#2BBA85", "#CF9AF0", "#7FDCFA", "#FAD02C", "#FFFFFF", "#9440D8"), (0.13, 0.4, 0.23, 0.62)
+)
 _SCALE = 1000  # weights are written in thousandths
 _NAMES = {"encoder": "Encoder self-attention", "decoder": "Decoder self-attention", "cross": "Cross-attention"}
 
@@ -21,16 +41,19 @@ _NAMES = {"encoder": "Encoder self-attention", "decoder": "Decoder self-attentio
 def attention_page(attention: AttentionMap, *, title: str = "Attention") -> str:
     """Writes a page on which tokens are two columns, with lines between them as strong as the weights.
 
-    The page loads nothing, and forbids itself to. Its weights are rounded to thousandths.
+    The page loads nothing, and forbids itself to. Its weights are rounded to thousandths. Its theme, light or dark, is
+    the reader's; a page that has it in a frame can set another with the message `{theme: "dark"}`, and is sent messages
+    `{height: 812}` whenever its height in pixels changes.
 
     Args:
         attention: The weights.
         title: The page's heading.
 
     Returns:
-        HTML. Its data is JSON in the element with the id "attention": "heads", the colours; and "kinds", for each kind
-        "shape" (layers, heads, rows, columns), "weights", all of them in thousandths in this order, "rows" and
-        "columns", the tokens.
+        HTML. Its data is JSON in the element with the id "attention": "heads" and "heads_on_dark", the colours in a
+        light and in a dark theme; and "kinds", for each kind "shape" (layers, heads, rows, columns), "weights", "rows"
+        and "columns", the tokens. Weights are thousandths in the order of the shape, numbers of two bytes: the low byte
+        of each, then the high byte of each, compressed by zlib, in base64.
     """
     kinds = []
     for kind in KINDS:
@@ -40,7 +63,7 @@ def attention_page(attention: AttentionMap, *, title: str = "Attention") -> str:
                 "name": _NAMES[kind],
                 "kind": kind,
                 "shape": list(weights.shape),
-                "weights": np.rint(weights * _SCALE).astype(int).ravel().tolist(),
+                "weights": _pack(weights),
                 "rows": list(rows),
                 "columns": list(columns),
             }
@@ -50,7 +73,8 @@ def attention_page(attention: AttentionMap, *, title: str = "Attention") -> str:
         "source": attention.source_text,
         "target": attention.target_text,
         "scale": _SCALE,
-        "heads": _choose_colors(heads),
+        "heads": _choose_colors(heads, _ON_LIGHT),
+        "heads_on_dark": _choose_colors(heads, _ON_DARK),
         "kinds": kinds,
     }
     data = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
@@ -60,13 +84,35 @@ def attention_page(attention: AttentionMap, *, title: str = "Attention") -> str:
     return re.sub("@(TITLE|DATA)@", lambda found: parts[found.group(1)], template)
 
 
-def _choose_colors(count: int) -> list[str]:
-    """Colours that are strong on white, also where there are many."""
-    if count <= len(COLORS):
-        return list(COLORS[:count])
-    # Neighbours differ in lightness too.
-    tones = [colorsys.hls_to_rgb(number / count, (0.35, 0.5)[number % 2], 0.8) for number in range(count)]
+def _pack(weights: Weights) -> str:
+    numbers = np.rint(weights * _SCALE).astype(np.uint16).ravel()
+    # Most weights are small: apart from the others, the high bytes take no space.
+    data = np.concatenate([numbers & 255, numbers >> 8]).astype(np.uint8).tobytes()
+    return base64.b64encode(zlib.compress(data)).decode("ascii")
+
+
+def _choose_colors(count: int, palette: _Palette) -> list[str]:
+    if count <= len(palette.few):
+        return list(palette.few[:count])
+    luminances = palette.luminances
+    tones = [_find_tone(number / count, luminances[number % len(luminances)]) for number in range(count)]
     return ["#" + "".join(f"{round(255 * part):02x}" for part in tone) for tone in tones]
+
+
+def _find_tone(hue: float, luminance: float) -> tuple[float, float, float]:
+    """Finds the red, green and blue of a hue, from 0 to 1, that is as light to the eye as asked for."""
+    low, high = 0.0, 1.0
+    for _ in range(12):
+        middle = (low + high) / 2
+        tone = colorsys.hls_to_rgb(hue, middle, 0.8)
+        low, high = (middle, high) if _luminance(tone) < luminance else (low, middle)
+    return tone
+
+
+def _luminance(tone: tuple[float, float, float]) -> float:
+    """The relative luminance of WCAG 2, from 0, black, to 1, white."""
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in tone)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def save_attention_page(

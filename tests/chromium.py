@@ -1,0 +1,77 @@
+"""A real browser for tests of pages: Chromium without a window, kept from looking for anything outside."""
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PATIENCE = 30  # seconds, on a busy machine
+# As root, Chromium must do without its sandbox; the others keep it from looking for anything outside.
+_OPTIONS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--window-size=1400,1000"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+
+
+class Browser:
+    """Chromium, with what tests do to any page."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+
+    def find_all(self, selector: str) -> list[Any]:
+        found: list[Any] = self.driver.find_elements("css selector", selector)
+        return found
+
+    def find(self, selector: str) -> Any:
+        self.wait_for(lambda: self.find_all(selector))
+        return self.find_all(selector)[0]
+
+    def wait_for(self, condition: Callable[[], Any]) -> None:
+        end = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < end, self.driver.find_element("css selector", "body").text
+            time.sleep(0.05)
+
+    def read_all(self, selector: str, what: str) -> list[str]:
+        # All at once, since the page may change between one look and the next.
+        script = f"return [...document.querySelectorAll({selector!r})].map((element) => element.{what})"
+        found: list[str] = self.driver.execute_script(script)
+        return found
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def send(self, command: str, **parameters: Any) -> None:
+        self.driver.execute_cdp_cmd(f"Emulation.{command}", parameters)
+
+    @contextmanager
+    def screen(self, width: int, height: int, *, mobile: bool = False) -> Iterator[None]:
+        self.send("setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
+        try:
+            yield
+        finally:
+            self.send("clearDeviceMetricsOverride")
+
+
+@contextmanager
+def open_chromium(profile: Path) -> Iterator[Any]:
+    """Starts Chromium with a folder of its own, for selenium to drive; skips the test where either is missing."""
+    selenium = pytest.importorskip("selenium.webdriver", reason="a page in a browser needs selenium: the extra [test]")
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("a page in a browser needs chromium and chromedriver (Debian: chromium, chromium-driver)")
+    options = selenium.ChromeOptions()
+    options.binary_location = chromium
+    for option in (*_OPTIONS, f"--user-data-dir={profile}"):
+        options.add_argument(option)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    started = selenium.Chrome(options=options, service=selenium.ChromeService(driver))
+    try:
+        yield started
+    finally:
+        started.quit()
