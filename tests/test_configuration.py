@@ -483,6 +483,19 @@ def test_what_names_one_stack_goes_first(tmp_path: Path) -> None:
     assert layers(AutoConfig.from_pretrained(tmp_path)) == (3, 6)
 
 
+def test_a_subclass_knows_sizes_of_both_stacks() -> None:
+    """The library gives every subclass a constructor of its own."""
+
+    class Derived(VanillaTransformerConfig):
+        colour: str = "red"
+
+    make: Any = Derived
+    config = make(num_hidden_layers=2, decoder_layers=6, colour="blue")
+    assert (config.encoder_layers, config.decoder_layers, config.colour) == (2, 6, "blue")
+    with pytest.raises(ValueError, match="accepts only keyword arguments"):
+        make(100)
+
+
 def test_target_vocabulary() -> None:
     """Without a `decoder_vocab_size` the target vocabulary is the source's, also after the source's has grown."""
     config = VanillaTransformerConfig(vocab_size=50)

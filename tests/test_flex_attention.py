@@ -93,7 +93,8 @@ def test_a_decoder_alone_continues_prompts_padded_on_the_left() -> None:
     assert actual.equal(expected)
 
 
-def test_a_static_cache_is_refused() -> None:
-    flex = as_flex(make_model("eager"))
-    with pytest.raises(ValueError, match="masks that are tensors"):
-        flex.generate(SOURCE, attention_mask=MASK, max_new_tokens=3, cache_implementation="static")
+@pytest.mark.parametrize("kind", ["static", "offloaded_static"])
+def test_a_static_cache_is_refused(kind: str) -> None:
+    for model in (make_model("eager"), make_half("VanillaTransformerForCausalLM", "eager")):
+        with pytest.raises(ValueError, match=f"cache_implementation='{kind}' needs masks that are tensors"):
+            as_flex(model).generate(SOURCE, attention_mask=MASK, max_new_tokens=3, cache_implementation=kind)

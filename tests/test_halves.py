@@ -28,7 +28,7 @@ from transformers import (
 )
 
 import vanilla_transformer as package
-from vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 
 # --- Auto classes ------------------------------------------------------------------------------------------------
 
@@ -321,6 +321,29 @@ def test_the_whole_from_a_decoder(name: str, sharing: str, tmp_path: Path) -> No
     whole.save_pretrained(tmp_path / "whole")
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "whole")
     assert torch.equal(again.generate(ids, num_beams=2), whole.generate(ids, num_beams=2))
+
+
+@pytest.mark.parametrize("name", ["VanillaTransformerEncoderModel", "VanillaTransformerForCausalLM"])
+def test_the_whole_from_a_half_says_nothing_of_the_half(name: str, tmp_path: Path) -> None:
+    """Its folder is like that of any whole, for those without this package too."""
+    make_half(name).save_pretrained(tmp_path / "half")
+    whole = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "half", is_encoder_decoder=True)
+    whole.save_pretrained(tmp_path / "whole")
+    saved, expected = (
+        json.loads(text)
+        for text in ((tmp_path / "whole" / "config.json").read_text(), make_model().config.to_json_string())
+    )
+    for field in ("auto_map", "is_decoder", "is_encoder_decoder", "custom_pipelines"):
+        assert saved.get(field) == expected.get(field), field
+
+
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_the_whole_from_a_language_model_starts_with_its_own_token(num_beams: int, tmp_path: Path) -> None:
+    """The language model's settings of `generate`, which are taken over, know no token that starts a decoder."""
+    make_half("VanillaTransformerForCausalLM").save_pretrained(tmp_path)
+    config = make_config(decoder_start_token_id=3)
+    whole: Any = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path, config=config)
+    assert whole.generate(torch.tensor(make_sentences([5])), max_new_tokens=2, num_beams=num_beams)[0, 0] == 3
 
 
 def test_the_attention_over_the_source_is_new_as_a_whole_only(tmp_path: Path) -> None:

@@ -193,6 +193,16 @@ def test_autocast_to_float16_costs_the_loss_no_digit() -> None:
 
 
 @chunks_exist
+def test_autocast_leaves_double_precision() -> None:
+    layer, hidden_states, labels = make_problem(400, 24, 90, bias=True, ignored=0.2)
+    layer, hidden_states = layer.double(), hidden_states.double().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = lean_cross_entropy(layer, hidden_states, labels, 0.1)
+    found = gradients(loss, hidden_states, layer)
+    assert_close(found, oracle(layer, hidden_states, labels, 0.1, None), tolerance=1e-7)
+
+
+@chunks_exist
 def test_autocast_to_bfloat16_costs_no_more_than_where_the_logits_are_built() -> None:
     """Loss and gradients are as near to those of double precision as torch's own autocast brings them, or nearer."""
     layer, hidden_states, labels = make_problem(400, 24, 90, bias=True, ignored=0.2)

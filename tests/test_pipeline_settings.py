@@ -258,6 +258,11 @@ class TestLimits:
         for call in ({"max_length": 6}, {"generation_config": GenerationConfig(max_length=6)}):
             assert self.count(pipe, decoder_input_ids=prompt, **call) == 6
 
+    def test_a_length_without_room_is_named(self) -> None:
+        pipe = TranslationPipeline(self.make("vanilla", max_new_tokens=11), make_tokenizer())
+        with pytest.raises(ValueError, match="max_length=1 leaves no room behind the 1 token"):
+            pipe(TEXTS[0], generation_config=GenerationConfig(max_length=1))
+
     def test_warnings_know_them(self, caplog: pytest.LogCaptureFixture) -> None:
         pipe = SummarizationPipeline(self.make("vanilla", max_new_tokens=128), make_tokenizer())
         pipe(TEXTS[0], max_length=4)

@@ -166,6 +166,23 @@ def choose_attention(module: MultiHeadAttention, key: torch.Tensor) -> Attention
     return in_float32(attention) if is_faster_in_float32(implementation, module, key) else attention
 
 
+def check_cache_implementation(implementation: str | None, cache_implementation: str | None) -> None:
+    """Refuses a static cache for flex attention.
+
+    Args:
+        implementation: The model's attention.
+        cache_implementation: What `generate` shall use.
+
+    Raises:
+        ValueError: If the one cannot be used with the other.
+    """
+    if implementation == "flex_attention" and "static" in (cache_implementation or ""):
+        raise ValueError(
+            f"cache_implementation={cache_implementation!r} needs masks that are tensors, and those of flex attention "
+            'are not: load the model with attn_implementation="sdpa", or leave the cache as it is.'
+        )
+
+
 def fold_rows(states: torch.Tensor, rows: int) -> torch.Tensor:
     """Lays groups of rows end to end: (R, L, D) to (rows, R / rows * L, D).
 
@@ -225,6 +242,7 @@ __all__ = [
     "CrossAttention",
     "MultiHeadAttention",
     "SelfAttention",
+    "check_cache_implementation",
     "choose_attention",
     "fold_rows",
     "in_float32",

@@ -20,7 +20,7 @@ from transformers.utils import logging
 from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .attention_vanilla_transformer import SelfAttention
+from .attention_vanilla_transformer import SelfAttention, check_cache_implementation
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .half_vanilla_transformer import HalfModel
 from .linear_vanilla_transformer import project
@@ -237,6 +237,13 @@ class VanillaTransformerForCausalLM(HalfModel, GenerationMixin):
                 "be expected after it. Load the tokenizer for prompts with add_bos_token=True, add_eos_token=False."
             )
         return super().generate(inputs, *args, **kwargs)  # type: ignore[misc]
+
+    def _prepare_generation_config(
+        self, generation_config: GenerationConfig | None, **kwargs: Any
+    ) -> tuple[GenerationConfig, dict[str, Any]]:
+        settings, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)  # type: ignore[misc]
+        check_cache_implementation(self.config._attn_implementation, settings.cache_implementation)
+        return settings, model_kwargs
 
     def _find_ended(self, prompts: torch.Tensor) -> bool:
         """Whether some prompt (B, T) has tokens and then `</s>`, which without any may be what begins a text."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .pipeline_vanilla_transformer import TranslationPipeline as TranslationPipeline
 
 logger = logging.get_logger(__name__)
-Class = TypeVar("Class", bound=type)
+ConfigClass = TypeVar("ConfigClass", bound=type)
 
 # Saved with every configuration. To be raised by one with a new field, or a new legal value of a field, without which
 # older code would build another model.
@@ -160,13 +160,13 @@ def name_both_stacks(settings: Mapping[str, Any]) -> dict[str, Any]:
     return both | {name: value for name, value in settings.items() if name not in _SIZES_OF_STACKS}
 
 
-def _accept_sizes_of_both_stacks(cls: Class) -> Class:
+def _accept_sizes_of_both_stacks(cls: ConfigClass) -> ConfigClass:
     """Has a class know `num_hidden_layers` as an argument; once fields have values, which were given is not known."""
     init = cls.__init__  # type: ignore[misc]
 
     @functools.wraps(init)
-    def construct(self: Any, **settings: Any) -> None:
-        init(self, **name_both_stacks(settings))
+    def construct(self: Any, *args: Any, **settings: Any) -> None:
+        init(self, *args, **name_both_stacks(settings))
 
     cls.__init__ = construct  # type: ignore[misc]
     return cls
@@ -297,6 +297,10 @@ class VanillaTransformerConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = 2
     decoder_start_token_id: int | None = 0
 
+    def __init_subclass__(cls, *args: Any, **kwargs: Any) -> None:
+        super().__init_subclass__(*args, **kwargs)
+        _accept_sizes_of_both_stacks(cls)  # the library has given it a constructor of its own
+
     def __post_init__(self, **kwargs: Any) -> None:
         version = kwargs.pop("config_version", CONFIG_VERSION)
         unknown = self._find_unknown(kwargs)
@@ -359,6 +363,10 @@ class VanillaTransformerConfig(PreTrainedConfig):
         for name in ("attn_implementation", "_attn_implementation"):
             if "/" in str(config_dict.get(name)):
                 logger.warning(f"{name}={config_dict.pop(name)!r} of the file is ignored: give it as an argument.")
+        if kwargs.get("is_encoder_decoder") and not config_dict.get("is_encoder_decoder", True):
+            # A whole made from a half: which classes load the half, and which half it is, is not true of it.
+            config_dict.pop("auto_map", None)
+            kwargs = {"is_decoder": False, **kwargs}
         try:
             return super().from_dict(config_dict, **name_both_stacks(kwargs))
         except StrictDataclassError as error:

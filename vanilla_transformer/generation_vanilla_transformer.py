@@ -11,6 +11,7 @@ from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 from transformers.generation.utils import GenerationMixin
 
+from .attention_vanilla_transformer import check_cache_implementation
 from .beam_search_vanilla_transformer import LENGTH_PENALTIES, BeamSearch
 from .cache_vanilla_transformer import SourceSharingCache
 from .greedy_search_vanilla_transformer import GreedySearch
@@ -61,11 +62,9 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             raise ValueError(
                 f"length_penalty_type must be one of {', '.join(LENGTH_PENALTIES)}, not {length_penalty_type!r}."
             )
-        if settings.cache_implementation == "static" and self.config._attn_implementation == "flex_attention":
-            raise ValueError(
-                'cache_implementation="static" needs masks that are tensors, and those of flex attention are not: load '
-                'the model with attn_implementation="sdpa", or leave the cache as it is.'
-            )
+        check_cache_implementation(self.config._attn_implementation, settings.cache_implementation)
+        if settings.decoder_start_token_id is None:  # a whole that was made from a half has the half's settings
+            settings.decoder_start_token_id = self.config.decoder_start_token_id
         return settings, model_kwargs
 
     def _prepare_generated_length(

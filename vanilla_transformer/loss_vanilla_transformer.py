@@ -148,12 +148,12 @@ def has_plain_weights(output_layer: nn.Module, hidden_states: torch.Tensor) -> T
 def _product_dtype(hidden_states: torch.Tensor) -> torch.dtype:
     """The type in which the output layer is multiplied: everything else of the loss is float32.
 
-    On CUDA it is autocast's or the model's own. Elsewhere only autocast's bfloat16 is short: float16 lacks the range
-    for gradients that nobody scales, and a model in half precision gets an exact loss.
+    On CUDA it is autocast's or the model's own. Elsewhere only autocast's bfloat16 is short, which leaves float64 as it
+    is: float16 lacks the range for gradients that nobody scales, and a model in half precision gets an exact loss.
     """
     kind = hidden_states.device.type
     asked = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    if kind == "cuda" or (kind == "cpu" and asked is torch.bfloat16):
+    if kind == "cuda" or (kind == "cpu" and asked is torch.bfloat16 and hidden_states.dtype is not torch.float64):
         return asked or hidden_states.dtype
     return torch.promote_types(hidden_states.dtype, torch.float32)
 

@@ -538,8 +538,10 @@ class Text2TextGenerationPipeline(Pipeline):
         for name, winner in _LIMITS:  # the model's own winner would fill the place that the config leaves empty
             own, limit = getattr(self.model.generation_config, winner), getattr(config, name)
             if own is not None and limit is not None and getattr(config, winner) is None:
-                limit -= 1 if prompt is None else prompt.shape[-1]
-                added |= {name: None, winner: max(limit, 0)}
+                length = 1 if prompt is None else prompt.shape[-1]
+                if name == "max_length" and limit <= length:
+                    raise ValueError(f"max_length={limit} leaves no room behind the {length} token(s) to begin with.")
+                added |= {name: None, winner: max(limit - length, 0)}
         config.update(**added)
         return {**_override({}, call), "generation_config": config}
 
