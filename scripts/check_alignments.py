@@ -14,13 +14,12 @@ import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from transformers import HfArgumentParser
 from transformers.hf_argparser import DataClassType
 
-from vanilla_transformer.data import open_text
+from vanilla_transformer.data import read_lines
 from vanilla_transformer.translation import InferenceArguments
 from vanilla_transformer.visualization import align_lines, collect_attention, split_words
 
@@ -39,20 +38,26 @@ class CheckArguments(InferenceArguments):
         metadata={"help": "Sentences to align and their translations: two files of UTF-8, .gz too."},
     )
     num_pairs: int | None = field(default=None, metadata={"help": "Align only so many pairs, the first. Default: all."})
-
     corpus: list[str] | None = field(default=None, metadata={"help": "Two more such files, for IBM model 1."})
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.pairs) != 2 or (self.corpus is not None and len(self.corpus) != 2):
             raise ValueError("--pairs, and --corpus if given, must name two files, sentences and their translations.")
+        if self.num_pairs is not None and self.num_pairs < 1:
+            raise ValueError(f"--num_pairs is {self.num_pairs}; it must be at least 1.")
 
 
 def read_pairs(files: Sequence[str], count: int | None = None) -> list[tuple[str, str]]:
-    """Reads the first pairs of two files, or all."""
-    with open_text(files[0]) as sources, open_text(files[1]) as targets:
-        lines = islice(zip(sources, targets, strict=True), count)
-        return [(source.strip(), target.strip()) for source, target in lines]
+    """Reads the first pairs of two files, or all.
+
+    Raises:
+        ValueError: If one file has more lines than the other, or one is empty or not UTF-8.
+    """
+    sources, targets = map(read_lines, files)
+    if len(sources) != len(targets):
+        raise ValueError(f"{files[0]} has {len(sources):,} lines, but {files[1]} has {len(targets):,}.")
+    return [(source.strip(), target.strip()) for source, target in zip(sources, targets, strict=True)][:count]
 
 
 def learn(pairs: Pairs, iterations: int = ITERATIONS) -> dict[str, dict[str, float]]:
@@ -118,7 +123,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         (arguments,) = parser.parse_args_into_dataclasses(args=argv)
         check(arguments)
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))
 
 

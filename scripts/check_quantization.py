@@ -238,7 +238,7 @@ def main(argv: list[str] | None = None) -> None:
         check = Check(arguments, *load_pairs(arguments))
         device = select_device(arguments.device)
         measured = check.rows(*arguments.load())  # and no name for the model here, which is to make room for others
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))
     print(f"{len(check.sources):,} sentences on {device}, {torch.get_num_threads()} threads")
     print(f"{'':<24}" + "".join(f"{heading:>10}" for heading in HEADINGS))

@@ -17,7 +17,8 @@ from .sacrebleu_scores import import_sacrebleu, make_bleu, make_chrf
 _TESTS = {"bootstrap": "bs", "approximate_randomization": "ar"}
 _SAMPLES = {"bootstrap": 1000, "approximate_randomization": 10_000}
 _SEED_VARIABLE = "SACREBLEU_SEED"
-# Scores are added up in these parts of one, so that sums are exact, and no difference counts as larger than its equal.
+# Scores are added up in these parts of one, so that the sums of approximate randomization are exact, and no difference
+# counts as larger than its equal. The bootstrap's are float32, as sacreBLEU has them.
 _PARTS = 10**9
 
 Method = Literal["bootstrap", "approximate_randomization"]

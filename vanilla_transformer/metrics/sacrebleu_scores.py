@@ -179,4 +179,4 @@ def corpus_score(
     return score, str(scorer.get_signature())
 
 
-__all__ = ["corpus_score", "import_sacrebleu", "make_bleu", "make_chrf", "make_ter"]
+__all__ = ["corpus_score", "find_bleu_tokenizer", "import_sacrebleu", "make_bleu", "make_chrf", "make_ter"]
