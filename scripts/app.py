@@ -1,6 +1,6 @@
 r"""Shows a model on a page: text in, translations with their scores and a map of the attention out.
 
-    pip install ".[demo]"
+    pip install ".[demo]"            # or ".[demo,convert]", for tokenizers of sentencepiece as MarianMT has them
     python scripts/app.py --model_name_or_path out/my-model
     python scripts/app.py --model_name_or_path facebook/nllb-200-distilled-600M \
         --source_lang eng_Latn --target_lang deu_Latn
@@ -104,7 +104,9 @@ class AppArguments:
         self.model_name_or_path = self.model_name_or_path or os.environ.get("MODEL_NAME_OR_PATH") or None
         if self.model_name_or_path is None and (_HERE / MODEL_FOLDER / "config.json").is_file():
             self.model_name_or_path = str(_HERE / MODEL_FOLDER)
-        if self.examples is None and (_HERE / EXAMPLES_FILE).is_file():
+        if self.examples is not None:
+            self.examples = os.path.expanduser(self.examples)
+        elif (_HERE / EXAMPLES_FILE).is_file():
             self.examples = str(_HERE / EXAMPLES_FILE)
         if self.max_source_tokens is not None and self.max_source_tokens < 1:
             raise ValueError(f"max_source_tokens is {self.max_source_tokens}; it must be at least 1.")

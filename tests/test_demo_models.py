@@ -107,6 +107,24 @@ class TestShelf:
                 ModelShelf(None, others="any").get(name)
             assert "Repo id" not in str(caught.value)
 
+    def test_says_so_where_there_can_be_no_such_name(self, folders: dict[str, str]) -> None:
+        long = "x" * 300
+        for name, message in (
+            (long, f"There is no folder {long[:100]}"),
+            (f"~/{long}", "There is no folder"),
+            ("a/" * 5000, "There is no folder a/a/"),
+            ("a\0b", r"'a\x00b' is neither a folder that can be read nor a name on the Hub"),
+            ("/tmp/\ud800", r"'/tmp/\ud800' is neither a folder"),
+        ):
+            with pytest.raises(DemoError, match=re.escape(message)) as caught:
+                ModelShelf(None, others="any").get(name)
+            assert len(str(caught.value)) < 400
+            assert str(caught.value).encode()
+            with pytest.raises(DemoError, match=r"by their names on the Hub|is neither"):
+                ModelShelf(None, others="hub").get(name)
+            with pytest.raises(DemoError, match=r"loads no other|is neither"):
+                ModelShelf(folders["untrained"], others="none").get(name)
+
     def test_runs_code_of_the_first_model_only(self, tmp_path: Path) -> None:
         folder = tmp_path / "strange"
         folder.mkdir()

@@ -8,7 +8,9 @@ from vanilla_transformer.model_names import check_model_name, explain_missing_mo
 from vanilla_transformer.translation import load_model_and_tokenizer
 
 
-@pytest.mark.parametrize("name", ["out/my/model", "./model", "../model", "~/model", "/model", "model/", "my model"])
+@pytest.mark.parametrize(
+    "name", ["out/my/model", "./model", "../model", "~/model", "/model", "model/", "my model", "x" * 300, "a\0b"]
+)
 def test_what_the_hub_cannot_have_is_a_missing_folder(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

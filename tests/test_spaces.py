@@ -18,6 +18,7 @@ from letters import TOKENIZER, make_letters_model
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from vanilla_transformer import spaces
 from vanilla_transformer.demo import DemoModel, Settings, translate_text
 from vanilla_transformer.spaces import save_space
 from vanilla_transformer.tasks import TASKS, record_task
@@ -25,6 +26,7 @@ from vanilla_transformer.tasks import TASKS, record_task
 pytest.importorskip("gradio", reason="a Space needs Gradio: the extra [demo]")
 
 PATIENCE = 60  # seconds, on a busy machine
+SECRET = "hf_" + "AbCdEfGhIj" * 3
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,8 @@ def find_files(folder: Path) -> set[str]:
 def test_front_matter_says_how_the_hub_runs_it(app: Path, repository_root: Path, tmp_path: Path) -> None:
     space = save_space(tmp_path / "my-space", app, model_name_or_path="someone/model", title='"Letters": a test')
     project = tomllib.loads((repository_root / "pyproject.toml").read_text())["project"]
-    demanded = [Requirement(line) for line in (*project["dependencies"], *project["optional-dependencies"]["demo"])]
+    extras = [line for extra in ("demo", "convert") for line in project["optional-dependencies"][extra]]
+    demanded = [Requirement(line) for line in (*project["dependencies"], *extras)]
     card = SpaceCard.load(space / "README.md", ignore_metadata_errors=False).data.to_dict()
     # As text: YAML takes 3.10 for a number, and leaves out its last digit.
     assert isinstance(card["python_version"], str)
@@ -65,6 +68,8 @@ def test_front_matter_says_how_the_hub_runs_it(app: Path, repository_root: Path,
     assert (space / card["app_file"]).read_bytes() == app.read_bytes()
     required = [Requirement(line) for line in (space / "requirements.txt").read_text().splitlines()]
     assert sorted(map(str, required)) == sorted(map(str, demanded))
+    # What tokenizers of MarianMT and T5 are read with.
+    assert {"protobuf", "sacremoses", "sentencepiece"} <= {requirement.name for requirement in required}
     assert shlex.split((space / "app.args").read_text()) == ["--model_name_or_path=someone/model"]
 
 
@@ -99,6 +104,43 @@ def test_folder_is_complete_or_absent(app: Path, model: Path, tmp_path: Path) ->
         assert not (tmp_path / "none").exists()
 
 
+def test_package_is_what_would_be_installed(
+    app: Path, repository_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout = tmp_path / "checkout"
+    package = checkout / "vanilla_transformer"
+    shutil.copytree(repository_root / package.name, package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("LICENSE", "pyproject.toml"):
+        shutil.copyfile(repository_root / name, checkout / name)
+    monkeypatch.setattr(spaces, "PACKAGE_FOLDER", package)
+    own = find_files(package)
+    assert {"__init__.py", "attention_page.html", "model_card.md", "py.typed", "export/__init__.py"} <= own
+    for name in (".env", ".hidden.py", "x.pkl", "export/notes.txt", "scratch/a.py", ".venv/b/__init__.py", "c/d.html"):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(f"HF_TOKEN={SECRET}")
+    space = save_space(tmp_path / "space", app, model_name_or_path="a/b")
+    assert find_files(space / package.name) == own
+    # What belongs to the package is no safer for that.
+    (package / "own.py").write_text(f"\nTOKEN = '{SECRET}'\n")
+    with pytest.raises(
+        ValueError, match=r"vanilla_transformer/own\.py, line 2, has what looks like a token of the Hub"
+    ):
+        save_space(tmp_path / "none", app, model_name_or_path="a/b")
+    assert not (tmp_path / "none").exists()
+
+
+def test_secrets_are_refused_wherever_they_are(app: Path, tmp_path: Path) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"options": ["--source_lang=en", f"--source_prefix={SECRET}"]}, r"app\.args, line 3"),
+        ({"examples": ["ab", f"ab {SECRET}"]}, r"examples\.txt, line 2"),
+    ]
+    for given, place in wrong:
+        with pytest.raises(ValueError, match=rf"{place}, has what looks like a token of the Hub") as caught:
+            save_space(tmp_path / "none", app, model_name_or_path="a/b", **given)
+        assert SECRET not in str(caught.value)
+        assert not list(tmp_path.iterdir())
+
+
 def test_script_takes_over_its_options(
     monkeypatch: pytest.MonkeyPatch, scripts_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,6 +154,10 @@ def test_script_takes_over_its_options(
     saved = shlex.split((tmp_path / "space" / "app.args").read_text())
     assert sorted(saved) == sorted(["--model_name_or_path=a/b", *options])
     assert (tmp_path / "space" / "examples.txt").read_text() == "ab\ncd\n"
+    # Shells leave the tilde after an equals sign to the program.
+    monkeypatch.setenv("HOME", str(tmp_path))
+    app.main(["--model_name_or_path=a/b", "--examples=~/lines.txt", "--save_space=~/home"])
+    assert (tmp_path / "home" / "examples.txt").read_text() == "ab\ncd\n"
     # A Space is open to everybody, and so has a model of its own.
     with pytest.raises(SystemExit):
         app.main([f"--save_space={tmp_path / 'empty'}"])

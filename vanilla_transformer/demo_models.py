@@ -110,7 +110,12 @@ class ModelShelf:
 
     def _find_key(self, name: str) -> str:
         """One name for all spellings of a folder, also when it is gone; a name on the Hub has one spelling."""
-        path = os.path.realpath(os.path.expanduser(name))
+        try:
+            name.encode()  # as the page is, which shows it
+            path = os.path.realpath(os.path.expanduser(name))
+        except (OSError, ValueError) as error:
+            message = f"{name!r} is neither a folder that can be read nor a name on the Hub: {error}"
+            raise DemoError(_shorten(message), whole=message) from error
         return path if os.path.isdir(path) or path in self._models else name
 
     def _take(self, key: str) -> DemoModel | None:
@@ -143,7 +148,7 @@ class ModelShelf:
         try:
             check_model_name(place)
         except OSError as error:
-            raise DemoError(str(error)) from error
+            raise DemoError(_shorten(str(error)), whole=str(error)) from error
         config = None
         # Strange files bring up errors of every kind, and none of them is the program's fault.
         try:
@@ -164,7 +169,10 @@ class ModelShelf:
 
 def _stamp(folder: str) -> _Stamp:
     """What changes when the files of a model change; nothing where there is no folder."""
-    found = [(path, path.stat()) for path in _find_files(Path(folder), _MODEL_FILES)]
+    try:
+        found = [(path, path.stat()) for path in _find_files(Path(folder), _MODEL_FILES)]
+    except OSError:  # no path, or files that are going as they are looked at
+        return frozenset()
     return frozenset((path.name, status.st_mtime_ns, status.st_size) for path, status in found)
 
 

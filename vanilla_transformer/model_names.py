@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
@@ -19,11 +18,11 @@ def check_model_name(model_name_or_path: str | os.PathLike[str]) -> None:
         FileNotFoundError: If there is no such folder, and no model on the Hub can have that name.
         NotADirectoryError: If it is a file.
     """
-    path = Path(model_name_or_path)
-    if path.is_dir():
+    # Unlike Path's, these take what is too long to be a path, or may not be looked at, for what is not there.
+    if os.path.isdir(model_name_or_path):
         return
-    if path.exists():
-        raise NotADirectoryError(f"{path} is a file. Name the folder of a model, or a model on the Hub.")
+    if os.path.exists(model_name_or_path):
+        raise NotADirectoryError(f"{model_name_or_path} is a file. Name the folder of a model, or a model on the Hub.")
     try:
         validate_repo_id(os.fspath(model_name_or_path))
     except HFValidationError as error:
@@ -44,7 +43,7 @@ def explain_missing_model(model_name_or_path: str | os.PathLike[str]) -> Iterato
     try:
         yield
     except OSError as error:
-        if Path(model_name_or_path).is_dir():
+        if os.path.isdir(model_name_or_path):
             raise
         raise OSError(
             f"There is no folder {model_name_or_path}, and no model of that name could be loaded from the Hub: {error}"

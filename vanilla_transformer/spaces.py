@@ -4,12 +4,13 @@ A Space is a git repository of the Hub which says in the front matter of its REA
 this package as it is here, and so needs neither a release of it nor a repository to install it from.
 """
 
+import glob
 import os
 import shlex
 import shutil
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from huggingface_hub import SpaceCardData
 
 from .folders import check_new_folder, new_folder
-from .hub_files import PACKAGE_FOLDER, find_refused_files, select_files
+from .hub_files import PACKAGE_FOLDER, Selection, find_refused_files, select_files
 from .model_names import check_model_name
 from .optional import explain_missing
 
@@ -26,6 +27,8 @@ ARGUMENTS_FILE = "app.args"
 EXAMPLES_FILE = "examples.txt"
 MODEL_FOLDER = "model"
 _EXTRA = "demo"
+# Whichever model is shown in the end, its tokenizer may be of sentencepiece, as MarianMT's and T5's are. It is little.
+_EXTRAS = (_EXTRA, "convert")
 
 _README = """---
 {card}
@@ -77,9 +80,10 @@ def save_space(
         FileExistsError: If the folder is there and not empty.
         FileNotFoundError: If there is no such model, or this package is not in a checkout of its repository.
         ImportError: If Gradio, whose version the Space is to have, is not installed.
-        ValueError: If the model's folder holds no weights that can be uploaded, or something that must not be.
+        ValueError: If the model's folder holds no weights that can be uploaded, or it, the options, the examples or
+            the package something that must not be: a pickle, or what looks like a secret.
     """
-    path = check_new_folder(folder)
+    path = check_new_folder(os.path.expanduser(folder))
     project = _read_project()
     name = None if model_name_or_path is None else os.path.expanduser(model_name_or_path)
     if name is not None:
@@ -98,10 +102,10 @@ def save_space(
             _write(partial / EXAMPLES_FILE, "".join(f"{example}\n" for example in examples))
         shutil.copyfile(app, partial / APP_FILE)
         shutil.copyfile(PACKAGE_FOLDER.parent / "LICENSE", partial / "LICENSE")
-        ignore = shutil.ignore_patterns("__pycache__", "*.pyc")
-        shutil.copytree(PACKAGE_FOLDER, partial / PACKAGE_FOLDER.name, ignore=ignore)
+        _copy_files(_find_package_files(project), partial / PACKAGE_FOLDER.name)
         if name is not None and not is_on_hub:
-            _copy_model(Path(name), partial / MODEL_FOLDER)
+            _copy_files(_find_model_files(Path(name)), partial / MODEL_FOLDER)
+        _check_files(partial)
     return path
 
 
@@ -114,11 +118,30 @@ def _read_project() -> dict[str, Any]:
     path = PACKAGE_FOLDER.parent / "pyproject.toml"
     if not path.is_file():
         raise FileNotFoundError(f"There is no {path}: a Space is made in a checkout of this package's repository.")
-    return tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def _find_requirements(project: dict[str, Any]) -> list[str]:
-    return sorted({*project["dependencies"], *project["optional-dependencies"][_EXTRA]}, key=str.lower)
+    own, extras = project["project"]["dependencies"], project["project"]["optional-dependencies"]
+    return sorted({*own, *(line for extra in _EXTRAS for line in extras[extra])}, key=str.lower)
+
+
+def _find_package_files(project: dict[str, Any]) -> dict[str, Path]:
+    """What installing this package would bring, by the paths in its folder, whatever else lies there."""
+    data = project["tool"]["setuptools"]["package-data"]
+    files = {}
+    for folder in _find_packages(PACKAGE_FOLDER):
+        package = ".".join(folder.relative_to(PACKAGE_FOLDER.parent).parts)
+        for pattern in ("*.py", *data.get("*", ()), *data.get(package, ())):
+            found = (folder / name for name in glob.iglob(pattern, root_dir=folder))
+            files.update({path.relative_to(PACKAGE_FOLDER).as_posix(): path for path in found})
+    return files
+
+
+def _find_packages(folder: Path) -> Iterator[Path]:
+    yield folder
+    for name in glob.iglob("*/__init__.py", root_dir=folder):
+        yield from _find_packages((folder / name).parent)
 
 
 def _python_version() -> str:
@@ -141,17 +164,30 @@ def _make_card(title: str, model: str | None) -> str:
     return card.to_yaml()
 
 
-def _copy_model(source: Path, target: Path) -> None:
-    """Copies what of a model's folder belongs on the Hub."""
-    selection = select_files(source)
+def _find_model_files(folder: Path) -> dict[str, Path]:
+    """What of a model's folder belongs on the Hub."""
+    selection = select_files(folder)
     if not any(name.endswith(".safetensors") for name in selection.files):
-        raise ValueError(f"{source} has no weights in a .safetensors file, and so is no model that can be uploaded.")
-    if problems := list(find_refused_files(source, selection)):
-        raise ValueError(f"{source} cannot be uploaded:\n  " + "\n  ".join(map(str, problems)))
-    target.mkdir()
-    for name, path in selection.files.items():
+        raise ValueError(f"{folder} has no weights in a .safetensors file, and so is no model that can be uploaded.")
+    if problems := list(find_refused_files(folder, selection)):
+        raise ValueError(f"{folder} cannot be uploaded:\n  " + "\n  ".join(map(str, problems)))
+    return selection.files
+
+
+def _copy_files(files: Mapping[str, Path], target: Path) -> None:
+    for name, path in files.items():
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target / name)
+
+
+def _check_files(space: Path) -> None:
+    """Refuses a Space with something that must not be uploaded, wherever it came from."""
+    files = {path.relative_to(space).as_posix(): path for path in space.rglob("*") if path.is_file()}
+    if problems := list(find_refused_files(space, Selection(files))):
+        raise ValueError(
+            f"The Space is not made; {ARGUMENTS_FILE} would hold the options, and {EXAMPLES_FILE} the examples:\n  "
+            + "\n  ".join(map(str, problems))
+        )
 
 
 __all__ = ["save_space"]
