@@ -15,10 +15,12 @@ from hub_folders import (
     contents,
     edit_json,
     edit_weights,
+    save_half,
     save_translator,
     save_vanilla,
     write_pickle,
 )
+from tiny_halves import HALVES
 from tiny_seq2seq import make_tokenizer as make_bart_tokenizer
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -74,6 +76,11 @@ def store_tied_weights_twice(folder: Path) -> None:
 
 def spoil_a_weight(folder: Path) -> None:
     edit_weights(folder, lambda weights: weights["model.encoder.layers.0.fc1.bias"].fill_(torch.nan))
+
+
+def name_classes(folder: Path, **classes: str) -> None:
+    auto_map = json.loads((folder / "config.json").read_text())["auto_map"]
+    edit_json(folder / "config.json", auto_map={**auto_map, **classes})
 
 
 def cut_off(path: Path) -> None:
@@ -172,6 +179,17 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         lambda folder: edit_json(folder / "config.json", custom_pipelines="pipeline.py"),
         "code",
         "custom_pipelines.translation in config.json",
+    ),
+    "a class of another architecture": (
+        lambda folder: name_classes(folder, AutoModel="causal_lm_vanilla_transformer.VanillaTransformerDecoderModel"),
+        "code",
+        "auto_map.AutoModel in config.json is causal_lm_vanilla_transformer.VanillaTransformerDecoderModel, but must be"
+        " modeling_vanilla_transformer.VanillaTransformerModel here",
+    ),
+    "a class that there is not": (
+        lambda folder: name_classes(folder, AutoModelForCausalLM="causal_lm_vanilla_transformer.VanillaForCausalLM"),
+        "code",
+        "must be causal_lm_vanilla_transformer.VanillaTransformerForCausalLM here",
     ),
     "a file of code missing": (
         lambda folder: (folder / "positions_vanilla_transformer.py").unlink(),
@@ -295,6 +313,20 @@ class TestCode:
         assert set(found.replaced) == {"pipeline_vanilla_transformer.py", "positions_vanilla_transformer.py"}
         assert all(path.parent == PACKAGE_FOLDER for path in found.replaced.values())
         assert found.replaced.items() <= found.files.items()
+
+    def test_classes_of_somebodys_own_code_are_not_known(self, folder: Path) -> None:
+        (folder / "own_code.py").write_text("class Model: ...\n")
+        name_classes(folder, AutoModel="own_code.Model", AutoModelForCausalLM="bob/code--own_code.Model")
+        edit_json(folder / "generation_config.json", pad_token_id=5)  # so that nothing is tried
+        assert {problem.check for problem in check_model_folder(folder, code="folder")} == {"tokenizer"}
+
+    @pytest.mark.parametrize("name", HALVES)
+    def test_the_classes_of_a_half_are_those_of_its_stack(self, tmp_path: Path, name: str) -> None:
+        folder = save_half(tmp_path / "half", name)
+        (folder / "tokenizer.json").unlink()  # so that nothing is tried
+        assert {problem.check for problem in check_model_folder(folder)} == {"tokenizer"}
+        name_classes(folder, AutoModel="modeling_vanilla_transformer.VanillaTransformerModel")
+        assert {problem.check for problem in check_model_folder(folder)} == {"tokenizer", "code"}
 
     def test_a_trial_tells_what_the_folders_own_code_does(self, tmp_path: Path) -> None:
         tokenizer = make_bart_tokenizer()  # the library's own needs no code

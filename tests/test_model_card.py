@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import json
 import logging
+import re
 import shutil
 import tarfile
 import zipfile
@@ -17,10 +18,11 @@ from local_hub import LocalHub
 from model_cards import change, data_of, names_of, part, read, rows_of
 from safetensors.torch import load_file, save_file
 from tiny_vanilla import make_model
-from transformers import MarianConfig, MarianMTModel
+from transformers import MarianConfig, MarianMTModel, Seq2SeqTrainingArguments
 
-from vanilla_transformer.model_card import build_model_card
+from vanilla_transformer.model_card import build_model_card, write_model_card
 from vanilla_transformer.model_card_words import describe_norm
+from vanilla_transformer.trainer import TranslationTrainer
 
 ROOT = Path(__file__).parents[1]
 ENGLISH = ("one", "two", "three", "four", "five", "six")
@@ -266,6 +268,25 @@ class TestContent:
             assert "base_model" not in data_of(card).to_dict()
             assert "datasets" not in data_of(card).to_dict()
         assert str(plain.parent) not in build_model_card(plain).content
+
+    def test_a_given_base_model_is_one_of_the_hub(
+        self, plain: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        (tmp_path / "out" / "base").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path)
+        for path in ("/home/me/secret/model", "../model", "~/model", "C:\\model", "a/b/c", "", "out/base"):
+            reason = ", which is a path here" if path == "out/base" else ""
+            with pytest.raises(ValueError, match=re.escape(f"on the Hub, 'me/my-model' say, not {path!r}{reason}.")):
+                write_model_card(plain, base_model=path)
+        assert not (plain / "README.md").exists()
+
+    @pytest.mark.parametrize("name", ["some/model", "/home/me/secret/model"])
+    def test_the_trainer_names_no_path_as_base_model(self, plain: Path, name: str) -> None:
+        arguments = Seq2SeqTrainingArguments(output_dir=str(plain), use_cpu=True, report_to="none")
+        TranslationTrainer(model=make_model(), args=arguments).create_model_card(finetuned_from=name)
+        card = ModelCard.load(plain / "README.md")
+        assert data_of(card).base_model == (name if name == "some/model" else None)
+        assert "secret" not in card.content
 
     def test_a_converted_model_names_the_original(self, plain: Path) -> None:
         record = {"system": "marian", "name": "some/model", "revision": "main"}

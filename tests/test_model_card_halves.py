@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from hub_folders import TEXTS, save_half
 from model_cards import change, data_of, names_of, part, read, rows_of
@@ -18,7 +19,7 @@ from tiny_halves import DECODERS, HALVES
 from tiny_vanilla import make_model
 from transformers import AutoTokenizer, DataCollatorWithPadding, Trainer, TrainingArguments
 
-from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerTokenizer
 from vanilla_transformer.model_card import build_model_card, write_model_card
 
 CLASSIFIER = "VanillaTransformerForSequenceClassification"
@@ -128,18 +129,44 @@ class TestLabels:
                 {"id2label": {"0": "a|b", "1": "c"}, "problem_type": "multi_label_classification"},
                 r"2: `a\|b`, `c`; a text may have several",
             ),
-            ({"id2label": {"0": "LABEL_0"}}, "none: 1 number (regression)"),
-            ({"problem_type": "regression"}, "none: 2 numbers (regression)"),
         ],
     )
     def test_they_are_those_of_the_configuration(self, classifier: Path, settings: dict[str, Any], row: str) -> None:
         change(classifier / "config.json", **settings)
         assert rows_of(build_model_card(classifier))["labels"] == row
 
-    def test_one_label_of_tokens_is_a_label(self, saved: Path, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("kind", [None, "regression"])
+    def test_one_label_of_tokens_is_a_label(self, saved: Path, tmp_path: Path, kind: str | None) -> None:
         folder = shutil.copytree(saved / "VanillaTransformerForTokenClassification", tmp_path / "half")
-        change(folder / "config.json", id2label={"0": "name"})
+        change(folder / "config.json", id2label={"0": "name"}, problem_type=kind)
         assert rows_of(build_model_card(folder))["labels"] == "1: `name`"
+
+    @pytest.mark.parametrize(("kind", "count"), [(None, 1), ("regression", 1), ("regression", 3)])
+    def test_numbers_have_none(self, tmp_path: Path, kind: str | None, count: int) -> None:
+        names = {number: f"LABEL_{number}" for number in range(count)}
+        folder = save_half(tmp_path / "half", CLASSIFIER, id2label=names, problem_type=kind)
+        card = build_model_card(folder, repo_id=str(folder))
+        rows = rows_of(card)
+        assert rows["numbers for each text (regression)"] == str(count)
+        assert "labels" not in rows
+        for word in ("label", "classifies", "score that comes"):
+            assert word not in card.text
+        assert "with a head that rates texts in numbers." in part(card, "summary").replace("\n", " ")
+        # The example gives the numbers themselves, which the library's pipeline squeezes between 0 and 1 by default.
+        example, _ = re.findall(r"```python\n(.*?)```", part(card, "use"), re.DOTALL)
+        found = run_as_at_a_prompt(example, {})
+        model, tokenizer = HALVES[CLASSIFIER].from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        with torch.no_grad():
+            (numbers,) = model(**tokenizer("A text to rate.", return_tensors="pt")).logits
+        torch.testing.assert_close(torch.tensor(sorted(item["score"] for item in found)), numbers.sort().values)
+
+    @pytest.mark.parametrize("count", [2, 11])
+    def test_those_of_a_configuration_have_numbers_as_keys(self, classifier: Path, count: int) -> None:
+        names = {number: f"l{number}" for number in range(count)}
+        change(classifier / "config.json", id2label=names)
+        config = VanillaTransformerConfig.from_pretrained(classifier).to_dict()
+        assert set(config["id2label"]) == set(range(count))
+        assert build_model_card(classifier, config=config).content == build_model_card(classifier).content
 
 
 class TestTexts:
@@ -153,7 +180,7 @@ class TestTexts:
         use = part(build_model_card(language_model, repo_id=str(language_model)), "use")
         assert ("Texts begin with `<s>`, which the tokenizer adds." in use) == begins
         assert ("The tokenizer puts nothing before a prompt." in use) != begins
-        assert "They end with `</s>`, at which `generate` stops." in use
+        assert f" {'They' if begins else 'Texts'} end with `</s>`, at which `generate` stops." in use
         assert ("adds `</s>` too; a prompt must not end so" in use) == ends
         namespace: dict[str, Any] = {}
         run_as_at_a_prompt(re.findall(r"```python\n(.*?)```", use, re.DOTALL)[0], namespace)

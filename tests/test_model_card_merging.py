@@ -72,6 +72,17 @@ def plain(tmp_path: Path) -> Path:
     return tmp_path / "plain"
 
 
+def use_base_model(folder: Path, name: str | None) -> ModelCard:
+    """The card of a model whose training went on from that one."""
+    change(folder / "arguments.json", model={"model_name_or_path": name} if name else {})
+    return build_model_card(folder)
+
+
+def relation_of(card: ModelCard) -> tuple[str | None, str | None]:
+    data = data_of(card).to_dict()
+    return data.get("base_model"), data.get("base_model_relation")
+
+
 class TestWriting:
     def test_edits_survive_and_the_rest_is_renewed(self, trained: Path) -> None:
         path = write_model_card(trained, repo_id="alice/numbers", license="mit")
@@ -238,6 +249,66 @@ class TestMerging:
         untouched = data_of(merge_model_card(build_model_card(trained), build_model_card(trained, language="eu")))
         assert untouched.language == "eu"
 
+    def test_the_relation_is_to_the_base_model_of_the_card(self, trained: Path) -> None:
+        card = use_base_model(trained, "me/base")
+        found = relation_of(card)
+        assert found == ("me/base", "finetune")
+        # One that a user gave stays, with the relation, when it is not given again.
+        unknown = use_base_model(trained, None)
+        given = build_model_card(trained, base_model="me/base")
+        merged = merge_model_card(given, unknown)
+        assert relation_of(given) == relation_of(merged) == ("me/base", "finetune")
+        assert relation_of(merge_model_card(card, unknown)) == (None, None)
+        assert relation_of(merge_model_card(card, use_base_model(trained, "me/other"))) == ("me/other", "finetune")
+        assert relation_of(merge_model_card(given, build_model_card(trained, base_model="me/new")))[0] == "me/new"
+
+    @pytest.mark.parametrize("is_given", [False, True])
+    @pytest.mark.parametrize("is_old", [False, True])
+    @pytest.mark.parametrize(
+        ("edit", "expected"),
+        [
+            (("base_model_relation: finetune", "base_model_relation: adapter"), ("me/base", "adapter")),
+            (("base_model_relation: finetune\n", ""), ("me/base", None)),
+            (("base_model: me/base\n", ""), (None, None)),
+            (("base_model: me/base", "base_model: me/other"), ("me/other", None)),
+        ],
+    )
+    def test_no_relation_is_told_but_the_users_and_that_of_the_generated_base_model(
+        self,
+        trained: Path,
+        edit: tuple[str, str],
+        expected: tuple[str | None, str | None],
+        is_old: bool,
+        is_given: bool,
+    ) -> None:
+        """Cards of older versions have none, nor do they record it."""
+        generated = use_base_model(trained, "me/base")
+        content = generated.content
+        if is_old:
+            content = content if "adapter" in edit[1] else content.replace("base_model_relation: finetune\n", "")
+            content = re.sub(r', "base_model_relation": "\w+"', "", content)
+        card = ModelCard(content.replace(*edit))
+        if is_old and not edit[1] and "relation" in edit[0]:
+            expected = ("me/base", "finetune")  # nobody has removed it, it is new
+        if is_given:
+            generated = build_model_card(trained, base_model="me/base")
+            # The user's latest word.
+            expected = ("me/base", expected[1] if expected[0] == "me/base" else "finetune")
+        merged = merge_model_card(card, generated)
+        assert relation_of(merged) == expected
+        assert merge_model_card(merged, generated).content == merged.content
+        for cards in ((card, generated), (generated, card)):
+            both, conflicts = merge_edited_cards(*cards, generated)
+            assert (relation_of(both), conflicts) == (expected, [])
+            assert merge_model_card(both, generated).content == both.content
+        # What the user writes there then is the user's.
+        data = data_of(merged)
+        data.base_model, data.base_model_relation = "me/other", "finetune"
+        generated = use_base_model(trained, "me/base")
+        again = merge_model_card(merge_model_card(ModelCard(merged.content), generated), generated)
+        # Unless it is our word that stands there still.
+        assert relation_of(again) == ("me/other", None if expected[1] == "finetune" else "finetune")
+
     def test_results_are_merged_one_by_one(self, trained: Path) -> None:
         card = build_model_card(trained)
         data = data_of(card)
@@ -299,7 +370,9 @@ EDITS = st.lists(st.tuples(st.sampled_from(["insert", "delete"]), st.integers(0,
 VALUES = st.one_of(
     st.text("abc", max_size=3), st.integers(), st.lists(st.text("abc", min_size=1, max_size=3)), st.none()
 )
-METADATA = st.dictionaries(st.sampled_from(["license", "language", "pipeline_tag", "mine", "base_model"]), VALUES)
+METADATA = st.dictionaries(
+    st.sampled_from(["license", "language", "pipeline_tag", "mine", "base_model", "base_model_relation"]), VALUES
+)
 
 
 SECTIONS = ("summary", "use", "architecture", "data", "training", "evaluation", "examples", "limits", "license")

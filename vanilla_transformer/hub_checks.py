@@ -453,6 +453,7 @@ def _check_code(stage: Path, config: Any, half: Half | None) -> Iterator[Problem
                 f"there is no {_join(absent)}, which those without this package need: load the model and the tokenizer "
                 "with it, and save them again.",
             )
+        yield from _check_classes(stage, config)
     for path in find_code_files(stage):
         if not path.is_file():
             yield Problem("code", f"{path.name}, which the configurations or other code name, is missing.")
@@ -461,6 +462,23 @@ def _check_code(stage: Path, config: Any, half: Half | None) -> Iterator[Problem
             ast.parse(path.read_bytes(), path.name)
         except (SyntaxError, ValueError) as error:
             yield Problem("code", f"{path.name} is not Python: {error}")
+
+
+def _check_classes(stage: Path, config: VanillaTransformerConfig) -> Iterator[Problem]:
+    """The Auto classes are told the classes for both stacks, or for the one that this is.
+
+    Which classes somebody's own code has, or another repository's, is not known.
+    """
+    fresh = VanillaTransformerConfig(is_encoder_decoder=config.is_encoder_decoder, is_decoder=config.is_decoder)
+    named = read_json(stage / "config.json").get("auto_map")
+    for key, expected in fresh.to_dict()["auto_map"].items():
+        reference = named.get(key) if isinstance(named, dict) else None
+        if not isinstance(reference, str) or reference == expected:
+            continue
+        code = f"{reference.partition('.')[0]}.py"
+        ours = read_bytes(PACKAGE_FOLDER / code)
+        if ours is not None and ours == read_bytes(stage / code):
+            yield Problem("code", f"auto_map.{key} in config.json is {reference}, but must be {expected} here.")
 
 
 def _check_use(stage: Path, model: Any, tokenizer: Any, found: Inspection) -> Iterator[Problem]:

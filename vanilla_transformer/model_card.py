@@ -20,7 +20,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import Environment, FunctionLoader
 
 from .checkpoints import replacing_files
-from .model_card_facts import ModelFolder, identify_result
+from .model_card_facts import ModelFolder, identify_result, is_hub_name
 from .model_card_halves import read_model_folder
 from .model_card_words import escape
 
@@ -32,6 +32,7 @@ _TEMPLATES = Environment(
 )
 # Metadata that several may add to.
 _ADDED = ("datasets", "tags")
+_RELATION = "base_model_relation"
 _SECTION = re.compile(
     r"<!-- generated: (?P<name>[a-z]+) (?P<digest>[0-9a-f]+) -->\r?\n(?P<content>.*?)\r?\n<!-- end: (?P=name) -->",
     re.DOTALL,
@@ -90,8 +91,9 @@ def build_model_card(
 
     Raises:
         FileNotFoundError: If the folder has no config.json.
-        ValueError: If a file is damaged; the message names it.
+        ValueError: If a file is damaged; the message names it. If `base_model` is no name of the Hub, a path say.
     """
+    _check_base_model(base_model)
     found = read_model_folder(Path(folder), repo_id, revision=revision, config=config, base_model=base_model)
     name = model_name or (repo_id or found.name).rpartition("/")[-1]
     given = {
@@ -101,7 +103,6 @@ def build_model_card(
         "language": language,
         "model_name": model_name,
         "base_model": base_model,
-        "base_model_relation": None if base_model is None else "finetune",
     }
     metadata = found.metadata(name)
     for key, value in given.items():
@@ -110,9 +111,18 @@ def build_model_card(
     if not metadata["eval_results"]:
         metadata["model_name"] = None  # a part of the model-index
     card, sections = _render(found, ModelCardData(**metadata), name)
-    derived = {key: _digest(_comparable(value)) for key, value in _entries(card.data).items() if given.get(key) is None}
+    entries = _entries(card.data)
+    derived = {key: _digest(_comparable(value)) for key, value in entries.items() if given.get(key) is None}
+    if _RELATION in entries:
+        derived[_RELATION] = _digest_relation(entries[_RELATION], entries["base_model"])
     card.text = f"{card.text.rstrip()}\n\n{_Record(sections, derived)}\n"
     return card
+
+
+def _check_base_model(name: str | None) -> None:
+    if name is not None and not is_hub_name(name):
+        reason = ", which is a path here" if os.path.exists(name) else ""
+        raise ValueError(f"base_model must be a model's name on the Hub, 'me/my-model' say, not {name!r}{reason}.")
 
 
 def _render(found: ModelFolder, data: ModelCardData, title: str) -> tuple[ModelCard, list[str]]:
@@ -135,7 +145,8 @@ def merge_model_card(existing: ModelCard, generated: ModelCard) -> ModelCard:
     * Sections of the text that are as they were generated are replaced; changed ones and all other text stay, deleted
       ones stay deleted. A card in which nothing was generated keeps its text whole, unless it has none.
     * Metadata are added, and replaced where they are as they were generated; what the user set, changed or removed
-      stays so. So do the results in the `model-index`, each by itself.
+      stays so. So do the results in the `model-index`, each by itself. What we say of the relation to the base model
+      is said of that one only, and goes with it.
     * What was given as an argument to `build_model_card` is the user's latest word and wins; tags and datasets are
       added to those that are there.
 
@@ -190,14 +201,18 @@ def merge_edited_cards(
     merging = _Merging(prefer)
     sides = [_entries(card.data) for card in (origin, one, other)]
     keys = dict.fromkeys([*sides[1], *sides[2]])  # in their order
-    entries = {key: merging.merge_values(key, *sides) for key in keys}
+    merged_values = {key: merging.merge_values(key, *sides) for key in keys}
+    entries = {key: value for key, value in merged_values.items() if value is not None}
     atoms = merging.merge_atoms(*(_split(card.text) for card in (origin, one, other)))
     text = "".join(atom.text for atom in atoms)
-    if records := [record for card in (one, other) if (record := _Record.find(card.text)) is not None]:
+    records = [record for card in (one, other) if (record := _Record.find(card.text)) is not None]
+    digests = {key: digest for record in reversed(records) for key, digest in record.metadata.items()}
+    _settle_relation(entries, digests, existing=entries, generated=_entries(generated.data), before=digests)
+    if records:
         sections = dict.fromkeys(name for record in records for name in record.sections)
-        text = _set_record(text, _Record(list(sections), {**records[-1].metadata, **records[0].metadata}))
+        text = _set_record(text, _Record(list(sections), digests))
     merged = ModelCard(one.content)
-    merged.data = _card_data({key: value for key, value in entries.items() if value is not None}, one.data, other.data)
+    merged.data = _card_data(entries, one.data, other.data)
     merged.text = text.replace("\n", "\r\n") if "\r\n" in one.content else text
     merged = ModelCard(merged.content)
     return (generated if says_the_same(merged, generated) else merged), merging.conflicts
@@ -229,7 +244,8 @@ def write_model_card(
 
     Raises:
         FileNotFoundError: If the folder has no config.json.
-        ValueError: If a file is damaged, the card among them; the message names it.
+        ValueError: If a file is damaged, the card among them; the message names it. If `base_model` is no name of the
+            Hub.
     """
     path = Path(folder) / CARD_FILE
     card = build_model_card(folder, repo_id=repo_id, **metadata)
@@ -302,7 +318,46 @@ def _merge_entries(
         if key in existing and _is_untouched(existing[key], before[key]):
             del merged[key]
     removed = {key: before[key] for key in gone if key not in existing}
-    return merged, {**(new or {}), **removed}
+    record = {**(new or {}), **removed}
+    _settle_relation(merged, record, existing=existing, generated=generated, before=before)
+    return merged, record
+
+
+def _settle_relation(
+    merged: dict[str, Any],
+    record: dict[str, str],
+    *,
+    existing: Mapping[str, Any],
+    generated: Mapping[str, Any],
+    before: Mapping[str, str],
+) -> None:
+    """Decides about the relation to the base model, which is true of one base model only, in `merged` and `record`.
+
+    It is recorded with its base model, and as nothing where it is not ours: what stands there then is the user's.
+    """
+    told, base = existing.get(_RELATION), merged.get("base_model")
+    recorded = str(before.get(_RELATION, ""))
+    is_ours = told is None or recorded.startswith(_digest(told))
+    is_generated_one = base is not None and base == generated.get("base_model") and _RELATION in generated
+    # If it is the base model of which we said so, and that does not stand there any more, the user has removed it.
+    is_recorded_one = base == existing.get("base_model") and recorded.endswith(_digest(base))
+    if is_ours and not is_recorded_one:
+        told = generated[_RELATION] if is_generated_one else None
+    is_told_of = is_generated_one or is_recorded_one
+    _put(merged, _RELATION, told)
+    _put(record, _RELATION, _digest_relation(told if is_ours else None, base) if is_told_of else None)
+
+
+def _digest_relation(relation: str | None, base_model: Any) -> str:
+    return _digest(relation) + _digest(base_model)
+
+
+def _put(content: dict[str, Any], key: str, value: Any) -> None:
+    """Sets an entry, at the place where it is, or removes it for `None`."""
+    if value is None:
+        content.pop(key, None)
+    else:
+        content[key] = value
 
 
 def _is_untouched(value: Any, digest: str | None) -> bool:

@@ -293,13 +293,13 @@ class ModelFolder:
         codes = [match[1].lower() for language in self.languages or [] if (match := _LANGUAGE.fullmatch(language))]
         dataset = self.data.get("dataset_name")
         is_paper = self.config.get("model_type") == "vanilla_transformer"
-        base_model = self.base_model if _is_hub_name(self.base_model) else None
+        base_model = self.base_model if is_hub_name(self.base_model) else None
         return {
             "language": codes or None,
             "library_name": "transformers",
             "pipeline_tag": self.pipeline,
             "tags": [self.pipeline, *(["vanilla_transformer", "attention-is-all-you-need"] if is_paper else [])],
-            "datasets": [dataset] if _is_hub_name(dataset) else None,
+            "datasets": [dataset] if is_hub_name(dataset) else None,
             "base_model": base_model,
             "base_model_relation": "finetune" if base_model and not self.is_converted else None,
             "metrics": sorted({result.metric_type for result in results.values()}, reverse=True) or None,
@@ -627,13 +627,14 @@ def _base_names(paths: Any) -> list[str]:
     return [_base_name(str(path)) for path in paths] if isinstance(paths, list) else []
 
 
-def _is_hub_name(name: Any) -> bool:
+def is_hub_name(name: Any) -> bool:
+    """Whether this can be a name on the Hub, and is not that of a local file or folder."""
     return isinstance(name, str) and _HUB_NAME.fullmatch(name) is not None and not Path(name).exists()
 
 
 def _public_name(name: str) -> str:
     """A name of the Hub whole, of a local path the last part."""
-    return name if _is_hub_name(name) else _base_name(name)
+    return name if is_hub_name(name) else _base_name(name)
 
 
 def _is_same_path(one: str, other: str) -> bool:
@@ -655,7 +656,7 @@ def _name_test_set(arguments: Mapping[str, Any], split: Any, languages: list[str
         return _TestSet(f"numbers and dates in words ({split})", "generated", config=sides, split=split, note=note)
     if name := arguments.get("dataset_name"):
         public, config = _public_name(str(name)), arguments.get("dataset_config_name")
-        kind = public if _is_hub_name(name) else "local"
+        kind = public if is_hub_name(name) else "local"
         return _TestSet(f"{public} ({split})", kind, config=config, split=split, note=note)
     files = _base_names(arguments.get("test_file"))
     stems = {name.partition(".")[0] for name in files}
@@ -664,4 +665,4 @@ def _name_test_set(arguments: Mapping[str, Any], split: Any, languages: list[str
     return _TestSet(name, "local", config=name, note=note)
 
 
-__all__ = ["ModelFolder", "identify_result", "read_config", "read_json"]
+__all__ = ["ModelFolder", "identify_result", "is_hub_name", "read_config", "read_json"]

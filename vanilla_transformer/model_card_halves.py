@@ -78,7 +78,21 @@ class HalfFolder(ModelFolder):
     @cached_property
     def words(self) -> TaskWords:
         """How to speak of what it does."""
-        return get_task_words(self.half)
+        return get_task_words(self.half, is_regression=self.is_regression)
+
+    @cached_property
+    def is_regression(self) -> bool:
+        """Whether what it says of a text are numbers, not labels; by the same rule as the library's loss."""
+        kind = self.config.get("problem_type")
+        is_one_number = kind is None and len(self._label_names) == 1
+        return self.pipeline == "text-classification" and (kind == "regression" or is_one_number)
+
+    @cached_property
+    def _label_names(self) -> list[str]:
+        recorded = self.config.get("id2label")
+        # The library leaves out what is so by default. Of a file the keys are texts, of a configuration integers.
+        labels = recorded if isinstance(recorded, dict) and recorded else {"0": "LABEL_0", "1": "LABEL_1"}
+        return [str(name) for _, name in sorted(labels.items(), key=lambda item: (len(str(item[0])), str(item[0])))]
 
     @cached_property
     def languages(self) -> list[str] | None:
@@ -101,6 +115,7 @@ class HalfFolder(ModelFolder):
             **shared,
             "curves": None if self.has_other_records else shared["curves"],
             "half": self.half,
+            "is_regression": self.is_regression,
             "sentence": quote(self.words.sample),
             "texts": self._texts(begin, end) if self.half.writes else None,
             "ends_prompts": self.half.writes and bool(end),
@@ -141,7 +156,8 @@ class HalfFolder(ModelFolder):
         if begin:
             told = [f"Texts begin with {' '.join(map(as_code, begin))}, which the tokenizer adds."]
         if stops:
-            told.append(f"They end with {' or '.join(map(as_code, stops))}, at which `generate` stops.")
+            subject = "They" if begin else "Texts"
+            told.append(f"{subject} end with {' or '.join(map(as_code, stops))}, at which `generate` stops.")
         if end:
             added = " ".join(map(as_code, end))
             told.append(f"This tokenizer adds {added} too; a prompt must not end so, hence `add_eos_token=False`.")
@@ -169,23 +185,20 @@ class HalfFolder(ModelFolder):
             ("positions", config.get("position_embedding_type")),
             ("layer normalization", describe_norm(config)),
             ("activation", config.get("activation_function")),
-            *([("labels", self._labels())] if self.half.has_labels else []),
+            *([self._outputs()] if self.half.has_labels else []),
         ]
         return make_rows(rows)
 
-    def _labels(self) -> str:
-        recorded, kind = self.config.get("id2label"), self.config.get("problem_type")
-        # The library leaves out what is so by default.
-        labels = recorded if isinstance(recorded, dict) and recorded else {"0": "LABEL_0", "1": "LABEL_1"}
-        names = [str(labels[key]) for key in sorted(labels, key=lambda key: (len(key), key))]
-        is_one_number = kind is None and len(names) == 1 and self.pipeline == "text-classification"
-        if kind == "regression" or is_one_number:
-            return f"none: {len(names)} number{'s' if len(names) > 1 else ''} (regression)"
+    def _outputs(self) -> tuple[str, str]:
+        """What its head says, as a row of a table."""
+        names, kind = self._label_names, self.config.get("problem_type")
+        if self.is_regression:
+            return "numbers for each text (regression)", format_value(len(names))
         shown = ", ".join(map(as_code, names[:_SHOWN_LABELS]))
         more = f" and {len(names) - _SHOWN_LABELS} more" if len(names) > _SHOWN_LABELS else ""
         several = "; a text may have several" if kind == "multi_label_classification" else ""
         unknown = "; what they mean is not recorded" if all(map(_UNNAMED.fullmatch, names)) else ""
-        return f"{len(names)}: {shown}{more}{several}{unknown}"
+        return "labels", f"{len(names)}: {shown}{more}{several}{unknown}"
 
     def _recipe(self) -> list[list[str]]:
         """What the Trainer records in files that are no pickles."""

@@ -107,6 +107,20 @@ _TASK_WORDS = {
             "What the training data assume about people comes back in what it answers.",
         ),
     ),
+    "regression": TaskWords(
+        verb="rate",
+        doing="rating",
+        does="rates",
+        purpose="with a head that rates texts in numbers",
+        joint="as",
+        result="number",
+        sample="A text to rate.",
+        limits=(
+            "It answers for every text, also for one of a kind that it has never seen.",
+            "Its numbers have no bounds, and nothing that comes with them says how far off they may be.",
+            "What the training data assume about people comes back in what it answers.",
+        ),
+    ),
     "token classifier": TaskWords(
         verb="label",
         doing="labelling",
@@ -160,9 +174,9 @@ _TASK_WORDS = {
 }
 
 
-def get_task_words(task: Task | Half) -> TaskWords:
-    """How to speak of a model for the task, or of a half."""
-    return _TASK_WORDS[task.name]
+def get_task_words(task: Task | Half, *, is_regression: bool = False) -> TaskWords:
+    """How to speak of a model for the task, or of a half; of a classifier of texts, whether it says numbers instead."""
+    return _TASK_WORDS["regression" if is_regression else task.name]
 
 
 def to_number(value: Any) -> float | None:

@@ -38,6 +38,7 @@ from .evaluation import to_perplexity
 from .hub_files import select_files
 from .loss_vanilla_transformer import IGNORED_LABEL
 from .model_card import CardMetadata, write_model_card
+from .model_card_facts import is_hub_name
 from .modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
 from .pushing import describe_error, push_snapshot, remove_snapshots, take_snapshot, write_card_to_push
 from .sharding import drop_tied_copies, is_sharded, keep_tables_together, unsharded_class
@@ -588,7 +589,8 @@ def _card_metadata(
         "tags": tags,
         "model_name": model_name,
         "datasets": dataset_tags,
-        "base_model": finetuned_from,
+        # A path, which the library allows, would tell of this machine and nobody else could follow it.
+        "base_model": finetuned_from if is_hub_name(finetuned_from) else None,
     }
 
 
