@@ -233,7 +233,17 @@ def test_what_the_weights_do_not_tell_is_said_on_the_command_line(
     model = Translator().eval()
     torch.save(model.state_dict(), tmp_path / "it.pt")
     given = ["--model_name_or_path", str(tmp_path / "it.pt"), "--output_dir", str(tmp_path / "out")]
+    with pytest.raises(SystemExit):
+        script.main(given)
+    assert "The number of heads is not in the weights: say --nhead" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
     script.main([*given, "--nhead", "4", "--activation", "gelu", "--scale_embedding", "false"])
+    # What was assumed is read before the line that says that all agrees.
+    lines = capsys.readouterr().out.splitlines()
+    (agreement,) = [number for number, line in enumerate(lines) if line.startswith("Logits differ")]
+    notes = [number for number, line in enumerate(lines) if line.startswith("Note: ")]
+    assert "Assumed, torch's defaults, since a state dict does not tell: norm_first=False" in lines[notes[0]]
+    assert max(notes) < agreement
     config = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").config
     assert (config.encoder_attention_heads, config.activation_function, config.scale_embedding) == (4, "gelu", False)
     assert (config.vocab_size, config.decoder_vocab_size) == (20, 24)
@@ -291,7 +301,7 @@ def test_what_was_taken_to_torch_is_brought_back(
     folder = tmp_path / "with us"
     script.main(["--model_name_or_path", str(tmp_path / "torch"), "--output_dir", str(folder)])
     printed = capsys.readouterr().out
-    assert "number of heads" not in printed
+    assert "Assumed" not in printed
     assert f"--model_name_or_path '{folder}'" in printed
     back = AutoModelForSeq2SeqLM.from_pretrained(folder)
     assert {name: getattr(back.config, name) for name in heads} == heads

@@ -26,6 +26,7 @@ from vanilla_transformer.conversion.torch_module import TorchTransformer, save_a
 from vanilla_transformer.conversion.torch_nn import TorchSettings, convert_torch_nn
 
 PAD = 1
+EIGHT_HEADS = TorchSettings(nhead=8)
 
 
 class Tokens(nn.Module):
@@ -110,15 +111,18 @@ def assert_same(
 # In
 
 
-def test_the_tutorial_s_checkpoint_is_converted_with_no_settings(tmp_path: Path) -> None:
+def test_the_tutorial_s_checkpoint_needs_the_number_of_heads_alone(tmp_path: Path) -> None:
     tutorial = make_tutorial()
     torch.save(tutorial.state_dict(), tmp_path / "model.pt")
-    converted = convert_torch_nn(tmp_path / "model.pt")
+    converted = convert_torch_nn(tmp_path / "model.pt", EIGHT_HEADS)
     difference = converted.check()
     assert difference is not None
     assert difference < 1e-5
     assert converted.tokenizer is None
-    assert "nhead=8" in converted.notes[0]
+    assumed = "activation='relu', norm_first=False, layer_norm_eps=1e-05"
+    assert f"Assumed, torch's defaults, since a state dict does not tell: {assumed}, dropout=0.1." == converted.notes[0]
+    # The comparison has them from the settings on both sides.
+    assert f"cannot find a mistake in what is not in the weights: nhead=8, {assumed}, scale_" in converted.notes[1]
     config = converted.model.config
     assert (config.vocab_size, config.target_vocab_size, config.max_position_embeddings) == (23, 19, 60)
     assert (config.normalize_before, config.has_final_layer_norm) == (False, True)
@@ -186,7 +190,8 @@ def test_settings_stand_in_for_the_module() -> None:
 def test_names_may_begin_with_anything(prefix: str) -> None:
     original = make_tutorial()
     weights = {prefix + name: tensor for name, tensor in original.state_dict().items()}
-    assert_same(original, convert_torch_nn(weights, TorchSettings(target_embedding="tgt_tok_emb.embedding")).model)
+    told = TorchSettings(nhead=8, target_embedding="tgt_tok_emb.embedding")
+    assert_same(original, convert_torch_nn(weights, told).model)
 
 
 def test_a_compiled_or_parallel_module_is_its_own_self() -> None:
@@ -209,7 +214,7 @@ def test_the_state_dict_is_found_among_other_entries(tmp_path: Path) -> None:
     optimizer = torch.optim.Adam(original.parameters())
     content = {"epoch": 3, "net": original.state_dict(), "optimizer": optimizer.state_dict(), "loss": 1.5}
     torch.save(content, tmp_path / "checkpoint.tar")
-    assert_same(original, convert_torch_nn(tmp_path / "checkpoint.tar").model)
+    assert_same(original, convert_torch_nn(tmp_path / "checkpoint.tar", EIGHT_HEADS).model)
     torch.save({**content, "ema": original.state_dict()}, tmp_path / "checkpoint.tar")
     with pytest.raises(ConversionError, match=r"several state dicts, 'net', 'ema'"):
         convert_torch_nn(tmp_path / "checkpoint.tar")
@@ -279,22 +284,22 @@ def test_tables_are_checked_row_by_row_in_any_shape(shape: tuple[int, ...]) -> N
     weights = make_tutorial().state_dict()
     name = "positional_encoding.pos_embedding"
     weights[name] = weights[name].reshape(shape).clone()
-    assert convert_torch_nn(weights).model.config.max_position_embeddings == 60
+    assert convert_torch_nn(weights, EIGHT_HEADS).model.config.max_position_embeddings == 60
     weights[name].view(60, 16)[41, 5] += 1e-3
     with pytest.raises(ConversionError, match=re.escape(f"{name} {shape} is no table of sinusoids")):
-        convert_torch_nn(weights)
+        convert_torch_nn(weights, EIGHT_HEADS)
     with pytest.raises(ConversionError, match=r"is not the table of 'sinusoidal' positions: position 41 differs by 1"):
-        convert_torch_nn(weights, TorchSettings(position_embedding_type="sinusoidal"))
+        convert_torch_nn(weights, TorchSettings(nhead=8, position_embedding_type="sinusoidal"))
 
 
 def test_without_a_table_the_paper_s_is_taken_and_told() -> None:
     weights = make_tutorial().state_dict()
     del weights["positional_encoding.pos_embedding"]
-    converted = convert_torch_nn(weights)
+    converted = convert_torch_nn(weights, EIGHT_HEADS)
     assert converted.model.config.position_embedding_type == "sinusoidal"
     assert "position_embedding_type='sinusoidal'" in converted.notes[1]
     with pytest.raises(ConversionError, match="learned positions were not found"):
-        convert_torch_nn(weights, TorchSettings(position_embedding_type="learned"))
+        convert_torch_nn(weights, TorchSettings(nhead=8, position_embedding_type="learned"))
 
 
 def test_half_precision_stays_and_is_compared_in_float32() -> None:
@@ -345,7 +350,7 @@ def test_what_does_not_fit_is_named(change: Callable[[dict[str, torch.Tensor]], 
     weights = dict(make_tutorial().state_dict())
     change(weights)
     with pytest.raises(ConversionError) as caught:
-        convert_torch_nn(weights)
+        convert_torch_nn(weights, EIGHT_HEADS)
     for message in messages:
         assert message in str(caught.value)
 
@@ -355,18 +360,18 @@ def test_one_name_that_tells_its_side_is_enough() -> None:
     for change in (rename(SOURCE, "emb_a.weight"), rename(TARGET, "emb_b.weight")):
         weights = dict(original.state_dict())
         change(weights)
-        assert_same(original, convert_torch_nn(weights).model)
+        assert_same(original, convert_torch_nn(weights, EIGHT_HEADS).model)
 
 
 def test_everything_that_is_not_clear_is_told_at_once() -> None:
     weights = dict(make_tutorial().state_dict())
     weights |= {"emb1.weight": torch.zeros(9, 16), "out2.weight": torch.zeros(9, 16), "pos1": torch.zeros(60, 16)}
     with pytest.raises(ConversionError) as caught:
-        convert_torch_nn(weights)
+        convert_torch_nn(weights, EIGHT_HEADS)
     for setting in ("source_embedding and target_embedding", "source_positions and target_positions", "output_layer"):
         assert f"- {setting} could be each of" in str(caught.value)
     with pytest.raises(ConversionError, match="source_embedding is 'nowhere', which names no weight"):
-        convert_torch_nn(weights, TorchSettings(source_embedding="nowhere"))
+        convert_torch_nn(weights, TorchSettings(nhead=8, source_embedding="nowhere"))
 
 
 def test_names_that_tell_nothing_can_be_given() -> None:
@@ -375,9 +380,22 @@ def test_names_that_tell_nothing_can_be_given() -> None:
     rename(SOURCE, "table1")(weights)
     rename(TARGET, "table2")(weights)
     with pytest.raises(ConversionError, match="no embeddings"):
-        convert_torch_nn(weights)
-    told = TorchSettings(source_embedding="table1", target_embedding="table2", output_layer="generator")
+        convert_torch_nn(weights, EIGHT_HEADS)
+    told = TorchSettings(nhead=8, source_embedding="table1", target_embedding="table2", output_layer="generator")
     assert_same(original, convert_torch_nn(weights, told).model)
+
+
+def test_weights_without_a_number_of_heads_are_refused() -> None:
+    """Eight would fit, and a comparison with eight would agree: only the user's own forward pass tells them apart."""
+    original = make_tutorial(nhead=4)
+    assert convert_torch_nn(original.state_dict(), EIGHT_HEADS).check() is not None
+    message = r"heads is not in the weights: say --nhead \(nhead= in Python\); it must divide d_model=16, .* is 8"
+    for told, forward in ((None, None), (TorchSettings(norm_first=True), None), (None, original)):
+        with pytest.raises(ConversionError, match=message):
+            convert_torch_nn(original.state_dict(), told, forward=forward)
+    with pytest.raises(ConversionError, match=message) as caught:
+        convert_torch_nn(original.state_dict(), TorchSettings(activation="tanh"))
+    assert "activation is 'tanh' (can be: 'relu', 'gelu', 'silu')" in str(caught.value)
 
 
 def test_modules_that_are_not_torch_s_or_differ_are_refused() -> None:
@@ -400,8 +418,6 @@ def test_modules_that_are_not_torch_s_or_differ_are_refused() -> None:
     layers[1] = Layer()
     with pytest.raises(ConversionError, match="a layer is of the class Layer, which is not torch's"):
         convert_torch_nn(original)
-    with pytest.raises(ConversionError, match=r"activation is 'tanh' \(can be: 'relu', 'gelu', 'silu'\)"):
-        convert_torch_nn(make_tutorial().state_dict(), TorchSettings(activation="tanh"))
     with pytest.raises(ConversionError, match=r"does not fit together: (?s:.*)encoder_attention_heads=3 must divide"):
         convert_torch_nn(make_tutorial().state_dict(), TorchSettings(nhead=3))
 
@@ -565,7 +581,7 @@ def test_what_stands_beside_the_weights_is_read(saved_folder: Path, name: str) -
     assert (config.bos_token_id, config.eos_token_id, config.decoder_start_token_id) == (5, 4, 6)
     assert back.tokenizer is not None
     assert back.tokenizer("Hallo").input_ids == make_tokenizer()("Hallo").input_ids
-    assert not any("number of heads" in note or "no tokenizer" in note for note in back.notes)
+    assert not any("Assumed" in note or "no tokenizer" in note for note in back.notes)
     # What the user says counts.
     assert convert_torch_nn(saved_folder / name, TorchSettings(nhead=2)).model.config.encoder_attention_heads == 2
 
@@ -574,11 +590,9 @@ def test_settings_of_other_programs_are_left_alone_and_damaged_ones_refused(tmp_
     torch.save(make_tutorial(nhead=4).state_dict(), tmp_path / "model.pt")
     settings_file = tmp_path / "settings.json"
     settings_file.write_text('{"epochs": 3, "bos_token_id": 9}')
-    converted = convert_torch_nn(tmp_path / "model.pt")
-    assert converted.model.config.bos_token_id == 2
-    # A check that takes the same number of heads does not find a wrong one.
-    assert converted.check() is not None
-    assert re.match("Not checked: the number of heads .* were assumed.*nhead=8", converted.notes[0])
+    with pytest.raises(ConversionError, match="The number of heads is not in the weights"):
+        convert_torch_nn(tmp_path / "model.pt")
+    assert convert_torch_nn(tmp_path / "model.pt", TorchSettings(nhead=4)).model.config.bos_token_id == 2
     for content, message in (
         ("{", r"settings\.json, which is to tell what the weights do not, is no JSON"),
         ('{"nhead": 4, "norm_first": false, "heads": 3}', r"not known:\n  - heads \(can be: nhead, "),

@@ -13,6 +13,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 import pytest
+import torch
 from letters import TOKENIZER, make_letters_model
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM
@@ -23,6 +24,7 @@ from vanilla_transformer import (
     decoding_vanilla_transformer,
     loss_vanilla_transformer,
 )
+from vanilla_transformer.conversion.torch_module import to_torch_nn
 from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerDecoderLayer
 
 ROOT = Path(__file__).parents[1]
@@ -70,6 +72,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("out/demo", "out/my-model", "me/my-model"):
         make_letters_model().save_pretrained(folder / name)
         TOKENIZER.save_pretrained(folder / name)
+    torch.save(to_torch_nn(make_letters_model()).state_dict(), folder / "model.pt")
     return folder
 
 
@@ -262,6 +265,8 @@ def check(names: dict[str, Any]) -> None:
         assert [list(layer.shape) for layer in names["weights"]] == 2 * [[1, heads, *lengths]]
     if "module" in names:
         assert isinstance(names["module"], nn.Module)
+    if "converted" in names:
+        assert AutoModelForSeq2SeqLM.from_pretrained("out/mine").config.encoder_attention_heads == 4
     if "merged" in names:
         assert type(names["merged"]) is VanillaTransformerForConditionalGeneration
 

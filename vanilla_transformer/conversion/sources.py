@@ -87,7 +87,10 @@ SOURCES: dict[str, Source] = {
     "fsmt": Source("FSMT of transformers (wmt19): a folder or a name on the Hub", convert_fsmt),
     "fairseq": Source("a transformer of fairseq: its checkpoint, beside the dictionaries", convert_fairseq),
     "torch_nn": Source(
-        "a state dict of a model around torch.nn.Transformer", convert_torch_nn, TorchSettings, read_torch_settings
+        "a state dict of a model around torch.nn.Transformer, whose number of heads must be said",
+        convert_torch_nn,
+        TorchSettings,
+        read_torch_settings,
     ),
     "annotated": Source("a state dict of the Annotated Transformer", convert_annotated, AnnotatedSettings),
     "opennmt_py": Source("a Transformer of OpenNMT-py 3: its checkpoint", convert_opennmt_py),

@@ -2,7 +2,8 @@
 
 torch.nn.Transformer is the two stacks alone. Embeddings, positions and output layer are in the user's own code, under
 names of the user's choice: here they are looked for, and can be named. In a state dict, without the module, there is
-also no trace of the number of heads, the activation, the norms' order or the scale of the embeddings.
+also no trace of the number of heads, which must be said, or of the activation, the norms' order and the scale of the
+embeddings, which are assumed, and told, where nobody says them.
 
 After its last layer each stack has one more norm, in post-LN too: the field `add_final_layer_norm`.
 """
@@ -69,7 +70,7 @@ class TorchSettings:
     """What weights alone do not tell of a model around torch.nn.Transformer.
 
     Args:
-        nhead: Number of attention heads. `None`: the module's; for a state dict torch's default, 8.
+        nhead: Number of attention heads. `None`: the module's; for a state dict it must be said, and divide d_model.
         activation: "relu", "gelu" or "silu". `None`: the module's; for a state dict "relu". Where torch was given a
             module such as `nn.GELU()`, its decoder took relu all the same, and such a model cannot be converted.
         norm_first: Whether norms come before sub-layers (pre-LN). `None`: as in the module; for a state dict, no.
@@ -138,13 +139,15 @@ def read_torch_settings(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     return content
 
 
+# What is taken for a state dict where nobody says more. Heads are not among them: people choose them, any number that
+# divides d_model fits the weights, and a check with the wrong one finds nothing.
 TORCH_DEFAULTS: dict[str, Any] = {
-    "nhead": 8,
     "activation": "relu",
     "norm_first": False,
     "layer_norm_eps": 1e-5,
     "dropout": 0.1,
 }
+_LAYER_SETTINGS = ("nhead", *TORCH_DEFAULTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +173,8 @@ def convert_torch_nn(
             its embeddings; its state dict; a file with that; or a folder of `save_as_torch_nn`. Where they are in no
             common module, make one:
             `nn.ModuleDict({"transformer": ..., "src_tok_emb": ..., "tgt_tok_emb": ..., "generator": ...})`.
-        settings: What the weights do not tell. `None`: what `settings.json` beside the file does (see
-            [`read_torch_settings`]), or else torch's defaults.
+        settings: What the weights do not tell; `nhead` is needed where the original is no module. `None`: what
+            `settings.json` beside the file does (see [`read_torch_settings`]), or else torch's defaults.
         forward: How the original computes logits (B, T, V) from source ids (B, S), padded at the end with
             `pad_token_id`, and target ids (B, T): in evaluation mode and float32, for the check. `None`: the check
             takes the settings' word for what is outside the stacks.
@@ -180,7 +183,7 @@ def convert_torch_nn(
         The model, with a tokenizer only where `save_as_torch_nn` wrote one beside the weights.
 
     Raises:
-        ConversionError: Lists what cannot be converted, what is ambiguous, and which weights do not fit.
+        ConversionError: Lists what cannot be converted, what is ambiguous or not said, and which weights do not fit.
     """
     module = original if isinstance(original, nn.Module) else None
     place = Path(original) if isinstance(original, (str, os.PathLike)) else None
@@ -190,7 +193,10 @@ def convert_torch_nn(
     weights = read_state_dict(_find_weights(cast(Any, original)) if module is None else module.state_dict())
     prefixes = _find_stacks(source, weights)
     sizes = _read_sizes(source, weights, prefixes)
-    layers = _read_settings(source, settings) if module is None else _read_module(source, module, settings)
+    if module is None:
+        layers = _read_settings(source, settings, sizes["d_model"])
+    else:
+        layers = _read_module(source, module, settings)
     layout = _find_layout(source, weights, prefixes, sizes["d_model"], settings)
     config = _make_config(source, weights, layout, settings, sizes | layers)
     rules = _make_rules(layout, config, weights)
@@ -272,13 +278,23 @@ def _read_sizes(source: str, weights: StateDict, prefixes: Mapping[str, str]) ->
     }
 
 
-def _read_settings(source: str, settings: TorchSettings) -> dict[str, Any]:
+def _read_settings(source: str, settings: TorchSettings, d_model: int) -> dict[str, Any]:
     """Returns the fields of the configuration that a state dict leaves to the user, or to torch's defaults."""
-    given = {name: getattr(settings, name) for name in TORCH_DEFAULTS}
-    chosen = TORCH_DEFAULTS | {name: value for name, value in given.items() if value is not None}
-    unknown = [] if chosen["activation"] in ACTIVATIONS else [_explain_activation(chosen["activation"])]
-    refuse(f"The settings of {source} cannot be converted", unknown)
+    chosen = _choose_settings(settings)
+    reasons = [] if chosen["activation"] in ACTIVATIONS else [_explain_activation(chosen["activation"])]
+    if settings.nhead is None:
+        reasons.append(
+            "The number of heads is not in the weights: say --nhead (nhead= in Python); it must divide "
+            f"d_model={d_model}, and torch.nn.Transformer's own default is 8"
+        )
+    refuse(f"With these settings {source} cannot be converted", reasons)
     return _name_fields(chosen)
+
+
+def _choose_settings(settings: TorchSettings) -> dict[str, Any]:
+    """Returns what the layers of a state dict have: what the user says, and else torch's defaults."""
+    given = {name: getattr(settings, name) for name in _LAYER_SETTINGS}
+    return {name: TORCH_DEFAULTS.get(name) if value is None else value for name, value in given.items()}
 
 
 def _read_module(source: str, module: nn.Module, settings: TorchSettings) -> dict[str, Any]:
@@ -302,7 +318,7 @@ def _read_module(source: str, module: nn.Module, settings: TorchSettings) -> dic
     read |= {"activation_dropout": every[0].dropout.p}
     reasons += [
         f"{name} is {read[name]!r} in the module, and {getattr(settings, name)!r} in the settings"
-        for name in TORCH_DEFAULTS
+        for name in _LAYER_SETTINGS
         if getattr(settings, name) not in (None, read[name])
     ]
     refuse(f"The layers of {source} cannot be converted", reasons)
@@ -576,17 +592,21 @@ def _compare(
 
 
 def _make_notes(settings: TorchSettings, *, is_module: bool, has_forward: bool, layout: _Layout) -> list[str]:
-    assumed = {name: TORCH_DEFAULTS[name] for name in TORCH_DEFAULTS if getattr(settings, name) is None}
-    around: dict[str, Any] = {"scale_embedding": settings.scale_embedding, "position_offset": settings.position_offset}
+    notes: list[str] = []
+    # What the original is put together from too, where it has no forward pass of its own.
+    unseen: dict[str, Any] = {"scale_embedding": settings.scale_embedding, "position_offset": settings.position_offset}
     if layout.positions is None:
-        around["position_embedding_type"] = layout.position_embedding_type
-    notes = []
-    if assumed and not is_module:
-        heads = "the number of heads and other settings" if "nhead" in assumed else "settings"
-        unseen = "Torch's defaults" if has_forward else f"Not checked: {heads} which were assumed, torch's defaults"
-        notes.append(f"{unseen}, since a state dict does not tell: {_list_values(assumed)}.")
+        unseen["position_embedding_type"] = layout.position_embedding_type
+    if not is_module:
+        assumed = {name: value for name, value in TORCH_DEFAULTS.items() if getattr(settings, name) is None}
+        if assumed:
+            notes.append(f"Assumed, torch's defaults, since a state dict does not tell: {_list_values(assumed)}.")
+        chosen = _choose_settings(settings)
+        chosen.pop("dropout")  # which is off where logits are compared
+        unseen = chosen | unseen
     if not has_forward:
-        notes.append(f"Not checked, since they are in the code around torch.nn.Transformer: {_list_values(around)}.")
+        place = "in the code around torch.nn.Transformer" if is_module else "not in the weights"
+        notes.append(f"A comparison of logits cannot find a mistake in what is {place}: {_list_values(unseen)}.")
     notes.append(
         f"Special tokens are what the settings say: bos {settings.bos_token_id}, pad {settings.pad_token_id}, eos "
         f"{settings.eos_token_id}."
