@@ -18,7 +18,6 @@ the options that were given, the model's folder if it has one, this package, and
     hf upload my-name/my-space my-space --repo-type space
 """
 
-import argparse
 import logging
 import os
 import shlex
@@ -30,8 +29,8 @@ from pathlib import Path
 from typing import Literal
 
 from transformers import HfArgumentParser
-from transformers.hf_argparser import DataClassType
 
+from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.data import read_lines
 from vanilla_transformer.demo import DemoError, Settings
 from vanilla_transformer.demo_models import ModelShelf, OtherModels
@@ -138,9 +137,7 @@ class AppArguments:
 
 def make_parser() -> HfArgumentParser:
     """Returns the parser of the command line."""
-    return HfArgumentParser(
-        DataClassType(AppArguments), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    return make_argument_parser(AppArguments, __doc__)
 
 
 def read_examples(path: str) -> list[str]:

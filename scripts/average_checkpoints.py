@@ -7,14 +7,13 @@
 Reads and writes safetensors. Nothing is overwritten. Tokenizer and settings are those of the last checkpoint.
 """
 
-import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from transformers import HfArgumentParser
-from transformers.hf_argparser import DataClassType
 
 from vanilla_transformer.averaging import average_checkpoints, select_checkpoints
+from vanilla_transformer.command_line import make_argument_parser
 
 
 @dataclass
@@ -66,9 +65,7 @@ class AveragingArguments:
 
 def make_parser() -> HfArgumentParser:
     """The command line's parser."""
-    return HfArgumentParser(
-        DataClassType(AveragingArguments), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    return make_argument_parser(AveragingArguments, __doc__)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -32,7 +32,6 @@ a minute or so for each setting; the part `sentences`, with its batches of many 
 --output_file gets everything as JSON; the tables that are printed go beside it, as Markdown (.md).
 """
 
-import argparse
 import json
 import statistics
 from collections.abc import Callable, Iterable
@@ -55,9 +54,9 @@ from benchmark_models import (
 )
 from benchmark_tools import Clock, PeakMemory, check_at_least_one, check_device, describe_run, start_process
 from transformers import AutoTokenizer, HfArgumentParser
-from transformers.hf_argparser import DataClassType
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.conversion.marian import to_marian
 from vanilla_transformer.data import open_text
 from vanilla_transformer.translation import translate
@@ -150,12 +149,7 @@ class BenchmarkArguments:
 
 def make_parser() -> HfArgumentParser:
     """The command line's parser."""
-    return HfArgumentParser(
-        DataClassType(BenchmarkArguments),
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    return make_argument_parser(BenchmarkArguments, __doc__)
 
 
 # Inputs and models of the parts "speed" and "memory"

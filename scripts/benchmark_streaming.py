@@ -10,7 +10,6 @@ like length together in a window, fills batches to a budget of tokens, and pads 
 must get the very batch that followed.
 """
 
-import argparse
 import hashlib
 import json
 import logging
@@ -33,10 +32,10 @@ import pyarrow.parquet  # type: ignore[import-untyped]
 from benchmark_tools import check_at_least_one
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, DataCollatorForSeq2Seq, HfArgumentParser, PreTrainedTokenizerBase
-from transformers.hf_argparser import DataClassType
 from transformers.utils.logging import tqdm
 
 import vanilla_transformer  # noqa: F401 (registers the tokenizer with AutoTokenizer)
+from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.streaming import StreamingTokenBatches
 from vanilla_transformer.streaming_data import sample_pairs, stream_parallel_corpus, tokenize_stream
 from vanilla_transformer.tokenizer_training import train_tokenizer
@@ -81,12 +80,7 @@ class BenchmarkArguments:
 
 def make_parser() -> HfArgumentParser:
     """The command line's parser."""
-    return HfArgumentParser(
-        DataClassType(BenchmarkArguments),
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    return make_argument_parser(BenchmarkArguments, __doc__)
 
 
 # The corpus

@@ -23,7 +23,6 @@ the same size under `Seq2SeqTrainer` with its default batches, drawn at random, 
 average; the other sides show what batches, loss and model contribute. They take turns in one process.
 """
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -49,11 +48,11 @@ from transformers import (
     Seq2SeqTrainingArguments,
     TrainerCallback,
 )
-from transformers.hf_argparser import DataClassType
 from transformers.trainer_pt_utils import LabelSmoother
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.batching import TokenBatchSampler, pair_lengths
+from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.data import load_parallel_corpus
 from vanilla_transformer.loss_vanilla_transformer import compute_logits_and_loss
 from vanilla_transformer.tokenizer_training import train_tokenizer
@@ -135,12 +134,7 @@ class BenchmarkArguments:
 
 def make_parser() -> HfArgumentParser:
     """The command line's parser."""
-    return HfArgumentParser(
-        DataClassType(BenchmarkArguments),
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    return make_argument_parser(BenchmarkArguments, __doc__)
 
 
 # Part "loss"

@@ -13,7 +13,6 @@ Every side has a process of its own; they take turns. Memory is what translating
 held before, the model included. Processor seconds tell more than seconds where other programs run too.
 """
 
-import argparse
 import json
 import statistics
 from collections.abc import Callable
@@ -28,9 +27,9 @@ import torch
 from benchmark_models import set_search
 from benchmark_tools import Clock, PeakMemory, check_at_least_one, check_device, describe_run, start_process
 from transformers import AutoTokenizer, HfArgumentParser
-from transformers.hf_argparser import DataClassType
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.conversion.marian import to_marian
 from vanilla_transformer.data import open_text
 from vanilla_transformer.translation import one_line, translate_lines
@@ -82,12 +81,7 @@ class BenchmarkArguments:
 
 def make_parser() -> HfArgumentParser:
     """The command line's parser."""
-    return HfArgumentParser(
-        DataClassType(BenchmarkArguments),
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    return make_argument_parser(BenchmarkArguments, __doc__)
 
 
 def write_lines(arguments: BenchmarkArguments, path: Path) -> None:

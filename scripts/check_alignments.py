@@ -9,7 +9,6 @@ precision the share of the model's that are among them. Such links are mostly ri
 target word, so that precision is low; neither stands in for links drawn by people.
 """
 
-import argparse
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import HfArgumentParser
-from transformers.hf_argparser import DataClassType
 
+from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.data import read_lines
 from vanilla_transformer.translation import InferenceArguments
 from vanilla_transformer.visualization import align_lines, collect_attention, split_words
@@ -111,9 +110,7 @@ def check(arguments: CheckArguments) -> None:
 
 def make_parser() -> HfArgumentParser:
     """Returns the parser of the command line."""
-    return HfArgumentParser(
-        DataClassType(CheckArguments), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    return make_argument_parser(CheckArguments, __doc__)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -10,7 +10,6 @@ that is not installed is named with the reason. OpenNMT-py and JoeyNMT pin older
 install them in an environment of their own, with --no-deps, and then what their imports miss.
 """
 
-import argparse
 import os
 import random
 import subprocess
@@ -26,8 +25,8 @@ from typing import Any
 import torch
 import yaml
 from transformers import HfArgumentParser
-from transformers.hf_argparser import DataClassType
 
+from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.conversion.converted import ConvertedModel
 from vanilla_transformer.conversion.joeynmt import convert_joeynmt
 from vanilla_transformer.conversion.opennmt_py import convert_opennmt_py
@@ -305,14 +304,16 @@ class CheckArguments:
 
 def make_parser() -> HfArgumentParser:
     """The command line's parser."""
-    return HfArgumentParser(
-        DataClassType(CheckArguments), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    return make_argument_parser(CheckArguments, __doc__)
 
 
 def main(argv: list[str] | None = None) -> None:
     """Runs the command line."""
-    (arguments,) = make_parser().parse_args_into_dataclasses(argv)
+    parser = make_parser()
+    try:
+        (arguments,) = parser.parse_args_into_dataclasses(argv)
+    except ValueError as error:
+        parser.error(str(error))
     torch.manual_seed(0)
     missing = []
     print(f"| system | configuration | logits | greedy: same | beam {BEAMS}: same | right |")

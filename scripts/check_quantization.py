@@ -9,7 +9,6 @@ Without --test_file it translates generated numbers and dates. The size is that 
 machine lacks is named with the reason. Needs torchao or bitsandbytes, whichever is there.
 """
 
-import argparse
 import gc
 import importlib.util
 import json
@@ -31,8 +30,8 @@ from transformers import (
     PreTrainedTokenizerBase,
     TorchAoConfig,
 )
-from transformers.hf_argparser import DataClassType
 
+from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.data import load_parallel_corpus
 from vanilla_transformer.evaluation import score_translations
 from vanilla_transformer.metrics.sacrebleu_scores import find_bleu_tokenizer
@@ -100,9 +99,7 @@ class QuantizationArguments(InferenceArguments):
 
 def make_parser() -> HfArgumentParser:
     """The command line's parser."""
-    return HfArgumentParser(
-        DataClassType(QuantizationArguments), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    return make_argument_parser(QuantizationArguments, __doc__)
 
 
 def load_pairs(arguments: QuantizationArguments) -> tuple[list[str], list[str]]:

@@ -3,6 +3,7 @@ r"""Bring a model of another system into this package's form, or take one of our
     python scripts/convert_checkpoint.py --model_name_or_path Helsinki-NLP/opus-mt-en-de --output_dir out/opus-en-de
     python scripts/convert_checkpoint.py --model_name_or_path wmt16/checkpoint_best.pt --codes wmt16/bpecodes \
         --output_dir out/wmt16
+    python scripts/convert_checkpoint.py --model_name_or_path model.pt --format torch_nn --nhead 4 --output_dir out/mine
     python scripts/convert_checkpoint.py --model_name_or_path out/my-model --to marian --output_dir out/my-marian
 
 Which system a model is of is found out (or said with --format), and `--format fairseq --help` lists what else may be
@@ -18,9 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from transformers import AutoModelForSeq2SeqLM, HfArgumentParser
-from transformers.hf_argparser import DataClassType
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.conversion.comparing import TOLERANCE
 from vanilla_transformer.conversion.errors import ConversionError
 from vanilla_transformer.conversion.sources import SOURCES, convert, detect_format
@@ -65,11 +66,7 @@ def make_parser(source_format: str | None = None) -> HfArgumentParser:
         # Without a default of its own an option that is not given is left to the converter.
         [(option.name, option.type | None, field(default=None, metadata={"help": option.help})) for option in options],
     )
-    return HfArgumentParser(
-        [DataClassType(ConversionArguments), DataClassType(class_of_options)],
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    return make_argument_parser([ConversionArguments, class_of_options], __doc__)
 
 
 def find_format(argv: list[str] | None) -> str | None:
@@ -89,6 +86,9 @@ def bring_in(arguments: ConversionArguments, source_format: str | None, options:
     converted = convert(arguments.model_name_or_path, source_format, **options)
     parameters = f"{converted.model.num_parameters():,} parameters"
     print(f"Converted {converted.source}: {parameters}, {converted.model.dtype}.")
+    # First of all what was assumed, since the comparison cannot tell whether that is so.
+    for note in converted.notes:
+        print(f"Note: {note}")
     difference = None
     if not arguments.skip_check:
         difference = converted.check()
@@ -98,8 +98,6 @@ def bring_in(arguments: ConversionArguments, source_format: str | None, options:
             print(
                 f"Logits differ from the original's by {difference:.1e} of the largest at most (may: {TOLERANCE:.0e})."
             )
-    for note in converted.notes:
-        print(f"Note: {note}")
     converted.save(arguments.output_dir, difference=difference)
     print(f"Saved to {arguments.output_dir}.")
     if converted.tokenizer is not None:

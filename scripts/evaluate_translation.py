@@ -22,7 +22,6 @@ task is the one that the folders were scored for, unless --task names another. W
 comparison.json there.
 """
 
-import argparse
 import json
 import logging
 import platform
@@ -38,9 +37,9 @@ from typing import Any, Literal
 
 from datasets import Dataset
 from transformers import AutoConfig, HfArgumentParser
-from transformers.hf_argparser import DataClassType
 
 from vanilla_transformer.checkpoints import digest_files, digest_weights, read_architecture
+from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.data import load_parallel_corpus, read_lines
 from vanilla_transformer.evaluation import score_loss, score_summaries, score_translations
 from vanilla_transformer.export.ctranslate2_model import is_exported_to_ctranslate2, read_exported_config
@@ -166,9 +165,7 @@ class EvaluationArguments(EngineArguments):
 
 def make_parser() -> HfArgumentParser:
     """The command line's parser."""
-    return HfArgumentParser(
-        DataClassType(EvaluationArguments), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    return make_argument_parser(EvaluationArguments, __doc__)
 
 
 def load_pairs(arguments: EvaluationArguments, task: Task) -> Dataset:

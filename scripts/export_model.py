@@ -9,7 +9,6 @@ The output folder must be new or empty; it is complete when the command ends wel
 what translating needs besides: the tokenizer and the generation config.
 """
 
-import argparse
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from transformers import AutoModelForSeq2SeqLM, HfArgumentParser
-from transformers.hf_argparser import DataClassType
 
+from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.export.ctranslate2 import QUANTIZATIONS, export_ctranslate2
 from vanilla_transformer.export.onnx import OLDEST_OPSET, export_onnx
 from vanilla_transformer.folders import check_new_folder
@@ -101,9 +100,7 @@ EXPORTERS: dict[str, Callable[[Any, Any, ExportArguments], Path]] = {
 
 def make_parser() -> HfArgumentParser:
     """The command line's parser."""
-    return HfArgumentParser(
-        DataClassType(ExportArguments), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    return make_argument_parser(ExportArguments, __doc__)
 
 
 def run(arguments: ExportArguments) -> None:

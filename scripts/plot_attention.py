@@ -19,7 +19,6 @@ source word and that of the target word that looks at it. Words are what spaces 
 character.
 """
 
-import argparse
 import logging
 import os
 from dataclasses import dataclass, field
@@ -27,10 +26,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.hf_argparser import DataClassType
 
 from vanilla_transformer.attention_maps import AttentionKind
 from vanilla_transformer.attention_plots import Average
+from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.folders import check_new_file, check_text_output, new_file
 from vanilla_transformer.pictures import find_format
 from vanilla_transformer.translation import InferenceArguments
@@ -161,9 +160,7 @@ class AttentionArguments(InferenceArguments):
 
 def make_parser() -> HfArgumentParser:
     """Returns the parser of the command line."""
-    return HfArgumentParser(
-        DataClassType(AttentionArguments), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    return make_argument_parser(AttentionArguments, __doc__)
 
 
 def collect(

@@ -6,13 +6,12 @@ r"""Draws the learning curves of a training, or of several into one picture to c
 Reads the log that the Trainer keeps in trainer_state.json; a training may still be going on, from its first checkpoint.
 """
 
-import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from transformers import HfArgumentParser
-from transformers.hf_argparser import DataClassType
 
+from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.visualization import compare_learning_curves, load_trainer_state, plot_learning_curves
 
 
@@ -44,9 +43,7 @@ class CurveArguments:
 
 def make_parser() -> HfArgumentParser:
     """Returns the parser of the command line."""
-    return HfArgumentParser(
-        DataClassType(CurveArguments), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    return make_argument_parser(CurveArguments, __doc__)
 
 
 def name_runs(runs: list[str]) -> list[str]:

@@ -13,13 +13,12 @@ What users wrote into the model card, here and on the Hub, stays. The card that 
 Log in with `hf auth login`, or set the variable HF_TOKEN.
 """
 
-import argparse
 from dataclasses import dataclass, field
 from typing import Literal
 
 from transformers import HfArgumentParser
-from transformers.hf_argparser import DataClassType
 
+from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.hub import PlannedPush, PushError, plan_push
 
 
@@ -90,9 +89,7 @@ class PushArguments:
 
 def make_parser() -> HfArgumentParser:
     """The command line's parser."""
-    return HfArgumentParser(
-        DataClassType(PushArguments), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    return make_argument_parser(PushArguments, __doc__)
 
 
 def main(argv: list[str] | None = None) -> None:

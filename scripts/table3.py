@@ -14,7 +14,6 @@ command is given again, and --rows may name other rows then.
 kind of positions stay, so that what a row changes against base stays in proportion. "big" gets three times --steps.
 """
 
-import argparse
 import fcntl
 import json
 import shlex
@@ -37,6 +36,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.arguments import DataArguments, TranslationTrainingArguments
+from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.data import load_parallel_corpus
 from vanilla_transformer.evaluation import score_loss, score_translations
 from vanilla_transformer.metrics.sacrebleu_scores import find_bleu_tokenizer
@@ -166,12 +166,7 @@ class Job:
 def make_parser() -> HfArgumentParser:
     """Returns the parser of the command line."""
     argument_classes: Any = (Table3Arguments, DataArguments)
-    return HfArgumentParser(
-        argument_classes,
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    return make_argument_parser(argument_classes, __doc__)
 
 
 def check_data(arguments: Table3Arguments, data: DataArguments) -> None:

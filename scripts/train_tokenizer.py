@@ -10,7 +10,6 @@ r"""Train a byte-level BPE tokenizer, with one vocabulary for source and target 
 Prints the size of each vocabulary, how many tokens the sentences come to, and some of them cut into tokens.
 """
 
-import argparse
 import logging
 import random
 from collections.abc import Sequence
@@ -21,8 +20,8 @@ from typing import Literal, NamedTuple
 
 from tokenizers import decoders
 from transformers import HfArgumentParser, PreTrainedTokenizerBase
-from transformers.hf_argparser import DataClassType
 
+from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.data import load_parallel_corpus, read_lines
 from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.tokenizer_training import MINIMUM_VOCAB_SIZE, train_separate_tokenizer, train_tokenizer
@@ -126,9 +125,7 @@ class TokenizerArguments:
 
 def make_parser() -> HfArgumentParser:
     """The command line's parser."""
-    return HfArgumentParser(
-        DataClassType(TokenizerArguments), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    return make_argument_parser(TokenizerArguments, __doc__)
 
 
 class Texts(NamedTuple):

@@ -18,7 +18,6 @@ From a file to a file, an interrupted run goes on where it stopped when the same
 output file is not touched without --overwrite.
 """
 
-import argparse
 import io
 import logging
 import sys
@@ -27,8 +26,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from transformers import HfArgumentParser
-from transformers.hf_argparser import DataClassType
 
+from vanilla_transformer.command_line import make_argument_parser, utf8_to_a_reader_who_may_leave
 from vanilla_transformer.data import open_text
 from vanilla_transformer.export.engines import EngineArguments
 from vanilla_transformer.pipeline_vanilla_transformer import WINDOW_SIZE
@@ -68,9 +67,7 @@ class TranslationArguments(EngineArguments):
 
 def make_parser() -> HfArgumentParser:
     """The command line's parser."""
-    return HfArgumentParser(
-        DataClassType(TranslationArguments), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    return make_argument_parser(TranslationArguments, __doc__)
 
 
 def open_input(input_file: str | None) -> AbstractContextManager[Iterable[str]]:
@@ -99,9 +96,7 @@ def run(arguments: TranslationArguments) -> None:
         paths = (arguments.input_file, arguments.output_file)
         translate_file(model, tokenizer, *paths, overwrite=arguments.overwrite, **options)
         return
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")
-    with open_input(arguments.input_file) as lines:
+    with utf8_to_a_reader_who_may_leave(), open_input(arguments.input_file) as lines:
         for translation in translate_lines(model, tokenizer, lines, **options):
             print(translation, flush=True)
 

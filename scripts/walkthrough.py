@@ -12,17 +12,17 @@ Read the code beside its output: `run` below has a function for each step, and w
 equations.
 """
 
-import argparse
 from dataclasses import dataclass, field
 
 import torch
 from transformers import HfArgumentParser, set_seed
-from transformers.hf_argparser import DataClassType
 from walkthrough_steps import learning_steps, model_steps
 from walkthrough_steps.chinese import CHINESE
 from walkthrough_steps.english import ENGLISH
-from walkthrough_steps.printing import Printer, utf8_to_a_reader_who_may_leave
+from walkthrough_steps.printing import Printer
 from walkthrough_steps.walk import Walk
+
+from vanilla_transformer.command_line import make_argument_parser, utf8_to_a_reader_who_may_leave
 
 TEXTS = {"en": ENGLISH, "zh": CHINESE}
 
@@ -69,13 +69,9 @@ def run(arguments: WalkthroughArguments) -> None:
     walk.out.say("outro")
 
 
-class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows defaults, and the description as it is."""
-
-
 def make_parser() -> HfArgumentParser:
     """The command line's parser."""
-    return HfArgumentParser(DataClassType(WalkthroughArguments), description=__doc__, formatter_class=HelpFormatter)
+    return make_argument_parser(WalkthroughArguments, __doc__, shows_defaults=True)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -111,6 +111,19 @@ def test_help_shows_the_commands_to_copy_and_every_option(
         assert action.option_strings[0] in text
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_an_error_is_not_buried(name: str, main: Callable[[str], Main], capsys: pytest.CaptureFixture[str]) -> None:
+    """A line of usage, and what is wrong; no argument is the beginning of another."""
+    with pytest.raises(SystemExit) as end:
+        main(name)("--no_such_argument")
+    assert end.value.code == 2
+    usage, *error = capsys.readouterr().err.splitlines()
+    assert usage.startswith("usage: ")
+    assert "[-h] [--argument value ...]" in usage
+    assert len(error) <= 3
+    assert not importlib.import_module(name).make_parser().allow_abbrev
+
+
 @pytest.mark.parametrize("name", ["demo", "test"])
 def test_bash_scripts_explain_themselves(name: str, tmp_path: Path) -> None:
     result = subprocess.run(

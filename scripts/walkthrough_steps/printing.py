@@ -4,13 +4,10 @@ A text is made of blocks with an empty line in between. A block that begins with
 four spaces is printed as it is, any other is a paragraph, whose line breaks mean nothing.
 """
 
-import io
-import os
 import shutil
 import sys
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -72,20 +69,6 @@ def join_lines(block: str) -> str:
         )
         joined += line if is_chinese else f" {line}"
     return joined
-
-
-@contextmanager
-def utf8_to_a_reader_who_may_leave() -> Iterator[None]:
-    """Writes UTF-8 whatever the locale, and ends the program quietly when nobody reads any more (`| head`)."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # What is still to be written, at the interpreter's end, goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(1) from None
 
 
 class Printer:
