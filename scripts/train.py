@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from datasets import Dataset
@@ -41,7 +41,7 @@ from vanilla_transformer.arguments import (
     TranslationTrainingArguments,
 )
 from vanilla_transformer.averaging import AVERAGED_FOLDER
-from vanilla_transformer.checkpoints import find_last_whole_checkpoint
+from vanilla_transformer.checkpoints import find_last_whole_checkpoint, find_problem, list_checkpoints
 from vanilla_transformer.hub_errors import PushError, check_token
 from vanilla_transformer.pushing import describe_error
 from vanilla_transformer.recipe import paper_recipe
@@ -60,7 +60,7 @@ from vanilla_transformer.training import (
     settle_training_arguments,
 )
 from vanilla_transformer.training_data import Corpora, known_languages, load_corpora
-from vanilla_transformer.watching import write_metrics
+from vanilla_transformer.watching import close_progress, write_metrics
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -250,11 +250,38 @@ def push(trainer: TranslationTrainer) -> None:
         print(f"It is on the Hub: {commit.commit_url}")
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Trains, saves the model, and prints its validation scores."""
-    parser = make_parser()
+class Run(NamedTuple):
+    """A training that may begin."""
+
+    trainer: TranslationTrainer
+    model: PreTrainedModel
+    corpora: Corpora
+    checkpoint: str | None
+    # Updates that the checkpoint has seen: read early, since save_total_limit may delete it while the training goes on.
+    first_step: int
+
+
+def announce(run: Run, recipe: RecipeArguments) -> None:
+    """Says how large an update is, if a recipe chose that, and where a run goes on."""
+    arguments: Any = run.trainer.args
+    if recipe.recipe:
+        print(
+            f"An update: {arguments.world_size} process(es) x {arguments.gradient_accumulation_steps} passes x "
+            f"{arguments.max_source_tokens:,} source and {arguments.max_target_tokens:,} target tokens"
+        )
+    if run.checkpoint:
+        print(f"Resuming from {run.checkpoint}")
+
+
+def set_up(
+    parser: HfArgumentParser,
+    recipe: RecipeArguments,
+    model_arguments: ModelArguments,
+    data_arguments: DataArguments,
+    arguments: TranslationTrainingArguments,
+) -> Run:
+    """Checks what was asked for, makes everything that the training needs, and says what will be trained on what."""
     try:
-        recipe, model_arguments, data_arguments, arguments = parse(parser, sys.argv[1:] if argv is None else argv)
         check_model_arguments(model_arguments)
         check_streaming(data_arguments, arguments)
         check_push(arguments)
@@ -269,7 +296,6 @@ def main(argv: list[str] | None = None) -> None:
             task=task,
         )
         checkpoint = find_checkpoint(arguments)
-        # Now, since save_total_limit may delete the checkpoint while the training goes on.
         first_step = read_step(checkpoint) if checkpoint else 0
     except (OSError, ValueError, PushError) as error:
         parser.error(str(error))
@@ -279,39 +305,80 @@ def main(argv: list[str] | None = None) -> None:
         trainer = build_trainer(model, tokenizer, corpora, data_arguments, arguments)
     except HfHubHTTPError as error:  # better now than after the training
         parser.error(f"push_to_hub: {error}")
+    run = Run(trainer, model, corpora, checkpoint, first_step)
     if trainer.is_world_process_zero():
         print(describe(model, tokenizer, corpora))
-        if recipe.recipe:
-            print(
-                f"An update: {arguments.world_size} process(es) x {arguments.gradient_accumulation_steps} passes x "
-                f"{arguments.max_source_tokens:,} source and {arguments.max_target_tokens:,} target tokens"
-            )
-        if checkpoint:
-            print(f"Resuming from {checkpoint}")
+        announce(run, recipe)
+    return run
 
-    result = trainer.train(resume_from_checkpoint=checkpoint)
+
+def train(run: Run) -> None:
+    """Trains, saves the model, scores and pushes it."""
+    trainer = run.trainer
+    arguments: Any = trainer.args
+    result = trainer.train(resume_from_checkpoint=run.checkpoint)
     if arguments.average_checkpoints:
-        take_average(trainer, model)
+        take_average(trainer, run.model)
     trainer.save_model(_internal_call=True)  # else it is pushed here already, before its scores are known
     trainer.save_state()
     metrics: dict[str, float] = {}
-    if result.global_step > first_step:
+    if result.global_step > run.first_step:
         # A finished run that is started again has nothing to add to the record of its training.
-        if isinstance(corpora["train"], Dataset):
-            result.metrics["train_samples"] = len(corpora["train"])
+        if isinstance(run.corpora["train"], Dataset):
+            result.metrics["train_samples"] = len(run.corpora["train"])
         metrics |= result.metrics
         trainer.log_metrics("train", result.metrics)
         trainer.save_metrics("train", result.metrics)
-    if "validation" in corpora:
+        if run.first_step and trainer.is_world_process_zero():
+            print(f"Loss, seconds and tokens are those since update {run.first_step:,}, where this part began.")
+    if "validation" in run.corpora:
         scores = trainer.evaluate()
         metrics |= scores
         trainer.log_metrics("eval", scores)
         trainer.save_metrics("eval", scores)
-    write_metrics(str(arguments.output_dir), trainer.state, metrics, args=arguments, model=model)
+    write_metrics(str(arguments.output_dir), trainer.state, metrics, args=arguments, model=run.model)
     if trainer.is_world_process_zero():
         print(f"The model is in {arguments.output_dir}")
     if arguments.push_to_hub:
         push(trainer)
+
+
+def explain_stop(arguments: TranslationTrainingArguments, step: int) -> str:
+    """Says how far a run came that was stopped after so many updates, and where the same command goes on."""
+    when = f"at update {step:,}" if step else "before the first update"
+    checkpoints = list_checkpoints(str(arguments.output_dir))
+    whole = (
+        folder
+        for folder in reversed(checkpoints.values())
+        if find_problem(folder, world_size=arguments.world_size) is None
+    )
+    if checkpoint := arguments.resume_from_checkpoint or next(whole, None):
+        return f"Stopped {when}. The same command goes on from {Path(checkpoint).name}."
+    if arguments.save_only_model and checkpoints:
+        return f"Stopped {when}. With save_only_model no checkpoint can be resumed."
+    return f"Stopped {when}. There is no checkpoint yet: the same command begins again."
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Trains, saves the model, and prints its validation scores."""
+    parser = make_parser()
+    try:
+        wishes = parse(parser, sys.argv[1:] if argv is None else argv)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    arguments = wishes[-1]
+    run = None
+    try:
+        run = set_up(parser, *wishes)
+        train(run)
+    except KeyboardInterrupt:
+        if run is not None:
+            close_progress(run.trainer)
+        if arguments.process_index == 0:
+            # The terminal has written ^C into the line.
+            step = max(run.trainer.state.global_step, run.first_step) if run else 0
+            print(f"\n{explain_stop(arguments, step)}", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

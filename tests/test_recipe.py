@@ -10,7 +10,7 @@ import torch
 from datasets import Dataset
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer
+from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, get_scheduler
 
 import vanilla_transformer.recipe as recipe
 from vanilla_transformer import (
@@ -23,6 +23,7 @@ from vanilla_transformer.arguments import TranslationTrainingArguments
 from vanilla_transformer.recipe import (
     choose_tokens_per_device,
     find_num_devices,
+    find_warmup_problem,
     paper_learning_rate,
     paper_recipe,
     paper_training_arguments,
@@ -112,6 +113,54 @@ class TestLearningRate:
         numbers = {"step": 1, "d_model": 2, "warmup_steps": 3, name: value}
         with pytest.raises(ValueError, match=rf"{name}={value}: must be at least"):
             paper_learning_rate(**numbers)
+
+
+class TestWarmup:
+    def rates(self, arguments: Any, updates: int) -> list[float]:
+        """The rate of each update, by the library's own schedule."""
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        schedule = get_scheduler(
+            arguments.lr_scheduler_type,
+            optimizer,
+            num_warmup_steps=arguments.get_warmup_steps(updates),
+            num_training_steps=updates,
+        )
+        rates = []
+        for _ in range(updates):
+            rates.append(schedule.get_last_lr()[0])
+            optimizer.step()
+            schedule.step()
+        return rates
+
+    @pytest.mark.parametrize(
+        "schedule", ["inverse_sqrt", "linear", "cosine", "constant", "constant_with_warmup", "reduce_lr_on_plateau"]
+    )
+    @pytest.mark.parametrize("updates", [3, 10, 11, 20, 21, 40])
+    def test_it_is_reported_where_the_schedule_has_no_room_for_it(
+        self, schedule: str, updates: int, tmp_path: Path
+    ) -> None:
+        arguments = Seq2SeqTrainingArguments(
+            str(tmp_path), lr_scheduler_type=schedule, warmup_steps=10, eval_strategy="steps", use_cpu=True
+        )
+        problem = find_warmup_problem(arguments, updates)
+        rates = [1.0] if schedule == "reduce_lr_on_plateau" else self.rates(arguments, updates)
+        if max(rates) < 1:
+            assert problem is not None
+            assert "never reaches its peak" in problem
+        elif schedule == "inverse_sqrt" and rates[-1] > 2**-0.5 + 1e-9:
+            assert problem is not None
+            assert "has hardly begun to fall" in problem
+        else:
+            assert problem is None
+        if problem is not None:
+            assert problem.startswith(f"{updates} update(s), but the warm-up takes 10: ")
+
+    def test_a_share_of_the_updates_always_fits(self, tmp_path: Path) -> None:
+        for warmup in (0, 0.9):
+            arguments = Seq2SeqTrainingArguments(
+                str(tmp_path), lr_scheduler_type="inverse_sqrt", warmup_steps=warmup, use_cpu=True
+            )
+            assert find_warmup_problem(arguments, 3) is None
 
 
 class TestTokenBatch:

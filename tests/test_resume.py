@@ -41,7 +41,8 @@ class Kill:
 
     Args:
         path: The file or folder, relative to the output folder, or "*" for any of that kind.
-        moment: "before" it is written, "within", "after", or while it is being "deleted".
+        moment: "before" it is written, "within", "after", while it is being "deleted", or "interrupted" by Ctrl-C once
+            it is written.
         amount: Bytes that are written before, or files that are deleted.
         occurrence: Which time this happens.
     """
@@ -86,6 +87,8 @@ def arm(kill: Kill, output_dir: Path) -> None:
             result = original(*args, **kwargs)
             if kill.moment == "after":
                 die()
+            if kill.moment == "interrupted":
+                signal.raise_signal(signal.SIGINT)
             return result
 
         setattr(owner, name, guarded)
@@ -132,8 +135,12 @@ def train(request: dict[str, Any], main: Callable[[list[str]], None]) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if request["kill"]:
             arm(Kill(**request["kill"]), Path(request["output_dir"]))
+        # A shell has its background jobs ignore it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         main(["--output_dir", request["output_dir"], *request["arguments"]])
         status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
     except BaseException:
         traceback.print_exc()
     finally:
@@ -181,7 +188,9 @@ class Trainings:
     def log_of(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
 
-    def run(self, name: str, *arguments: str, kill: Kill | None = None, after: float | None = None) -> int:
+    def run(
+        self, name: str, *arguments: str, kill: Kill | None = None, after: float | None = None, ends: int = 0
+    ) -> int:
         """Trains in the folder `name`, which may hold an earlier part of the same training.
 
         Args:
@@ -189,9 +198,10 @@ class Trainings:
             *arguments: More arguments of the script.
             kill: Where it kills itself.
             after: Seconds after which it is killed from outside.
+            ends: The exit status that it may end with.
 
         Returns:
-            0, or minus the number of the signal that ended it. Any other end fails the test.
+            That, or minus the number of the signal that ended it. Any other end fails the test.
         """
         assert self.server.stdin is not None
         assert self.server.stdout is not None
@@ -206,7 +216,7 @@ class Trainings:
         self.server.stdin.write(json.dumps(request) + "\n")
         self.server.stdin.flush()
         code = os.waitstatus_to_exitcode(int(self.server.stdout.readline()))
-        assert code <= 0, f"seed {SEED}, {kill}: ended with status {code}\n{self.log_of(name)}"
+        assert code == ends or code < 0, f"seed {SEED}, {kill}: ended with status {code}\n{self.log_of(name)}"
         return code
 
 
@@ -360,6 +370,29 @@ def test_killed_at_the_beginning_or_at_the_end(
     assert trainings.run(run, kill=kill) in (-signal.SIGKILL, -signal.SIGXFSZ), why
     assert trainings.run(run) == 0
     Result(trainings.folder / run).assert_equals(unbroken, why)
+
+
+@pytest.mark.parametrize("within", [True, False], ids=["within a save", "after one"])
+def test_ctrl_c_says_where_the_run_goes_on(trainings: Trainings, unbroken: Result, within: bool) -> None:
+    name = "optimizer.pt" if within else "trainer_state.json"
+    kill = Kill(f"checkpoint-6/{name}", "interrupted")
+    run = f"interrupted-{within}"
+    assert trainings.run(run, kill=kill, ends=130) == 130
+    said = trainings.log_of(run)
+    assert f"\nStopped at update 6. The same command goes on from checkpoint-{3 if within else 6}.\n" in said
+    assert "Traceback" not in said
+    assert (trainings.folder / run / "checkpoint-6").is_dir()
+    assert trainings.run(run) == 0
+    assert (trainings.folder / run / "_incomplete-checkpoint-6").is_dir() == within
+    said = trainings.log_of(run)
+    assert f"Loss, seconds and tokens are those since update {3 if within else 6}, where this part began.\n" in said
+    Result(trainings.folder / run).assert_equals(unbroken, run)
+
+
+def test_ctrl_c_before_there_is_a_checkpoint(trainings: Trainings) -> None:
+    assert trainings.run("early", kill=Kill("checkpoint-3/model.safetensors", "interrupted"), ends=130) == 130
+    said = trainings.log_of("early")
+    assert "\nStopped at update 3. There is no checkpoint yet: the same command begins again.\n" in said
 
 
 AVERAGE = ("--average_checkpoints", "2", "--load_best_model_at_end", "false")

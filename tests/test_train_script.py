@@ -11,7 +11,7 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer import VanillaTransformerConfig, callbacks
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 ENGLISH = ("one", "two", "three", "four", "five", "six")
@@ -143,6 +143,21 @@ def test_a_run_leaves_its_record(run: Any, settings: dict[str, Any]) -> None:
     for name in ("target_tokens_per_second", "padding_share", "grad_norm", "learning_rate"):
         assert name in history[0]
     assert any(path.name.startswith("events.") for path in (output / "runs").rglob("*"))
+
+
+def test_a_warm_up_that_does_not_fit_is_said_before_the_training(
+    run: Any, settings: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callbacks.logger, "propagate", True)
+    quick = {"eval_strategy": "no", "save_strategy": "no", "max_steps": 3}
+    run({**settings, **quick, "warmup_steps": 1})
+    assert "warm-up" not in caplog.text
+    run({**settings, **quick, "warmup_steps": 4000, "output_dir": f"{settings['output_dir']}-2"})
+    (message,) = [message for message in caplog.messages if "warm-up" in message]
+    assert message == (
+        "3 update(s), but the warm-up takes 4,000: the learning rate never reaches its peak. Give --warmup_steps and "
+        "--learning_rate, or train longer."
+    )
 
 
 def test_two_vocabularies(run: Any, settings: dict[str, Any], data: dict[str, Any], tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """The trainer: batches by tokens from datasets and streams, resumed exactly, counted and scored by token."""
 
 import json
+import logging
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
+from safetensors.torch import load_file, save_file
 from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback, set_seed
 
 from vanilla_transformer import (
@@ -349,3 +352,40 @@ def test_bpe_dropout_cuts_texts_anew_in_each_epoch(tmp_path: Path) -> None:
     assert [list(lengths) for lengths in again.train_lengths] == [list(lengths) for lengths in trainer.train_lengths]
     # Rounded up, for texts of a few tokens only.
     assert 0.9 * drawn < sum(trainer.train_lengths[0]) < 1.5 * drawn
+
+
+class TestWarningsAfterLoading:
+    @pytest.fixture
+    def warnings(self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+        monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+        return caplog
+
+    def train_to_4(self, folder: Path, **changes: Any) -> TranslationTrainer:
+        rows = Dataset.from_list(make_rows(24))
+        settings = {
+            "eval_strategy": "steps",
+            "eval_steps": 2,
+            "save_strategy": "steps",
+            "save_steps": 2,
+            "max_steps": 4,
+        }
+        settings |= {"load_best_model_at_end": True, "predict_with_generate": False, "eval_dataset": rows}
+        return make_trainer(folder, rows, **settings, **changes)
+
+    def test_shared_tables_are_not_called_missing(self, warnings: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+        self.train_to_4(tmp_path).train()
+        self.train_to_4(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+        assert "keys" not in warnings.text
+
+    @pytest.mark.parametrize("name", ["model.encoder.layers.0.fc1.weight", "model.shared.weight"])
+    def test_weights_that_are_missing_are(self, name: str, warnings: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+        self.train_to_4(tmp_path).train()
+        path = tmp_path / "checkpoint-2" / "model.safetensors"
+        weights = load_file(path)
+        del weights[name]
+        save_file({**weights, "stranger": torch.zeros(1)}, path)
+        self.train_to_4(tmp_path).train(resume_from_checkpoint=str(path.parent))
+        (missing,) = [message for message in warnings.messages if "missing keys" in message]
+        shared = ["model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"]
+        assert set(re.findall(r"'([\w.]+)'", missing)) == {name, *(shared if name == "model.shared.weight" else [])}
+        assert any("unexpected keys" in message and "stranger" in message for message in warnings.messages)

@@ -22,7 +22,13 @@ import vanilla_transformer
 from vanilla_transformer import watching
 from vanilla_transformer.trainer import TranslationTrainer
 from vanilla_transformer.visualization import plot_learning_curves
-from vanilla_transformer.watching import TokenProgressCallback, WriteCurves, use_token_progress, write_metrics
+from vanilla_transformer.watching import (
+    TokenProgressCallback,
+    WriteCurves,
+    close_progress,
+    use_token_progress,
+    write_metrics,
+)
 
 STEPS = 6
 
@@ -118,6 +124,17 @@ class TestCurves:
             assert call["path"] == tmp_path / "run" / "curves.png"
             assert call["title"] == "run"
         assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+    @pytest.mark.parametrize(("strategy", "logged"), [("steps", [4, 6]), ("no", [])])
+    def test_the_last_update_is_logged(self, strategy: str, logged: list[int], tmp_path: Path) -> None:
+        for steps in (4, 100):
+            trainer = make_trainer(
+                tmp_path / str(steps), WriteCurves(), eval_strategy="no", logging_steps=steps, logging_strategy=strategy
+            )
+            trainer.train()
+            found = [entry["step"] for entry in trainer.state.log_history if "loss" in entry]
+            assert found == [step for step in logged if step % steps == 0 or step == STEPS]
+            assert (tmp_path / str(steps) / "curves.png").is_file() == bool(logged)
 
     def test_pictures_are_not_made_too_often(self, pictures: Pictures, tmp_path: Path) -> None:
         trainer = make_trainer(tmp_path, WriteCurves("c.svg"), run_name="a run")
@@ -223,6 +240,22 @@ class TestProgress:
         assert sum("'grad_norm'" in line for line in lines) == STEPS
         assert sum("'eval_loss'" in line for line in lines) == STEPS // 2
 
+    def test_nothing_is_drawn_after_it_is_closed(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        class Interrupt(TrainerCallback):
+            def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+                raise KeyboardInterrupt
+
+        trainer = make_trainer(tmp_path, Interrupt(), disable_tqdm=False)
+        use_token_progress(trainer)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+        close_progress(trainer)
+        assert capsys.readouterr().err.endswith("\n")
+        (progress,) = [each for each in trainer.callback_handler.callbacks if isinstance(each, TokenProgressCallback)]
+        bar: Any = progress.training_bar
+        bar.close()
+        assert capsys.readouterr().err == ""
+
     def test_it_takes_the_place_of_the_librarys_own_bar_only(self, tmp_path: Path) -> None:
         trainer = make_trainer(tmp_path, disable_tqdm=False)
         use_token_progress(trainer)
@@ -287,6 +320,7 @@ class TestMetrics:
             "source": metrics["train_source_tokens"],
             "target": metrics["train_target_tokens"],
         }
+        assert content["resumed_at_step"] is None
         # Two passes over the data: six updates of four sentences out of twelve.
         assert content["tokens_seen"]["source"] == 2 * sum(map(len, make_dataset()["input_ids"]))
         storages = {parameter.data_ptr(): parameter.numel() for parameter in trainer.model.parameters()}
@@ -297,6 +331,20 @@ class TestMetrics:
         assert content["versions"]["torch"] == str(torch.__version__)
         assert content["versions"]["transformers"] == transformers.__version__
         assert content["versions"]["vanilla_transformer"] == vanilla_transformer.__version__
+
+    def test_those_of_a_part_say_where_it_began(self, tmp_path: Path) -> None:
+        make_trainer(tmp_path, trainer_class=TranslationTrainer, max_steps=4).train()
+        trainer = make_trainer(tmp_path, trainer_class=TranslationTrainer)
+        metrics = trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4")).metrics
+        assert metrics["train_resumed_at_step"] == 4
+        assert trainer.model is not None
+        path = write_metrics(tmp_path, trainer.state, metrics, args=trainer.args, model=trainer.model)
+        assert path is not None
+        content = strict_json(path)
+        assert (content["resumed_at_step"], content["steps"]) == (4, STEPS)
+        # The last two of three updates of the second pass, four sentences each.
+        every = sum(map(len, make_dataset()["input_ids"]))
+        assert 0 < content["tokens_seen"]["source"] < every
 
     def write(self, folder: Path, metrics: dict[str, Any], **changes: Any) -> dict[str, Any]:
         trainer = make_trainer(folder)

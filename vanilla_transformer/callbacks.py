@@ -21,9 +21,13 @@ from transformers import (
 )
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.trainer_pt_utils import LengthGroupedSampler
+from transformers.utils import logging
 
 from .checkpoints import replacing_files
+from .recipe import find_warmup_problem
 from .sharding import unsharded_class
+
+logger = logging.get_logger(__name__)
 
 
 class KeepGenerationConfig(TrainerCallback):
@@ -78,6 +82,18 @@ class MixLengthGroups(TrainerCallback):
             random.Random(seed).shuffle(numbers)
             sampler.lengths = [numbers[length] for length in self.lengths]
             sampler.generator = torch.Generator().manual_seed(seed)
+
+
+class WarnOfWarmup(TrainerCallback):
+    """Warns, before the first update, of a warm-up that is too long for the training ([`find_warmup_problem`])."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Compares the warm-up with the number of updates, which is known by now."""
+        problem = find_warmup_problem(args, state.max_steps)
+        if problem is not None and state.is_world_process_zero:
+            logger.warning(problem)
 
 
 class ShipCode(TrainerCallback):
@@ -135,4 +151,4 @@ def _find_sampler(loader: DataLoader[Any] | None) -> Sampler[int] | None:
     return getattr(batch_sampler, "sampler", None)
 
 
-__all__ = ["KeepGenerationConfig", "MixLengthGroups", "ShipCode"]
+__all__ = ["KeepGenerationConfig", "MixLengthGroups", "ShipCode", "WarnOfWarmup"]

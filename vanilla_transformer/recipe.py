@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 import torch
+from transformers import SchedulerType, TrainingArguments
 
 from .arguments import TranslationTrainingArguments
 from .configuration_vanilla_transformer import VanillaTransformerConfig
@@ -14,6 +15,7 @@ TOKENS_PER_BATCH = 25_000
 WARMUP_STEPS = 4000
 _CPU_TOKENS_PER_DEVICE = 4096
 _SMALLEST_TOKENS_PER_DEVICE = 1024
+_SCHEDULES_WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
 
 
 class _Length(NamedTuple):
@@ -55,6 +57,33 @@ def paper_learning_rate(step: int, d_model: int, warmup_steps: int = WARMUP_STEP
     if step == 0:
         return 0.0
     return float(d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5))
+
+
+def find_warmup_problem(arguments: TrainingArguments, updates: int) -> str | None:
+    """Says what is wrong with a warm-up that is too long for the training.
+
+    Args:
+        arguments: Have the schedule and its warm-up. One that is a share of the updates always fits.
+        updates: How many updates the whole training has.
+
+    Returns:
+        The problem, if the learning rate never reaches its peak, or if a schedule that falls slowly, as the paper's
+        does, has less time to fall than it took to rise; else `None`.
+    """
+    schedule = SchedulerType(arguments.lr_scheduler_type).value
+    if arguments.warmup_steps < 1 or schedule in _SCHEDULES_WITHOUT_WARMUP:
+        return None
+    warmup = arguments.get_warmup_steps(updates)
+    if updates <= warmup:
+        effect = "never reaches its peak"
+    elif schedule == SchedulerType.INVERSE_SQRT.value and updates <= 2 * warmup:
+        effect = "has hardly begun to fall at the end"
+    else:
+        return None
+    return (
+        f"{updates:,} update(s), but the warm-up takes {warmup:,}: the learning rate {effect}. Give --warmup_steps and "
+        "--learning_rate, or train longer."
+    )
 
 
 def split_token_batch(tokens_per_batch: int, tokens_per_device: int, num_devices: int) -> tuple[int, int]:
@@ -286,6 +315,7 @@ def _hint(name: str, legal: set[str]) -> str:
 __all__ = [
     "choose_tokens_per_device",
     "find_num_devices",
+    "find_warmup_problem",
     "paper_learning_rate",
     "paper_recipe",
     "paper_training_arguments",

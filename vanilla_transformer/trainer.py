@@ -72,7 +72,9 @@ class TranslationTrainer(Seq2SeqTrainer):
     The evaluation loss is a mean over tokens rather than over batches, so that `eval_perplexity`, its exponential, does
     not depend on the batches. Of a stream it logs `corpus_pass`, counted from 0; `epoch` is then the share of
     `max_steps` that is done. With `average_checkpoints` it averages the last ones at the end ([`AverageCheckpoints`]).
-    Without a learning rate in the arguments it takes the paper's, (d_model * warmup_steps)^-0.5.
+    Without a learning rate in the arguments it takes the paper's, (d_model * warmup_steps)^-0.5. What `train` returns
+    counts tokens and seconds of its own part of a training only; `train_resumed_at_step` says after which update that
+    part began, unless it is the whole.
 
     With `push_to_hub` every push is a whole model with code and card, and nothing that says where things are on this
     machine ([`select_files`]), except in the checkpoints that `hub_strategy` "checkpoint" or "all_checkpoints" adds:
@@ -248,6 +250,14 @@ class TranslationTrainer(Seq2SeqTrainer):
             num_train_epochs = self._resumed_step // num_update_steps_per_epoch
         return (num_train_epochs, num_update_steps_per_epoch, *others)
 
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Warns of missing weights as the library does, but not of other names of those that were loaded."""
+        # A table that source, target and output layer share is stored once.
+        tensors = cast(PreTrainedModel, self.model).state_dict(keep_vars=True)
+        loaded = {id(tensor) for name, tensor in tensors.items() if name not in load_result.missing_keys}
+        missing = [name for name in load_result.missing_keys if id(tensors.get(name)) not in loaded]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+
     def _read_stream_state(self, checkpoint: str) -> dict[str, Any]:
         path = Path(checkpoint) / data_state_name(self.args.process_index)
         if not path.is_file():
@@ -324,6 +334,8 @@ class TranslationTrainer(Seq2SeqTrainer):
             logs["train_samples_per_second"] = round(self._totals["pairs"] / runtime, 3)
             for side in ("source", "target"):
                 logs[f"train_{side}_tokens"] = self._totals[side]
+            if self._resumed_step:
+                logs["train_resumed_at_step"] = self._resumed_step
         if self.stream is not None:
             # A stream has no length: what has been done of it is a share of max_steps.
             self.state.epoch = self.state.global_step / self.state.max_steps

@@ -27,7 +27,7 @@ from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import logging
 
 from .arguments import DataArguments, ModelArguments, TranslationTrainingArguments
-from .callbacks import KeepGenerationConfig, MixLengthGroups, ShipCode
+from .callbacks import KeepGenerationConfig, MixLengthGroups, ShipCode, WarnOfWarmup
 from .checkpoints import PARTIAL_FOLDER, RecordWorldSize, replacing_files
 from .configuration_vanilla_transformer import VanillaTransformerConfig, name_both_stacks
 from .evaluation import make_compute_metrics
@@ -382,6 +382,7 @@ def build_trainer(
     callbacks: list[TrainerCallback] = [
         KeepGenerationConfig(copy.deepcopy(model.generation_config)),
         RecordWorldSize(streaming=isinstance(corpora["train"], IterableDataset)),
+        WarnOfWarmup(),
         WriteCurves(),
         ShipCode(),
     ]

@@ -19,6 +19,7 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ProgressCallback
 from transformers.trainer_pt_utils import get_model_param_count
+from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import logging
 from transformers.utils.logging import tqdm
 
@@ -104,11 +105,27 @@ def use_token_progress(trainer: Trainer, *, write_logs: bool = False) -> None:
             return
 
 
+def close_progress(trainer: Trainer) -> None:
+    """Ends the progress bars of a training that was interrupted, so that nothing is drawn below what is said of it.
+
+    Args:
+        trainer: Any Trainer.
+    """
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, ProgressCallback):
+            for bar in (callback.prediction_bar, callback.training_bar):
+                if bar is not None:
+                    bar.close()
+
+
 class WriteCurves(TrainerCallback):
     """Draws the learning curves into the output folder at the end of a training, and while it goes on.
 
     What an earlier part of a resumed training logged is in the picture too. A picture that cannot be made (matplotlib
     is not installed, the disk is full) is reported once, and never ends a training.
+
+    The last update is logged in any case (unless `logging_strategy` is "no"), so that there is something to draw of a
+    training with fewer updates than `logging_steps`.
 
     Args:
         file_name: The picture's name in the output folder, ending in .png, .svg or .pdf.
@@ -128,6 +145,11 @@ class WriteCurves(TrainerCallback):
     ) -> None:
         """Notes that what is evaluated from now on belongs to the training."""
         self._is_training = True
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Has the last update logged."""
+        if state.global_step >= state.max_steps and args.logging_strategy != IntervalStrategy.NO:
+            control.should_log = True
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Draws the training so far; the checkpoint that it marks as the best is the best of those that exist."""
@@ -180,7 +202,9 @@ def write_metrics(
     - "last_log": what was logged last while training (loss, learning rate, tokens per second, ...);
     - "best": "metric", "value", "step" and "checkpoint" (relative to the folder) of the best evaluation, or null;
     - "steps" (updates) and "epochs";
-    - "tokens_seen": "source" and "target", without padding, in the part of the training that `metrics` describe;
+    - "resumed_at_step": the update after which the last part of a [`TranslationTrainer`]'s training began, null if it
+      has one part only; the metrics whose names begin with "train_" are that part's;
+    - "tokens_seen": "source" and "target", without padding, in the same part of the training;
     - "runtime_seconds": of the same part;
     - "parameters" and "trainable_parameters": their number, shared ones counted once;
     - "device", "device_name", "processes" and "versions".
@@ -212,6 +236,7 @@ def write_metrics(
         "best": _describe_best(Path(output_dir), state, args),
         "steps": state.global_step,
         "epochs": state.epoch,
+        "resumed_at_step": every_metric.get("train_resumed_at_step"),
         "tokens_seen": {side: every_metric.get(f"train_{side}_tokens") for side in ("source", "target")},
         "runtime_seconds": every_metric.get("train_runtime"),
         "parameters": get_model_param_count(model),
@@ -280,4 +305,11 @@ def _to_json(value: Any) -> Any:
     return value
 
 
-__all__ = ["METRICS_FILE", "TokenProgressCallback", "WriteCurves", "use_token_progress", "write_metrics"]
+__all__ = [
+    "METRICS_FILE",
+    "TokenProgressCallback",
+    "WriteCurves",
+    "close_progress",
+    "use_token_progress",
+    "write_metrics",
+]
