@@ -250,7 +250,7 @@ def test_what_the_weights_do_not_tell_is_said_on_the_command_line(
     for arguments, message in (
         (["--heads", "4"], "unrecognized arguments: --heads 4 (the model's format: torch_nn)\n"),
         (["--to", "marian", "--nhead", "4"], "unrecognized arguments: --nhead 4\n"),
-        (["--format", "annotated"], "annotated"),
+        (["--format", "annotated"], "are not those of the Annotated Transformer"),
         (["--format", "marian", "--to", "marian"], "give one"),
     ):
         with pytest.raises(SystemExit):
