@@ -280,14 +280,15 @@ class _LossInChunks(torch.autograd.Function):
         by_weight: torch.Tensor | None = None
         by_bias = torch.zeros_like(bias, dtype=summed_in) if wants_bias and bias is not None else None
         total = rows.new_zeros((), dtype=torch.float64)
-        # Of torch's exponentials the one in softmax is the fastest by far. The memory is the same for each chunk.
         size = _chunk_size(weight)
-        all_probabilities = rows.new_empty(min(size, len(rows)), len(weight), dtype=summed_in)
         for start in range(0, len(rows), size):
             part = slice(start, start + size)
             logits = linear(rows[part], weight, bias).to(summed_in)
-            probabilities = torch.softmax(logits, dim=-1, out=all_probabilities[: len(logits)])
-            total += _sum_losses_of_chunk(logits, probabilities, targets[part], label_smoothing)
+            largest, scores = _score_chunk(logits, targets[part], label_smoothing)
+            # In place. Of torch's exponentials the one in softmax is the fastest by far.
+            probabilities = torch.softmax(logits, dim=-1, out=logits)
+            # The largest probability is exp(largest logit) / Z.
+            total += (largest - probabilities.amax(dim=-1).log() - scores).sum(dtype=torch.float64)
             gradient = _differentiate_chunk(probabilities, targets[part], label_smoothing)
             if by_bias is not None:
                 by_bias += gradient.sum(dim=0)
@@ -314,16 +315,14 @@ class _LossInChunks(torch.autograd.Function):
         return (*gradients, None, None, None, None)
 
 
-def _sum_losses_of_chunk(
-    logits: torch.Tensor, probabilities: torch.Tensor, targets: torch.Tensor, label_smoothing: float
-) -> torch.Tensor:
-    """Sums log Z - (1 - eps) z_y - eps mean_v z_v over the rows of logits z."""
-    # The largest probability is exp(largest logit) / Z.
-    log_normalizers = logits.amax(dim=-1) - probabilities.amax(dim=-1).log()
+def _score_chunk(
+    logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the largest of each row of logits z, and (1 - eps) z_y + eps mean_v z_v; its loss is log Z minus that."""
     scores = (1 - label_smoothing) * logits.gather(1, targets[:, None])[:, 0]
     if label_smoothing:
         scores += label_smoothing * logits.mean(dim=-1)
-    return (log_normalizers - scores).sum(dtype=torch.float64)
+    return logits.amax(dim=-1), scores
 
 
 def _differentiate_chunk(probabilities: torch.Tensor, targets: torch.Tensor, label_smoothing: float) -> torch.Tensor:
