@@ -530,15 +530,14 @@ class Text2TextGenerationPipeline(Pipeline):
         config = call.get("generation_config")
         if config is None:
             return {**self._default_settings(call), **added, **call}
-        # Inside a copy, since generate() does not like settings beside a config.
-        config = copy.deepcopy(config)
+        config = copy.deepcopy(config)  # to take them in: generate() does not like settings beside a config
         if config.pad_token_id is not None:
             added.pop("pad_token_id", None)
         prompt = call.get("decoder_input_ids")
+        length = 1 if prompt is None else prompt.shape[-1]
         for name, winner in _LIMITS:  # the model's own winner would fill the place that the config leaves empty
             own, limit = getattr(self.model.generation_config, winner), getattr(config, name)
             if own is not None and limit is not None and getattr(config, winner) is None:
-                length = 1 if prompt is None else prompt.shape[-1]
                 if name == "max_length" and limit <= length:
                     raise ValueError(f"max_length={limit} leaves no room behind the {length} token(s) to begin with.")
                 added |= {name: None, winner: max(limit - length, 0)}
@@ -648,13 +647,13 @@ class TranslationPipeline(Text2TextGenerationPipeline):
     def check_inputs(self, input_length: int, min_length: int, max_length: int | None) -> bool:
         """Warns also of an output limit that may cut the translation off. Arguments as in the base class."""
         fine = super().check_inputs(input_length, min_length, max_length)
-        if max_length is not None and input_length > 0.9 * max_length:
-            logger.warning(
-                f"Your input_length: {input_length} is bigger than 0.9 * max_length: {max_length}. If translations end"
-                f" too early, increase it, for example translator('...', max_length={2 * input_length})."
-            )
-            return False
-        return fine
+        if max_length is None or input_length <= 0.9 * max_length:
+            return fine
+        logger.warning(
+            f"Your input_length: {input_length} is bigger than 0.9 * max_length: {max_length}. If translations end"
+            f" too early, increase it, for example translator('...', max_length={2 * input_length})."
+        )
+        return False
 
     def _sanitize_parameters(  # type: ignore[override]  # always called by keyword
         self, src_lang: str | None = None, tgt_lang: str | None = None, **kwargs: Any
