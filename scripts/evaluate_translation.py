@@ -194,13 +194,24 @@ def load_pairs(arguments: EvaluationArguments, task: Task) -> Dataset:
     return pairs.select(range(min(arguments.max_samples or len(pairs), len(pairs))))
 
 
-def read_task(arguments: EvaluationArguments) -> Task:
-    """The task that was given, or else that of the model or of the folders to compare."""
+def find_scored_task(arguments: EvaluationArguments, records: list[dict[str, Any]]) -> Task:
+    """The task that was given, or else that of the model or of the folders to compare; translation without either.
+
+    Args:
+        arguments: The command line's.
+        records: The model's configuration, or the reports of the folders to compare.
+
+    Raises:
+        ValueError: If the folders were scored for several.
+    """
     if arguments.task is not None:
         return get_task(arguments.task)
-    if arguments.compare:
-        return read_scored_task(arguments.compare)
-    return find_task(read_settings(arguments))
+    if not arguments.compare:
+        return find_task(records[0])
+    tasks = sorted({report.get("task", TRANSLATION.name) for report in records})
+    if len(tasks) > 1:
+        raise ValueError(f"--compare: the folders were scored for different tasks, {' and '.join(tasks)}.")
+    return get_task(tasks[0]) if tasks else TRANSLATION
 
 
 def read_settings(arguments: EvaluationArguments) -> dict[str, Any]:
@@ -212,26 +223,18 @@ def read_settings(arguments: EvaluationArguments) -> dict[str, Any]:
         return dict(AutoConfig.from_pretrained(arguments.model_name_or_path, **source).to_dict())
 
 
-def read_scored_task(names: list[str]) -> Task:
-    """The task that the folders among those to compare were scored for; translation where there is no folder.
-
-    Raises:
-        ValueError: If they were scored for several.
-    """
-    tasks = sorted({report.get("task", TRANSLATION.name) for report in read_reports(names)})
-    if len(tasks) > 1:
-        raise ValueError(f"--compare: the folders were scored for different tasks, {' and '.join(tasks)}.")
-    return get_task(tasks[0]) if tasks else TRANSLATION
-
-
 def read_reports(names: list[str]) -> list[dict[str, Any]]:
     """The metrics.json of those that are folders with one."""
     files = [path for path in (Path(name, "metrics.json") for name in names) if path.is_file()]
     return [json.loads(path.read_text(encoding="utf-8")) for path in files]
 
 
-def find_tokenizer(arguments: EvaluationArguments) -> str:
+def find_tokenizer(arguments: EvaluationArguments, records: list[dict[str, Any]]) -> str:
     """SacreBLEU's tokeniser that was given, or else that of the folders to compare, or of the target language.
+
+    Args:
+        arguments: The command line's.
+        records: As of [`find_scored_task`].
 
     Raises:
         ValueError: If the folders were scored with several.
@@ -241,8 +244,8 @@ def find_tokenizer(arguments: EvaluationArguments) -> str:
     if arguments.target_lang is not None:
         return find_bleu_tokenizer([arguments.target_lang])
     if arguments.compare is None:
-        return find_bleu_tokenizer(read_settings(arguments).get("langs"))
-    signatures = [report.get("bleu_signature", "") for report in read_reports(arguments.compare)]
+        return find_bleu_tokenizer(records[0].get("langs"))
+    signatures = [report.get("bleu_signature", "") for report in records]
     used = sorted({found[1] for found in (re.search(r"tok:([^|]+)", signature) for signature in signatures) if found})
     if len(used) > 1:
         raise ValueError(f"--compare: BLEU was scored with {' and '.join(used)}; choose one with --bleu_tokenize.")
@@ -537,8 +540,9 @@ def main(argv: list[str] | None = None) -> None:
     logging.basicConfig(format="%(levelname)s: %(message)s")
     try:
         (arguments,) = parser.parse_args_into_dataclasses(args=argv)
-        task = read_task(arguments)
-        arguments.bleu_tokenize = find_tokenizer(arguments)
+        records = read_reports(arguments.compare) if arguments.compare else [read_settings(arguments)]
+        task = find_scored_task(arguments, records)
+        arguments.bleu_tokenize = find_tokenizer(arguments, records)
         # A wrong tokeniser or a missing library is found now rather than after an hour of translating.
         score(arguments, task, ["a"], ["a"], ter=False)
         output_dir = find_output_dir(arguments)

@@ -42,6 +42,7 @@ from vanilla_transformer.arguments import (
 )
 from vanilla_transformer.averaging import AVERAGED_FOLDER
 from vanilla_transformer.checkpoints import find_last_whole_checkpoint, find_problem, list_checkpoints
+from vanilla_transformer.command_line import USAGE, make_argument_parser
 from vanilla_transformer.hub_errors import PushError, check_token
 from vanilla_transformer.pushing import describe_error
 from vanilla_transformer.recipe import paper_recipe
@@ -63,21 +64,11 @@ from vanilla_transformer.training_data import Corpora, known_languages, load_cor
 from vanilla_transformer.watching import close_progress, write_metrics
 
 
-class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows the defaults, and the examples as they stand."""
-
-
 def make_parser() -> HfArgumentParser:
     """Returns the parser of the command line."""
-    argument_classes: Any = (RecipeArguments, ModelArguments, DataArguments, TranslationTrainingArguments)
-    return HfArgumentParser(
-        argument_classes,
-        description=__doc__,
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,  # a misspelt argument is an error, not the beginning of another one
-        # The library's own lists more than a hundred arguments ahead of every error.
-        usage="%(prog)s [-h] [--argument value ...] | arguments.json | arguments.yaml",
-    )
+    argument_classes = (RecipeArguments, ModelArguments, DataArguments, TranslationTrainingArguments)
+    usage = f"{USAGE} | arguments.json | arguments.yaml"
+    return make_argument_parser(argument_classes, __doc__, shows_defaults=True, usage=usage)
 
 
 def read_settings(path: str) -> dict[str, Any]:

@@ -10,13 +10,19 @@ from typing import Any
 
 from transformers import HfArgumentParser
 
+USAGE = "%(prog)s [-h] [--argument value ...]"
+
 
 class _DefaultsHelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Shows the defaults, and the description as it stands."""
 
 
 def make_argument_parser(
-    argument_classes: type | Sequence[type], description: str | None, *, shows_defaults: bool = False
+    argument_classes: type | Sequence[type],
+    description: str | None,
+    *,
+    shows_defaults: bool = False,
+    usage: str = USAGE,
 ) -> HfArgumentParser:
     """Returns a parser for the fields of dataclasses.
 
@@ -24,6 +30,7 @@ def make_argument_parser(
         argument_classes: The dataclass, or several.
         description: The script's docstring, shown as it stands.
         shows_defaults: Whether the help gives every default; else what an argument's own help says of it.
+        usage: What stands ahead of every error, where the library's own lists all arguments.
     """
     classes: Any = argument_classes
     return HfArgumentParser(
@@ -31,7 +38,7 @@ def make_argument_parser(
         description=description,
         formatter_class=_DefaultsHelpFormatter if shows_defaults else argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,  # a misspelt argument is an error, not the beginning of another one
-        usage="%(prog)s [-h] [--argument value ...]",  # the library's own lists all arguments ahead of every error
+        usage=usage,
     )
 
 
@@ -49,4 +56,4 @@ def utf8_to_a_reader_who_may_leave() -> Iterator[None]:
         raise SystemExit(1) from None
 
 
-__all__ = ["make_argument_parser", "utf8_to_a_reader_who_may_leave"]
+__all__ = ["USAGE", "make_argument_parser", "utf8_to_a_reader_who_may_leave"]
