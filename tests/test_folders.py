@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from vanilla_transformer import folders
-from vanilla_transformer.folders import check_new_folder, check_text_output, new_folder
+from vanilla_transformer import files as folders
+from vanilla_transformer.files import check_new_folder, check_text_output, new_folder
 
 
 def run_alone(program: str, *arguments: str | Path) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .attention_maps import KINDS, AttentionMap, Weights
-from .folders import new_file
+from .files import new_file
 
 
 class _Palette(NamedTuple):

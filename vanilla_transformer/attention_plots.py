@@ -12,7 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .attention_maps import AttentionKind, AttentionMap, Weights
-from .folders import check_new_file
+from .files import check_new_file
 from .pictures import (
     Lettering,
     choose_dpi,

@@ -18,7 +18,7 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 
 from .attention_maps import AttentionKind
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .folders import check_new_file
+from .files import check_new_file
 from .pictures import (
     Lettering,
     choose_color,

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from .folders import new_file
+from .files import new_file
 from .optional import explain_missing
 
 if TYPE_CHECKING:

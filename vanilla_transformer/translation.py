@@ -28,7 +28,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedToken
 from transformers.utils.logging import tqdm
 
 from .data import open_text
-from .folders import check_text_output
+from .files import check_text_output
 from .model_names import explain_missing_model
 from .pipeline_vanilla_transformer import (
     WINDOW_SIZE,

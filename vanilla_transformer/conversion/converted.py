@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.folders import new_folder
+from vanilla_transformer.files import new_folder
 from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 from .comparing import check_logits

@@ -15,7 +15,7 @@ import torch
 from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerBase
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.folders import new_folder
+from vanilla_transformer.files import new_folder
 from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 

@@ -26,7 +26,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.folders import new_folder
+from vanilla_transformer.files import new_folder
 from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.positions_vanilla_transformer import SINUSOIDS
 

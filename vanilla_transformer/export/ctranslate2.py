@@ -22,7 +22,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.conversion.errors import refuse
-from vanilla_transformer.folders import check_new_folder, new_folder
+from vanilla_transformer.files import check_new_folder, new_folder
 from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.optional import explain_missing
 from vanilla_transformer.positions_vanilla_transformer import LearnedPositions, SinusoidalPositions

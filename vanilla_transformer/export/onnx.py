@@ -28,7 +28,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 from transformers import __version__ as transformers_version
 
 from vanilla_transformer.conversion.errors import ConversionError
-from vanilla_transformer.folders import check_new_folder, new_folder
+from vanilla_transformer.files import check_new_folder, new_folder
 from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.optional import explain_missing
 from vanilla_transformer.vocabularies import load_tokenizer
