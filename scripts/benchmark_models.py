@@ -34,8 +34,8 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.export.ctranslate2 import export_ctranslate2
 from vanilla_transformer.export.ctranslate2_model import CTranslate2Model
-from vanilla_transformer.loss_vanilla_transformer import shift_tokens_right
-from vanilla_transformer.positions_vanilla_transformer import interleaved_sinusoids
+from vanilla_transformer.model.loss_vanilla_transformer import shift_tokens_right
+from vanilla_transformer.model.positions_vanilla_transformer import interleaved_sinusoids
 
 START, PAD, END, UNKNOWN = 0, 1, 2, 3
 SPECIAL_TOKENS = 4

@@ -54,7 +54,7 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForC
 from vanilla_transformer.batching import TokenBatchSampler, pair_lengths
 from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.data import load_parallel_corpus
-from vanilla_transformer.loss_vanilla_transformer import compute_logits_and_loss
+from vanilla_transformer.model.loss_vanilla_transformer import compute_logits_and_loss
 from vanilla_transformer.tokenizer_training import train_tokenizer
 from vanilla_transformer.trainer import TranslationTrainer
 from vanilla_transformer.training_data import tokenize_pairs

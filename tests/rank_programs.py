@@ -24,8 +24,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 from transformers import DataCollatorForSeq2Seq
 
-from vanilla_transformer import VanillaTransformerTokenizer, loss_vanilla_transformer
+from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.batching import TokenBatchSampler
+from vanilla_transformer.model import loss_vanilla_transformer
 from vanilla_transformer.sharding import save_sharded_model
 from vanilla_transformer.trainer import TranslationTrainer
 

@@ -19,8 +19,8 @@ from transformers import EncoderDecoderCache, LogitsProcessor, StoppingCriteria
 from transformers.generation.utils import GenerationMixin
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.beam_search_vanilla_transformer import find_largest
-from vanilla_transformer.cache_vanilla_transformer import SharedHistoryLayer, SourceSharingCache
+from vanilla_transformer.model.cache_vanilla_transformer import SharedHistoryLayer, SourceSharingCache
+from vanilla_transformer.model.search_vanilla_transformer import find_largest
 
 Model = VanillaTransformerForConditionalGeneration
 BOS, PAD, EOS = 0, 1, 2

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from transformers import AutoConfig
 
 from vanilla_transformer import PRESETS, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.configuration_vanilla_transformer import CONFIG_VERSION
+from vanilla_transformer.model.configuration_vanilla_transformer import CONFIG_VERSION
 
 # The library's strict dataclasses wrap a ValueError in an exception of their own.
 REFUSED = (ValueError, StrictDataclassError)

@@ -16,7 +16,7 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForC
 from vanilla_transformer.conversion.converted import ConvertedModel, Origin, build_model
 from vanilla_transformer.conversion.errors import ConversionError
 from vanilla_transformer.conversion.renaming import Rule
-from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
 SAME = (Rule(r"(.*)", r"\1"),)
 

@@ -22,7 +22,7 @@ from transformers import AutoTokenizer
 from vanilla_transformer.conversion.errors import ConversionError
 from vanilla_transformer.conversion.sentencepiece import convert_sentencepiece
 from vanilla_transformer.conversion.sentencepiece_normalizer import convert_rules
-from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
 protocol: Any = sentencepiece_protocol  # whose classes are made when it is imported
 SYLLABLES = (

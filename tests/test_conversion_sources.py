@@ -262,7 +262,7 @@ def test_what_the_weights_do_not_tell_is_said_on_the_command_line(
 def test_the_script_takes_a_model_out_again(
     tmp_path: Path, script: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+    from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
     ours = make_loud_model(VanillaTransformerConfig.from_preset("tiny"))
     ours.save_pretrained(tmp_path / "ours")
@@ -287,7 +287,7 @@ def test_the_script_takes_a_model_out_again(
 def test_what_was_taken_to_torch_is_brought_back(
     tmp_path: Path, script: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+    from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "eos_token_id": 7}
     tokenizer = VanillaTransformerTokenizer()

@@ -11,7 +11,7 @@ from tiny_vanilla import TWO_VOCABULARIES, assert_close, logits_of, make_model, 
 
 from vanilla_transformer.conversion.errors import ConversionError
 from vanilla_transformer.export.tracing import DecoderGraph, EncoderGraph, copy_for_tracing, export_program
-from vanilla_transformer.positions_vanilla_transformer import SINUSOIDS
+from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
 
 # The position tables have 24 rows.
 MODELS: dict[str, dict[str, Any]] = {

@@ -23,7 +23,7 @@ from test_beam_search import (
 )
 from transformers import TextStreamer
 
-from vanilla_transformer import greedy_search_vanilla_transformer
+from vanilla_transformer.model import greedy_search_vanilla_transformer
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from vanilla_transformer import linear_vanilla_transformer as linear_module
-from vanilla_transformer.linear_vanilla_transformer import linear, multiply, onednn_is_faster, project
+from vanilla_transformer.model import linear_vanilla_transformer as linear_module
+from vanilla_transformer.model.linear_vanilla_transformer import linear, multiply, onednn_is_faster, project
 
 pytestmark = pytest.mark.skipif(
     not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")),

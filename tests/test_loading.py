@@ -26,11 +26,11 @@ from transformers import (
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
 from vanilla_transformer.averaging import average_checkpoints
-from vanilla_transformer.loading_vanilla_transformer import WeightsFileError, find_damage
-from vanilla_transformer.modeling_vanilla_transformer import (
+from vanilla_transformer.model.modeling_vanilla_transformer import (
     VanillaTransformerEncoder,
     VanillaTransformerPreTrainedModel,
 )
+from vanilla_transformer.model.pretrained_vanilla_transformer import WeightsFileError, find_damage
 from vanilla_transformer.tokenizer_training import train_tokenizer
 
 TEXTS = ["a man rides a horse", "two dogs"]

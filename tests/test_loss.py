@@ -22,8 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrizations
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
-from vanilla_transformer import loss_vanilla_transformer as loss_module
-from vanilla_transformer.loss_vanilla_transformer import (
+from vanilla_transformer.model import loss_vanilla_transformer as loss_module
+from vanilla_transformer.model.loss_vanilla_transformer import (
     MINIMUM_ROWS,
     compute_logits_and_loss,
     has_plain_weights,

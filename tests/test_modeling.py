@@ -39,7 +39,7 @@ from transformers.masking_utils import AttentionMaskInterface, create_causal_mas
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.attention_vanilla_transformer import scaled_dot_product_attention
+from vanilla_transformer.model.attention_vanilla_transformer import scaled_dot_product_attention
 
 Model = VanillaTransformerForConditionalGeneration
 

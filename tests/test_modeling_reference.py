@@ -21,8 +21,8 @@ from transformers.models.fsmt.modeling_fsmt import SinusoidalPositionalEmbedding
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.attention_vanilla_transformer import CrossAttention, SelfAttention
-from vanilla_transformer.positions_vanilla_transformer import SINUSOIDS
+from vanilla_transformer.model.attention_vanilla_transformer import CrossAttention, SelfAttention
+from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
 
 EMBEDDINGS: dict[str, dict[str, Any]] = {
     "shared-tied": {"share_encoder_decoder_embeddings": True, "tie_word_embeddings": True},

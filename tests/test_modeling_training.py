@@ -26,8 +26,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer import loss_vanilla_transformer as loss_module
-from vanilla_transformer.attention_vanilla_transformer import (
+from vanilla_transformer.model import loss_vanilla_transformer as loss_module
+from vanilla_transformer.model.attention_vanilla_transformer import (
     fold_rows,
     in_float32,
     is_faster_in_float32,

@@ -23,8 +23,8 @@ from transformers import (
 from transformers.pipelines.pt_utils import KeyDataset, PipelineIterator
 from transformers.tokenization_utils_base import TruncationStrategy
 
-from vanilla_transformer import pipeline_vanilla_transformer
-from vanilla_transformer.pipeline_vanilla_transformer import (
+from vanilla_transformer.model import pipeline_vanilla_transformer
+from vanilla_transformer.model.pipeline_vanilla_transformer import (
     ReturnType,
     SummarizationPipeline,
     Text2TextGenerationPipeline,

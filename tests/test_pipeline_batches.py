@@ -17,7 +17,7 @@ from tiny_vanilla import make_model as make_vanilla
 from transformers import GenerationConfig, MarianMTModel
 from transformers.pipelines.pt_utils import KeyDataset, PipelineIterator
 
-from vanilla_transformer.pipeline_vanilla_transformer import (
+from vanilla_transformer.model.pipeline_vanilla_transformer import (
     WINDOW_SIZE,
     SummarizationPipeline,
     Text2TextGenerationPipeline,

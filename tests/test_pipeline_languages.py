@@ -16,7 +16,7 @@ from transformers import (
     pipelines,
 )
 
-from vanilla_transformer.pipeline_vanilla_transformer import TranslationPipeline, parse_language_pair
+from vanilla_transformer.model.pipeline_vanilla_transformer import TranslationPipeline, parse_language_pair
 from vanilla_transformer.registration import register_pipeline_tasks
 
 pipeline: Any = pipelines.pipeline  # its types know only the tasks that the library has itself

@@ -11,8 +11,8 @@ from library_models import MODELS, TEXTS, generate_by_hand, make_marian, make_to
 from transformers import Pipeline, pipelines
 from transformers.pipelines.base import PipelineRegistry, get_default_model_and_revision
 
-from vanilla_transformer import pipeline_vanilla_transformer
-from vanilla_transformer.pipeline_vanilla_transformer import (
+from vanilla_transformer.model import pipeline_vanilla_transformer
+from vanilla_transformer.model.pipeline_vanilla_transformer import (
     SummarizationPipeline,
     Text2TextGenerationPipeline,
     TranslationPipeline,

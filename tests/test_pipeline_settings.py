@@ -10,7 +10,7 @@ from tiny_vanilla import make_model as make_vanilla
 from transformers import GenerationConfig, MarianMTModel, T5ForConditionalGeneration, pipelines
 from transformers.generation.streamers import BaseStreamer
 
-from vanilla_transformer.pipeline_vanilla_transformer import (
+from vanilla_transformer.model.pipeline_vanilla_transformer import (
     SummarizationPipeline,
     Text2TextGenerationPipeline,
     TranslationPipeline,

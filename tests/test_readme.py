@@ -25,7 +25,7 @@ from vanilla_transformer import (
     loss_vanilla_transformer,
 )
 from vanilla_transformer.conversion.torch_module import to_torch_nn
-from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerDecoderLayer
+from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerDecoderLayer
 
 ROOT = Path(__file__).parents[1]
 README = "README.md"

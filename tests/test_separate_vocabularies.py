@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, DataCollatorForSeq2Seq, TextIteratorStreamer, pipeline
 
 from vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.tokenizer_training import train_separate_tokenizer, train_tokenizer
 from vanilla_transformer.translation import translate, translate_file
 

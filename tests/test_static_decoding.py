@@ -25,10 +25,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import CompileConfig, GenerationConfig
 
-from vanilla_transformer import VanillaTransformerForConditionalGeneration, static_decoding_vanilla_transformer
-from vanilla_transformer.cache_vanilla_transformer import SourceSharingCache
-from vanilla_transformer.static_decoding_vanilla_transformer import StaticDecoder
-from vanilla_transformer.static_step_vanilla_transformer import Bucket, KeptSteps, StepState, decode_step
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.model import static_decoding_vanilla_transformer
+from vanilla_transformer.model.cache_vanilla_transformer import SourceSharingCache
+from vanilla_transformer.model.static_decoding_vanilla_transformer import StaticDecoder
+from vanilla_transformer.model.static_step_vanilla_transformer import Bucket, KeptSteps, StepState, decode_step
 
 Recorded = list[tuple[Bucket, int]]
 

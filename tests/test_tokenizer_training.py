@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.tokenizer_training import MINIMUM_VOCAB_SIZE, train_separate_tokenizer, train_tokenizer
 
 ENGLISH = ["a man rides a horse", "two men ride two horses", "the man is riding", "a horse is a horse"]

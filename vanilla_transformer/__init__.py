@@ -4,18 +4,18 @@ Importing this package registers the model and its tokenizer with the Auto class
 "translation", "summarization" and "text2text-generation" back to `transformers.pipeline`.
 """
 
-from .causal_lm_vanilla_transformer import VanillaTransformerDecoderModel, VanillaTransformerForCausalLM
-from .configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
-from .encoder_vanilla_transformer import (
+from .model.configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
+from .model.decoder_only_vanilla_transformer import VanillaTransformerDecoderModel, VanillaTransformerForCausalLM
+from .model.encoder_only_vanilla_transformer import (
     VanillaTransformerEncoderModel,
     VanillaTransformerForQuestionAnswering,
     VanillaTransformerForSequenceClassification,
     VanillaTransformerForTokenClassification,
 )
-from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
-from .pipeline_vanilla_transformer import SummarizationPipeline, Text2TextGenerationPipeline, TranslationPipeline
+from .model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
+from .model.pipeline_vanilla_transformer import SummarizationPipeline, Text2TextGenerationPipeline, TranslationPipeline
+from .model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from .registration import register_auto_classes, register_pipeline_tasks
-from .tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
 __version__ = "0.1.0"
 

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .data import open_text
 from .files import check_text_output, new_file
-from .pipeline_vanilla_transformer import WINDOW_SIZE, count_sentences, map_by_length
+from .model.pipeline_vanilla_transformer import WINDOW_SIZE, count_sentences, map_by_length
 from .token_labels import Words, find_words, label_tokens, split_words
 from .translation import DEFAULT_BATCH_TOKENS_OF_OTHERS, encode_texts, inference, length_limit, progress_bar
 

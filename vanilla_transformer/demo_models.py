@@ -14,7 +14,7 @@ from transformers.utils.hub import cached_file
 
 from .demo import DemoError, DemoModel
 from .demo_examples import find_examples, read_training_data
-from .loading_vanilla_transformer import find_damage
+from .model.pretrained_vanilla_transformer import find_damage
 from .model_names import check_model_name, explain_missing_model
 from .translation import load_model_and_tokenizer
 from .vocabularies import load_needed_tokenizer

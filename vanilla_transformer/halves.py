@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .model.configuration_vanilla_transformer import VanillaTransformerConfig
 
 
 @dataclass(frozen=True)

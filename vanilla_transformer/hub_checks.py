@@ -26,7 +26,6 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
 from .checkpoints import list_weights_problems
-from .configuration_vanilla_transformer import AUTO_MAP, VanillaTransformerConfig
 from .halves import Half, find_half
 from .hub_files import (
     CARD_NAME,
@@ -44,7 +43,8 @@ from .hub_files import (
     select_files,
 )
 from .hub_trial import Outcome, make_user, use
-from .loading_vanilla_transformer import find_damage, suggest_fields
+from .model.configuration_vanilla_transformer import AUTO_MAP, VanillaTransformerConfig
+from .model.pretrained_vanilla_transformer import find_damage, suggest_fields
 from .model_card_words import get_task_words
 from .tasks import TRANSLATION, Task, find_task
 from .vocabularies import get_vocabularies

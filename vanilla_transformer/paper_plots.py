@@ -17,8 +17,9 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
 from .attention_maps import AttentionKind
-from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .files import check_new_file
+from .model.configuration_vanilla_transformer import VanillaTransformerConfig
+from .model.positions_vanilla_transformer import SINUSOIDS
 from .pictures import (
     Lettering,
     choose_color,
@@ -31,7 +32,6 @@ from .pictures import (
     save_picture,
     shorten,
 )
-from .positions_vanilla_transformer import SINUSOIDS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,22 +18,22 @@ from transformers import (
 )
 from transformers.pipelines.base import PipelineRegistry
 
-from .causal_lm_vanilla_transformer import VanillaTransformerDecoderModel, VanillaTransformerForCausalLM
-from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .encoder_vanilla_transformer import (
+from .model.configuration_vanilla_transformer import VanillaTransformerConfig
+from .model.decoder_only_vanilla_transformer import VanillaTransformerDecoderModel, VanillaTransformerForCausalLM
+from .model.encoder_only_vanilla_transformer import (
     VanillaTransformerEncoderModel,
     VanillaTransformerForQuestionAnswering,
     VanillaTransformerForSequenceClassification,
     VanillaTransformerForTokenClassification,
 )
-from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
-from .pipeline_vanilla_transformer import (
+from .model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
+from .model.pipeline_vanilla_transformer import (
     SummarizationPipeline,
     Text2TextGenerationPipeline,
     TranslationPipeline,
     parse_language_pair,
 )
-from .tokenization_vanilla_transformer import VanillaTransformerTokenizer
+from .model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
 # The models that transformers 4 took when none was named: (name, revision).
 _T5 = ("google-t5/t5-base", "a9723ea")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from huggingface_hub.errors import StrictDataclassError
 
-from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .model.configuration_vanilla_transformer import VanillaTransformerConfig
 from .recipe import paper_recipe
 
 

@@ -36,10 +36,10 @@ from .batching import IntArray, TokenBatchSampler, pair_lengths
 from .checkpoints import find_last_whole_checkpoint, replacing_files
 from .evaluation import to_perplexity
 from .hub_files import select_files
-from .loss_vanilla_transformer import IGNORED_LABEL
+from .model.loss_vanilla_transformer import IGNORED_LABEL
+from .model.modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
 from .model_card import CardMetadata, write_model_card
 from .model_card_facts import is_hub_name
-from .modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
 from .pushing import describe_error, push_snapshot, remove_snapshots, take_snapshot, write_card_to_push
 from .sharding import drop_tied_copies, is_sharded, keep_tables_together, unsharded_class
 from .streaming import StreamingTokenBatches

@@ -29,14 +29,14 @@ from transformers.utils.logging import tqdm
 
 from .data import open_text
 from .files import check_text_output
-from .model_names import explain_missing_model
-from .pipeline_vanilla_transformer import (
+from .model.pipeline_vanilla_transformer import (
     WINDOW_SIZE,
     count_sentences,
     is_vanilla,
     map_by_length,
     sequence_score_settings,
 )
+from .model_names import explain_missing_model
 from .tasks import TASKS, Task, find_prefix, find_task, get_task
 from .vocabularies import check_text_target, get_vocabularies, load_needed_tokenizer
 

@@ -265,7 +265,7 @@ theta 为例，取编码器第一层矩阵 W^Q 的第一个数：
 # 接下来
 
 同样的模型，换成论文的规模就是 VanillaTransformerConfig.from_preset("base")。README 的“The paper in this code”
-一节列出了每个公式在代码中的位置；vanilla_transformer/modeling_vanilla_transformer.py 则从上到下与论文第 3
+一节列出了每个公式在代码中的位置；vanilla_transformer/model/modeling_vanilla_transformer.py 则从上到下与论文第 3
 节对应。加上 --steps 1，可以在第 13、14 步看到一个几乎什么都没学到的模型。
 """,
 }

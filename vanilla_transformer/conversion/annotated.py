@@ -26,7 +26,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 
 from .comparing import Batch, compare_with
 from .converted import ConvertedModel, build_model

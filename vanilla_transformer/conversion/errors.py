@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 
 
 class ConversionError(ValueError):

@@ -21,8 +21,8 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import GenerationConfig
 
-from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
 from .converted import ConvertedModel, build_model
 from .errors import ConversionError, find_differences, refuse

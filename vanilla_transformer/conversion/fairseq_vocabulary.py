@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
 from .errors import ConversionError
 from .vocabularies import check_vocabularies

@@ -17,8 +17,8 @@ import torch
 import yaml
 from transformers import GenerationConfig
 
-from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 from .comparing import Batch, compare_with
 from .converted import ConvertedModel, build_model

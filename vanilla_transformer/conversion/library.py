@@ -24,8 +24,8 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import has_file
 
-from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.positions_vanilla_transformer import SINUSOIDS
+from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
 from vanilla_transformer.vocabularies import get_vocabularies
 
 from .comparing import Batch, as_float32, compare_with

@@ -27,7 +27,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
 from .errors import ConversionError, refuse
 from .sentencepiece_normalizer import SPACE, STRANGE, Spacing, convert_rules, write_class

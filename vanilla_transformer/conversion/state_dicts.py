@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 
-from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.positions_vanilla_transformer import SINUSOIDS
+from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
 
 from .errors import ConversionError, refuse
 from .reading import check_weights, read_checkpoint

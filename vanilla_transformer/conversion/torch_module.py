@@ -25,10 +25,10 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.files import new_folder
-from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.positions_vanilla_transformer import SINUSOIDS
+from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
 
 from .comparing import Batch, as_float32, check_counterpart
 from .errors import find_differences, list_head_sizes, refuse

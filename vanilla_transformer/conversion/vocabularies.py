@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from vanilla_transformer.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
 from .errors import ConversionError
 

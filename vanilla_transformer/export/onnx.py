@@ -29,7 +29,7 @@ from transformers import __version__ as transformers_version
 
 from vanilla_transformer.conversion.errors import ConversionError
 from vanilla_transformer.files import check_new_folder, new_folder
-from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.optional import explain_missing
 from vanilla_transformer.vocabularies import load_tokenizer
 

@@ -14,9 +14,9 @@ from torch.export import Dim, ExportedProgram
 from transformers import DynamicCache, EncoderDecoderCache
 
 from vanilla_transformer.conversion.errors import refuse
-from vanilla_transformer.linear_vanilla_transformer import project
-from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.positions_vanilla_transformer import LearnedPositions, SinusoidalPositions
+from vanilla_transformer.model.linear_vanilla_transformer import project
+from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.model.positions_vanilla_transformer import LearnedPositions, SinusoidalPositions
 
 # Sizes of what is traced. Any will do but 0 and 1, which tracing takes for constants.
 BATCH_SIZE, SOURCE_LENGTH, TARGET_LENGTH, PAST_LENGTH, CACHED_SOURCE_LENGTH = 2, 4, 2, 3, 2

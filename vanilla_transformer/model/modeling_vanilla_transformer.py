@@ -45,9 +45,9 @@ from .cache_vanilla_transformer import SourceSharingCache, count_source_rows, ma
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
 from .linear_vanilla_transformer import project
-from .loading_vanilla_transformer import SafeLoadingMixin
 from .loss_vanilla_transformer import compute_logits_and_loss, shift_tokens_right, should_skip_logits
 from .positions_vanilla_transformer import LearnedPositions, SinusoidalPositions, count_positions, count_tokens_before
+from .pretrained_vanilla_transformer import SafeLoadingMixin
 from .resizing_vanilla_transformer import ResizableVocabulariesMixin
 
 # 3.1  Encoder and decoder stacks

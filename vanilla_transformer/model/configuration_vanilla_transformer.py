@@ -22,8 +22,8 @@ from transformers.utils import logging
 if TYPE_CHECKING:
     # Never executed: transformers copies the files named in import lines beside a saved config, and a process without
     # this package finds there the pipelines that _PIPELINES names, and the halves that the auto_map names.
-    from .causal_lm_vanilla_transformer import VanillaTransformerForCausalLM as VanillaTransformerForCausalLM
-    from .encoder_vanilla_transformer import VanillaTransformerEncoderModel as VanillaTransformerEncoderModel
+    from .decoder_only_vanilla_transformer import VanillaTransformerForCausalLM as VanillaTransformerForCausalLM
+    from .encoder_only_vanilla_transformer import VanillaTransformerEncoderModel as VanillaTransformerEncoderModel
     from .pipeline_vanilla_transformer import TranslationPipeline as TranslationPipeline
 
 logger = logging.get_logger(__name__)

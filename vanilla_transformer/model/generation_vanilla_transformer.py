@@ -12,9 +12,9 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList
 from transformers.generation.utils import GenerationMixin
 
 from .attention_vanilla_transformer import check_cache_implementation
-from .beam_search_vanilla_transformer import LENGTH_PENALTIES, BeamSearch
 from .cache_vanilla_transformer import SourceSharingCache
 from .greedy_search_vanilla_transformer import GreedySearch
+from .search_vanilla_transformer import LENGTH_PENALTIES, BeamSearch
 from .stopping_vanilla_transformer import SourceLengthCriteria
 
 # Section 6.1: "We set the maximum output length during inference to input length + 50".

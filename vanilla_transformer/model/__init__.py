@@ -1,0 +1,1 @@
+"""The model, with all that travels with a checkpoint."""
