@@ -31,7 +31,7 @@ from typing import Literal
 from transformers import HfArgumentParser
 
 from vanilla_transformer.command_line import make_argument_parser
-from vanilla_transformer.data import read_lines
+from vanilla_transformer.data.corpora import read_lines
 from vanilla_transformer.demo import DemoError, Settings
 from vanilla_transformer.demo_models import ModelShelf, OtherModels
 from vanilla_transformer.demo_page import build_page, launch_page

@@ -58,7 +58,7 @@ from transformers import AutoTokenizer, HfArgumentParser
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.conversion.marian import to_marian
-from vanilla_transformer.data import open_text
+from vanilla_transformer.data.corpora import open_text
 from vanilla_transformer.translation import translate
 
 REFERENCE = "MarianMT"

@@ -36,9 +36,9 @@ from transformers.utils.logging import tqdm
 
 import vanilla_transformer  # noqa: F401 (registers the tokenizer with AutoTokenizer)
 from vanilla_transformer.command_line import make_argument_parser
-from vanilla_transformer.streaming import StreamingTokenBatches
-from vanilla_transformer.streaming_data import sample_pairs, stream_parallel_corpus, tokenize_stream
-from vanilla_transformer.tokenizer_training import train_tokenizer
+from vanilla_transformer.data.stream_batches import StreamingTokenBatches
+from vanilla_transformer.data.streams import sample_pairs, stream_parallel_corpus, tokenize_stream
+from vanilla_transformer.data.tokenizer_training import train_tokenizer
 
 DISTRIBUTIONS = ("vanilla-transformer", "datasets", "pyarrow", "tokenizers", "torch", "transformers")
 MEMORY_AT = (0.1, 0.5, 1.0)

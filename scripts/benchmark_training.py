@@ -51,11 +51,11 @@ from transformers import (
 from transformers.trainer_pt_utils import LabelSmoother
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.batching import TokenBatchSampler, pair_lengths
 from vanilla_transformer.command_line import make_argument_parser
-from vanilla_transformer.data import load_parallel_corpus
+from vanilla_transformer.data.batching import TokenBatchSampler, pair_lengths
+from vanilla_transformer.data.corpora import load_parallel_corpus
+from vanilla_transformer.data.tokenizer_training import train_tokenizer
 from vanilla_transformer.model.loss_vanilla_transformer import compute_logits_and_loss
-from vanilla_transformer.tokenizer_training import train_tokenizer
 from vanilla_transformer.trainer import TranslationTrainer
 from vanilla_transformer.training_data import tokenize_pairs
 

@@ -31,7 +31,7 @@ from transformers import AutoTokenizer, HfArgumentParser
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.conversion.marian import to_marian
-from vanilla_transformer.data import open_text
+from vanilla_transformer.data.corpora import open_text
 from vanilla_transformer.translation import one_line, translate_lines
 
 DISTRIBUTIONS = ("vanilla-transformer", "transformers", "torch", "tokenizers")
@@ -95,7 +95,7 @@ def write_lines(arguments: BenchmarkArguments, path: Path) -> None:
             lines = [line.strip() for line in islice(file, arguments.max_lines)]
     else:
         # Its generators are needed for nothing else.
-        from vanilla_transformer.numbers_and_dates import numbers_and_dates
+        from vanilla_transformer.data.numbers_and_dates import numbers_and_dates
 
         lines = numbers_and_dates(source_lang="en", target_lang="de", split="test")["source"]
     lines = [line for line in lines if line]

@@ -32,7 +32,7 @@ from transformers import (
 )
 
 from vanilla_transformer.command_line import make_argument_parser
-from vanilla_transformer.data import load_parallel_corpus
+from vanilla_transformer.data.corpora import load_parallel_corpus
 from vanilla_transformer.evaluation import score_translations
 from vanilla_transformer.metrics.sacrebleu_scores import find_bleu_tokenizer
 from vanilla_transformer.translation import InferenceArguments, select_device, translate
@@ -108,7 +108,7 @@ def load_pairs(arguments: QuantizationArguments) -> tuple[list[str], list[str]]:
         pairs = load_parallel_corpus(files=arguments.test_file, max_samples=arguments.max_samples)
     else:
         # Its generators are needed for nothing else.
-        from vanilla_transformer.numbers_and_dates import numbers_and_dates
+        from vanilla_transformer.data.numbers_and_dates import numbers_and_dates
 
         pairs = numbers_and_dates(
             source_lang=arguments.source_lang or "en", target_lang=arguments.target_lang or "de", split="test"

@@ -26,8 +26,8 @@ from vanilla_transformer.conversion.comparing import TOLERANCE
 from vanilla_transformer.conversion.errors import ConversionError
 from vanilla_transformer.conversion.sources import SOURCES, convert, detect_format
 from vanilla_transformer.conversion.targets import TARGETS
+from vanilla_transformer.data.vocabularies import load_tokenizer
 from vanilla_transformer.files import check_new_folder
-from vanilla_transformer.vocabularies import load_tokenizer
 
 INTERRUPTED = 130  # the exit status of a process that Ctrl-C ended, as shells have it
 

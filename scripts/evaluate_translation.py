@@ -40,7 +40,8 @@ from transformers import AutoConfig, HfArgumentParser
 
 from vanilla_transformer.checkpoints import digest_files, digest_weights, read_architecture
 from vanilla_transformer.command_line import make_argument_parser
-from vanilla_transformer.data import load_parallel_corpus, read_lines
+from vanilla_transformer.data.corpora import load_parallel_corpus, read_lines
+from vanilla_transformer.data.vocabularies import check_text_target
 from vanilla_transformer.evaluation import score_loss, score_summaries, score_translations
 from vanilla_transformer.export.ctranslate2_model import is_exported_to_ctranslate2, read_exported_config
 from vanilla_transformer.export.engines import EngineArguments
@@ -55,7 +56,6 @@ from vanilla_transformer.metrics.sacrebleu_scores import find_bleu_tokenizer
 from vanilla_transformer.model_names import explain_missing_model
 from vanilla_transformer.tasks import TRANSLATION, Task, find_task, get_task
 from vanilla_transformer.translation import TranslationModel, one_line, translate
-from vanilla_transformer.vocabularies import check_text_target
 
 # Where the texts are, by their names in the last of these files.
 LINE_FILES = {"source": "sources.txt", "hypothesis": "hypotheses.txt", "reference": "references.txt"}
@@ -185,7 +185,7 @@ def load_pairs(arguments: EvaluationArguments, task: Task) -> Dataset:
             empty_lines="drop" if arguments.drop_empty_lines else "error",
         )
     # Its generators are needed for nothing else.
-    from vanilla_transformer.numbers_and_dates import numbers_and_dates
+    from vanilla_transformer.data.numbers_and_dates import numbers_and_dates
 
     split: Any = arguments.dataset_split
     pairs = numbers_and_dates(

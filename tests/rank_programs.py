@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from transformers import DataCollatorForSeq2Seq
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.batching import TokenBatchSampler
+from vanilla_transformer.data.batching import TokenBatchSampler
 from vanilla_transformer.model import loss_vanilla_transformer
 from vanilla_transformer.sharding import save_sharded_model
 from vanilla_transformer.trainer import TranslationTrainer

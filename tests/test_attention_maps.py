@@ -48,7 +48,7 @@ from vanilla_transformer.attention_maps import (
     label_tokens,
     split_words,
 )
-from vanilla_transformer.tokenizer_training import train_separate_tokenizer, train_tokenizer
+from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
 
 CORPUS = [
     "the cat sits on the mat .",

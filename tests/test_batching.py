@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from transformers import DataCollatorForSeq2Seq
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.batching import TokenBatchSampler, pair_lengths, plan_batches
+from vanilla_transformer.data.batching import TokenBatchSampler, pair_lengths, plan_batches
 
 Pairs = list[tuple[int, int]]
 Batches = list[list[int]]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.tokenizer_training import train_tokenizer
+from vanilla_transformer.data.tokenizer_training import train_tokenizer
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 # CTranslate2 is no requirement of the tests; where it is installed, these hold for it too.

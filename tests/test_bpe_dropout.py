@@ -25,8 +25,8 @@ from transformers import (
 )
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.bpe_dropout import BpeDropout, measure_length_growth
-from vanilla_transformer.tokenizer_training import train_separate_tokenizer, train_tokenizer
+from vanilla_transformer.data.bpe_dropout import BpeDropout, measure_length_growth
+from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
 
 SOURCES = ["a man rides a horse", "two men ride two horses", "the man is riding", "a horse is a horse"]
 TARGETS = ["ein Mann reitet ein Pferd", "zwei Männer reiten zwei Pferde", "der Mann reitet", "ein Pferd ist ein Pferd"]

@@ -11,7 +11,7 @@ from datasets import Dataset, DatasetDict, Features, Translation, Value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vanilla_transformer.data import load_parallel_corpus, open_text, read_lines
+from vanilla_transformer.data.corpora import load_parallel_corpus, open_text, read_lines
 
 Pairs = list[tuple[str, str]]
 
@@ -384,7 +384,7 @@ def test_empty_sides_are_an_error_or_dropped(tmp_path: Path, kind: str, caplog: 
     message = rf"corpus.*: 7 {unit}\(s\) empty on one side or both: {unit} 2, 3, 4, 6, 7, \.\.\."
     with pytest.raises(ValueError, match=message + r'.*empty_lines="drop"'):
         load_parallel_corpus(**arguments)
-    with caplog.at_level(logging.WARNING, logger="vanilla_transformer.data"):
+    with caplog.at_level(logging.WARNING, logger="vanilla_transformer.data.corpora"):
         dataset = load_parallel_corpus(**arguments, empty_lines="drop")
     assert to_pairs(dataset) == [("a", "b"), ("c", "d"), ("e", "f")]
     (record,) = caplog.records

@@ -16,10 +16,10 @@ from library_models import make_bart, make_m2m100, make_nllb_tokenizer, make_tok
 from transformers import LlamaConfig
 
 from vanilla_transformer import VanillaTransformerEncoderModel
+from vanilla_transformer.data.numbers_and_dates import numbers_and_dates
 from vanilla_transformer.demo import DemoError
 from vanilla_transformer.demo_examples import find_examples, read_training_data
 from vanilla_transformer.demo_models import ModelShelf
-from vanilla_transformer.numbers_and_dates import numbers_and_dates
 from vanilla_transformer.tasks import TASKS, record_task
 
 
@@ -233,7 +233,7 @@ class TestExamples:
         model = make_letters_model()
         unknown = {"builtin_corpus": True, "source_lang": "fr", "target_lang": "xx"}
         assert find_examples(model, TOKENIZER, unknown) == ()
-        monkeypatch.setitem(sys.modules, "vanilla_transformer.numbers_and_dates", None)
+        monkeypatch.setitem(sys.modules, "vanilla_transformer.data.numbers_and_dates", None)
         assert find_examples(model, TOKENIZER, {**unknown, "target_lang": "en"}) == ()
 
     def test_come_from_the_record_of_the_training(self, folders: dict[str, str], tmp_path: Path) -> None:

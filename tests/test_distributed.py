@@ -31,8 +31,8 @@ from tiny_vanilla import SHARING, make_model
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, set_seed
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.batching import TokenBatchSampler
 from vanilla_transformer.checkpoints import read_world_size
+from vanilla_transformer.data.batching import TokenBatchSampler
 from vanilla_transformer.evaluation import score_loss, score_translations
 from vanilla_transformer.sharding import save_sharded_model
 from vanilla_transformer.trainer import data_state_name

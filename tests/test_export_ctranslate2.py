@@ -18,6 +18,7 @@ from torch import nn
 from transformers import AutoTokenizer, GenerationConfig, MarianConfig, MarianMTModel, PreTrainedTokenizerBase
 
 from vanilla_transformer.conversion.errors import ConversionError
+from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
 from vanilla_transformer.evaluation import score_loss
 from vanilla_transformer.export.ctranslate2 import (
     ACTIVATIONS,
@@ -27,7 +28,6 @@ from vanilla_transformer.export.ctranslate2 import (
     register_ctranslate2_loader,
 )
 from vanilla_transformer.export.ctranslate2_model import CTranslate2Model, load_for_ctranslate2
-from vanilla_transformer.tokenizer_training import train_separate_tokenizer, train_tokenizer
 from vanilla_transformer.translation import translate, translate_file, translate_n_best
 
 pytest.importorskip("ctranslate2")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tiny_vanilla import make_model
 
-from vanilla_transformer.tokenizer_training import train_tokenizer
+from vanilla_transformer.data.tokenizer_training import train_tokenizer
 
 pytest.importorskip("ctranslate2")
 

@@ -38,8 +38,8 @@ from transformers import (
 
 import vanilla_transformer
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.data.tokenizer_training import train_tokenizer
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.tokenizer_training import train_tokenizer
 
 # Any, since the library types the names of its own tasks only.
 make_pipeline: Any = pipeline

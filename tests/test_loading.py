@@ -26,12 +26,12 @@ from transformers import (
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
 from vanilla_transformer.averaging import average_checkpoints
+from vanilla_transformer.data.tokenizer_training import train_tokenizer
 from vanilla_transformer.model.modeling_vanilla_transformer import (
     VanillaTransformerEncoder,
     VanillaTransformerPreTrainedModel,
 )
 from vanilla_transformer.model.pretrained_vanilla_transformer import WeightsFileError, find_damage
-from vanilla_transformer.tokenizer_training import train_tokenizer
 
 TEXTS = ["a man rides a horse", "two dogs"]
 WEIGHTS, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"

@@ -13,7 +13,7 @@ from babel import Locale, UnknownLocaleError
 from datasets import Dataset, DatasetDict
 from num2words import CONVERTER_CLASSES, num2words
 
-from vanilla_transformer.numbers_and_dates import LANGUAGES, numbers_and_dates
+from vanilla_transformer.data.numbers_and_dates import LANGUAGES, numbers_and_dates
 
 SPLITS = ("train", "validation", "test")
 
@@ -358,6 +358,6 @@ def test_unknown_split_is_refused() -> None:
 @pytest.mark.parametrize("library", ["num2words", "babel.dates"])
 def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch, library: str) -> None:
     monkeypatch.setitem(sys.modules, library, None)
-    monkeypatch.delitem(sys.modules, "vanilla_transformer.numbers_and_dates")
+    monkeypatch.delitem(sys.modules, "vanilla_transformer.data.numbers_and_dates")
     with pytest.raises(ImportError, match=rf'no {library}.*: pip install "vanilla-transformer\[train\]"'):
-        importlib.import_module("vanilla_transformer.numbers_and_dates")
+        importlib.import_module("vanilla_transformer.data.numbers_and_dates")

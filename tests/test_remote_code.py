@@ -38,7 +38,7 @@ from vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer.arguments import DataArguments, TranslationTrainingArguments
-from vanilla_transformer.tokenizer_training import train_tokenizer
+from vanilla_transformer.data.tokenizer_training import train_tokenizer
 from vanilla_transformer.training import build_trainer
 
 PACKAGE = Path(vanilla_transformer.__file__).parent

@@ -20,8 +20,8 @@ from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, DataCollatorForSeq2Seq, TextIteratorStreamer, pipeline
 
 from vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.tokenizer_training import train_separate_tokenizer, train_tokenizer
 from vanilla_transformer.translation import translate, translate_file
 
 SOURCES = ["a man rides a horse", "two men ride two horses", "the man is riding", "  a horse is  a horse 🐎", ""]

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from transformers import DataCollatorForSeq2Seq
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.streaming import StreamingTokenBatches
+from vanilla_transformer.data.stream_batches import StreamingTokenBatches
 
 TOKENIZER = VanillaTransformerTokenizer()
 COUNT = 157

@@ -20,14 +20,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from vanilla_transformer import VanillaTransformerTokenizer, streaming_data
-from vanilla_transformer.data import load_parallel_corpus
-from vanilla_transformer.streaming_data import sample_pairs, stream_parallel_corpus, tokenize_stream
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.data import streams as streaming_data
+from vanilla_transformer.data.corpora import load_parallel_corpus
+from vanilla_transformer.data.streams import sample_pairs, stream_parallel_corpus, tokenize_stream
 from vanilla_transformer.training_data import tokenize_pairs
 
 Pairs = list[tuple[str, str]]
 
-LOGGER = "vanilla_transformer.streaming_data"
+LOGGER = "vanilla_transformer.data.streams"
 PAIRS: Pairs = [(f"source {number}" + " and more" * (number % 3), f"Ziel {number}") for number in range(23)]
 
 

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from vanilla_transformer.data.tokenizer_training import MINIMUM_VOCAB_SIZE, train_separate_tokenizer, train_tokenizer
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.tokenizer_training import MINIMUM_VOCAB_SIZE, train_separate_tokenizer, train_tokenizer
 
 ENGLISH = ["a man rides a horse", "two men ride two horses", "the man is riding", "a horse is a horse"]
 GERMAN = ["ein Mann reitet ein Pferd", "zwei Männer reiten zwei Pferde", "der Mann reitet", "ein Pferd ist ein Pferd"]
@@ -115,7 +115,7 @@ def test_the_same_texts_give_the_same_files(tmp_path: Path, run_python: RunPytho
     random.shuffle(texts)
     program = """
 import json, sys
-from vanilla_transformer.tokenizer_training import train_tokenizer
+from vanilla_transformer.data.tokenizer_training import train_tokenizer
 train_tokenizer(json.load(sys.stdin), vocab_size=290).save_pretrained(sys.argv[1])
 """
     result = run_python(

@@ -21,7 +21,7 @@ from vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer.arguments import DataArguments, TranslationTrainingArguments
-from vanilla_transformer.streaming import StreamingTokenBatches
+from vanilla_transformer.data.stream_batches import StreamingTokenBatches
 from vanilla_transformer.trainer import TranslationTrainer
 from vanilla_transformer.training import build_trainer, settle_training_arguments
 

@@ -12,13 +12,13 @@ from library_models import make_tokenizer
 from tiny_vanilla import make_model
 from transformers import FSMTTokenizer, PreTrainedTokenizerBase
 
+from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
+from vanilla_transformer.data.vocabularies import get_vocabularies, load_tokenizer
 from vanilla_transformer.evaluation import score_loss
 from vanilla_transformer.export.ctranslate2 import export_ctranslate2
 from vanilla_transformer.export.ctranslate2_model import CTranslate2Model, load_for_ctranslate2
 from vanilla_transformer.hub import check_model_folder
-from vanilla_transformer.tokenizer_training import train_separate_tokenizer, train_tokenizer
 from vanilla_transformer.translation import load_model_and_tokenizer, translate, translate_file
-from vanilla_transformer.vocabularies import get_vocabularies, load_tokenizer
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 TEXTS = ["a man rides a horse", "two dogs run"]

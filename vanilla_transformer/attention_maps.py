@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .data import open_text
+from .data.corpora import open_text
 from .files import check_text_output, new_file
 from .model.pipeline_vanilla_transformer import WINDOW_SIZE, count_sentences, map_by_length
 from .token_labels import Words, find_words, label_tokens, split_words

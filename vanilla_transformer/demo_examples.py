@@ -69,7 +69,7 @@ def find_examples(
 def _make_builtin_examples(source_lang: str, target_lang: str) -> tuple[str, ...]:
     """Examples of the built-in corpus; none where they cannot be made, for the model knows nothing else."""
     try:
-        from .numbers_and_dates import numbers_and_dates
+        from .data.numbers_and_dates import numbers_and_dates
 
         corpus = numbers_and_dates(
             split="test", test_size=_BUILTIN_EXAMPLES, source_lang=source_lang, target_lang=target_lang

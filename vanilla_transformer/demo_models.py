@@ -12,12 +12,12 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedConfig
 from transformers.utils.hub import cached_file
 
+from .data.vocabularies import load_needed_tokenizer
 from .demo import DemoError, DemoModel
 from .demo_examples import find_examples, read_training_data
 from .model.pretrained_vanilla_transformer import find_damage
 from .model_names import check_model_name, explain_missing_model
 from .translation import load_model_and_tokenizer
-from .vocabularies import load_needed_tokenizer
 
 OtherModels = Literal["any", "hub", "none"]
 

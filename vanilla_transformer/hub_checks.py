@@ -26,6 +26,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
 from .checkpoints import list_weights_problems
+from .data.vocabularies import get_vocabularies
 from .halves import Half, find_half
 from .hub_files import (
     CARD_NAME,
@@ -47,7 +48,6 @@ from .model.configuration_vanilla_transformer import AUTO_MAP, VanillaTransforme
 from .model.pretrained_vanilla_transformer import find_damage, suggest_fields
 from .model_card_words import get_task_words
 from .tasks import TRANSLATION, Task, find_task
-from .vocabularies import get_vocabularies
 
 CodeChoice = Literal["folder", "installed"]
 

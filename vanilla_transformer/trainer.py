@@ -32,8 +32,9 @@ from transformers.utils import logging
 from transformers.utils.hub import PushInProgress
 
 from .averaging import AverageCheckpoints
-from .batching import IntArray, TokenBatchSampler, pair_lengths
 from .checkpoints import find_last_whole_checkpoint, replacing_files
+from .data.batching import IntArray, TokenBatchSampler, pair_lengths
+from .data.stream_batches import StreamingTokenBatches
 from .evaluation import to_perplexity
 from .hub_files import select_files
 from .model.loss_vanilla_transformer import IGNORED_LABEL
@@ -42,7 +43,6 @@ from .model_card import CardMetadata, write_model_card
 from .model_card_facts import is_hub_name
 from .pushing import describe_error, push_snapshot, remove_snapshots, take_snapshot, write_card_to_push
 from .sharding import drop_tied_copies, is_sharded, keep_tables_together, unsharded_class
-from .streaming import StreamingTokenBatches
 
 logger = logging.get_logger(__name__)
 

@@ -12,12 +12,12 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from .arguments import DataArguments, TranslationTrainingArguments
-from .batching import IntArray, pair_lengths
-from .bpe_dropout import BpeDropout, measure_length_growth
 from .checkpoints import replacing_files
-from .data import load_parallel_corpus
-from .streaming import StreamingTokenBatches
-from .streaming_data import stream_parallel_corpus, tokenize_stream
+from .data.batching import IntArray, pair_lengths
+from .data.bpe_dropout import BpeDropout, measure_length_growth
+from .data.corpora import load_parallel_corpus
+from .data.stream_batches import StreamingTokenBatches
+from .data.streams import stream_parallel_corpus, tokenize_stream
 from .tasks import get_task
 
 logger = logging.get_logger(__name__)
@@ -86,7 +86,7 @@ def _read_corpora(arguments: DataArguments) -> Corpora:
 
 def _generate_corpora(arguments: DataArguments) -> Corpora:
     # Its generators, num2words and Babel, are needed for nothing else.
-    from .numbers_and_dates import numbers_and_dates
+    from .data.numbers_and_dates import numbers_and_dates
 
     for name in ("max_train_samples", "max_eval_samples"):
         value = getattr(arguments, name)

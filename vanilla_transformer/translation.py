@@ -27,7 +27,8 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import tqdm
 
-from .data import open_text
+from .data.corpora import open_text
+from .data.vocabularies import check_text_target, get_vocabularies, load_needed_tokenizer
 from .files import check_text_output
 from .model.pipeline_vanilla_transformer import (
     WINDOW_SIZE,
@@ -38,7 +39,6 @@ from .model.pipeline_vanilla_transformer import (
 )
 from .model_names import explain_missing_model
 from .tasks import TASKS, Task, find_prefix, find_task, get_task
-from .vocabularies import check_text_target, get_vocabularies, load_needed_tokenizer
 
 if TYPE_CHECKING:
     from .export.ctranslate2_model import CTranslate2Model

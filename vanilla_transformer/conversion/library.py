@@ -24,9 +24,9 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import has_file
 
+from vanilla_transformer.data.vocabularies import get_vocabularies
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
-from vanilla_transformer.vocabularies import get_vocabularies
 
 from .comparing import Batch, as_float32, compare_with
 from .converted import ConvertedModel, build_model

@@ -22,10 +22,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from vanilla_transformer.data.vocabularies import load_tokenizer
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
-from vanilla_transformer.vocabularies import load_tokenizer
 
 from .comparing import Batch, compare_with
 from .converted import ConvertedModel, build_model

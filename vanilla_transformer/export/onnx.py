@@ -28,10 +28,10 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 from transformers import __version__ as transformers_version
 
 from vanilla_transformer.conversion.errors import ConversionError
+from vanilla_transformer.data.vocabularies import load_tokenizer
 from vanilla_transformer.files import check_new_folder, new_folder
 from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.optional import explain_missing
-from vanilla_transformer.vocabularies import load_tokenizer
 
 from .onnx_model import DECODER_FILE, ENCODER_FILE, OnnxModel, import_onnxruntime
 from .tracing import (

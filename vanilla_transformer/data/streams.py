@@ -29,7 +29,7 @@ import pyarrow  # type: ignore[import-untyped]
 from datasets import Dataset, Features, IterableDataset, List, Value, load_dataset
 from transformers import PreTrainedTokenizerBase
 
-from .data import (
+from .corpora import (
     MEND_OR_DROP,
     PAIR_READERS,
     USUAL_COLUMNS,

@@ -1,0 +1,1 @@
+"""Corpora, tokenizers to train and batches."""
