@@ -12,8 +12,8 @@ from pathlib import Path
 
 from transformers import HfArgumentParser
 
-from vanilla_transformer.averaging import average_checkpoints, select_checkpoints
 from vanilla_transformer.command_line import make_argument_parser
+from vanilla_transformer.training.averaging import average_checkpoints, select_checkpoints
 
 
 @dataclass

@@ -56,8 +56,8 @@ from vanilla_transformer.data.batching import TokenBatchSampler, pair_lengths
 from vanilla_transformer.data.corpora import load_parallel_corpus
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
 from vanilla_transformer.model.loss_vanilla_transformer import compute_logits_and_loss
-from vanilla_transformer.trainer import TranslationTrainer
-from vanilla_transformer.training_data import tokenize_pairs
+from vanilla_transformer.training.examples import tokenize_pairs
+from vanilla_transformer.training.trainer import TranslationTrainer
 
 SMOOTHING = 0.1
 SPECIAL_TOKENS = 4

@@ -38,7 +38,6 @@ from typing import Any, Literal
 from datasets import Dataset
 from transformers import AutoConfig, HfArgumentParser
 
-from vanilla_transformer.checkpoints import digest_files, digest_weights, read_architecture
 from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.data.corpora import load_parallel_corpus, read_lines
 from vanilla_transformer.data.vocabularies import check_text_target
@@ -55,6 +54,7 @@ from vanilla_transformer.metrics.comparison import (
 from vanilla_transformer.metrics.sacrebleu_scores import find_bleu_tokenizer
 from vanilla_transformer.model_names import explain_missing_model
 from vanilla_transformer.tasks import TRANSLATION, Task, find_task, get_task
+from vanilla_transformer.training.checkpoints import digest_files, digest_weights, read_architecture
 from vanilla_transformer.translation import TranslationModel, one_line, translate
 
 # Where the texts are, by their names in the last of these files.

@@ -35,14 +35,16 @@ from transformers import AutoTokenizer, HfArgumentParser, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.arguments import DataArguments, TranslationTrainingArguments
 from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.data.corpora import load_parallel_corpus
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
 from vanilla_transformer.evaluation import score_loss, score_translations
 from vanilla_transformer.metrics.sacrebleu_scores import find_bleu_tokenizer
-from vanilla_transformer.recipe import paper_recipe
-from vanilla_transformer.table3 import (
+from vanilla_transformer.training.arguments import DataArguments, TranslationTrainingArguments
+from vanilla_transformer.training.examples import load_corpora
+from vanilla_transformer.training.recipe import paper_recipe
+from vanilla_transformer.training.setup import parse_overrides
+from vanilla_transformer.training.table3 import (
     PAPER,
     Measurement,
     check_rows,
@@ -55,8 +57,6 @@ from vanilla_transformer.table3 import (
     parse_factor,
     scale_overrides,
 )
-from vanilla_transformer.training import parse_overrides
-from vanilla_transformer.training_data import load_corpora
 from vanilla_transformer.translation import load_model_and_tokenizer, one_line, translate
 
 TRAIN_SCRIPT = Path(__file__).with_name("train.py")

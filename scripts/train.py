@@ -34,21 +34,22 @@ from transformers.hf_argparser import string_to_bool
 from transformers.trainer import TRAINER_STATE_NAME
 
 import vanilla_transformer  # noqa: F401  (registers the model with the Auto classes)
-from vanilla_transformer.arguments import (
+from vanilla_transformer.command_line import USAGE, make_argument_parser
+from vanilla_transformer.hub_errors import PushError, check_token
+from vanilla_transformer.pushing import describe_error
+from vanilla_transformer.tasks import get_task, record_task
+from vanilla_transformer.training.arguments import (
     DataArguments,
     ModelArguments,
     RecipeArguments,
     TranslationTrainingArguments,
 )
-from vanilla_transformer.averaging import AVERAGED_FOLDER
-from vanilla_transformer.checkpoints import find_last_whole_checkpoint, find_problem, list_checkpoints
-from vanilla_transformer.command_line import USAGE, make_argument_parser
-from vanilla_transformer.hub_errors import PushError, check_token
-from vanilla_transformer.pushing import describe_error
-from vanilla_transformer.recipe import paper_recipe
-from vanilla_transformer.tasks import get_task, record_task
-from vanilla_transformer.trainer import TranslationTrainer
-from vanilla_transformer.training import (
+from vanilla_transformer.training.averaging import AVERAGED_FOLDER
+from vanilla_transformer.training.checkpoints import find_last_whole_checkpoint, find_problem, list_checkpoints
+from vanilla_transformer.training.examples import Corpora, known_languages, load_corpora
+from vanilla_transformer.training.recipe import paper_recipe
+from vanilla_transformer.training.records import close_progress, write_metrics
+from vanilla_transformer.training.setup import (
     build_config,
     build_model,
     build_trainer,
@@ -60,8 +61,7 @@ from vanilla_transformer.training import (
     settle_prefix,
     settle_training_arguments,
 )
-from vanilla_transformer.training_data import Corpora, known_languages, load_corpora
-from vanilla_transformer.watching import close_progress, write_metrics
+from vanilla_transformer.training.trainer import TranslationTrainer
 
 
 def make_parser() -> HfArgumentParser:

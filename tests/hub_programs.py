@@ -22,9 +22,9 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer.arguments import TranslationTrainingArguments
-from vanilla_transformer.callbacks import ShipCode
-from vanilla_transformer.trainer import TranslationTrainer
+from vanilla_transformer.training.arguments import TranslationTrainingArguments
+from vanilla_transformer.training.callbacks import ShipCode
+from vanilla_transformer.training.trainer import TranslationTrainer
 
 torch.set_num_threads(1)
 

@@ -13,8 +13,8 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer.arguments import TranslationTrainingArguments
-from vanilla_transformer.trainer import TranslationTrainer
+from vanilla_transformer.training.arguments import TranslationTrainingArguments
+from vanilla_transformer.training.trainer import TranslationTrainer
 
 TOKENIZER = VanillaTransformerTokenizer()
 TEXTS = ["abc", "hgfe", "d"]

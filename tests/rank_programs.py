@@ -27,8 +27,8 @@ from transformers import DataCollatorForSeq2Seq
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.data.batching import TokenBatchSampler
 from vanilla_transformer.model import loss_vanilla_transformer
-from vanilla_transformer.sharding import save_sharded_model
-from vanilla_transformer.trainer import TranslationTrainer
+from vanilla_transformer.training.sharding import save_sharded_model
+from vanilla_transformer.training.trainer import TranslationTrainer
 
 torch.set_num_threads(1)
 

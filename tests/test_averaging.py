@@ -28,8 +28,8 @@ from transformers import (
     Seq2SeqTrainingArguments,
 )
 
-from vanilla_transformer import averaging
-from vanilla_transformer.averaging import AverageCheckpoints, average_checkpoints, select_checkpoints
+from vanilla_transformer.training import averaging
+from vanilla_transformer.training.averaging import AverageCheckpoints, average_checkpoints, select_checkpoints
 
 IDS = torch.tensor([[5, 9, 2], [7, 2, 1]])
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForSeq2SeqLM, Trainer, TrainingArguments
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import rotate_checkpoints, sort_checkpoints
 
-from vanilla_transformer.checkpoints import (
+from vanilla_transformer.training.checkpoints import (
     RecordWorldSize,
     find_last_whole_checkpoint,
     find_problem,

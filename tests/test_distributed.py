@@ -31,11 +31,11 @@ from tiny_vanilla import SHARING, make_model
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, set_seed
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.checkpoints import read_world_size
 from vanilla_transformer.data.batching import TokenBatchSampler
 from vanilla_transformer.evaluation import score_loss, score_translations
-from vanilla_transformer.sharding import save_sharded_model
-from vanilla_transformer.trainer import data_state_name
+from vanilla_transformer.training.checkpoints import read_world_size
+from vanilla_transformer.training.sharding import save_sharded_model
+from vanilla_transformer.training.trainer import data_state_name
 
 CONFIGS = Path(__file__).resolve().parent.parent / "scripts" / "accelerate_configs"
 PAIRS, VALIDATION_PAIRS = 60, 7

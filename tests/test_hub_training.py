@@ -28,9 +28,9 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer.arguments import TranslationTrainingArguments
-from vanilla_transformer.callbacks import ShipCode
 from vanilla_transformer.pushing import remove_snapshots, take_snapshot
+from vanilla_transformer.training.arguments import TranslationTrainingArguments
+from vanilla_transformer.training.callbacks import ShipCode
 
 CODE = {
     path.name: path.read_bytes() for path in Path(vanilla_transformer.__file__).parent.glob("*_vanilla_transformer.py")

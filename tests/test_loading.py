@@ -25,13 +25,13 @@ from transformers import (
 )
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
-from vanilla_transformer.averaging import average_checkpoints
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
 from vanilla_transformer.model.modeling_vanilla_transformer import (
     VanillaTransformerEncoder,
     VanillaTransformerPreTrainedModel,
 )
 from vanilla_transformer.model.pretrained_vanilla_transformer import WeightsFileError, find_damage
+from vanilla_transformer.training.averaging import average_checkpoints
 
 TEXTS = ["a man rides a horse", "two dogs"]
 WEIGHTS, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"

@@ -22,7 +22,7 @@ from transformers import MarianConfig, MarianMTModel, Seq2SeqTrainingArguments
 
 from vanilla_transformer.model_card import build_model_card, write_model_card
 from vanilla_transformer.model_card_words import describe_norm
-from vanilla_transformer.trainer import TranslationTrainer
+from vanilla_transformer.training.trainer import TranslationTrainer
 
 ROOT = Path(__file__).parents[1]
 ENGLISH = ("one", "two", "three", "four", "five", "six")

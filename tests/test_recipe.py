@@ -12,15 +12,15 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, get_scheduler
 
-import vanilla_transformer.recipe as recipe
+import vanilla_transformer.training.recipe as recipe
 from vanilla_transformer import (
     PRESETS,
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer.arguments import TranslationTrainingArguments
-from vanilla_transformer.recipe import (
+from vanilla_transformer.training.arguments import TranslationTrainingArguments
+from vanilla_transformer.training.recipe import (
     choose_tokens_per_device,
     find_num_devices,
     find_warmup_problem,

@@ -37,9 +37,9 @@ from vanilla_transformer import (
     VanillaTransformerModel,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer.arguments import DataArguments, TranslationTrainingArguments
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
-from vanilla_transformer.training import build_trainer
+from vanilla_transformer.training.arguments import DataArguments, TranslationTrainingArguments
+from vanilla_transformer.training.setup import build_trainer
 
 PACKAGE = Path(vanilla_transformer.__file__).parent
 REMOTE_FILES = {path.name: path for path in sorted(PACKAGE.glob("*_vanilla_transformer.py"))}

@@ -66,7 +66,7 @@ def arm(kill: Kill, output_dir: Path) -> None:
     import transformers
     from transformers import Trainer, TrainerState, modeling_utils
 
-    from vanilla_transformer import averaging
+    from vanilla_transformer.training import averaging
 
     seen = 0
 

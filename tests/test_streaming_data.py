@@ -24,7 +24,7 @@ from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.data import streams as streaming_data
 from vanilla_transformer.data.corpora import load_parallel_corpus
 from vanilla_transformer.data.streams import sample_pairs, stream_parallel_corpus, tokenize_stream
-from vanilla_transformer.training_data import tokenize_pairs
+from vanilla_transformer.training.examples import tokenize_pairs
 
 Pairs = list[tuple[str, str]]
 

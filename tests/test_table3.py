@@ -24,7 +24,7 @@ from transformers import AutoTokenizer
 
 from vanilla_transformer import PRESETS, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.evaluation import score_loss, score_translations
-from vanilla_transformer.table3 import (
+from vanilla_transformer.training.table3 import (
     PAPER,
     Measurement,
     check_rows,

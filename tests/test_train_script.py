@@ -11,7 +11,8 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from vanilla_transformer import VanillaTransformerConfig, callbacks
+from vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.training import callbacks
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 ENGLISH = ("one", "two", "three", "four", "five", "six")

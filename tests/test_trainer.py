@@ -20,10 +20,10 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer.arguments import DataArguments, TranslationTrainingArguments
 from vanilla_transformer.data.stream_batches import StreamingTokenBatches
-from vanilla_transformer.trainer import TranslationTrainer
-from vanilla_transformer.training import build_trainer, settle_training_arguments
+from vanilla_transformer.training.arguments import DataArguments, TranslationTrainingArguments
+from vanilla_transformer.training.setup import build_trainer, settle_training_arguments
+from vanilla_transformer.training.trainer import TranslationTrainer
 
 TOKENIZER = VanillaTransformerTokenizer()
 BUDGET = 60

@@ -32,10 +32,11 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer.arguments import DataArguments, ModelArguments, TranslationTrainingArguments
-from vanilla_transformer.callbacks import KeepGenerationConfig
-from vanilla_transformer.checkpoints import find_last_whole_checkpoint
-from vanilla_transformer.training import (
+from vanilla_transformer.training.arguments import DataArguments, ModelArguments, TranslationTrainingArguments
+from vanilla_transformer.training.callbacks import KeepGenerationConfig
+from vanilla_transformer.training.checkpoints import find_last_whole_checkpoint
+from vanilla_transformer.training.examples import load_corpora, tokenize_pairs
+from vanilla_transformer.training.setup import (
     ARGUMENTS_FILE,
     build_config,
     build_model,
@@ -46,7 +47,6 @@ from vanilla_transformer.training import (
     parse_overrides,
     settle_training_arguments,
 )
-from vanilla_transformer.training_data import load_corpora, tokenize_pairs
 
 # Untrained: special tokens and bytes, so that any text will do.
 TOKENIZER = VanillaTransformerTokenizer()

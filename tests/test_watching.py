@@ -19,16 +19,16 @@ from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallba
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 import vanilla_transformer
-from vanilla_transformer import watching
-from vanilla_transformer.trainer import TranslationTrainer
-from vanilla_transformer.visualization import plot_learning_curves
-from vanilla_transformer.watching import (
+from vanilla_transformer.training import records as watching
+from vanilla_transformer.training.records import (
     TokenProgressCallback,
     WriteCurves,
     close_progress,
     use_token_progress,
     write_metrics,
 )
+from vanilla_transformer.training.trainer import TranslationTrainer
+from vanilla_transformer.visualization import plot_learning_curves
 
 STEPS = 6
 

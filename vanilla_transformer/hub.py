@@ -13,7 +13,6 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelet
 from huggingface_hub.hf_api import ModelInfo
 from transformers.utils import logging
 
-from .checkpoints import replacing_files
 from .hub_cards import CardChoice, PushedCard, make_card
 from .hub_checks import CodeChoice, Inspection, check_model_folder, inspect_model_folder
 from .hub_errors import HUB_ERRORS, PushError, explain_error, is_network_error
@@ -21,6 +20,7 @@ from .hub_files import CARD_NAME, Problem, join_lines, read_bytes, read_json, re
 from .model.configuration_vanilla_transformer import VanillaTransformerConfig
 from .model_card_facts import ModelFolder
 from .model_card_words import get_task_words
+from .training.checkpoints import replacing_files
 
 logger = logging.get_logger(__name__)
 

@@ -25,7 +25,6 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
-from .checkpoints import list_weights_problems
 from .data.vocabularies import get_vocabularies
 from .halves import Half, find_half
 from .hub_files import (
@@ -48,6 +47,7 @@ from .model.configuration_vanilla_transformer import AUTO_MAP, VanillaTransforme
 from .model.pretrained_vanilla_transformer import find_damage, suggest_fields
 from .model_card_words import get_task_words
 from .tasks import TRANSLATION, Task, find_task
+from .training.checkpoints import list_weights_problems
 
 CodeChoice = Literal["folder", "installed"]
 

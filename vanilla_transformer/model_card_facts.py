@@ -15,8 +15,6 @@ from huggingface_hub import EvalResult
 from safetensors import SafetensorError, safe_open
 from transformers.utils import logging
 
-from .averaging import AVERAGED_FOLDER, AVERAGING_FILE
-from .checkpoints import digest_weights, read_architecture
 from .model_card_words import (
     NOT_RECORDED,
     TaskWords,
@@ -42,6 +40,8 @@ from .model_card_words import (
     to_number,
 )
 from .tasks import TASKS, TRANSLATION, Task, find_prefix, find_task
+from .training.averaging import AVERAGED_FOLDER, AVERAGING_FILE
+from .training.checkpoints import digest_weights, read_architecture
 
 logger = logging.get_logger(__name__)
 

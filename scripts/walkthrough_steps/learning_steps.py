@@ -8,7 +8,7 @@ import random
 import torch
 from transformers.utils.logging import tqdm
 
-from vanilla_transformer.recipe import paper_learning_rate
+from vanilla_transformer.training.recipe import paper_learning_rate
 
 from .equations import adam_update, beam_score, smoothed_targets
 from .task import END, PAD, SPECIAL_TOKENS, START

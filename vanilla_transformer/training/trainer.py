@@ -31,17 +31,24 @@ from transformers.trainer_utils import EvalLoopOutput, HubStrategy, TrainOutput,
 from transformers.utils import logging
 from transformers.utils.hub import PushInProgress
 
+from vanilla_transformer.data.batching import IntArray, TokenBatchSampler, pair_lengths
+from vanilla_transformer.data.stream_batches import StreamingTokenBatches
+from vanilla_transformer.evaluation import to_perplexity
+from vanilla_transformer.hub_files import select_files
+from vanilla_transformer.model.loss_vanilla_transformer import IGNORED_LABEL
+from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
+from vanilla_transformer.model_card import CardMetadata, write_model_card
+from vanilla_transformer.model_card_facts import is_hub_name
+from vanilla_transformer.pushing import (
+    describe_error,
+    push_snapshot,
+    remove_snapshots,
+    take_snapshot,
+    write_card_to_push,
+)
+
 from .averaging import AverageCheckpoints
 from .checkpoints import find_last_whole_checkpoint, replacing_files
-from .data.batching import IntArray, TokenBatchSampler, pair_lengths
-from .data.stream_batches import StreamingTokenBatches
-from .evaluation import to_perplexity
-from .hub_files import select_files
-from .model.loss_vanilla_transformer import IGNORED_LABEL
-from .model.modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
-from .model_card import CardMetadata, write_model_card
-from .model_card_facts import is_hub_name
-from .pushing import describe_error, push_snapshot, remove_snapshots, take_snapshot, write_card_to_push
 from .sharding import drop_tied_copies, is_sharded, keep_tables_together, unsharded_class
 
 logger = logging.get_logger(__name__)

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from huggingface_hub.errors import StrictDataclassError
 
-from .model.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
+
 from .recipe import paper_recipe
 
 

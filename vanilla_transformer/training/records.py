@@ -23,8 +23,8 @@ from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import logging
 from transformers.utils.logging import tqdm
 
-from . import __version__
-from .learning_curves import plot_learning_curves
+from vanilla_transformer import __version__
+from vanilla_transformer.learning_curves import plot_learning_curves
 
 logger = logging.get_logger(__name__)
 

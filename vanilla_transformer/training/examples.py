@@ -11,14 +11,15 @@ from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from vanilla_transformer.data.batching import IntArray, pair_lengths
+from vanilla_transformer.data.bpe_dropout import BpeDropout, measure_length_growth
+from vanilla_transformer.data.corpora import load_parallel_corpus
+from vanilla_transformer.data.stream_batches import StreamingTokenBatches
+from vanilla_transformer.data.streams import stream_parallel_corpus, tokenize_stream
+from vanilla_transformer.tasks import get_task
+
 from .arguments import DataArguments, TranslationTrainingArguments
 from .checkpoints import replacing_files
-from .data.batching import IntArray, pair_lengths
-from .data.bpe_dropout import BpeDropout, measure_length_growth
-from .data.corpora import load_parallel_corpus
-from .data.stream_batches import StreamingTokenBatches
-from .data.streams import stream_parallel_corpus, tokenize_stream
-from .tasks import get_task
 
 logger = logging.get_logger(__name__)
 
@@ -86,7 +87,7 @@ def _read_corpora(arguments: DataArguments) -> Corpora:
 
 def _generate_corpora(arguments: DataArguments) -> Corpora:
     # Its generators, num2words and Babel, are needed for nothing else.
-    from .data.numbers_and_dates import numbers_and_dates
+    from vanilla_transformer.data.numbers_and_dates import numbers_and_dates
 
     for name in ("max_train_samples", "max_eval_samples"):
         value = getattr(arguments, name)

@@ -6,7 +6,7 @@ import torch
 from transformers import Seq2SeqTrainingArguments
 from transformers.integrations.integration_utils import is_tensorboard_available
 
-from .tasks import TASKS, TRANSLATION, Task, get_task
+from vanilla_transformer.tasks import TASKS, TRANSLATION, Task, get_task
 
 
 @dataclass

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from transformers import SchedulerType, TrainingArguments
 
+from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
+
 from .arguments import TranslationTrainingArguments
-from .model.configuration_vanilla_transformer import VanillaTransformerConfig
 
 TOKENS_PER_BATCH = 25_000
 WARMUP_STEPS = 4000
@@ -169,7 +170,7 @@ def choose_tokens_per_device(config: VanillaTransformerConfig, *, use_cpu: bool 
 
 def _tokens_that_fit(config: VanillaTransformerConfig, memory: int) -> int:
     # Imported here: the model takes time to import, and only a GPU asks how large it is.
-    from .model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+    from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
     with torch.device("meta"):
         parameters = VanillaTransformerForConditionalGeneration(config).num_parameters()

@@ -26,20 +26,21 @@ from transformers import (
 from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import logging
 
+from vanilla_transformer.data.streams import sample_pairs
+from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
+from vanilla_transformer.evaluation import make_compute_metrics
+from vanilla_transformer.metrics.sacrebleu_scores import find_bleu_tokenizer
+from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig, name_both_stacks
+from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.tasks import TRANSLATION, Task, find_prefix, get_task
+
 from .arguments import DataArguments, ModelArguments, TranslationTrainingArguments
 from .callbacks import KeepGenerationConfig, MixLengthGroups, ShipCode, WarnOfWarmup
 from .checkpoints import PARTIAL_FOLDER, RecordWorldSize, replacing_files
-from .data.streams import sample_pairs
-from .data.tokenizer_training import train_separate_tokenizer, train_tokenizer
-from .evaluation import make_compute_metrics
-from .metrics.sacrebleu_scores import find_bleu_tokenizer
-from .model.configuration_vanilla_transformer import VanillaTransformerConfig, name_both_stacks
-from .model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+from .examples import Corpora, known_languages, prepare_training_data, stream_batches, tokenize_pairs
 from .recipe import paper_training_arguments
-from .tasks import TRANSLATION, Task, find_prefix, get_task
+from .records import WriteCurves, use_token_progress
 from .trainer import TranslationTrainer
-from .training_data import Corpora, known_languages, prepare_training_data, stream_batches, tokenize_pairs
-from .watching import WriteCurves, use_token_progress
 
 logger = logging.get_logger(__name__)
 

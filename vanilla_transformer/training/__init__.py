@@ -1,0 +1,1 @@
+"""Training a model, from the arguments to the checkpoints."""
