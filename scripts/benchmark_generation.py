@@ -22,7 +22,7 @@ as in part `speed`. Each side has a process of its own.
 Part `sentences`: seconds to translate a file of real sentences, where sentences end by themselves, with a trained model
 of this package (`--model_name_or_path`) and the same weights in MarianMT and CTranslate2; and the share of sentences
 that become the same as MarianMT's. "File order" is `generate` on batches of --sentences_batch_size lines as they
-come, "whole file" is `vanilla_transformer.translation.translate`, as scripts/translate.py does it with its defaults.
+come, "whole file" is `vanilla_transformer.inference.translate.translate`, as scripts/translate.py does it with its defaults.
 
 --cache_implementation static has our side keep its state in static memory and, on a GPU, compile its step and record it
 as CUDA graphs: the last command above. Run it with and without to see what that gains. MarianMT and the others are run
@@ -59,7 +59,7 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.conversion.marian import to_marian
 from vanilla_transformer.data.corpora import open_text
-from vanilla_transformer.translation import translate
+from vanilla_transformer.inference.translate import translate
 
 REFERENCE = "MarianMT"
 # The sides by their names, with the type that CTranslate2 computes in.

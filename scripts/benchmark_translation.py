@@ -32,7 +32,7 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.conversion.marian import to_marian
 from vanilla_transformer.data.corpora import open_text
-from vanilla_transformer.translation import one_line, translate_lines
+from vanilla_transformer.inference.translate import one_line, translate_lines
 
 DISTRIBUTIONS = ("vanilla-transformer", "transformers", "torch", "tokenizers")
 REFERENCE = "MarianMT, file order"

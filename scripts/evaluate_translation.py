@@ -41,21 +41,21 @@ from transformers import AutoConfig, HfArgumentParser
 from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.data.corpora import load_parallel_corpus, read_lines
 from vanilla_transformer.data.vocabularies import check_text_target
-from vanilla_transformer.evaluation import score_loss, score_summaries, score_translations
 from vanilla_transformer.export.ctranslate2_model import is_exported_to_ctranslate2, read_exported_config
 from vanilla_transformer.export.engines import EngineArguments
-from vanilla_transformer.metrics.comparison import (
+from vanilla_transformer.inference.evaluate import score_loss, score_summaries, score_translations
+from vanilla_transformer.inference.metrics.comparison import (
     Comparison,
     PairedScore,
     SummaryComparison,
     compare_summaries,
     compare_translations,
 )
-from vanilla_transformer.metrics.sacrebleu_scores import find_bleu_tokenizer
+from vanilla_transformer.inference.metrics.sacrebleu_scores import find_bleu_tokenizer
+from vanilla_transformer.inference.translate import TranslationModel, one_line, translate
 from vanilla_transformer.model_names import explain_missing_model
 from vanilla_transformer.tasks import TRANSLATION, Task, find_task, get_task
 from vanilla_transformer.training.checkpoints import digest_files, digest_weights, read_architecture
-from vanilla_transformer.translation import TranslationModel, one_line, translate
 
 # Where the texts are, by their names in the last of these files.
 LINE_FILES = {"source": "sources.txt", "hypothesis": "hypotheses.txt", "reference": "references.txt"}

@@ -31,8 +31,8 @@ from vanilla_transformer.attention_maps import AttentionKind
 from vanilla_transformer.attention_plots import Average
 from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.files import check_new_file, check_text_output, new_file
+from vanilla_transformer.inference.translate import InferenceArguments
 from vanilla_transformer.pictures import find_format
-from vanilla_transformer.translation import InferenceArguments
 from vanilla_transformer.visualization import (
     AttentionMap,
     align_file,

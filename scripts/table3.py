@@ -38,8 +38,9 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForC
 from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.data.corpora import load_parallel_corpus
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
-from vanilla_transformer.evaluation import score_loss, score_translations
-from vanilla_transformer.metrics.sacrebleu_scores import find_bleu_tokenizer
+from vanilla_transformer.inference.evaluate import score_loss, score_translations
+from vanilla_transformer.inference.metrics.sacrebleu_scores import find_bleu_tokenizer
+from vanilla_transformer.inference.translate import load_model_and_tokenizer, one_line, translate
 from vanilla_transformer.training.arguments import DataArguments, TranslationTrainingArguments
 from vanilla_transformer.training.examples import load_corpora
 from vanilla_transformer.training.recipe import paper_recipe
@@ -57,7 +58,6 @@ from vanilla_transformer.training.table3 import (
     parse_factor,
     scale_overrides,
 )
-from vanilla_transformer.translation import load_model_and_tokenizer, one_line, translate
 
 TRAIN_SCRIPT = Path(__file__).with_name("train.py")
 SETTINGS_FILE, RESULT_FILE = "settings.json", "result.json"

@@ -31,7 +31,7 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.conversion.errors import ConversionError
 from vanilla_transformer.conversion.marian import convert_marian, save_as_marian, to_marian
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
-from vanilla_transformer.translation import translate
+from vanilla_transformer.inference.translate import translate
 
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 

@@ -27,10 +27,15 @@ from transformers import (
 )
 
 from vanilla_transformer.data.numbers_and_dates import numbers_and_dates
-from vanilla_transformer.evaluation import make_compute_metrics, score_loss, score_summaries, score_translations
-from vanilla_transformer.metrics.comparison import Comparison, PairedScore, compare_summaries, compare_translations
-from vanilla_transformer.metrics.sacrebleu_scores import find_bleu_tokenizer
-from vanilla_transformer.translation import translate
+from vanilla_transformer.inference.evaluate import make_compute_metrics, score_loss, score_summaries, score_translations
+from vanilla_transformer.inference.metrics.comparison import (
+    Comparison,
+    PairedScore,
+    compare_summaries,
+    compare_translations,
+)
+from vanilla_transformer.inference.metrics.sacrebleu_scores import find_bleu_tokenizer
+from vanilla_transformer.inference.translate import translate
 
 REPOSITORY = Path(__file__).parents[1]
 MODEL: Any = make_model()

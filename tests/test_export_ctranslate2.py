@@ -19,7 +19,6 @@ from transformers import AutoTokenizer, GenerationConfig, MarianConfig, MarianMT
 
 from vanilla_transformer.conversion.errors import ConversionError
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
-from vanilla_transformer.evaluation import score_loss
 from vanilla_transformer.export.ctranslate2 import (
     ACTIVATIONS,
     export_ctranslate2,
@@ -28,7 +27,8 @@ from vanilla_transformer.export.ctranslate2 import (
     register_ctranslate2_loader,
 )
 from vanilla_transformer.export.ctranslate2_model import CTranslate2Model, load_for_ctranslate2
-from vanilla_transformer.translation import translate, translate_file, translate_n_best
+from vanilla_transformer.inference.evaluate import score_loss
+from vanilla_transformer.inference.translate import translate, translate_file, translate_n_best
 
 pytest.importorskip("ctranslate2")
 

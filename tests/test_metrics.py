@@ -24,11 +24,17 @@ from hypothesis import strategies as st
 from rouge_score import rouge_scorer
 from tiny_seq2seq import WORDS, make_model, make_tokenizer
 
-from vanilla_transformer import metrics
-from vanilla_transformer.evaluation import make_compute_metrics, score_loss, score_summaries
-from vanilla_transformer.metrics.comparison import PairedScore, compare_summaries, compare_translations
-from vanilla_transformer.metrics.rouge_scores import ROUGE_TYPES, corpus_rouge, make_rouge, score_each, split_words
-from vanilla_transformer.metrics.sacrebleu_scores import corpus_score, make_chrf
+from vanilla_transformer.inference import metrics
+from vanilla_transformer.inference.evaluate import make_compute_metrics, score_loss, score_summaries
+from vanilla_transformer.inference.metrics.comparison import PairedScore, compare_summaries, compare_translations
+from vanilla_transformer.inference.metrics.rouge_scores import (
+    ROUGE_TYPES,
+    corpus_rouge,
+    make_rouge,
+    score_each,
+    split_words,
+)
+from vanilla_transformer.inference.metrics.sacrebleu_scores import corpus_score, make_chrf
 from vanilla_transformer.tasks import TASKS
 
 SACREBLEU = {"bleu": sacrebleu.BLEU, "chrf": sacrebleu.CHRF, "ter": sacrebleu.TER}
@@ -438,7 +444,7 @@ SCORE_SHARES = """
 import json, sys
 from pathlib import Path
 import evaluate
-from vanilla_transformer import metrics
+from vanilla_transformer.inference import metrics
 
 def score_shares(rank, folder):
     predictions, references = json.loads(Path(folder, "texts.json").read_text())

@@ -17,6 +17,7 @@ from tiny_vanilla import make_model as make_vanilla
 from transformers import GenerationConfig, MarianMTModel
 from transformers.pipelines.pt_utils import KeyDataset, PipelineIterator
 
+from vanilla_transformer.inference.translate import translate, translate_lines, translate_n_best
 from vanilla_transformer.model.pipeline_vanilla_transformer import (
     WINDOW_SIZE,
     SummarizationPipeline,
@@ -25,7 +26,6 @@ from vanilla_transformer.model.pipeline_vanilla_transformer import (
     count_sentences,
     map_by_length,
 )
-from vanilla_transformer.translation import translate, translate_lines, translate_n_best
 
 LENGTHS = [3, 11, 1, 7, 2, 12, 1, 9, 4]
 

@@ -21,8 +21,8 @@ from transformers import AutoTokenizer, DataCollatorForSeq2Seq, TextIteratorStre
 
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
+from vanilla_transformer.inference.translate import translate, translate_file
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.translation import translate, translate_file
 
 SOURCES = ["a man rides a horse", "two men ride two horses", "the man is riding", "  a horse is  a horse 🐎", ""]
 TARGETS = [

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from tiny_seq2seq import BROKEN_WORD, MAX_TOKENS, WORDS, make_model, make_tokenizer
 from transformers import NllbTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
-from vanilla_transformer import translation
-from vanilla_transformer.translation import (
+from vanilla_transformer.inference import translate as translation
+from vanilla_transformer.inference.translate import (
     Translation,
     load_model_and_tokenizer,
     set_languages,

@@ -22,9 +22,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .data.corpora import open_text
 from .files import check_text_output, new_file
+from .inference.translate import DEFAULT_BATCH_TOKENS_OF_OTHERS, encode_texts, inference, length_limit, progress_bar
 from .model.pipeline_vanilla_transformer import WINDOW_SIZE, count_sentences, map_by_length
 from .token_labels import Words, find_words, label_tokens, split_words
-from .translation import DEFAULT_BATCH_TOKENS_OF_OTHERS, encode_texts, inference, length_limit, progress_bar
 
 Weights = npt.NDArray[np.float32]
 AttentionKind = Literal["encoder", "decoder", "cross"]

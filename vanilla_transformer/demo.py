@@ -16,9 +16,9 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .attention_maps import AttentionMap, collect_attention
+from .inference.translate import Translation, is_multilingual, length_limit, one_line, set_languages, translate_n_best
 from .model.pipeline_vanilla_transformer import is_vanilla
 from .tasks import TRANSLATION, Task, find_prefix, find_task
-from .translation import Translation, is_multilingual, length_limit, one_line, set_languages, translate_n_best
 
 MAX_BEAMS = 10
 DEFAULT_BEAMS = 4

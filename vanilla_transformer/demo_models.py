@@ -15,9 +15,9 @@ from transformers.utils.hub import cached_file
 from .data.vocabularies import load_needed_tokenizer
 from .demo import DemoError, DemoModel
 from .demo_examples import find_examples, read_training_data
+from .inference.translate import load_model_and_tokenizer
 from .model.pretrained_vanilla_transformer import find_damage
 from .model_names import check_model_name, explain_missing_model
-from .translation import load_model_and_tokenizer
 
 OtherModels = Literal["any", "hub", "none"]
 

@@ -21,11 +21,11 @@ from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, Gene
 
 from vanilla_transformer.conversion.errors import refuse
 from vanilla_transformer.data.vocabularies import load_needed_tokenizer
+from vanilla_transformer.inference.translate import load_model_and_tokenizer
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.generation_vanilla_transformer import MAX_EXTRA_TOKENS
 from vanilla_transformer.model.loss_vanilla_transformer import IGNORED_LABEL
 from vanilla_transformer.model.search_vanilla_transformer import LENGTH_PENALTIES
-from vanilla_transformer.translation import load_model_and_tokenizer
 
 from .ctranslate2 import CONFIG_FILE, QUANTIZATIONS, export_ctranslate2, import_ctranslate2
 

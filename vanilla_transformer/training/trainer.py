@@ -33,8 +33,8 @@ from transformers.utils.hub import PushInProgress
 
 from vanilla_transformer.data.batching import IntArray, TokenBatchSampler, pair_lengths
 from vanilla_transformer.data.stream_batches import StreamingTokenBatches
-from vanilla_transformer.evaluation import to_perplexity
 from vanilla_transformer.hub_files import select_files
+from vanilla_transformer.inference.evaluate import to_perplexity
 from vanilla_transformer.model.loss_vanilla_transformer import IGNORED_LABEL
 from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
 from vanilla_transformer.model_card import CardMetadata, write_model_card

@@ -1,6 +1,6 @@
 """SacreBLEU's chrF and chrF++ for evaluate, without the network."""
 
-from vanilla_transformer.metrics import base, sacrebleu_scores
+from vanilla_transformer.inference.metrics import base, sacrebleu_scores
 
 
 class MtChrf(base.SacrebleuMetric):

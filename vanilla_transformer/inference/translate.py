@@ -27,21 +27,21 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import tqdm
 
-from .data.corpora import open_text
-from .data.vocabularies import check_text_target, get_vocabularies, load_needed_tokenizer
-from .files import check_text_output
-from .model.pipeline_vanilla_transformer import (
+from vanilla_transformer.data.corpora import open_text
+from vanilla_transformer.data.vocabularies import check_text_target, get_vocabularies, load_needed_tokenizer
+from vanilla_transformer.files import check_text_output
+from vanilla_transformer.model.pipeline_vanilla_transformer import (
     WINDOW_SIZE,
     count_sentences,
     is_vanilla,
     map_by_length,
     sequence_score_settings,
 )
-from .model_names import explain_missing_model
-from .tasks import TASKS, Task, find_prefix, find_task, get_task
+from vanilla_transformer.model_names import explain_missing_model
+from vanilla_transformer.tasks import TASKS, Task, find_prefix, find_task, get_task
 
 if TYPE_CHECKING:
-    from .export.ctranslate2_model import CTranslate2Model
+    from vanilla_transformer.export.ctranslate2_model import CTranslate2Model
 
 logger = logging.getLogger(__name__)
 

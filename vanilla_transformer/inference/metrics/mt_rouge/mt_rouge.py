@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vanilla_transformer.metrics import base, rouge_scores
+from vanilla_transformer.inference.metrics import base, rouge_scores
 
 
 class MtRouge(base.TextMetric):

@@ -7,8 +7,9 @@ from datasets import Features, Value
 from evaluate import EvaluationModuleInfo
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer import evaluation, translation
-from vanilla_transformer.metrics import base
+from vanilla_transformer.inference import evaluate as evaluation
+from vanilla_transformer.inference import translate as translation
+from vanilla_transformer.inference.metrics import base
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,12 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
+from vanilla_transformer.model.loss_vanilla_transformer import IGNORED_LABEL
+from vanilla_transformer.tasks import TRANSLATION, Task
+
 from .metrics.rouge_scores import corpus_rouge, import_rouge, make_rouge, rouge_signature
 from .metrics.sacrebleu_scores import corpus_score, import_sacrebleu, make_bleu, make_chrf, make_ter
-from .model.loss_vanilla_transformer import IGNORED_LABEL
-from .tasks import TRANSLATION, Task
-from .translation import TranslationModel, encode_texts, inference, length_limit, progress_bar
+from .translate import TranslationModel, encode_texts, inference, length_limit, progress_bar
 
 
 class TranslationScores(TypedDict):

@@ -1,6 +1,6 @@
 """Modules of the evaluate library that need no network: sacreBLEU's BLEU, chrF and TER, ROUGE, and perplexity.
 
-    from vanilla_transformer import metrics
+    from vanilla_transformer.inference import metrics
 
     bleu = metrics.load("bleu", tokenize="13a")
     bleu.compute(predictions=["A man rides."], references=["A man is riding."])["score"]
