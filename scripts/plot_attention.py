@@ -27,12 +27,9 @@ from typing import Any, Literal
 
 from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer.attention_maps import AttentionKind
-from vanilla_transformer.attention_plots import Average
 from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.files import check_new_file, check_text_output, new_file
 from vanilla_transformer.inference.translate import InferenceArguments
-from vanilla_transformer.pictures import find_format
 from vanilla_transformer.visualization import (
     AttentionMap,
     align_file,
@@ -46,6 +43,9 @@ from vanilla_transformer.visualization import (
     save_attention_page,
     split_words,
 )
+from vanilla_transformer.visualization.attention import AttentionKind
+from vanilla_transformer.visualization.figures import find_format
+from vanilla_transformer.visualization.heatmaps import Average
 
 
 def is_page(path: str) -> bool:

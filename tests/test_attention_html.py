@@ -18,9 +18,9 @@ import pytest
 from chromium import Browser, open_chromium
 from test_attention_plots import AWKWARD, make_map
 
-from vanilla_transformer.attention_html import attention_page, save_attention_page
-from vanilla_transformer.attention_maps import KINDS, AttentionMap
-from vanilla_transformer.pictures import COLORS
+from vanilla_transformer.visualization.attention import KINDS, AttentionMap
+from vanilla_transformer.visualization.figures import COLORS
+from vanilla_transformer.visualization.page import attention_page, save_attention_page
 
 Numbers = npt.NDArray[np.float64]
 PAPERS = {"heads": "#ffffff", "heads_on_dark": "#111113"}

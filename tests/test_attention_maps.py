@@ -36,7 +36,8 @@ from transformers import (
 )
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.attention_maps import (
+from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
+from vanilla_transformer.visualization.attention import (
     KINDS,
     AttentionMap,
     align_file,
@@ -48,7 +49,6 @@ from vanilla_transformer.attention_maps import (
     label_tokens,
     split_words,
 )
-from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
 
 CORPUS = [
     "the cat sits on the mat .",

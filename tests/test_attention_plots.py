@@ -20,10 +20,10 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
 from tiny_vanilla import make_config, make_model
 
-from vanilla_transformer.attention_html import save_attention_page
-from vanilla_transformer.attention_maps import KINDS, AttentionMap
-from vanilla_transformer.attention_plots import plot_attention
-from vanilla_transformer.paper_plots import attention_masks, plot_masks, plot_positions, position_table
+from vanilla_transformer.visualization.attention import KINDS, AttentionMap
+from vanilla_transformer.visualization.heatmaps import plot_attention
+from vanilla_transformer.visualization.page import save_attention_page
+from vanilla_transformer.visualization.paper import attention_masks, plot_masks, plot_positions, position_table
 
 SIGNATURES = {".png": b"\x89PNG\r\n", ".svg": b"<?xml", ".pdf": b"%PDF"}
 AWKWARD = ("$a$", "▁<b>&", "_x", "猫", "\U0010fffd", "</script>", "</s>")
@@ -252,7 +252,7 @@ def test_a_font_that_has_the_characters_is_found(
 def test_characters_without_a_font_are_boxes_with_one_warning(
     cat_font: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vanilla_transformer.pictures._warned", set())
+    monkeypatch.setattr("vanilla_transformer.visualization.figures._warned", set())
 
     def draw(*source: str) -> list[str]:
         caplog.clear()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from library_models import WORDS, make_marian, make_tokenizer
 
-from vanilla_transformer.attention_maps import align_lines
+from vanilla_transformer.visualization.attention import align_lines
 
 LINES = ["das Haus | the house", "das Buch | the book", "ein Buch | a book", "das ist ein Haus | this is a house"]
 PAIRS = [tuple(side.split() for side in line.split("|")) for line in LINES]

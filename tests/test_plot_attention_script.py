@@ -11,8 +11,8 @@ import pytest
 from library_models import make_marian, make_tokenizer
 from matplotlib.image import imread
 
-from vanilla_transformer.attention_maps import align_words, collect_attention, format_pharaoh
 from vanilla_transformer.inference.translate import load_model_and_tokenizer
+from vanilla_transformer.visualization.attention import align_words, collect_attention, format_pharaoh
 
 Run = Callable[..., None]
 TEXT, TARGET = "mike lima kilo juliet india", "papa mike"

@@ -8,17 +8,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from .attention_html import attention_page
 from .demo import MAX_BEAMS, DemoError, DemoModel, Settings, translate_text
 from .demo_models import ModelShelf
 from .model_card_words import get_task_words
 from .optional import explain_missing
 from .tasks import TRANSLATION
+from .visualization.page import attention_page
 
 if TYPE_CHECKING:
     import gradio
 
-    from .attention_maps import AttentionMap
+    from .visualization.attention import AttentionMap
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from transformers.utils import logging
 from transformers.utils.logging import tqdm
 
 from vanilla_transformer import __version__
-from vanilla_transformer.learning_curves import plot_learning_curves
+from vanilla_transformer.visualization.curves import plot_learning_curves
 
 logger = logging.get_logger(__name__)
 

@@ -16,11 +16,12 @@ import torch
 from transformers import PreTrainedModel
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
-from .attention_maps import AttentionKind
-from .files import check_new_file
-from .model.configuration_vanilla_transformer import VanillaTransformerConfig
-from .model.positions_vanilla_transformer import SINUSOIDS
-from .pictures import (
+from vanilla_transformer.files import check_new_file
+from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
+
+from .attention import AttentionKind
+from .figures import (
     Lettering,
     choose_color,
     choose_dpi,

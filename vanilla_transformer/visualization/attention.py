@@ -20,11 +20,18 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .data.corpora import open_text
-from .files import check_text_output, new_file
-from .inference.translate import DEFAULT_BATCH_TOKENS_OF_OTHERS, encode_texts, inference, length_limit, progress_bar
-from .model.pipeline_vanilla_transformer import WINDOW_SIZE, count_sentences, map_by_length
-from .token_labels import Words, find_words, label_tokens, split_words
+from vanilla_transformer.data.corpora import open_text
+from vanilla_transformer.files import check_text_output, new_file
+from vanilla_transformer.inference.translate import (
+    DEFAULT_BATCH_TOKENS_OF_OTHERS,
+    encode_texts,
+    inference,
+    length_limit,
+    progress_bar,
+)
+from vanilla_transformer.model.pipeline_vanilla_transformer import WINDOW_SIZE, count_sentences, map_by_length
+
+from .labels import Words, find_words, label_tokens, split_words
 
 Weights = npt.NDArray[np.float32]
 AttentionKind = Literal["encoder", "decoder", "cross"]

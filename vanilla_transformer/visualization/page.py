@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .attention_maps import KINDS, AttentionMap, Weights
-from .files import new_file
+from vanilla_transformer.files import new_file
+
+from .attention import KINDS, AttentionMap, Weights
 
 
 class _Palette(NamedTuple):

@@ -13,7 +13,7 @@ import numpy as np
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
-from .pictures import choose_color, find_format, import_figure, plain, save_picture
+from .figures import choose_color, find_format, import_figure, plain, save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,7 +1,6 @@
 """What this package can show, in one place: a training, attention and the word alignments in it, positions, masks."""
 
-from .attention_html import save_attention_page
-from .attention_maps import (
+from .attention import (
     AttentionMap,
     align_file,
     align_lines,
@@ -10,10 +9,11 @@ from .attention_maps import (
     format_pharaoh,
     split_words,
 )
-from .attention_plots import plot_attention
-from .learning_curves import compare_learning_curves, load_trainer_state, plot_learning_curves
-from .paper_plots import plot_masks, plot_positions, position_table
-from .pictures import PICTURE_FORMATS
+from .curves import compare_learning_curves, load_trainer_state, plot_learning_curves
+from .figures import PICTURE_FORMATS
+from .heatmaps import plot_attention
+from .page import save_attention_page
+from .paper import plot_masks, plot_positions, position_table
 
 __all__ = [
     "PICTURE_FORMATS",

@@ -14,7 +14,7 @@ from typing import Any
 
 from transformers import FSMTTokenizer, PreTrainedTokenizerBase
 
-from .data.vocabularies import get_vocabularies
+from vanilla_transformer.data.vocabularies import get_vocabularies
 
 SPACE, LINE_BREAK = "▁", "↵"
 _MARK_HOLDER = "◌"  # under a combining mark that has no letter

@@ -11,9 +11,10 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from .attention_maps import AttentionKind, AttentionMap, Weights
-from .files import check_new_file
-from .pictures import (
+from vanilla_transformer.files import check_new_file
+
+from .attention import AttentionKind, AttentionMap, Weights
+from .figures import (
     Lettering,
     choose_dpi,
     choose_fonts,

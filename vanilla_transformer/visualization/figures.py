@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from .files import new_file
-from .optional import explain_missing
+from vanilla_transformer.files import new_file
+from vanilla_transformer.optional import explain_missing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
