@@ -22,10 +22,11 @@ from tiny_vanilla import make_loud_model
 from transformers import AutoTokenizer
 
 import vanilla_transformer
-from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, hub_trial
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
 from vanilla_transformer.halves import HALVES
-from vanilla_transformer.model_card import build_model_card
+from vanilla_transformer.hub import trial as hub_trial
+from vanilla_transformer.hub.card import build_model_card
 
 REMOTE_FILES = {
     path.name: path.read_bytes() for path in Path(vanilla_transformer.__file__).parent.glob("*_vanilla_transformer.py")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from vanilla_transformer.hub_files import find_refused_files, find_secrets, select_files
+from vanilla_transformer.hub.files import find_refused_files, find_secrets, select_files
 
 # In parts, so that nobody takes this file for one with secrets.
 SECRETS = {

@@ -28,7 +28,7 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer.pushing import remove_snapshots, take_snapshot
+from vanilla_transformer.hub.pushing import remove_snapshots, take_snapshot
 from vanilla_transformer.training.arguments import TranslationTrainingArguments
 from vanilla_transformer.training.callbacks import ShipCode
 

@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from tiny_vanilla import make_model
 from transformers import MarianConfig, MarianMTModel, Seq2SeqTrainingArguments
 
-from vanilla_transformer.model_card import build_model_card, write_model_card
-from vanilla_transformer.model_card_words import describe_norm
+from vanilla_transformer.hub.card import build_model_card, write_model_card
+from vanilla_transformer.hub.words import describe_norm
 from vanilla_transformer.training.trainer import TranslationTrainer
 
 ROOT = Path(__file__).parents[1]
@@ -468,7 +468,7 @@ class TestPackage:
         program = """if True:
             import sys
             sys.path.insert(0, sys.argv[1])
-            from vanilla_transformer import model_card
+            from vanilla_transformer.hub import card as model_card
             assert model_card.__file__.startswith(sys.argv[1]), model_card.__file__
             sys.stdout.reconfigure(encoding="utf-8", newline="")
             print(model_card.build_model_card(sys.argv[2]).content, end="")

@@ -20,7 +20,7 @@ from tiny_vanilla import make_model
 from transformers import AutoTokenizer, DataCollatorWithPadding, Trainer, TrainingArguments
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerTokenizer
-from vanilla_transformer.model_card import build_model_card, write_model_card
+from vanilla_transformer.hub.card import build_model_card, write_model_card
 
 CLASSIFIER = "VanillaTransformerForSequenceClassification"
 LANGUAGE_MODEL = "VanillaTransformerForCausalLM"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from model_cards import change, data_of, names_of
 from tiny_vanilla import make_model
 
-from vanilla_transformer.model_card import (
+from vanilla_transformer.hub.card import (
     build_model_card,
     merge_edited_cards,
     merge_model_card,

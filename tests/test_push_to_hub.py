@@ -20,15 +20,15 @@ from tiny_seq2seq import make_model as make_bart
 from tiny_seq2seq import make_tokenizer as make_bart_tokenizer
 from transformers import AutoTokenizer
 
-from vanilla_transformer.hub_files import PACKAGE_FOLDER
-from vanilla_transformer.model_card import write_model_card
+from vanilla_transformer.hub.card import write_model_card
+from vanilla_transformer.hub.files import PACKAGE_FOLDER
 
 DRIVER = """
 import contextlib, io, os, sys, time
 sys.path.insert(0, scripts)
 import huggingface_hub.constants
 import push_to_hub
-from vanilla_transformer.hub import PushError, plan_push
+from vanilla_transformer.hub.push import PushError, plan_push
 time.sleep = lambda seconds: None  # between attempts
 
 def push(*argv, xet=True, endpoint=None):

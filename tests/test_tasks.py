@@ -15,9 +15,9 @@ from transformers import BartConfig, MarianConfig, T5Config, pipeline
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerTokenizer
 from vanilla_transformer.data.corpora import load_parallel_corpus
 from vanilla_transformer.data.streams import stream_parallel_corpus
-from vanilla_transformer.hub_checks import inspect_model_folder
+from vanilla_transformer.hub.card import build_model_card
+from vanilla_transformer.hub.checks import inspect_model_folder
 from vanilla_transformer.inference.evaluate import score_summaries
-from vanilla_transformer.model_card import build_model_card
 from vanilla_transformer.tasks import TASKS, TRANSLATION, find_prefix, find_task, get_task, record_task
 from vanilla_transformer.training.arguments import DataArguments, ModelArguments, TranslationTrainingArguments
 from vanilla_transformer.training.examples import load_corpora, tokenize_pairs

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from .demo import MAX_BEAMS, DemoError, DemoModel, Settings, translate_text
 from .demo_models import ModelShelf
-from .model_card_words import get_task_words
+from .hub.words import get_task_words
 from .optional import explain_missing
 from .tasks import TRANSLATION
 from .visualization.page import attention_page

@@ -18,7 +18,7 @@ from typing import Any
 from huggingface_hub import SpaceCardData
 
 from .files import check_new_folder, new_folder
-from .hub_files import PACKAGE_FOLDER, Selection, find_refused_files, select_files
+from .hub.files import PACKAGE_FOLDER, Selection, find_refused_files, select_files
 from .model_names import check_model_name
 from .optional import explain_missing
 

@@ -33,19 +33,19 @@ from transformers.utils.hub import PushInProgress
 
 from vanilla_transformer.data.batching import IntArray, TokenBatchSampler, pair_lengths
 from vanilla_transformer.data.stream_batches import StreamingTokenBatches
-from vanilla_transformer.hub_files import select_files
-from vanilla_transformer.inference.evaluate import to_perplexity
-from vanilla_transformer.model.loss_vanilla_transformer import IGNORED_LABEL
-from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
-from vanilla_transformer.model_card import CardMetadata, write_model_card
-from vanilla_transformer.model_card_facts import is_hub_name
-from vanilla_transformer.pushing import (
+from vanilla_transformer.hub.card import CardMetadata, write_model_card
+from vanilla_transformer.hub.facts import is_hub_name
+from vanilla_transformer.hub.files import select_files
+from vanilla_transformer.hub.pushing import (
     describe_error,
     push_snapshot,
     remove_snapshots,
     take_snapshot,
     write_card_to_push,
 )
+from vanilla_transformer.inference.evaluate import to_perplexity
+from vanilla_transformer.model.loss_vanilla_transformer import IGNORED_LABEL
+from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
 
 from .averaging import AverageCheckpoints
 from .checkpoints import find_last_whole_checkpoint, replacing_files

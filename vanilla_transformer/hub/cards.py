@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from huggingface_hub import ModelCard
 
-from .hub_files import CARD_NAME, Problem, join_lines, read_text
-from .model_card import build_model_card, merge_edited_cards, merge_model_card, says_the_same
+from .card import build_model_card, merge_edited_cards, merge_model_card, says_the_same
+from .files import CARD_NAME, Problem, join_lines, read_text
 
 CardChoice = Literal["folder", "hub"]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .halves import Half
-from .tasks import Task
+from vanilla_transformer.halves import Half
+from vanilla_transformer.tasks import Task
 
 NOT_RECORDED = "not recorded"
 

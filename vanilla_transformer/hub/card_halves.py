@@ -8,9 +8,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from .halves import Half, find_half
-from .model_card_facts import ModelFolder, read_config, read_json
-from .model_card_words import (
+from vanilla_transformer.halves import Half, find_half
+
+from .facts import ModelFolder, read_config, read_json
+from .words import (
     TaskWords,
     as_code,
     describe_dropout,

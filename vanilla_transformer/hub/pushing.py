@@ -10,9 +10,10 @@ from huggingface_hub import CommitInfo, ModelCard, hf_hub_download, upload_folde
 from huggingface_hub.errors import RemoteEntryNotFoundError
 from transformers.utils import logging
 
-from .hub_files import CARD_NAME, select_files
-from .model_card import CardMetadata, build_model_card, merge_edited_cards, says_the_same, write_model_card
-from .training.checkpoints import replacing_files
+from vanilla_transformer.training.checkpoints import replacing_files
+
+from .card import CardMetadata, build_model_card, merge_edited_cards, says_the_same, write_model_card
+from .files import CARD_NAME, select_files
 
 logger = logging.get_logger(__name__)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from huggingface_hub import HfApi, errors, get_token
 
-from .hub_files import join_lines
+from .files import join_lines
 
 # httpx's own base class, under whatever name the client imports it.
 _HTTP_ERROR: type[Exception] = errors.HfHubHTTPError.__mro__[1]

@@ -15,7 +15,11 @@ from huggingface_hub import EvalResult
 from safetensors import SafetensorError, safe_open
 from transformers.utils import logging
 
-from .model_card_words import (
+from vanilla_transformer.tasks import TASKS, TRANSLATION, Task, find_prefix, find_task
+from vanilla_transformer.training.averaging import AVERAGED_FOLDER, AVERAGING_FILE
+from vanilla_transformer.training.checkpoints import digest_weights, read_architecture
+
+from .words import (
     NOT_RECORDED,
     TaskWords,
     as_code,
@@ -39,9 +43,6 @@ from .model_card_words import (
     quote,
     to_number,
 )
-from .tasks import TASKS, TRANSLATION, Task, find_prefix, find_task
-from .training.averaging import AVERAGED_FOLDER, AVERAGING_FILE
-from .training.checkpoints import digest_weights, read_architecture
 
 logger = logging.get_logger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers.dynamic_module_utils import get_relative_imports
 
-from .model.pretrained_vanilla_transformer import find_damage
+from vanilla_transformer.model.pretrained_vanilla_transformer import find_damage
 
 CARD_NAME = "README.md"
 PACKAGE_FOLDER = Path(__file__).resolve().parent

@@ -19,10 +19,11 @@ from typing import Any, Literal, TypedDict, Unpack
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import Environment, FunctionLoader
 
-from .model_card_facts import ModelFolder, identify_result, is_hub_name
-from .model_card_halves import read_model_folder
-from .model_card_words import escape
-from .training.checkpoints import replacing_files
+from vanilla_transformer.training.checkpoints import replacing_files
+
+from .card_halves import read_model_folder
+from .facts import ModelFolder, identify_result, is_hub_name
+from .words import escape
 
 CARD_FILE = "README.md"
 

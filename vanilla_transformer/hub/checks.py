@@ -25,9 +25,14 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
-from .data.vocabularies import get_vocabularies
-from .halves import Half, find_half
-from .hub_files import (
+from vanilla_transformer.data.vocabularies import get_vocabularies
+from vanilla_transformer.halves import Half, find_half
+from vanilla_transformer.model.configuration_vanilla_transformer import AUTO_MAP, VanillaTransformerConfig
+from vanilla_transformer.model.pretrained_vanilla_transformer import find_damage, suggest_fields
+from vanilla_transformer.tasks import TRANSLATION, Task, find_task
+from vanilla_transformer.training.checkpoints import list_weights_problems
+
+from .files import (
     CARD_NAME,
     PACKAGE_FOLDER,
     Problem,
@@ -42,12 +47,8 @@ from .hub_files import (
     read_text,
     select_files,
 )
-from .hub_trial import Outcome, make_user, use
-from .model.configuration_vanilla_transformer import AUTO_MAP, VanillaTransformerConfig
-from .model.pretrained_vanilla_transformer import find_damage, suggest_fields
-from .model_card_words import get_task_words
-from .tasks import TRANSLATION, Task, find_task
-from .training.checkpoints import list_weights_problems
+from .trial import Outcome, make_user, use
+from .words import get_task_words
 
 CodeChoice = Literal["folder", "installed"]
 

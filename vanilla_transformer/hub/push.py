@@ -13,14 +13,15 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelet
 from huggingface_hub.hf_api import ModelInfo
 from transformers.utils import logging
 
-from .hub_cards import CardChoice, PushedCard, make_card
-from .hub_checks import CodeChoice, Inspection, check_model_folder, inspect_model_folder
-from .hub_errors import HUB_ERRORS, PushError, explain_error, is_network_error
-from .hub_files import CARD_NAME, Problem, join_lines, read_bytes, read_json, read_text, select_files
-from .model.configuration_vanilla_transformer import VanillaTransformerConfig
-from .model_card_facts import ModelFolder
-from .model_card_words import get_task_words
-from .training.checkpoints import replacing_files
+from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.training.checkpoints import replacing_files
+
+from .cards import CardChoice, PushedCard, make_card
+from .checks import CodeChoice, Inspection, check_model_folder, inspect_model_folder
+from .errors import HUB_ERRORS, PushError, explain_error, is_network_error
+from .facts import ModelFolder
+from .files import CARD_NAME, Problem, join_lines, read_bytes, read_json, read_text, select_files
+from .words import get_task_words
 
 logger = logging.get_logger(__name__)
 

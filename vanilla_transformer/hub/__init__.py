@@ -1,0 +1,1 @@
+"""Model cards, checks of a folder, and its push to the Hub."""
