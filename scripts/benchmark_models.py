@@ -3,7 +3,7 @@
 All have the same width, depth, heads, inner width, vocabulary and activation, tied embeddings and random weights. What
 remains different is what makes them different models: BART and T5 have other positions and norms, and this
 package's model has no bias in its attention projections, as in the paper. MarianMT alone is the very same function,
-so that it can be given the same weights; see `vanilla_transformer.conversion.marian.to_marian`.
+so that it can be given the same weights; see `vanilla_transformer.conversion.systems.marian.to_marian`.
 
 Shapes: B  sentences, N  beams, R = B * N  rows, S  source length, T  target length, D  d_model, V  vocabulary.
 """
@@ -244,7 +244,7 @@ def make_targets(labels: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"decoder_input_ids": shift_tokens_right(labels, PAD, START), "labels": labels}
 
 
-# The same weights elsewhere (for MarianMT see `to_marian` in vanilla_transformer/conversion/marian.py)
+# The same weights elsewhere (for MarianMT see `to_marian` in vanilla_transformer/conversion/systems/marian.py)
 
 
 def has_ctranslate2(device: str) -> bool:

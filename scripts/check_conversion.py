@@ -28,8 +28,8 @@ from transformers import HfArgumentParser
 
 from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.conversion.converted import ConvertedModel
-from vanilla_transformer.conversion.joeynmt import convert_joeynmt
-from vanilla_transformer.conversion.opennmt_py import convert_opennmt_py
+from vanilla_transformer.conversion.systems.joeynmt import convert_joeynmt
+from vanilla_transformer.conversion.systems.opennmt_py import convert_opennmt_py
 
 BEAMS, LONGEST = 4, 20
 SIDES = ("src", "tgt")

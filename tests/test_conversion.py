@@ -15,7 +15,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.conversion.converted import ConvertedModel, Origin, build_model
 from vanilla_transformer.conversion.errors import ConversionError
-from vanilla_transformer.conversion.renaming import Rule
+from vanilla_transformer.conversion.weights import Rule
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
 SAME = (Rule(r"(.*)", r"\1"),)

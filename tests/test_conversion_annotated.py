@@ -15,8 +15,8 @@ from tiny_vanilla import assert_close, logits_of, make_sentences, pad
 from torch import nn
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.conversion.annotated import AnnotatedSettings, _adapt_gain, convert_annotated
 from vanilla_transformer.conversion.errors import ConversionError
+from vanilla_transformer.conversion.systems.annotated import AnnotatedSettings, _adapt_gain, convert_annotated
 
 PAD = 2
 

@@ -35,9 +35,9 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.conversion.errors import ConversionError
-from vanilla_transformer.conversion.fairseq import UNLIKELY, convert_fairseq
-from vanilla_transformer.conversion.fairseq_checkpoint import read_fairseq
-from vanilla_transformer.conversion.fairseq_vocabulary import (
+from vanilla_transformer.conversion.systems.fairseq import UNLIKELY, convert_fairseq
+from vanilla_transformer.conversion.systems.fairseq_checkpoint import read_fairseq
+from vanilla_transformer.conversion.tokenizers.bpe_codes import (
     find_joiner,
     make_bpe_tokenizer,
     read_codes,

@@ -16,7 +16,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, FSMTConfig, FSMTF
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.conversion.errors import ConversionError
-from vanilla_transformer.conversion.fsmt import convert_fsmt
+from vanilla_transformer.conversion.systems.fsmt import convert_fsmt
 from vanilla_transformer.inference.translate import translate
 
 SENTENCES = ["a man rides a horse .", "two dogs run over the old bridge", "the sun's shining", "a dog"]

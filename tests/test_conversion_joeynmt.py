@@ -11,7 +11,7 @@ from sister_systems import attend, draw, interleaved_sinusoids, linear, norm
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer.conversion.errors import ConversionError
-from vanilla_transformer.conversion.joeynmt import convert_joeynmt
+from vanilla_transformer.conversion.systems.joeynmt import convert_joeynmt
 
 SPECIALS = ["<unk>", "<pad>", "<s>", "</s>"]
 SOURCE = [*SPECIALS, "ein", "Hund", "läuft", "schnell", "▁"]

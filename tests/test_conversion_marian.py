@@ -29,7 +29,7 @@ from transformers import (
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.conversion.errors import ConversionError
-from vanilla_transformer.conversion.marian import convert_marian, save_as_marian, to_marian
+from vanilla_transformer.conversion.systems.marian import convert_marian, save_as_marian, to_marian
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
 from vanilla_transformer.inference.translate import translate
 

@@ -19,7 +19,7 @@ from sister_systems import (
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer.conversion.errors import ConversionError
-from vanilla_transformer.conversion.opennmt_py import SETTINGS, convert_opennmt_py
+from vanilla_transformer.conversion.systems.opennmt_py import SETTINGS, convert_opennmt_py
 
 SPECIALS = ["<unk>", "<blank>", "<s>", "</s>"]
 SOURCE = [*SPECIALS, "ein", "Hund", "la@@", "uft", "schnell"]

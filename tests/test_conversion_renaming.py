@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vanilla_transformer.conversion.errors import ConversionError, find_differences, refuse
-from vanilla_transformer.conversion.renaming import Rule, rename_weights
+from vanilla_transformer.conversion.weights import Rule, rename_weights
 
 RULES = (
     Rule(r"layers\.(\d+)\.in_proj", (r"l.\1.q", r"l.\1.k", r"l.\1.v")),

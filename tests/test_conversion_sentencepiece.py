@@ -20,8 +20,8 @@ from tokenizers import normalizers
 from transformers import AutoTokenizer
 
 from vanilla_transformer.conversion.errors import ConversionError
-from vanilla_transformer.conversion.sentencepiece import convert_sentencepiece
-from vanilla_transformer.conversion.sentencepiece_normalizer import convert_rules
+from vanilla_transformer.conversion.tokenizers.sentencepiece import convert_sentencepiece
+from vanilla_transformer.conversion.tokenizers.sentencepiece_normalizer import convert_rules
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
 protocol: Any = sentencepiece_protocol  # whose classes are made when it is imported

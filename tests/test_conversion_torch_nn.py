@@ -22,8 +22,8 @@ from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.conversion.errors import ConversionError
-from vanilla_transformer.conversion.torch_module import TorchTransformer, save_as_torch_nn, to_torch_nn
-from vanilla_transformer.conversion.torch_nn import TorchSettings, convert_torch_nn
+from vanilla_transformer.conversion.systems.torch_module import TorchTransformer, save_as_torch_nn, to_torch_nn
+from vanilla_transformer.conversion.systems.torch_nn import TorchSettings, convert_torch_nn
 
 PAD = 1
 EIGHT_HEADS = TorchSettings(nhead=8)

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from vanilla_transformer.conversion.comparing import Batch, compare_with, draw_batch
 from vanilla_transformer.conversion.errors import ConversionError
-from vanilla_transformer.conversion.vocabularies import align_special_tokens, make_word_tokenizer
+from vanilla_transformer.conversion.tokenizers.vocabularies import align_special_tokens, make_word_tokenizer
 
 NAMES: dict[str, Any] = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>"}
 SPECIALS = ["<s>", "<pad>", "</s>", "<unk>"]

@@ -24,7 +24,7 @@ from vanilla_transformer import (
     decoding_vanilla_transformer,
     loss_vanilla_transformer,
 )
-from vanilla_transformer.conversion.torch_module import to_torch_nn
+from vanilla_transformer.conversion.systems.torch_module import to_torch_nn
 from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerDecoderLayer
 
 ROOT = Path(__file__).parents[1]

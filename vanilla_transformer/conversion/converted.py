@@ -15,7 +15,7 @@ from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransf
 
 from .comparing import check_logits
 from .errors import ConversionError
-from .renaming import Rule, rename_weights
+from .weights import Rule, rename_weights
 
 CONVERSION_NAME = "conversion.json"
 

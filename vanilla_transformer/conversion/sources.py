@@ -13,17 +13,17 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedConfig
 
-from .annotated import AnnotatedSettings, convert_annotated
 from .converted import ConvertedModel, Origin
 from .errors import ConversionError
-from .fairseq import convert_fairseq
-from .fsmt import convert_fsmt
-from .joeynmt import convert_joeynmt
-from .marian import convert_marian
-from .opennmt_py import convert_opennmt_py
 from .reading import scan_pickles
-from .torch_module import WEIGHTS_NAME
-from .torch_nn import TorchSettings, convert_torch_nn, read_torch_settings
+from .systems.annotated import AnnotatedSettings, convert_annotated
+from .systems.fairseq import convert_fairseq
+from .systems.fsmt import convert_fsmt
+from .systems.joeynmt import convert_joeynmt
+from .systems.marian import convert_marian
+from .systems.opennmt_py import convert_opennmt_py
+from .systems.torch_module import WEIGHTS_NAME
+from .systems.torch_nn import TorchSettings, convert_torch_nn, read_torch_settings
 
 _NO_DEFAULT = inspect.Parameter.empty
 

@@ -19,7 +19,7 @@ from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
 
 from .errors import ConversionError, refuse
 from .reading import check_weights, read_checkpoint
-from .renaming import Rule
+from .weights import Rule
 
 StateDict = Mapping[str, torch.Tensor]
 

@@ -14,14 +14,15 @@ from typing import Any, cast
 import torch
 from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerBase
 
+from vanilla_transformer.conversion.comparing import Batch, as_float32, check_counterpart
+from vanilla_transformer.conversion.converted import ConvertedModel
+from vanilla_transformer.conversion.errors import find_differences, list_head_sizes, refuse
+from vanilla_transformer.conversion.weights import Rule, rename_weights
 from vanilla_transformer.files import new_folder
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
-from .comparing import Batch, as_float32, check_counterpart
-from .converted import ConvertedModel
-from .errors import find_differences, list_head_sizes, refuse
 from .library import (
     COMMON_FIELDS,
     IGNORED_FIELDS,
@@ -32,7 +33,6 @@ from .library import (
     make_table_rule,
     take_generation_config,
 )
-from .renaming import Rule, rename_weights
 
 logger = logging.getLogger(__name__)
 

@@ -21,16 +21,25 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import GenerationConfig
 
+from vanilla_transformer.conversion.converted import ConvertedModel, build_model
+from vanilla_transformer.conversion.errors import ConversionError, find_differences, refuse
+from vanilla_transformer.conversion.tokenizers.bpe_codes import (
+    BOS,
+    EOS,
+    PAD,
+    SPECIAL_TOKENS,
+    UNK,
+    find_joiner,
+    make_bpe_tokenizer,
+    read_dictionary,
+)
+from vanilla_transformer.conversion.tokenizers.sentencepiece import convert_sentencepiece
+from vanilla_transformer.conversion.tokenizers.vocabularies import make_word_tokenizer
+from vanilla_transformer.conversion.weights import Rule
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
-from .converted import ConvertedModel, build_model
-from .errors import ConversionError, find_differences, refuse
 from .fairseq_checkpoint import ARCHITECTURES, FairseqCheckpoint, read_fairseq
-from .fairseq_vocabulary import BOS, EOS, PAD, SPECIAL_TOKENS, UNK, find_joiner, make_bpe_tokenizer, read_dictionary
-from .renaming import Rule
-from .sentencepiece import convert_sentencepiece
-from .vocabularies import make_word_tokenizer
 
 _BOS_ID, _PAD_ID, _EOS_ID, _UNK_ID = range(len(SPECIAL_TOKENS))
 

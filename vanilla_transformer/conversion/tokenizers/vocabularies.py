@@ -10,9 +10,8 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from vanilla_transformer.conversion.errors import ConversionError
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
-
-from .errors import ConversionError
 
 
 def make_word_tokenizer(

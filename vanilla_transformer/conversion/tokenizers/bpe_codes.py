@@ -11,9 +11,9 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from vanilla_transformer.conversion.errors import ConversionError
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
-from .errors import ConversionError
 from .vocabularies import check_vocabularies
 
 BOS, PAD, EOS, UNK = SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")

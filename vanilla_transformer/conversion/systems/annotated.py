@@ -26,13 +26,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
-
-from .comparing import Batch, compare_with
-from .converted import ConvertedModel, build_model
-from .errors import refuse
-from .renaming import Rule
-from .state_dicts import (
+from vanilla_transformer.conversion.comparing import Batch, compare_with
+from vanilla_transformer.conversion.converted import ConvertedModel, build_model
+from vanilla_transformer.conversion.errors import refuse
+from vanilla_transformer.conversion.state_dicts import (
     StateDict,
     Tables,
     check_entries,
@@ -41,6 +38,8 @@ from .state_dicts import (
     make_sinusoids_rule,
     read_state_dict,
 )
+from vanilla_transformer.conversion.weights import Rule
+from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 
 _ANCHOR = "encoder.layers.0.self_attn.linears.0.weight"
 _ATTENTIONS = {"self_attn": "self_attn", "src_attn": "encoder_attn"}

@@ -27,9 +27,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from vanilla_transformer.conversion.errors import ConversionError, refuse
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
-from .errors import ConversionError, refuse
 from .sentencepiece_normalizer import SPACE, STRANGE, Spacing, convert_rules, write_class
 from .vocabularies import check_vocabularies
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from .errors import ConversionError
-from .reading import check_weights, read_checkpoint, scan_pickles
+from vanilla_transformer.conversion.errors import ConversionError
+from vanilla_transformer.conversion.reading import check_weights, read_checkpoint, scan_pickles
 
 # Whose objects a checkpoint may hold: they are read as `Remnant`s. None of this code runs, nor need it be installed.
 _PACKAGES = ("fairseq.", "numpy.", "omegaconf.", "typing.")

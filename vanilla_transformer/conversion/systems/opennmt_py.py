@@ -19,16 +19,15 @@ import torch
 from torch import nn
 from transformers import GenerationConfig
 
+from vanilla_transformer.conversion.comparing import Batch, compare_with
+from vanilla_transformer.conversion.converted import ConvertedModel, build_model
+from vanilla_transformer.conversion.errors import ConversionError, find_differences, refuse
+from vanilla_transformer.conversion.reading import check_weights, read_checkpoint
+from vanilla_transformer.conversion.state_dicts import check_sinusoids, make_config
+from vanilla_transformer.conversion.tokenizers.vocabularies import align_special_tokens, make_word_tokenizer
+from vanilla_transformer.conversion.weights import Rule
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-
-from .comparing import Batch, compare_with
-from .converted import ConvertedModel, build_model
-from .errors import ConversionError, find_differences, refuse
-from .reading import check_weights, read_checkpoint
-from .renaming import Rule
-from .state_dicts import check_sinusoids, make_config
-from .vocabularies import align_special_tokens, make_word_tokenizer
 
 SPECIAL_TOKENS = {"bos": "<s>", "pad": "<blank>", "eos": "</s>", "unk": "<unk>"}
 

@@ -16,8 +16,10 @@ from typing import Any
 
 from transformers import FSMTConfig, FSMTForConditionalGeneration, FSMTTokenizer
 
-from .converted import ConvertedModel
-from .errors import find_differences
+from vanilla_transformer.conversion.converted import ConvertedModel
+from vanilla_transformer.conversion.errors import find_differences
+from vanilla_transformer.conversion.weights import Rule
+
 from .library import (
     COMMON_FIELDS,
     IGNORED_FIELDS,
@@ -27,7 +29,6 @@ from .library import (
     convert_loaded,
     make_table_rule,
 )
-from .renaming import Rule
 
 
 def convert_fsmt(name_or_path: str, *, revision: str = "main") -> ConvertedModel:

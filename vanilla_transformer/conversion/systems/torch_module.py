@@ -25,13 +25,12 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from vanilla_transformer.conversion.comparing import Batch, as_float32, check_counterpart
+from vanilla_transformer.conversion.errors import find_differences, list_head_sizes, refuse
 from vanilla_transformer.files import new_folder
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
-
-from .comparing import Batch, as_float32, check_counterpart
-from .errors import find_differences, list_head_sizes, refuse
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 SYNONYMS = {"swish": "silu"}  # the library's name for the same function

@@ -22,17 +22,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer.data.vocabularies import load_tokenizer
-from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
-
-from .comparing import Batch, compare_with
-from .converted import ConvertedModel, build_model
-from .errors import ConversionError, refuse
-from .library import check_tokenizer
-from .renaming import Rule
-from .state_dicts import (
+from vanilla_transformer.conversion.comparing import Batch, compare_with
+from vanilla_transformer.conversion.converted import ConvertedModel, build_model
+from vanilla_transformer.conversion.errors import ConversionError, refuse
+from vanilla_transformer.conversion.state_dicts import (
     StateDict,
     Tables,
     as_rows,
@@ -43,6 +36,13 @@ from .state_dicts import (
     make_sinusoids_rule,
     read_state_dict,
 )
+from vanilla_transformer.conversion.weights import Rule
+from vanilla_transformer.data.vocabularies import load_tokenizer
+from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
+
+from .library import check_tokenizer
 from .torch_module import (
     ACTIVATIONS,
     ATTENTIONS,

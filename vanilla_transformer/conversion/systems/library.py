@@ -24,15 +24,14 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import has_file
 
+from vanilla_transformer.conversion.comparing import Batch, as_float32, compare_with
+from vanilla_transformer.conversion.converted import ConvertedModel, build_model
+from vanilla_transformer.conversion.errors import ConversionError, refuse
+from vanilla_transformer.conversion.reading import CODE_IN_PICKLE
+from vanilla_transformer.conversion.weights import Rule
 from vanilla_transformer.data.vocabularies import get_vocabularies
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
-
-from .comparing import Batch, as_float32, compare_with
-from .converted import ConvertedModel, build_model
-from .errors import ConversionError, refuse
-from .reading import CODE_IN_PICKLE
-from .renaming import Rule
 
 LAYER_RULES = (
     Rule(

@@ -25,7 +25,7 @@ from functools import cache
 
 from tokenizers import Regex, normalizers
 
-from .errors import refuse
+from vanilla_transformer.conversion.errors import refuse
 
 SPACE = "▁"  # how pieces write a space
 # Code points that no text has: Unicode keeps them free, and readers of text ignore them.

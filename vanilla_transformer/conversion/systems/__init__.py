@@ -1,0 +1,1 @@
+"""Other systems, a file each."""
