@@ -10,7 +10,7 @@ from conftest import RunPython
 from tiny_vanilla import TWO_VOCABULARIES, assert_close, logits_of, make_model, make_sentences, pad
 
 from vanilla_transformer.conversion.errors import ConversionError
-from vanilla_transformer.export.tracing import DecoderGraph, EncoderGraph, copy_for_tracing, export_program
+from vanilla_transformer.export.graphs import DecoderGraph, EncoderGraph, copy_for_tracing, export_program
 from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
 
 # The position tables have 24 rows.

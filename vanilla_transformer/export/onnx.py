@@ -33,8 +33,7 @@ from vanilla_transformer.files import check_new_folder, new_folder
 from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.optional import explain_missing
 
-from .onnx_model import DECODER_FILE, ENCODER_FILE, OnnxModel, import_onnxruntime
-from .tracing import (
+from .graphs import (
     BATCH_SIZE,
     CACHED_SOURCE_LENGTH,
     PAST_LENGTH,
@@ -45,6 +44,7 @@ from .tracing import (
     copy_for_tracing,
     longest_sequence,
 )
+from .onnx_model import DECODER_FILE, ENCODER_FILE, OnnxModel, import_onnxruntime
 
 logger = logging.getLogger(__name__)
 
