@@ -19,9 +19,9 @@ import pytest
 from chromium import PATIENCE
 from letters import TOKENIZER, make_letters_model, train_on_letters
 
-from vanilla_transformer.demo import DemoError, DemoModel, Settings, translate_text
-from vanilla_transformer.demo_models import ModelShelf
-from vanilla_transformer.demo_page import build_page, for_people, import_gradio
+from vanilla_transformer.apps.answers import DemoError, DemoModel, Settings, translate_text
+from vanilla_transformer.apps.page import build_page, for_people, import_gradio
+from vanilla_transformer.apps.shelf import ModelShelf
 from vanilla_transformer.tasks import TASKS, record_task
 
 # Goes before the guard that keeps tests off the network, and so hears of what that forbids, too.

@@ -8,7 +8,7 @@ import torch
 from letters import TOKENIZER, make_letters_model
 from library_models import MODELS, make_m2m100, make_nllb_tokenizer, make_t5, make_tokenizer
 
-from vanilla_transformer.demo import MAX_BEAMS, DemoError, DemoModel, Settings, translate_text
+from vanilla_transformer.apps.answers import MAX_BEAMS, DemoError, DemoModel, Settings, translate_text
 from vanilla_transformer.tasks import TASKS, record_task
 
 TEXT = "alpha delta echo papa"
@@ -75,17 +75,17 @@ class TestTranslation:
         attention = translate_text(demo, "abcdefg", Settings(num_beams=1)).attention
         assert attention is not None
         size = attention.encoder.size + attention.decoder.size + attention.cross.size
-        monkeypatch.setattr("vanilla_transformer.demo.MAX_MAP_WEIGHTS", size)
+        monkeypatch.setattr("vanilla_transformer.apps.answers.MAX_MAP_WEIGHTS", size)
         assert translate_text(demo, "abcdefg", Settings(num_beams=1)).attention is not None
-        monkeypatch.setattr("vanilla_transformer.demo.MAX_MAP_WEIGHTS", size - 1)
+        monkeypatch.setattr("vanilla_transformer.apps.answers.MAX_MAP_WEIGHTS", size - 1)
         answer = translate_text(demo, "abcdefg", Settings(num_beams=1))
         assert answer.attention is None
         assert answer.note == "The text is too long for its attention to be shown."
 
     def test_of_a_text_far_too_long_does_not_even_compute_attention(self, monkeypatch: pytest.MonkeyPatch) -> None:
         demo = DemoModel("letters", make_letters_model(), TOKENIZER)
-        monkeypatch.setattr("vanilla_transformer.demo.MAX_MAP_WEIGHTS", 10)
-        monkeypatch.setattr("vanilla_transformer.demo.collect_attention", None)
+        monkeypatch.setattr("vanilla_transformer.apps.answers.MAX_MAP_WEIGHTS", 10)
+        monkeypatch.setattr("vanilla_transformer.apps.answers.collect_attention", None)
         assert translate_text(demo, "abcdefg", Settings(num_beams=1)).note.startswith("The text is too long")
 
     def test_of_an_endless_text_is_refused_while_others_are_served(self) -> None:

@@ -16,10 +16,10 @@ from library_models import make_bart, make_m2m100, make_nllb_tokenizer, make_tok
 from transformers import LlamaConfig
 
 from vanilla_transformer import VanillaTransformerEncoderModel
+from vanilla_transformer.apps.answers import DemoError
+from vanilla_transformer.apps.examples import find_examples, read_training_data
+from vanilla_transformer.apps.shelf import ModelShelf
 from vanilla_transformer.data.numbers_and_dates import numbers_and_dates
-from vanilla_transformer.demo import DemoError
-from vanilla_transformer.demo_examples import find_examples, read_training_data
-from vanilla_transformer.demo_models import ModelShelf
 from vanilla_transformer.tasks import TASKS, record_task
 
 

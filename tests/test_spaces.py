@@ -18,9 +18,9 @@ from letters import TOKENIZER, make_letters_model
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from vanilla_transformer import spaces
-from vanilla_transformer.demo import DemoModel, Settings, translate_text
-from vanilla_transformer.spaces import save_space
+from vanilla_transformer.apps import spaces
+from vanilla_transformer.apps.answers import DemoModel, Settings, translate_text
+from vanilla_transformer.apps.spaces import save_space
 from vanilla_transformer.tasks import TASKS, record_task
 
 pytest.importorskip("gradio", reason="a Space needs Gradio: the extra [demo]")

@@ -17,10 +17,10 @@ from typing import Any
 
 from huggingface_hub import SpaceCardData
 
-from .files import check_new_folder, new_folder
-from .hub.files import PACKAGE_FOLDER, Selection, find_refused_files, select_files
-from .model_names import check_model_name
-from .optional import explain_missing
+from vanilla_transformer.files import check_new_folder, new_folder
+from vanilla_transformer.hub.files import PACKAGE_FOLDER, Selection, find_refused_files, select_files
+from vanilla_transformer.model_names import check_model_name
+from vanilla_transformer.optional import explain_missing
 
 APP_FILE = "app.py"
 ARGUMENTS_FILE = "app.args"

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
-from .tasks import TRANSLATION, find_task
+from vanilla_transformer.tasks import TRANSLATION, find_task
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def find_examples(
 def _make_builtin_examples(source_lang: str, target_lang: str) -> tuple[str, ...]:
     """Examples of the built-in corpus; none where they cannot be made, for the model knows nothing else."""
     try:
-        from .data.numbers_and_dates import numbers_and_dates
+        from vanilla_transformer.data.numbers_and_dates import numbers_and_dates
 
         corpus = numbers_and_dates(
             split="test", test_size=_BUILTIN_EXAMPLES, source_lang=source_lang, target_lang=target_lang

@@ -8,17 +8,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from .demo import MAX_BEAMS, DemoError, DemoModel, Settings, translate_text
-from .demo_models import ModelShelf
-from .hub.words import get_task_words
-from .optional import explain_missing
-from .tasks import TRANSLATION
-from .visualization.page import attention_page
+from vanilla_transformer.hub.words import get_task_words
+from vanilla_transformer.optional import explain_missing
+from vanilla_transformer.tasks import TRANSLATION
+from vanilla_transformer.visualization.page import attention_page
+
+from .answers import MAX_BEAMS, DemoError, DemoModel, Settings, translate_text
+from .shelf import ModelShelf
 
 if TYPE_CHECKING:
     import gradio
 
-    from .visualization.attention import AttentionMap
+    from vanilla_transformer.visualization.attention import AttentionMap
 
 logger = logging.getLogger(__name__)
 

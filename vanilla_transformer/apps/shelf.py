@@ -12,12 +12,13 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedConfig
 from transformers.utils.hub import cached_file
 
-from .data.vocabularies import load_needed_tokenizer
-from .demo import DemoError, DemoModel
-from .demo_examples import find_examples, read_training_data
-from .inference.translate import load_model_and_tokenizer
-from .model.pretrained_vanilla_transformer import find_damage
-from .model_names import check_model_name, explain_missing_model
+from vanilla_transformer.data.vocabularies import load_needed_tokenizer
+from vanilla_transformer.inference.translate import load_model_and_tokenizer
+from vanilla_transformer.model.pretrained_vanilla_transformer import find_damage
+from vanilla_transformer.model_names import check_model_name, explain_missing_model
+
+from .answers import DemoError, DemoModel
+from .examples import find_examples, read_training_data
 
 OtherModels = Literal["any", "hub", "none"]
 

@@ -1,0 +1,1 @@
+"""The web page, and Spaces that hold it."""
