@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 _REPOSITORY_ROOT = Path(__file__).resolve().parent.parent
-_NETWORK_GUARD = _REPOSITORY_ROOT / "tests" / "network_guard"
+_NETWORK_GUARD = _REPOSITORY_ROOT / "tests" / "support" / "network_guard"
 _SCRATCH = Path(tempfile.mkdtemp(prefix="vanilla-transformer-tests-"))
 atexit.register(shutil.rmtree, _SCRATCH, ignore_errors=True)
 

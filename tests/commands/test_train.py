@@ -14,7 +14,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.training import callbacks
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 ENGLISH = ("one", "two", "three", "four", "five", "six")
 GERMAN = ("eins", "zwei", "drei", "vier", "fünf", "sechs")
 

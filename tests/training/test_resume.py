@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 import torch
 
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 # Of the 9 steps of an epoch: checkpoints lie within an epoch and at its end, and the training ends within one.
 SAVE_STEPS = 3
 MAX_STEPS = 12

@@ -35,7 +35,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 onnx_ir = pytest.importorskip("onnx_ir")
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 SOURCES = ["A man.", "Two big dogs run", "", "x"]
 # Between them all kinds of layers, tables, heads and biases. Others are traced in test_export_tracing.py.
 MODELS: dict[str, dict[str, Any]] = {
@@ -164,7 +164,7 @@ def test_nothing_is_read_beyond_the_table_of_learned_positions(export: Export) -
 
 def test_a_process_without_torch_translates(export: Export, run_python: RunPython) -> None:
     model, folder = export("paper")
-    output = run_python(TESTS / "onnx_alone.py", folder, input="".join(f"{source}\n" for source in SOURCES))
+    output = run_python(TESTS / "support" / "onnx_alone.py", folder, input="".join(f"{source}\n" for source in SOURCES))
     sources = TOKENIZER(SOURCES, padding=True, return_tensors="pt")
     expected = model.generate(**sources, max_new_tokens=20)
     assert json.loads(output.stdout) == TOKENIZER.batch_decode(expected, skip_special_tokens=True)

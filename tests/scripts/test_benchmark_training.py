@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 TINY = ["--d_model=64", "--layers=1", "--vocab_size=300", "--dtype=float32", "--rounds=1"]
 
 

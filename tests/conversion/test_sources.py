@@ -60,7 +60,7 @@ class Translator(nn.Module):
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    scripts = str(Path(__file__).resolve().parent.parent / "scripts")
+    scripts = str(Path(__file__).resolve().parents[2] / "scripts")
     sys.path.insert(0, scripts)
     yield importlib.import_module("convert_checkpoint")
     sys.path.remove(scripts)

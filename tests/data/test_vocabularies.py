@@ -20,7 +20,7 @@ from vanilla_transformer.hub.push import check_model_folder
 from vanilla_transformer.inference.evaluate import score_loss
 from vanilla_transformer.inference.translate import load_model_and_tokenizer, translate, translate_file
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 TEXTS = ["a man rides a horse", "two dogs run"]
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 SETTINGS: dict[str, Any] = {"max_new_tokens": 6, "progress": False}

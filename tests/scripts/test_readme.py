@@ -27,7 +27,7 @@ from vanilla_transformer import (
 from vanilla_transformer.conversion.systems.torch_module import to_torch_nn
 from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerDecoderLayer
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 README = "README.md"
 FILES = (
     README,

@@ -37,7 +37,7 @@ from vanilla_transformer.inference.metrics.comparison import (
 from vanilla_transformer.inference.metrics.sacrebleu_scores import find_bleu_tokenizer
 from vanilla_transformer.inference.translate import translate
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 MODEL: Any = make_model()
 TOKENIZER = make_tokenizer()
 HYPOTHESES = ["A man rides a horse .", "Two DOGS, on the beach!", "  nobody is here", "drei vier fünf"]

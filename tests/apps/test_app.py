@@ -131,7 +131,7 @@ def server(
     gradio: Any, folders: dict[str, str], scripts_directory: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("server")
-    guard = scripts_directory.parent / "tests" / "network_guard" / "sitecustomize.py"
+    guard = scripts_directory.parent / "tests" / "support" / "network_guard" / "sitecustomize.py"
     program = LISTENER.format(hosts=str(root / "hosts.txt"), guard=str(guard))
     (root / "sitecustomize.py").write_text(program)
     (root / "examples.txt").write_text("abcd\nhgf\n")

@@ -207,7 +207,7 @@ class TestTables:
         assert gnmt.startswith("beam 4, length penalty 0.6 (score / ((5 + length) / 6)^penalty, the paper's formula")
 
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "table3.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "table3.py"
 
 
 def write_pairs(folder: Path, name: str, count: int, start: int = 0) -> list[str]:

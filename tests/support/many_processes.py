@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).resolve().parent
-SCRIPTS = TESTS.parent / "scripts"
+SCRIPTS = TESTS.parents[1] / "scripts"
 TIMEOUT = 120.0
 
 

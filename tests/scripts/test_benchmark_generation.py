@@ -12,7 +12,7 @@ import torch
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 # CTranslate2 is no requirement of the tests; where it is installed, these hold for it too.
 TINY = ["--size=tiny", "--rounds=1", "--source_length=8", "--new_tokens=5"]
 

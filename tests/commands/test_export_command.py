@@ -18,7 +18,7 @@ from vanilla_transformer.data.tokenizer_training import train_tokenizer
 
 pytest.importorskip("ctranslate2")
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 TEXTS = ["a man rides a horse .", "two dogs run", "the sun shines on the old house", "a dog"]
 
 Main = Callable[..., None]

@@ -22,7 +22,7 @@ WIDTHS = (60, 80, 100)
 
 @pytest.fixture(scope="module")
 def walkthrough() -> Iterator[ModuleType]:
-    scripts = str(Path(__file__).resolve().parent.parent / "scripts")
+    scripts = str(Path(__file__).resolve().parents[2] / "scripts")
     sys.path.insert(0, scripts)
     yield importlib.import_module("walkthrough")
     sys.path.remove(scripts)

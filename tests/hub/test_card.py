@@ -24,7 +24,7 @@ from vanilla_transformer.hub.card import build_model_card, write_model_card
 from vanilla_transformer.hub.words import describe_norm
 from vanilla_transformer.training.trainer import TranslationTrainer
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ENGLISH = ("one", "two", "three", "four", "five", "six")
 GERMAN = ("eins", "zwei", "drei", "vier", "fünf", "sechs")
 

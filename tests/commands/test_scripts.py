@@ -18,7 +18,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig,
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerTokenizer
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 # The others are what scripts share.
 NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py") if "\ndef main(" in path.read_text(encoding="utf-8"))
 ENGLISH = ("one", "two", "three", "four", "five", "six")

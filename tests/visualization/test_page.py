@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from chromium import Browser, open_chromium
-from test_attention_plots import AWKWARD, make_map
+from test_heatmaps import AWKWARD, make_map
 
 from vanilla_transformer.visualization.attention import KINDS, AttentionMap
 from vanilla_transformer.visualization.figures import COLORS

@@ -9,7 +9,7 @@ import pytest
 import tiny_seq2seq
 from tiny_vanilla import make_model
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 @pytest.fixture

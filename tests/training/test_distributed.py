@@ -37,7 +37,7 @@ from vanilla_transformer.training.checkpoints import read_world_size
 from vanilla_transformer.training.sharding import save_sharded_model
 from vanilla_transformer.training.trainer import data_state_name
 
-CONFIGS = Path(__file__).resolve().parent.parent / "scripts" / "accelerate_configs"
+CONFIGS = Path(__file__).resolve().parents[2] / "scripts" / "accelerate_configs"
 PAIRS, VALIDATION_PAIRS = 60, 7
 WORDS = ["one", "two", "three", "four", "five", "six"]
 

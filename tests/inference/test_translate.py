@@ -30,7 +30,7 @@ from vanilla_transformer.inference.translate import (
     translate_n_best,
 )
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 MODEL: Any = make_model()
 TOKENIZER = make_tokenizer()
 
