@@ -434,7 +434,7 @@ def test_scripts_for_translation_refuse_halves(
 def test_a_saved_half_brings_its_code(whole: Path, tokenizer: VanillaTransformerTokenizer, tmp_path: Path) -> None:
     """Which is what `push_to_hub` uploads."""
     folder = Path(save(AutoModelForTokenClassification.from_pretrained(whole), tokenizer, tmp_path / "saved"))
-    package = Path(vanilla_transformer.__file__).parent
+    package = Path(vanilla_transformer.__file__).parent / "model"
     assert {path.name for path in folder.glob("*.py")} == {
         path.name for path in package.glob("*_vanilla_transformer.py")
     }

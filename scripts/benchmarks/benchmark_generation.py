@@ -1,10 +1,10 @@
 r"""Measures how fast models of equal sizes generate, side by side in one run, and how much memory that takes.
 
-    python scripts/benchmark_generation.py
-    python scripts/benchmark_generation.py --size small base --batch_size 1 8 32 128 --output_file results.json
-    python scripts/benchmark_generation.py --part memory --num_beams 4 --batch_size 128 --source_length 512
-    python scripts/benchmark_generation.py --part sentences --model_name_or_path out/my-model --test_file test.en
-    python scripts/benchmark_generation.py --device cuda --dtype bfloat16 float32 --size small base big \
+    python scripts/benchmarks/benchmark_generation.py
+    python scripts/benchmarks/benchmark_generation.py --size small base --batch_size 1 8 32 128 --output_file out.json
+    python scripts/benchmarks/benchmark_generation.py --part memory --num_beams 4 --batch_size 128 --source_length 512
+    python scripts/benchmarks/benchmark_generation.py --part sentences --model_name_or_path out/demo --test_file test.en
+    python scripts/benchmarks/benchmark_generation.py --device cuda --dtype bfloat16 float32 --size small base big \
         --batch_size 1 8 32 128 --cache_implementation static --output_file gpu.json
 
 The sides are this package's model, MarianMT, FSMT, models of the architectures of BART and T5, `torch.nn.Transformer`
@@ -22,7 +22,8 @@ as in part `speed`. Each side has a process of its own.
 Part `sentences`: seconds to translate a file of real sentences, where sentences end by themselves, with a trained model
 of this package (`--model_name_or_path`) and the same weights in MarianMT and CTranslate2; and the share of sentences
 that become the same as MarianMT's. "File order" is `generate` on batches of --sentences_batch_size lines as they
-come, "whole file" is `vanilla_transformer.inference.translate.translate`, as scripts/translate.py does it with its defaults.
+come, "whole file" is `vanilla_transformer.inference.translate.translate`, as scripts/translate.py does it with its
+defaults.
 
 --cache_implementation static has our side keep its state in static memory and, on a GPU, compile its step and record it
 as CUDA graphs: the last command above. Run it with and without to see what that gains. MarianMT and the others are run

@@ -1,7 +1,7 @@
 r"""Measures how fast a corpus larger than memory becomes batches, in how much memory, and how reading it resumes.
 
-    python scripts/benchmark_streaming.py --data_dir out/streaming --output_file out/streaming.json
-    python scripts/benchmark_streaming.py --data_dir out/streaming --batches 500
+    python scripts/benchmarks/benchmark_streaming.py --data_dir out/streaming --output_file out/streaming.json
+    python scripts/benchmarks/benchmark_streaming.py --data_dir out/streaming --batches 500
 
 Writes made-up sentence pairs to parquet files, 5 million unless told otherwise; files that are there already are used
 again. Then a process of its own reads one pass over them as training does: reads, tokenises on the fly, puts pairs of

@@ -1,9 +1,9 @@
 r"""Measures what training costs here and elsewhere, side by side in one run.
 
-    python scripts/benchmark_training.py --part loss --output_file results.json
-    python scripts/benchmark_training.py --part loss --target_tokens 4096 --dtype bfloat16 --layers 6
-    python scripts/benchmark_training.py --part step --d_model 256 --layers 3 --vocab_size 8000
-    python scripts/benchmark_training.py --part throughput --train_file train.en.gz train.de.gz \
+    python scripts/benchmarks/benchmark_training.py --part loss --output_file results.json
+    python scripts/benchmarks/benchmark_training.py --part loss --target_tokens 4096 --dtype bfloat16 --layers 6
+    python scripts/benchmarks/benchmark_training.py --part step --d_model 256 --layers 3 --vocab_size 8000
+    python scripts/benchmarks/benchmark_training.py --part throughput --train_file train.en.gz train.de.gz \
         --d_model 256 --layers 3 --vocab_size 8000 --dtype float32
 
 Part `loss`: peak memory and time of the loss with label smoothing over a large vocabulary, once in a whole training

@@ -1,7 +1,7 @@
 r"""Measures how fast a file of 10,000 lines is translated here and elsewhere, with the same weights, side by side.
 
-    python scripts/benchmark_translation.py --model_name_or_path out/my-model --test_file test.en
-    python scripts/benchmark_translation.py --model_name_or_path out/demo --max_lines 1000 --output_file results.json
+    python scripts/benchmarks/benchmark_translation.py --model_name_or_path out/my-model --test_file test.en
+    python scripts/benchmarks/benchmark_translation.py --model_name_or_path out/demo --output_file out.json
 
 "Whole file" is what scripts/translate.py does with its defaults: it reads the file line by line, puts lines of like
 length together within a window, and fills batches to a budget of tokens. "File order" is what one writes oneself: a

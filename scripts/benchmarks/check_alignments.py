@@ -1,7 +1,7 @@
 r"""Find the layer whose attention aligns words best: compare a model's alignments with those of IBM model 1.
 
-    python scripts/check_alignments.py --model_name_or_path out/my-model --pairs val.en val.de --num_pairs 500 \
-        --corpus train.en train.de
+    python scripts/benchmarks/check_alignments.py --model_name_or_path out/my-model --pairs val.en val.de \
+        --num_pairs 500 --corpus train.en train.de
 
 IBM model 1 (Brown et al. 1993) learns from the pairs, and from the corpus if there is one, which word goes with which,
 once in each direction. Recall is the share of the links on which both directions agree that are among the model's,

@@ -1,7 +1,7 @@
 r"""Check converted models against the systems that they come from: logits, and translations of greedy and beam search.
 
-    python scripts/check_conversion.py
-    python scripts/check_conversion.py --systems joeynmt --steps 50
+    python scripts/benchmarks/check_conversion.py
+    python scripts/benchmarks/check_conversion.py --systems joeynmt --steps 50
 
 Each system trains tiny models with a command of its own, one for each configuration, and translates with them; their
 checkpoints are converted and translate the same sentences. The table tells the largest difference of logits, as a

@@ -1,8 +1,8 @@
 r"""Measure what quantized weights cost and save: size, quality and speed of each scheme that works here, side by side.
 
-    python scripts/check_quantization.py --model_name_or_path out/demo
-    python scripts/check_quantization.py --model_name_or_path out/my-model --test_file test.en test.de --num_beams 4
-    python scripts/check_quantization.py --model_name_or_path out/my-model --schemes torchao-int8 bnb-8bit
+    python scripts/benchmarks/check_quantization.py --model_name_or_path out/demo
+    python scripts/benchmarks/check_quantization.py --model_name_or_path out/demo --test_file test.en test.de
+    python scripts/benchmarks/check_quantization.py --model_name_or_path out/my-model --schemes torchao-int8 bnb-8bit
 
 The first row is the model as it was saved, or in --dtype; `same` is the share of translations that are the same as its.
 Without --test_file it translates generated numbers and dates. The size is that of the saved weights. A scheme that this

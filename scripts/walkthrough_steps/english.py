@@ -272,7 +272,7 @@ log-probabilities are divided by a length penalty, or short translations would w
 # From here
 
 The same model in the paper's size is VanillaTransformerConfig.from_preset("base"). The README's section "The paper in
-this code" says where each equation is, and vanilla_transformer/model/modeling_vanilla_transformer.py follows section 3 from
-top to bottom. With --steps 1, steps 13 and 14 show a model that has hardly learnt anything.
+this code" says where each equation is, and vanilla_transformer/model/modeling_vanilla_transformer.py follows section
+3 from top to bottom. With --steps 1, steps 13 and 14 show a model that has hardly learnt anything.
 """,
 }

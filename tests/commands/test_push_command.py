@@ -21,7 +21,7 @@ from tiny_seq2seq import make_tokenizer as make_bart_tokenizer
 from transformers import AutoTokenizer
 
 from vanilla_transformer.hub.card import write_model_card
-from vanilla_transformer.hub.files import PACKAGE_FOLDER
+from vanilla_transformer.hub.files import CODE_FOLDER
 
 DRIVER = """
 import contextlib, io, os, sys, time
@@ -435,4 +435,4 @@ def test_a_model_that_brings_its_code_is_tried_without_the_package(
     assert "`translation_en_to_de`" in hub.read("alice/vanilla", "README.md").decode()
     assert len(commits(hub, "alice/vanilla")) == 2
     for name in CODE:
-        assert hub.read("alice/vanilla", name) == (folder / name).read_bytes() == (PACKAGE_FOLDER / name).read_bytes()
+        assert hub.read("alice/vanilla", name) == (folder / name).read_bytes() == (CODE_FOLDER / name).read_bytes()

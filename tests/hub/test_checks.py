@@ -26,7 +26,7 @@ from tiny_seq2seq import make_tokenizer as make_bart_tokenizer
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
 from vanilla_transformer.hub.checks import PROBES, inspect_model_folder
-from vanilla_transformer.hub.files import PACKAGE_FOLDER, select_files
+from vanilla_transformer.hub.files import CODE_FOLDER, select_files
 from vanilla_transformer.hub.push import check_model_folder
 
 # In parts, so that nobody takes this file for one with a secret.
@@ -311,7 +311,7 @@ class TestCode:
         assert {problem.check for problem in found.problems} == {"tokenizer"}
         assert {name for name in found.files if name.endswith(".py")} == CODE
         assert set(found.replaced) == {"pipeline_vanilla_transformer.py", "positions_vanilla_transformer.py"}
-        assert all(path.parent == PACKAGE_FOLDER for path in found.replaced.values())
+        assert all(path.parent == CODE_FOLDER for path in found.replaced.values())
         assert found.replaced.items() <= found.files.items()
 
     def test_classes_of_somebodys_own_code_are_not_known(self, folder: Path) -> None:

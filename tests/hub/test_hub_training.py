@@ -33,7 +33,8 @@ from vanilla_transformer.training.arguments import TranslationTrainingArguments
 from vanilla_transformer.training.callbacks import ShipCode
 
 CODE = {
-    path.name: path.read_bytes() for path in Path(vanilla_transformer.__file__).parent.glob("*_vanilla_transformer.py")
+    path.name: path.read_bytes()
+    for path in (Path(vanilla_transformer.__file__).parent / "model").glob("*_vanilla_transformer.py")
 }
 STRATEGIES = ("end", "every_save", "checkpoint", "all_checkpoints")
 PROGRESS = ["Training in progress, step 2", "Training in progress, step 4"]

@@ -29,7 +29,8 @@ from vanilla_transformer.hub import trial as hub_trial
 from vanilla_transformer.hub.card import build_model_card
 
 REMOTE_FILES = {
-    path.name: path.read_bytes() for path in Path(vanilla_transformer.__file__).parent.glob("*_vanilla_transformer.py")
+    path.name: path.read_bytes()
+    for path in (Path(vanilla_transformer.__file__).parent / "model").glob("*_vanilla_transformer.py")
 }
 TEXTS = ["a man rides a horse", "two dogs", "", "a man rides a horse and two dogs rest 🐎"]
 # What the Hub and the client add to the files of a folder.

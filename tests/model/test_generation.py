@@ -535,8 +535,8 @@ def test_overridden_hooks_are_the_library_s() -> None:
     for name, expected in HOOKS.items():
         advice = (
             f"transformers moved GenerationMixin.{name}. Look for what took its place, override that in "
-            "vanilla_transformer/model/generation_vanilla_transformer.py for the new and the old version, and put the new "
-            "arguments here; until then, lower the upper end of `transformers` in pyproject.toml."
+            "vanilla_transformer/model/generation_vanilla_transformer.py for the new and the old version, and put the "
+            "new arguments here; until then, lower the upper end of `transformers` in pyproject.toml."
         )
         hook = getattr(GenerationMixin, name, None)
         assert hook is not None, advice

@@ -41,7 +41,7 @@ from vanilla_transformer.data.tokenizer_training import train_tokenizer
 from vanilla_transformer.training.arguments import DataArguments, TranslationTrainingArguments
 from vanilla_transformer.training.setup import build_trainer
 
-PACKAGE = Path(vanilla_transformer.__file__).parent
+PACKAGE = Path(vanilla_transformer.__file__).parent / "model"
 REMOTE_FILES = {path.name: path for path in sorted(PACKAGE.glob("*_vanilla_transformer.py"))}
 # safetensors is transformers' own requirement, and its exception is what tells a damaged file from other errors.
 LEGAL_PACKAGES = {"torch", "transformers", "tokenizers", "huggingface_hub", "safetensors", *sys.stdlib_module_names}

@@ -1,4 +1,4 @@
-"""scripts/benchmark_generation.py at toy sizes: equal work on all sides, the same function where that is said."""
+"""benchmarks/benchmark_generation.py at toy sizes: equal work on all sides, the same function where that is said."""
 
 import importlib
 import itertools

@@ -1,4 +1,4 @@
-"""scripts/benchmark_training.py at toy sizes: each side does what its name says, and the file holds it."""
+"""benchmarks/benchmark_training.py at toy sizes: each side does what its name says, and the file holds it."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""scripts/benchmark_translation.py with a tiny model: all sides translate the same, and the file holds the figures."""
+"""benchmark_translation.py with a tiny model: all sides translate the same, and the file holds the figures."""
 
 import importlib
 import json

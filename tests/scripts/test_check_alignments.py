@@ -1,4 +1,4 @@
-"""scripts/check_alignments.py: IBM model 1 against the sum over all alignments, and what the script prints."""
+"""benchmarks/check_alignments.py: IBM model 1 against the sum over all alignments, and what the script prints."""
 
 import importlib
 import itertools

@@ -1,4 +1,4 @@
-"""scripts/check_conversion.py where the systems are not installed; it is run by hand where they are."""
+"""benchmarks/check_conversion.py where the systems are not installed; it is run by hand where they are."""
 
 import importlib.util
 import sys

@@ -15,10 +15,10 @@ from tiny_halves import make_half
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
 from vanilla_transformer.hub.card import write_model_card
-from vanilla_transformer.hub.files import PACKAGE_FOLDER
+from vanilla_transformer.hub.files import CODE_FOLDER
 
 TEXTS = ["a man rides a horse", "two dogs rest", "7 horses"]
-CODE = {path.name for path in PACKAGE_FOLDER.glob("*_vanilla_transformer.py")}
+CODE = {path.name for path in CODE_FOLDER.glob("*_vanilla_transformer.py")}
 
 
 def save_vanilla(folder: Path, tokenizer: Any, **changes: Any) -> Path:

@@ -1,7 +1,7 @@
 """Batches filled to a budget of tokens instead of a number of pairs, with little padding on both sides.
 
-`TokenBatchSampler` serves datasets with a length; `vanilla_transformer.data.stream_batches` does the same for streams. Both let
-`plan_batches` decide which lengths go together.
+`TokenBatchSampler` serves datasets with a length; `stream_batches` does the same for streams. Both let `plan_batches`
+decide which lengths go together.
 """
 
 import heapq

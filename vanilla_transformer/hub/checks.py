@@ -34,7 +34,7 @@ from vanilla_transformer.training.checkpoints import list_weights_problems
 
 from .files import (
     CARD_NAME,
-    PACKAGE_FOLDER,
+    CODE_FOLDER,
     Problem,
     Selection,
     find_code_files,
@@ -411,10 +411,10 @@ def _check_card(text: str | None) -> Iterator[Problem]:
 def _compare_code(folder: Path, found: Inspection, code: CodeChoice | None) -> Iterator[Problem]:
     """Notes which files are to be replaced by the installed package's, or says that it must be decided."""
     theirs = {path.name: path for path in find_code_files(folder)}
-    known = [name for name in theirs if (PACKAGE_FOLDER / name).is_file()]
-    ours = {path.name: path for path in follow_imports(PACKAGE_FOLDER, known)}
+    known = [name for name in theirs if (CODE_FOLDER / name).is_file()]
+    ours = {path.name: path for path in follow_imports(CODE_FOLDER, known)}
     differing = sorted(
-        name for name in {**theirs, **ours} if read_bytes(folder / name) != read_bytes(PACKAGE_FOLDER / name)
+        name for name in {**theirs, **ours} if read_bytes(folder / name) != read_bytes(CODE_FOLDER / name)
     )
     if code == "installed":
         found.replaced = {name: ours[name] for name in differing if name in ours}
@@ -477,7 +477,7 @@ def _check_classes(stage: Path, config: VanillaTransformerConfig) -> Iterator[Pr
         if not isinstance(reference, str) or reference == expected:
             continue
         code = f"{reference.partition('.')[0]}.py"
-        ours = read_bytes(PACKAGE_FOLDER / code)
+        ours = read_bytes(CODE_FOLDER / code)
         if ours is not None and ours == read_bytes(stage / code):
             yield Problem("code", f"auto_map.{key} in config.json is {reference}, but must be {expected} here.")
 
@@ -514,7 +514,7 @@ def _try_without_the_package(
         "HF_TOKEN_PATH": str(stage.parent / "no-token"),
         "TRANSFORMERS_VERBOSITY": "error",
     }
-    program = str(PACKAGE_FOLDER / "hub_trial.py")
+    program = str(Path(__file__).with_name("trial.py"))
     command = [sys.executable, "-P", program, task, str(stage), str(report), *probes]
     try:
         ended = subprocess.run(

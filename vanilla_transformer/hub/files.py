@@ -15,7 +15,9 @@ from transformers.dynamic_module_utils import get_relative_imports
 from vanilla_transformer.model.pretrained_vanilla_transformer import find_damage
 
 CARD_NAME = "README.md"
-PACKAGE_FOLDER = Path(__file__).resolve().parent
+PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
+# What travels with a checkpoint.
+CODE_FOLDER = PACKAGE_FOLDER / "model"
 
 # What a model, its tokenizer and its card consist of. Code is found by the names in the configurations.
 _PARTS = (
@@ -335,6 +337,7 @@ def _text_of(path: Path) -> str:
 
 __all__ = [
     "CARD_NAME",
+    "CODE_FOLDER",
     "PACKAGE_FOLDER",
     "Problem",
     "Selection",

@@ -1,8 +1,8 @@
 """What a model makes of texts; and a program that tries that as somebody without this package does.
 
-    python -P hub_trial.py TASK FOLDER REPORT TEXT [TEXT ...]
+    python -P trial.py TASK FOLDER REPORT TEXT [TEXT ...]
 
-`hub_checks` starts it. It hides the package from itself, lets the library run the code in the folder, and writes what
+`checks` starts it. It hides the package from itself, lets the library run the code in the folder, and writes what
 it found to the file REPORT as JSON: what came out for each text, and the modules of those classes that the folder's
 code should have provided.
 """
@@ -21,7 +21,7 @@ QUESTION = "Who rides a horse?"
 # What came out in words, and numbers that a repetition gives again.
 Outcome = tuple[str, list[float]]
 
-_PACKAGE = Path(__file__).resolve().parent.name
+_PACKAGE = Path(__file__).resolve().parents[1].name
 
 
 class _QuestionAnswerer:
