@@ -43,6 +43,7 @@ from vanilla_transformer.data.corpora import load_parallel_corpus, read_lines
 from vanilla_transformer.data.vocabularies import check_text_target
 from vanilla_transformer.export.ctranslate2_model import is_exported_to_ctranslate2, read_exported_config
 from vanilla_transformer.export.engines import EngineArguments
+from vanilla_transformer.files import digest_files, digest_weights, explain_missing_model, read_architecture
 from vanilla_transformer.inference.evaluate import score_loss, score_summaries, score_translations
 from vanilla_transformer.inference.metrics.comparison import (
     Comparison,
@@ -53,9 +54,7 @@ from vanilla_transformer.inference.metrics.comparison import (
 )
 from vanilla_transformer.inference.metrics.sacrebleu_scores import find_bleu_tokenizer
 from vanilla_transformer.inference.translate import TranslationModel, one_line, translate
-from vanilla_transformer.model_names import explain_missing_model
 from vanilla_transformer.tasks import TRANSLATION, Task, find_task, get_task
-from vanilla_transformer.training.checkpoints import digest_files, digest_weights, read_architecture
 
 # Where the texts are, by their names in the last of these files.
 LINE_FILES = {"source": "sources.txt", "hypothesis": "hypotheses.txt", "reference": "references.txt"}

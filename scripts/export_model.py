@@ -21,8 +21,7 @@ from vanilla_transformer.command_line import make_argument_parser
 from vanilla_transformer.data.vocabularies import load_tokenizer
 from vanilla_transformer.export.ctranslate2 import QUANTIZATIONS, export_ctranslate2
 from vanilla_transformer.export.onnx import OLDEST_OPSET, export_onnx
-from vanilla_transformer.files import check_new_folder
-from vanilla_transformer.model_names import explain_missing_model
+from vanilla_transformer.files import check_new_folder, explain_missing_model
 
 INTERRUPTED = 130  # as shells say it
 FORMATS = {

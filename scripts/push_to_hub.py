@@ -19,7 +19,8 @@ from typing import Literal
 from transformers import HfArgumentParser
 
 from vanilla_transformer.command_line import make_argument_parser
-from vanilla_transformer.hub.push import PlannedPush, PushError, plan_push
+from vanilla_transformer.hub.errors import PushError
+from vanilla_transformer.hub.push import PlannedPush, plan_push
 
 
 @dataclass

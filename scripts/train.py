@@ -35,6 +35,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 import vanilla_transformer  # noqa: F401  (registers the model with the Auto classes)
 from vanilla_transformer.command_line import USAGE, make_argument_parser
+from vanilla_transformer.files import AVERAGED_FOLDER
 from vanilla_transformer.hub.errors import PushError, check_token
 from vanilla_transformer.hub.pushing import describe_error
 from vanilla_transformer.tasks import get_task, record_task
@@ -44,7 +45,6 @@ from vanilla_transformer.training.arguments import (
     RecipeArguments,
     TranslationTrainingArguments,
 )
-from vanilla_transformer.training.averaging import AVERAGED_FOLDER
 from vanilla_transformer.training.checkpoints import find_last_whole_checkpoint, find_problem, list_checkpoints
 from vanilla_transformer.training.examples import Corpora, known_languages, load_corpora
 from vanilla_transformer.training.recipe import paper_recipe

@@ -54,6 +54,3 @@ def utf8_to_a_reader_who_may_leave() -> Iterator[None]:
         # What is still to be written, at the interpreter's end, goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
-
-
-__all__ = ["USAGE", "make_argument_parser", "utf8_to_a_reader_who_may_leave"]

@@ -1,12 +1,44 @@
-"""Folders and files that are there whole or not at all."""
+"""Files and folders: written whole or not at all, digests, damage, names of models; and packages that are missing."""
 
+import hashlib
+import json
 import os
+import re
 import shutil
 import stat
+import struct
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+from safetensors import SafetensorError, safe_open
+
+# Where training puts the average of its last checkpoints, and the file in it that says of which.
+AVERAGED_FOLDER = "averaged"
+AVERAGING_FILE = "averaging.json"
+PARTIAL_FOLDER = "_partial"
+_SHARD = re.compile(r"(.+)-\d+-of-\d+\.safetensors")
+# The longest header that the format of safetensors allows.
+_MAX_HEADER_BYTES = 100_000_000
+# What a config.json says that changes no translation: it is for training, for the library, or about other files.
+_NOT_ARCHITECTURE = {
+    *("activation_dropout", "architectures", "attention_dropout", "auto_map", "config_version", "custom_pipelines"),
+    *(
+        "dropout",
+        "dtype",
+        "is_decoder",
+        "label_smoothing",
+        "langs",
+        "processor_class",
+        "task_specific_params",
+        "tokenizer_class",
+    ),
+    *("torch_dtype", "transformers_version", "use_cache"),
+}
 
 
 def check_new_folder(folder: str | os.PathLike[str]) -> Path:
@@ -166,3 +198,218 @@ def new_file(path: str | os.PathLike[str], *, overwrite: bool = False) -> Iterat
         partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_files(folder: str | os.PathLike[str]) -> Iterator[Path]:
+    """Writes files in such a way that a process that is killed leaves each of them as it was, or as it shall be.
+
+    Args:
+        folder: Where the files belong; it is made if need be.
+
+    Yields:
+        An empty folder `_partial` in it to write them into. At the end they take their places, in the order of their
+        names; after an exception they do not.
+    """
+    partial = Path(folder) / PARTIAL_FOLDER
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        for path in sorted(partial.iterdir()):
+            path.replace(Path(folder) / path.name)
+    finally:
+        shutil.rmtree(partial)
+
+
+def digest_files(paths: Iterable[Path]) -> dict[str, str]:
+    """The SHA-256 of each file's content, by the file's name."""
+    digests = {}
+    for path in paths:
+        with path.open("rb") as file:
+            digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
+
+
+def digest_weights(folder: str | os.PathLike[str]) -> dict[str, str]:
+    """Tells a model's weights from those that the same folder holds after more training.
+
+    Args:
+        folder: A folder with a model in safetensors, sharded or not.
+
+    Returns:
+        As `digest_files`, of the files of weights; empty if there are none.
+    """
+    return digest_files(sorted(Path(folder).glob("model*.safetensors")))
+
+
+def read_architecture(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Tells a configuration from others with which the same weights would translate differently.
+
+    Args:
+        config: The content of a config.json.
+
+    Returns:
+        Its fields, without those that training or the library only looks at.
+    """
+    return {name: value for name, value in config.items() if name not in _NOT_ARCHITECTURE and not name.startswith("_")}
+
+
+def read_json(path: Path) -> Any:
+    """Its content, or `None` if there is none that can be read."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def find_damage(path: str | os.PathLike[str]) -> str | None:
+    """Says what is wrong with a file of safetensors; no tensor is read.
+
+    The format has no checksum: a file of the right length with other numbers in it is not found.
+
+    Args:
+        path: The file.
+
+    Returns:
+        What is wrong, as the end of a sentence that begins with the file's name, or `None`.
+    """
+    if not Path(path).is_file():
+        return "is missing"
+    try:
+        with safe_open(path, framework="pt"):
+            return None
+    except SafetensorError as error:
+        return _explain_damage(Path(path), error)
+
+
+def _explain_damage(path: Path, error: SafetensorError) -> str:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        header_size = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        header = file.read(header_size) if header_size <= _MAX_HEADER_BYTES else b""
+    if start == b"version ":
+        return "is a pointer of git-lfs and not the weights: run `git lfs pull` in the folder"
+    if size < 8:
+        return f"is cut off: it has {size} bytes" if size else "is empty"
+    if header_size > _MAX_HEADER_BYTES:
+        return f"is not a safetensors file: it begins with {start!r}"
+    if 8 + header_size > size:
+        return f"is cut off: its header alone takes {8 + header_size} bytes, and the file has {size}"
+    try:
+        entries = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
+        expected = 8 + header_size + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+    except (ValueError, AttributeError, LookupError, TypeError):
+        return f"is damaged: its header cannot be read ({error})"
+    if size < expected:
+        return f"is cut off: its header announces {expected} bytes, and the file has {size}"
+    if size > expected:
+        return f"is damaged: its header announces {expected} bytes, and the file has {size}"
+    return f"is damaged ({error})"
+
+
+def find_weights_problem(checkpoint: str | os.PathLike[str]) -> str | None:
+    """Says what is missing from a checkpoint's weights, and does not care about what else it takes to resume.
+
+    Args:
+        checkpoint: A folder with a model in safetensors, sharded or not.
+
+    Returns:
+        The first problem found, or `None` if the weights are whole.
+    """
+    return next(_weights_problems(Path(checkpoint)), None)
+
+
+def list_weights_problems(checkpoint: str | os.PathLike[str]) -> list[str]:
+    """Says all that is missing from a checkpoint's weights, where `find_weights_problem` says what it finds first.
+
+    Args:
+        checkpoint: A folder with a model in safetensors, sharded or not.
+
+    Returns:
+        The problems, none if the weights are whole.
+    """
+    return list(_weights_problems(Path(checkpoint)))
+
+
+def _weights_problems(folder: Path) -> Iterator[str]:
+    paths = set(folder.glob("*.safetensors"))
+    for path in sorted(folder.glob("*.safetensors.index.json")):
+        index = read_json(path)
+        if not isinstance(index, dict) or not isinstance(index.get("weight_map"), dict):
+            yield f"{path.name} is damaged"
+            return
+        paths |= {folder / str(name) for name in index["weight_map"].values()}
+    if not paths:
+        yield "there are no weights"
+    for path in sorted(paths):
+        shard = _SHARD.fullmatch(path.name)
+        if shard and not (folder / f"{shard[1]}.safetensors.index.json").is_file():
+            yield f"{path.name} is a part of weights without an index"
+        if not path.is_file():
+            yield f"{path.name} is missing"
+        elif find_damage(path):
+            yield f"{path.name} is cut off or damaged"
+
+
+def check_model_name(model_name_or_path: str | os.PathLike[str]) -> None:
+    """Makes sure that it is a folder, or may be a name on the Hub: where it is neither, the Hub's client only puzzles.
+
+    Args:
+        model_name_or_path: What the user gave.
+
+    Raises:
+        FileNotFoundError: If there is no such folder, and no model on the Hub can have that name.
+        NotADirectoryError: If it is a file.
+    """
+    # Unlike Path's, these take what is too long to be a path, or may not be looked at, for what is not there.
+    if os.path.isdir(model_name_or_path):
+        return
+    if os.path.exists(model_name_or_path):
+        raise NotADirectoryError(f"{model_name_or_path} is a file. Name the folder of a model, or a model on the Hub.")
+    try:
+        validate_repo_id(os.fspath(model_name_or_path))
+    except HFValidationError as error:
+        raise FileNotFoundError(f"There is no folder {model_name_or_path}.") from error
+
+
+@contextmanager
+def explain_missing_model(model_name_or_path: str | os.PathLike[str]) -> Iterator[None]:
+    """Says of a model that cannot be loaded that there is no such folder, before what the Hub's client has to say.
+
+    Args:
+        model_name_or_path: The model that is loaded within.
+
+    Raises:
+        OSError: If there is no such model (see [`check_model_name`]), or the Hub cannot be asked.
+    """
+    check_model_name(model_name_or_path)
+    try:
+        yield
+    except OSError as error:
+        if os.path.isdir(model_name_or_path):
+            raise
+        raise OSError(
+            f"There is no folder {model_name_or_path}, and no model of that name could be loaded from the Hub: {error}"
+        ) from error
+
+
+@contextmanager
+def explain_missing(reason: str, *, extra: str, packages: str) -> Iterator[None]:
+    """Lets an import that fails say how to install what it needs.
+
+    Args:
+        reason: The message's beginning: "BLEU, chrF and TER need sacrebleu".
+        extra: The extra of this package that brings it.
+        packages: What pip calls it.
+
+    Raises:
+        ImportError: If what is done inside raises one.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(
+            f'{reason}: pip install "vanilla-transformer[{extra}]" (or pip install {packages}).'
+        ) from error

@@ -72,6 +72,3 @@ def find_half(settings: Mapping[str, Any]) -> Half | None:
     names = settings.get("architectures")
     named = str(names[0]) if isinstance(names, list) and names else ""
     return next((half for half in others if named.endswith(half.class_name)), plain)
-
-
-__all__ = ["HALVES", "Half", "find_half"]

@@ -169,6 +169,3 @@ def record_task(config: PreTrainedConfig, task: Task, *, prefix: str = "", langs
             entries.setdefault(name, {}).pop("prefix", None)
     if entries or _entries(config):
         config.task_specific_params = entries or None
-
-
-__all__ = ["TASKS", "TRANSLATION", "Task", "TaskName", "find_prefix", "find_task", "get_task", "record_task"]

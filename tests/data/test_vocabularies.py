@@ -16,7 +16,7 @@ from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer
 from vanilla_transformer.data.vocabularies import get_vocabularies, load_tokenizer
 from vanilla_transformer.export.ctranslate2 import export_ctranslate2
 from vanilla_transformer.export.ctranslate2_model import CTranslate2Model, load_for_ctranslate2
-from vanilla_transformer.hub.push import check_model_folder
+from vanilla_transformer.hub.checks import check_model_folder
 from vanilla_transformer.inference.evaluate import score_loss
 from vanilla_transformer.inference.translate import load_model_and_tokenizer, translate, translate_file
 

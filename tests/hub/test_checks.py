@@ -25,9 +25,8 @@ from tiny_seq2seq import make_tokenizer as make_bart_tokenizer
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
-from vanilla_transformer.hub.checks import PROBES, inspect_model_folder
+from vanilla_transformer.hub.checks import PROBES, check_model_folder, inspect_model_folder
 from vanilla_transformer.hub.files import CODE_FOLDER, select_files
-from vanilla_transformer.hub.push import check_model_folder
 
 # In parts, so that nobody takes this file for one with a secret.
 HUB_TOKEN = "hf_" + "abcDEF123" * 4

@@ -20,8 +20,7 @@ from tiny_vanilla import make_model
 from transformers import AutoTokenizer
 
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
-from vanilla_transformer.hub.checks import PROBES, inspect_model_folder
-from vanilla_transformer.hub.push import check_model_folder
+from vanilla_transformer.hub.checks import PROBES, check_model_folder, inspect_model_folder
 from vanilla_transformer.hub.trial import QUESTION, make_user, use
 
 LABELS = {0: "zero", 1: "one", 2: "two"}

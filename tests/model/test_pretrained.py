@@ -26,11 +26,12 @@ from transformers import (
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
+from vanilla_transformer.files import find_damage
 from vanilla_transformer.model.modeling_vanilla_transformer import (
     VanillaTransformerEncoder,
     VanillaTransformerPreTrainedModel,
 )
-from vanilla_transformer.model.pretrained_vanilla_transformer import WeightsFileError, find_damage
+from vanilla_transformer.model.pretrained_vanilla_transformer import WeightsFileError
 from vanilla_transformer.training.averaging import average_checkpoints
 
 TEXTS = ["a man rides a horse", "two dogs"]

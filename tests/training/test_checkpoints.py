@@ -18,14 +18,13 @@ from transformers import AutoModelForSeq2SeqLM, Trainer, TrainingArguments
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import rotate_checkpoints, sort_checkpoints
 
+from vanilla_transformer.files import find_weights_problem, replacing_files
 from vanilla_transformer.training.checkpoints import (
     RecordWorldSize,
     find_last_whole_checkpoint,
     find_problem,
-    find_weights_problem,
     list_checkpoints,
     read_world_size,
-    replacing_files,
 )
 
 

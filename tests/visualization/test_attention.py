@@ -44,11 +44,9 @@ from vanilla_transformer.visualization.attention import (
     align_lines,
     align_words,
     collect_attention,
-    find_words,
     format_pharaoh,
-    label_tokens,
-    split_words,
 )
+from vanilla_transformer.visualization.labels import find_words, label_tokens, split_words
 
 CORPUS = [
     "the cat sits on the mat .",

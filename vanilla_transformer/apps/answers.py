@@ -279,6 +279,3 @@ def _look_inside(
     if attention.encoder.size + attention.decoder.size + attention.cross.size > MAX_MAP_WEIGHTS:
         return None, too_long
     return attention, ""
-
-
-__all__ = ["Answer", "DemoError", "DemoModel", "Settings", "translate_text"]

@@ -99,6 +99,3 @@ def read_training_data(name: str, revision: str = "main") -> dict[str, Any]:
         return {}
     data = record.get("data") if isinstance(record, dict) else None
     return data if isinstance(data, dict) else {}
-
-
-__all__ = ["find_examples", "read_training_data"]

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from vanilla_transformer.files import explain_missing
 from vanilla_transformer.hub.words import get_task_words
-from vanilla_transformer.optional import explain_missing
 from vanilla_transformer.tasks import TRANSLATION
 from vanilla_transformer.visualization.page import attention_page
 
@@ -354,6 +354,3 @@ def _frame(attention: "AttentionMap") -> str:
     """The attention's own page, in a frame from which it reaches nothing around it."""
     content = html.escape(attention_page(attention, title="Where the model looks"))
     return f'<iframe class="attention-frame" title="Attention" sandbox="allow-scripts" srcdoc="{content}"></iframe>'
-
-
-__all__ = ["build_page", "import_gradio", "launch_page"]

@@ -13,9 +13,8 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedConfig
 from transformers.utils.hub import cached_file
 
 from vanilla_transformer.data.vocabularies import load_needed_tokenizer
+from vanilla_transformer.files import check_model_name, explain_missing_model, find_damage
 from vanilla_transformer.inference.translate import load_model_and_tokenizer
-from vanilla_transformer.model.pretrained_vanilla_transformer import find_damage
-from vanilla_transformer.model_names import check_model_name, explain_missing_model
 
 from .answers import DemoError, DemoModel
 from .examples import find_examples, read_training_data
@@ -265,6 +264,3 @@ def _shorten(message: str) -> str:
         line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}..." for line in lines[:_SHOWN_LINES]
     ]
     return "\n".join([*shown, "..."] if len(lines) > _SHOWN_LINES else shown)
-
-
-__all__ = ["ModelShelf", "OtherModels"]

@@ -17,10 +17,8 @@ from typing import Any
 
 from huggingface_hub import SpaceCardData
 
-from vanilla_transformer.files import check_new_folder, new_folder
+from vanilla_transformer.files import check_model_name, check_new_folder, explain_missing, new_folder
 from vanilla_transformer.hub.files import PACKAGE_FOLDER, Selection, find_refused_files, select_files
-from vanilla_transformer.model_names import check_model_name
-from vanilla_transformer.optional import explain_missing
 
 APP_FILE = "app.py"
 ARGUMENTS_FILE = "app.args"
@@ -188,6 +186,3 @@ def _check_files(space: Path) -> None:
             f"The Space is not made; {ARGUMENTS_FILE} would hold the options, and {EXAMPLES_FILE} the examples:\n  "
             + "\n  ".join(map(str, problems))
         )
-
-
-__all__ = ["save_space"]

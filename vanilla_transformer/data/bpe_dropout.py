@@ -150,6 +150,3 @@ def _with_dropout(tokenizer: PreTrainedTokenizerBase, p: float) -> PreTrainedTok
 def _limit(max_length: int | None) -> dict[str, Any]:
     # Not verbose: the library's remark about overlong texts names no text and comes once.
     return {"truncation": max_length is not None, "max_length": max_length, "verbose": False}
-
-
-__all__ = ["BpeDropout", "measure_length_growth"]

@@ -186,6 +186,3 @@ def train_separate_tokenizer(
         target_tokenizer_object=target.backend_tokenizer,
         model_max_length=model_max_length,
     )
-
-
-__all__ = ["MINIMUM_VOCAB_SIZE", "train_separate_tokenizer", "train_tokenizer"]

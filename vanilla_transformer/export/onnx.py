@@ -29,9 +29,8 @@ from transformers import __version__ as transformers_version
 
 from vanilla_transformer.conversion.errors import ConversionError
 from vanilla_transformer.data.vocabularies import load_tokenizer
-from vanilla_transformer.files import check_new_folder, new_folder
+from vanilla_transformer.files import check_new_folder, explain_missing, new_folder
 from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.optional import explain_missing
 
 from .graphs import (
     BATCH_SIZE,

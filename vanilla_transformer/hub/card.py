@@ -19,7 +19,7 @@ from typing import Any, Literal, TypedDict, Unpack
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import Environment, FunctionLoader
 
-from vanilla_transformer.training.checkpoints import replacing_files
+from vanilla_transformer.files import replacing_files
 
 from .card_halves import read_model_folder
 from .facts import ModelFolder, identify_result, is_hub_name
@@ -568,14 +568,3 @@ def _as_list(value: str | list[str] | None) -> list[str] | None:
 
 def _add(one: Any, other: Any) -> list[str]:
     return list(dict.fromkeys([*(_as_list(one) or []), *(_as_list(other) or [])]))
-
-
-__all__ = [
-    "CARD_FILE",
-    "CardMetadata",
-    "build_model_card",
-    "merge_edited_cards",
-    "merge_model_card",
-    "says_the_same",
-    "write_model_card",
-]

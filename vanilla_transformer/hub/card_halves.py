@@ -245,6 +245,3 @@ def _tell_scores(entry: Mapping[str, Any]) -> str:
     texts = scores.pop("samples", None)
     told = ", ".join(f"{name.replace('_', ' ')} {number:.4g}" for name, number in scores.items())
     return f"{told} ({format_value(int(texts))} texts)" if told and texts is not None else told
-
-
-__all__ = ["HalfFolder", "read_model_folder"]

@@ -110,6 +110,3 @@ def _lines(texts: Iterable[str]) -> set[str]:
 def _free_name(folder: Path) -> str:
     names = (f"{CARD_NAME}.bak-{number}" for number in range(1, 10_000))
     return next(name for name in names if not (folder / name).exists())
-
-
-__all__ = ["CardChoice", "PushedCard", "make_card"]

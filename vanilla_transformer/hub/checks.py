@@ -26,11 +26,11 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
 from vanilla_transformer.data.vocabularies import get_vocabularies
+from vanilla_transformer.files import find_damage, list_weights_problems
 from vanilla_transformer.halves import Half, find_half
 from vanilla_transformer.model.configuration_vanilla_transformer import AUTO_MAP, VanillaTransformerConfig
-from vanilla_transformer.model.pretrained_vanilla_transformer import find_damage, suggest_fields
+from vanilla_transformer.model.pretrained_vanilla_transformer import suggest_fields
 from vanilla_transformer.tasks import TRANSLATION, Task, find_task
-from vanilla_transformer.training.checkpoints import list_weights_problems
 
 from .files import (
     CARD_NAME,
@@ -565,6 +565,3 @@ def _are_close(one: float, other: float) -> bool:
 def _join(names: Sequence[str], most: int = 8) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
-
-
-__all__ = ["PROBES", "CodeChoice", "Inspection", "check_model_folder", "inspect_model_folder"]

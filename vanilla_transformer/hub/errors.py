@@ -97,6 +97,3 @@ def check_token(token: str | None = None) -> str:
             f"The token of {user['name']} is read-only: make one that may write, in your settings on the Hub."
         )
     return str(user["name"])
-
-
-__all__ = ["HUB_ERRORS", "PushError", "check_token", "explain_error", "is_network_error"]

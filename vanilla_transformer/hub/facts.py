@@ -15,9 +15,8 @@ from huggingface_hub import EvalResult
 from safetensors import SafetensorError, safe_open
 from transformers.utils import logging
 
+from vanilla_transformer.files import AVERAGED_FOLDER, AVERAGING_FILE, digest_weights, read_architecture
 from vanilla_transformer.tasks import TASKS, TRANSLATION, Task, find_prefix, find_task
-from vanilla_transformer.training.averaging import AVERAGED_FOLDER, AVERAGING_FILE
-from vanilla_transformer.training.checkpoints import digest_weights, read_architecture
 
 from .words import (
     NOT_RECORDED,
@@ -664,6 +663,3 @@ def _name_test_set(arguments: Mapping[str, Any], split: Any, languages: list[str
     stem = stems.pop() if len(stems) == 1 else ", ".join(files)
     name = stem or NOT_RECORDED
     return _TestSet(name, "local", config=name, note=note)
-
-
-__all__ = ["ModelFolder", "identify_result", "is_hub_name", "read_config", "read_json"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers.dynamic_module_utils import get_relative_imports
 
-from vanilla_transformer.model.pretrained_vanilla_transformer import find_damage
+from vanilla_transformer.files import find_damage
 
 CARD_NAME = "README.md"
 PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
@@ -333,21 +333,3 @@ def _text_of(path: Path) -> str:
         return "" if path.suffix == ".safetensors" or path.stat().st_size > _LARGEST_TEXT else read_text(path)
     except (OSError, ValueError):
         return ""
-
-
-__all__ = [
-    "CARD_NAME",
-    "CODE_FOLDER",
-    "PACKAGE_FOLDER",
-    "Problem",
-    "Selection",
-    "find_code_files",
-    "find_refused_files",
-    "find_secrets",
-    "follow_imports",
-    "join_lines",
-    "read_bytes",
-    "read_json",
-    "read_text",
-    "select_files",
-]

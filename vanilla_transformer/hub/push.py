@@ -13,11 +13,11 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelet
 from huggingface_hub.hf_api import ModelInfo
 from transformers.utils import logging
 
+from vanilla_transformer.files import replacing_files
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.training.checkpoints import replacing_files
 
 from .cards import CardChoice, PushedCard, make_card
-from .checks import CodeChoice, Inspection, check_model_folder, inspect_model_folder
+from .checks import CodeChoice, Inspection, inspect_model_folder
 from .errors import HUB_ERRORS, PushError, explain_error, is_network_error
 from .facts import ModelFolder
 from .files import CARD_NAME, Problem, join_lines, read_bytes, read_json, read_text, select_files
@@ -522,6 +522,3 @@ def _format_size(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} GB"
-
-
-__all__ = ["PlannedFile", "PlannedPush", "PushError", "check_model_folder", "plan_push", "push_model_folder"]

@@ -10,7 +10,7 @@ from huggingface_hub import CommitInfo, ModelCard, hf_hub_download, upload_folde
 from huggingface_hub.errors import RemoteEntryNotFoundError
 from transformers.utils import logging
 
-from vanilla_transformer.training.checkpoints import replacing_files
+from vanilla_transformer.files import replacing_files
 
 from .card import CardMetadata, build_model_card, merge_edited_cards, says_the_same, write_model_card
 from .files import CARD_NAME, select_files
@@ -184,6 +184,3 @@ def _link_or_copy(source: str | os.PathLike[str], target: str | os.PathLike[str]
         os.link(source, target)
     except OSError:  # not every file system has links
         shutil.copyfile(source, target)
-
-
-__all__ = ["describe_error", "push_snapshot", "remove_snapshots", "take_snapshot", "write_card_to_push"]

@@ -150,5 +150,3 @@ def main(task: str, folder: str, report: str, *texts: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
-
-__all__ = ["QUESTION", "Outcome", "make_user", "use"]

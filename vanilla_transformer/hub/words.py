@@ -350,29 +350,3 @@ def format_duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
-
-
-__all__ = [
-    "NOT_RECORDED",
-    "TaskWords",
-    "as_code",
-    "describe_batch",
-    "describe_dropout",
-    "describe_hardware",
-    "describe_norm",
-    "describe_optimizer",
-    "describe_precision",
-    "describe_rate",
-    "describe_search",
-    "describe_sides",
-    "describe_tables",
-    "describe_vocabulary",
-    "escape",
-    "format_duration",
-    "format_value",
-    "get_task_words",
-    "make_rows",
-    "name_language",
-    "quote",
-    "to_number",
-]

@@ -29,7 +29,7 @@ from transformers.utils.logging import tqdm
 
 from vanilla_transformer.data.corpora import open_text
 from vanilla_transformer.data.vocabularies import check_text_target, get_vocabularies, load_needed_tokenizer
-from vanilla_transformer.files import check_text_output
+from vanilla_transformer.files import check_text_output, explain_missing_model
 from vanilla_transformer.model.pipeline_vanilla_transformer import (
     WINDOW_SIZE,
     count_sentences,
@@ -37,7 +37,6 @@ from vanilla_transformer.model.pipeline_vanilla_transformer import (
     map_by_length,
     sequence_score_settings,
 )
-from vanilla_transformer.model_names import explain_missing_model
 from vanilla_transformer.tasks import TASKS, Task, find_prefix, find_task, get_task
 
 if TYPE_CHECKING:

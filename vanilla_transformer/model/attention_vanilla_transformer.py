@@ -236,17 +236,3 @@ def in_float32(attention: AttentionFunction) -> AttentionFunction:
         return context.to(query.dtype), weights
 
     return attend
-
-
-__all__ = [
-    "CrossAttention",
-    "MultiHeadAttention",
-    "SelfAttention",
-    "check_cache_implementation",
-    "choose_attention",
-    "fold_rows",
-    "in_float32",
-    "is_faster_in_float32",
-    "scaled_dot_product_attention",
-    "unfold_weights",
-]

@@ -148,6 +148,3 @@ def _enlarge(states: torch.Tensor, capacity: int, used: int) -> torch.Tensor:
     larger = states.new_empty(*states.shape[:2], capacity, states.shape[3])
     larger[:, :, :used] = states[:, :, :used]
     return larger
-
-
-__all__ = ["SharedHistoryLayer", "SourceSharingCache", "count_source_rows", "match_rows"]

@@ -578,6 +578,3 @@ def _explain_newer_version(version: int, unknown: Iterable[str]) -> str:
         "vanilla-transformer), or use the code in the model's own folder: in a process without the package, with "
         "trust_remote_code=True."
     )
-
-
-__all__ = ["CONFIG_VERSION", "PRESETS", "VanillaTransformerConfig"]

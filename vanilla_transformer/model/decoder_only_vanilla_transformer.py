@@ -329,5 +329,3 @@ class VanillaTransformerForCausalLM(HalfModel, GenerationMixin):
 # Where the Trainer looks up whether the labels, which its own label smoothing takes from the model, are to be shifted;
 # what is registered with the Auto class, or found by its auto_map, it does not ask.
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[VanillaTransformerConfig.model_type] = VanillaTransformerForCausalLM.__name__
-
-__all__ = ["VanillaTransformerDecoderModel", "VanillaTransformerForCausalLM"]

@@ -166,6 +166,3 @@ class ReorderingDecoder:
             sentences = torch.arange(beams.shape[0], device=beams.device)[:, None]
             rows = (sentences * beams.shape[1] + beams).flatten()
             self.cache.reorder_cache(cast(torch.LongTensor, rows))
-
-
-__all__ = ["ReorderingDecoder", "SharedHistoryDecoder"]

@@ -275,11 +275,3 @@ class VanillaTransformerForQuestionAnswering(EncoderWithHead):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-
-
-__all__ = [
-    "VanillaTransformerEncoderModel",
-    "VanillaTransformerForQuestionAnswering",
-    "VanillaTransformerForSequenceClassification",
-    "VanillaTransformerForTokenClassification",
-]

@@ -258,6 +258,3 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             # The last token generated is never fed back, hence one more than there are positions.
             limit = max(min(limit, positions - target_length + 1), 1)
         return limit
-
-
-__all__ = ["VanillaTransformerGenerationMixin"]

@@ -102,6 +102,3 @@ class GreedySearch:
         self.results[self.sentences[done], : self.length] = self.tokens[done, : self.length]
         self.tokens, self.sentences, self.is_done = self.tokens[stay], self.sentences[stay], self.is_done[stay]
         self.decoder.keep_sentences(stay)
-
-
-__all__ = ["GreedySearch"]

@@ -83,6 +83,3 @@ class HalfModel(VanillaTransformerPreTrainedModel):
         self.inner.set_input_embeddings(value)
         if "shared" in self._modules:
             self.shared = cast(nn.Embedding, value)
-
-
-__all__ = ["HalfModel", "as_single_stack"]

@@ -113,6 +113,3 @@ def _apply(layer: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
 
 def _normalize(norm: nn.LayerNorm, inputs: torch.Tensor) -> torch.Tensor:
     return torch.layer_norm(inputs, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
-
-
-__all__ = ["is_lean_enough", "step_lean"]

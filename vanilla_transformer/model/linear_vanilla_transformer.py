@@ -196,6 +196,3 @@ def project(layer: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
     if type(layer) is nn.Linear and not is_watched(layer):
         return linear(inputs, layer.weight, layer.bias)
     return layer(inputs)
-
-
-__all__ = ["is_watched", "linear", "multiply", "onednn_is_faster", "project"]

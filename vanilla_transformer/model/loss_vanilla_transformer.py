@@ -331,13 +331,3 @@ def _differentiate_chunk(probabilities: torch.Tensor, targets: torch.Tensor, lab
         probabilities -= label_smoothing / probabilities.shape[1]
     labels = targets[:, None]
     return probabilities.scatter_add_(1, labels, probabilities.new_full(labels.shape, label_smoothing - 1))
-
-
-__all__ = [
-    "compute_logits_and_loss",
-    "has_plain_weights",
-    "label_smoothed_cross_entropy",
-    "lean_cross_entropy",
-    "shift_tokens_right",
-    "should_skip_logits",
-]

@@ -126,6 +126,3 @@ def count_tokens_before(
         allowed = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
         counts = allowed[:, 0].to(device).sum(dim=-1)
     return (counts - 1).clamp(min=0)
-
-
-__all__ = ["LearnedPositions", "SinusoidalPositions"]

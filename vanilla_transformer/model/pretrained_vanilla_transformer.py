@@ -7,7 +7,6 @@ what the library reports of a load, before it fills the gaps with new random val
 import json
 import os
 import re
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -123,54 +122,20 @@ class SafeLoadingMixin(PreTrainedModel):
         return super()._finalize_model_loading(model, load_config, loading_info)
 
 
-def find_damage(path: str | os.PathLike[str]) -> str | None:
-    """Says what is wrong with a file of safetensors; no tensor is read.
-
-    The format has no checksum: a file of the right length with other numbers in it is not found.
-
-    Args:
-        path: The file.
-
-    Returns:
-        What is wrong, as the end of a sentence that begins with the file's name, or `None`.
-    """
-    if not Path(path).is_file():
+def _find_damage(file: Path) -> str | None:
+    if not file.is_file():
         return "is missing"
     try:
-        with safe_open(path, framework="pt"):
+        with safe_open(file, framework="pt"):
             return None
     except SafetensorError as error:
-        return _explain_damage(Path(path), error)
-
-
-def _explain_damage(path: Path, error: SafetensorError) -> str:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        header_size = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        header = file.read(header_size) if header_size <= _MAX_HEADER_BYTES else b""
-    if start == b"version ":
-        return "is a pointer of git-lfs and not the weights: run `git lfs pull` in the folder"
-    if size < 8:
-        return f"is cut off: it has {size} bytes" if size else "is empty"
-    if header_size > _MAX_HEADER_BYTES:
-        return f"is not a safetensors file: it begins with {start!r}"
-    if 8 + header_size > size:
-        return f"is cut off: its header alone takes {8 + header_size} bytes, and the file has {size}"
-    try:
-        entries = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
-        expected = 8 + header_size + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-    except (ValueError, AttributeError, LookupError, TypeError):
-        return f"is damaged: its header cannot be read ({error})"
-    if size < expected:
-        return f"is cut off: its header announces {expected} bytes, and the file has {size}"
-    if size > expected:
-        return f"is damaged: its header announces {expected} bytes, and the file has {size}"
-    return f"is damaged ({error})"
+        if file.read_bytes()[:8] == b"version ":
+            return "is a pointer of git-lfs and not the weights: run `git lfs pull` in the folder"
+        return f"is cut off or damaged ({error})"
 
 
 def _describe_damage(files: Iterable[Path]) -> str | None:
-    problems = [f"{file} {damage}." for file in files if (damage := find_damage(file))]
+    problems = [f"{file} {damage}." for file in files if (damage := _find_damage(file))]
     if not problems:
         return None
     return "\n".join(
@@ -351,6 +316,3 @@ def suggest_fields(
             found[field] = min(less)
     differing = {field: (value, getattr(config, field, None)) for field, value in found.items()}
     return [f"{field}={value} (not {own})" for field, (value, own) in sorted(differing.items()) if value != own]
-
-
-__all__ = ["SafeLoadingMixin", "WeightsFileError", "find_damage", "suggest_fields"]

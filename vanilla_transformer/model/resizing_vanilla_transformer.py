@@ -85,6 +85,3 @@ class ResizableVocabulariesMixin(PreTrainedModel):
             if output_layer.weight is table.weight:
                 self.config.tie_word_embeddings = True
         super().save_pretrained(save_directory, *args, **kwargs)
-
-
-__all__ = ["ResizableVocabulariesMixin"]

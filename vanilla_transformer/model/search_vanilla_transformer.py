@@ -360,6 +360,3 @@ class BeamSearch:
             past_key_values=self.decoder.cache if isinstance(self.decoder, ReorderingDecoder) else None,
             **self.recorder.outputs(),
         )
-
-
-__all__ = ["LENGTH_PENALTIES", "BeamSearch"]

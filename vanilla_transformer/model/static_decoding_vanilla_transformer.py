@@ -189,6 +189,3 @@ def make_sharing_decoder(
     if SharedHistoryDecoder.suits(model, model_kwargs):
         return SharedHistoryDecoder(model, model_kwargs, generation_config.num_beams)
     return StaticDecoder(model, model_kwargs, generation_config)
-
-
-__all__ = ["SharingDecoder", "StaticDecoder", "can_share", "make_sharing_decoder"]

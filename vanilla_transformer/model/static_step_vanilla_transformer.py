@@ -231,16 +231,3 @@ class KeptSteps:
             function = FunctionType(decode_step.__code__.replace(), decode_step.__globals__, decode_step.__name__)
             self._compiled[key] = torch.compile(function, **arguments)
         return self._compiled[key]
-
-
-__all__ = [
-    "SMALLEST_LENGTH",
-    "Bucket",
-    "KeptSteps",
-    "KeysAndValues",
-    "Step",
-    "StepState",
-    "decode_step",
-    "mark_static",
-    "round_up",
-]

@@ -144,6 +144,3 @@ class StoppingRules:
             for criterion in self._others:
                 ends |= criterion(sequences, scores).view(ends.shape)
         return ends
-
-
-__all__ = ["SourceLengthCriteria", "StoppingRules", "find_staying", "judges_rows_alone"]

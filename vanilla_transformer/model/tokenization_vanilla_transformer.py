@@ -391,6 +391,3 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         target_file = os.path.join(save_directory, (filename_prefix + "-" if filename_prefix else "") + _TARGET_FILE)
         self._target_backend.save(target_file)
         return (*file_names, target_file)
-
-
-__all__ = ["VanillaTransformerTokenizer"]

@@ -314,6 +314,3 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
                 f"metric_for_best_model={self.metric_for_best_model}: task {task.name} has {', '.join(task.scores)}, "
                 "loss and perplexity."
             )
-
-
-__all__ = ["DataArguments", "ModelArguments", "RecipeArguments", "TranslationTrainingArguments"]

@@ -19,12 +19,12 @@ from transformers.trainer_utils import SaveStrategy
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 from transformers.utils.logging import tqdm
 
-from .checkpoints import digest_files, find_weights_problem, list_checkpoints
+from vanilla_transformer.files import AVERAGED_FOLDER, AVERAGING_FILE, digest_files, find_weights_problem
+
+from .checkpoints import list_checkpoints
 
 logger = logging.get_logger(__name__)
 
-AVERAGING_FILE = "averaging.json"
-AVERAGED_FOLDER = "averaged"
 
 # These say how and by what a config was saved, not what the model is; the dtypes of tensors are compared themselves.
 _HARMLESS_FIELDS = {"_commit_hash", "_name_or_path", "config_version", "dtype", "torch_dtype", "transformers_version"}
@@ -425,6 +425,3 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-__all__ = ["AVERAGED_FOLDER", "AVERAGING_FILE", "AverageCheckpoints", "average_checkpoints", "select_checkpoints"]

@@ -23,7 +23,8 @@ from transformers.dynamic_module_utils import custom_object_save
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.utils import logging
 
-from .checkpoints import replacing_files
+from vanilla_transformer.files import replacing_files
+
 from .recipe import find_warmup_problem
 from .sharding import unsharded_class
 
@@ -149,6 +150,3 @@ def _find_sampler(loader: DataLoader[Any] | None) -> Sampler[int] | None:
     while hasattr(batch_sampler, "batch_sampler"):
         batch_sampler = batch_sampler.batch_sampler
     return getattr(batch_sampler, "sampler", None)
-
-
-__all__ = ["KeepGenerationConfig", "MixLengthGroups", "ShipCode", "WarnOfWarmup"]

@@ -1,44 +1,24 @@
 """Which checkpoints of an interrupted training are whole, and writing files so that no interruption leaves a half."""
 
-import hashlib
-import json
 import os
 import re
-import shutil
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.utils import logging
 
+from vanilla_transformer.files import list_weights_problems, read_json
+
 logger = logging.get_logger(__name__)
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
-_SHARD = re.compile(r"(.+)-\d+-of-\d+\.safetensors")
 # The Trainer never uploads what begins with an underscore.
 _SET_ASIDE = "_incomplete-"
-PARTIAL_FOLDER = "_partial"
-# What a config.json says that changes no translation: it is for training, for the library, or about other files.
-_NOT_ARCHITECTURE = {
-    *("activation_dropout", "architectures", "attention_dropout", "auto_map", "config_version", "custom_pipelines"),
-    *(
-        "dropout",
-        "dtype",
-        "is_decoder",
-        "label_smoothing",
-        "langs",
-        "processor_class",
-        "task_specific_params",
-        "tokenizer_class",
-    ),
-    *("torch_dtype", "transformers_version", "use_cache"),
-}
 
 
 class RecordWorldSize(TrainerCallback, ExportableState):
@@ -81,7 +61,7 @@ def read_world_size(checkpoint: str | os.PathLike[str]) -> int | None:
     Returns:
         The number that `RecordWorldSize` recorded, or `None` if it did not, or if the state cannot be read.
     """
-    state = _read_json(Path(checkpoint) / TRAINER_STATE_NAME)
+    state = read_json(Path(checkpoint) / TRAINER_STATE_NAME)
     world_size = _recorded(state, "attributes").get("world_size")
     return world_size if isinstance(world_size, int) and world_size > 0 else None
 
@@ -122,63 +102,6 @@ def find_problem(checkpoint: str | os.PathLike[str], *, world_size: int = 1) -> 
     return next(_problems(folder, read_world_size(folder) or world_size), None)
 
 
-def find_weights_problem(checkpoint: str | os.PathLike[str]) -> str | None:
-    """Says what is missing from a checkpoint's weights, and does not care about what else it takes to resume.
-
-    Args:
-        checkpoint: A folder with a model in safetensors, sharded or not.
-
-    Returns:
-        The first problem found, or `None` if the weights are whole.
-    """
-    return next(_safetensors_problems(Path(checkpoint)), None)
-
-
-def list_weights_problems(checkpoint: str | os.PathLike[str]) -> list[str]:
-    """Says all that is missing from a checkpoint's weights, where `find_weights_problem` says what it finds first.
-
-    Args:
-        checkpoint: A folder with a model in safetensors, sharded or not.
-
-    Returns:
-        The problems, none if the weights are whole.
-    """
-    return list(_safetensors_problems(Path(checkpoint)))
-
-
-def digest_files(paths: Iterable[Path]) -> dict[str, str]:
-    """The SHA-256 of each file's content, by the file's name."""
-    digests = {}
-    for path in paths:
-        with path.open("rb") as file:
-            digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return digests
-
-
-def digest_weights(folder: str | os.PathLike[str]) -> dict[str, str]:
-    """Tells a model's weights from those that the same folder holds after more training.
-
-    Args:
-        folder: A folder with a model in safetensors, sharded or not.
-
-    Returns:
-        As `digest_files`, of the files of weights; empty if there are none.
-    """
-    return digest_files(sorted(Path(folder).glob("model*.safetensors")))
-
-
-def read_architecture(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Tells a configuration from others with which the same weights would translate differently.
-
-    Args:
-        config: The content of a config.json.
-
-    Returns:
-        Its fields, without those that training or the library only looks at.
-    """
-    return {name: value for name, value in config.items() if name not in _NOT_ARCHITECTURE and not name.startswith("_")}
-
-
 def find_last_whole_checkpoint(
     output_dir: str | os.PathLike[str], *, world_size: int = 1, set_aside: bool = True
 ) -> Path | None:
@@ -217,28 +140,6 @@ def find_last_whole_checkpoint(
     return last
 
 
-@contextmanager
-def replacing_files(folder: str | os.PathLike[str]) -> Iterator[Path]:
-    """Writes files in such a way that a process that is killed leaves each of them as it was, or as it shall be.
-
-    Args:
-        folder: Where the files belong; it is made if need be.
-
-    Yields:
-        An empty folder `_partial` in it to write them into. At the end they take their places, in the order of their
-        names; after an exception they do not.
-    """
-    partial = Path(folder) / PARTIAL_FOLDER
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        for path in sorted(partial.iterdir()):
-            path.replace(Path(folder) / path.name)
-    finally:
-        shutil.rmtree(partial)
-
-
 def _set_aside(checkpoint: Path, problem: str, *, rename: bool) -> None:
     message = f"Not resuming from {checkpoint}: {problem}."
     if rename:
@@ -255,7 +156,7 @@ def _free_name(path: Path) -> Path:
 
 def _problems(folder: Path, world_size: int) -> Iterator[str]:
     # Written last of all by the main process.
-    state = _read_json(folder / TRAINER_STATE_NAME)
+    state = read_json(folder / TRAINER_STATE_NAME)
     if not isinstance(state, dict):
         yield f"{TRAINER_STATE_NAME} is missing or damaged"
         return
@@ -271,7 +172,7 @@ def _problems(folder: Path, world_size: int) -> Iterator[str]:
         yield from _zip_problems(folder / "scaler.pt")
     if _recorded(state, "args").get("streaming") or any(folder.glob("data_state_*.json")):
         for rank in range(world_size):
-            if _read_json(folder / f"data_state_{rank}.json") is None:
+            if read_json(folder / f"data_state_{rank}.json") is None:
                 yield f"data_state_{rank}.json is missing or damaged"
 
 
@@ -293,27 +194,7 @@ def _weights_problems(folder: Path) -> Iterator[str]:
     for entry in sharded:
         yield from _distributed_problems(entry) if entry.is_dir() else _zip_problems(entry)
     if not sharded:
-        yield from _safetensors_problems(folder)
-
-
-def _safetensors_problems(folder: Path) -> Iterator[str]:
-    paths = set(folder.glob("*.safetensors"))
-    for path in sorted(folder.glob("*.safetensors.index.json")):
-        index = _read_json(path)
-        if not isinstance(index, dict) or not isinstance(index.get("weight_map"), dict):
-            yield f"{path.name} is damaged"
-            return
-        paths |= {folder / str(name) for name in index["weight_map"].values()}
-    if not paths:
-        yield "there are no weights"
-    for path in sorted(paths):
-        shard = _SHARD.fullmatch(path.name)
-        if shard and not (folder / f"{shard[1]}.safetensors.index.json").is_file():
-            yield f"{path.name} is a part of weights without an index"
-        if not path.is_file():
-            yield f"{path.name} is missing"
-        elif not _is_whole_safetensors(path):
-            yield f"{path.name} is cut off or damaged"
+        yield from list_weights_problems(folder)
 
 
 def _distributed_problems(folder: Path) -> Iterator[str]:
@@ -346,15 +227,6 @@ def _zip_problems(path: Path) -> Iterator[str]:
         yield f"{path.name} is cut off or damaged"
 
 
-def _is_whole_safetensors(path: Path) -> bool:
-    """Opening such a file reads no tensor, but compares its size with the one that its header announces."""
-    try:
-        with safe_open(path, framework="pt"):
-            return True
-    except (OSError, SafetensorError):
-        return False
-
-
 def _is_whole_zip(path: Path) -> bool:
     """What torch.save writes ends with a table of contents, which opening it finds and reads, and nothing else."""
     try:
@@ -364,32 +236,8 @@ def _is_whole_zip(path: Path) -> bool:
         return False
 
 
-def _read_json(path: Path) -> Any:
-    """Its content, or `None` if there is none that can be read."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-
-
 def _recorded(state: Any, part: str) -> dict[str, Any]:
     """What `RecordWorldSize` left in a Trainer's state; files may hold anything."""
     for key in ("stateful_callbacks", RecordWorldSize.__name__, part):
         state = state.get(key) if isinstance(state, dict) else None
     return state if isinstance(state, dict) else {}
-
-
-__all__ = [
-    "PARTIAL_FOLDER",
-    "RecordWorldSize",
-    "digest_files",
-    "digest_weights",
-    "find_last_whole_checkpoint",
-    "find_problem",
-    "find_weights_problem",
-    "list_checkpoints",
-    "list_weights_problems",
-    "read_architecture",
-    "read_world_size",
-    "replacing_files",
-]

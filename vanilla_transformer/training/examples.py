@@ -16,10 +16,10 @@ from vanilla_transformer.data.bpe_dropout import BpeDropout, measure_length_grow
 from vanilla_transformer.data.corpora import load_parallel_corpus
 from vanilla_transformer.data.stream_batches import StreamingTokenBatches
 from vanilla_transformer.data.streams import stream_parallel_corpus, tokenize_stream
+from vanilla_transformer.files import replacing_files
 from vanilla_transformer.tasks import get_task
 
 from .arguments import DataArguments, TranslationTrainingArguments
-from .checkpoints import replacing_files
 
 logger = logging.get_logger(__name__)
 
@@ -234,6 +234,3 @@ def stream_batches(
         num_replicas=training_arguments.world_size,
         rank=training_arguments.process_index,
     )
-
-
-__all__ = ["Corpora", "known_languages", "load_corpora", "prepare_training_data", "stream_batches", "tokenize_pairs"]

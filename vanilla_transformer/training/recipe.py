@@ -311,15 +311,3 @@ def paper_training_arguments(
 def _hint(name: str, legal: set[str]) -> str:
     similar = difflib.get_close_matches(name, sorted(legal))
     return f"{name} (similar: {', '.join(similar)})" if similar else name
-
-
-__all__ = [
-    "choose_tokens_per_device",
-    "find_num_devices",
-    "find_warmup_problem",
-    "paper_learning_rate",
-    "paper_recipe",
-    "paper_training_arguments",
-    "split_token_batch",
-    "training_bytes_per_token",
-]

@@ -303,13 +303,3 @@ def _to_json(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-__all__ = [
-    "METRICS_FILE",
-    "TokenProgressCallback",
-    "WriteCurves",
-    "close_progress",
-    "use_token_progress",
-    "write_metrics",
-]

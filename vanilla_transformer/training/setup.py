@@ -28,6 +28,7 @@ from transformers.utils import logging
 
 from vanilla_transformer.data.streams import sample_pairs
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
+from vanilla_transformer.files import PARTIAL_FOLDER, replacing_files
 from vanilla_transformer.inference.evaluate import make_compute_metrics
 from vanilla_transformer.inference.metrics.sacrebleu_scores import find_bleu_tokenizer
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig, name_both_stacks
@@ -36,9 +37,8 @@ from vanilla_transformer.tasks import TRANSLATION, Task, find_prefix, get_task
 
 from .arguments import DataArguments, ModelArguments, TranslationTrainingArguments
 from .callbacks import KeepGenerationConfig, MixLengthGroups, ShipCode, WarnOfWarmup
-from .checkpoints import PARTIAL_FOLDER, RecordWorldSize, replacing_files
+from .checkpoints import RecordWorldSize
 from .examples import Corpora, known_languages, prepare_training_data, stream_batches, tokenize_pairs
-from .recipe import paper_training_arguments
 from .records import WriteCurves, use_token_progress
 from .trainer import TranslationTrainer
 
@@ -466,19 +466,3 @@ def settle_training_arguments(
         arguments.eval_strategy = IntervalStrategy.NO
         arguments.load_best_model_at_end = False
         arguments.metric_for_best_model = None
-
-
-__all__ = [
-    "build_config",
-    "build_model",
-    "build_trainer",
-    "check_model_arguments",
-    "check_output_dir",
-    "check_streaming",
-    "claim_output_dir",
-    "load_or_train_tokenizer",
-    "paper_training_arguments",
-    "parse_overrides",
-    "settle_prefix",
-    "settle_training_arguments",
-]

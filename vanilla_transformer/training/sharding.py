@@ -125,6 +125,3 @@ def save_sharded_model(model: PreTrainedModel, folder: str) -> None:
         with unsharded_class(model):
             model.save_pretrained(folder, state_dict=drop_tied_copies(model, weights))
     torch.distributed.barrier()
-
-
-__all__ = ["drop_tied_copies", "is_sharded", "keep_tables_together", "save_sharded_model", "unsharded_class"]

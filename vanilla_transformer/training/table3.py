@@ -281,19 +281,3 @@ def describe_search(generation_config: Mapping[str, Any]) -> str:
     }
     value = 1.0 if penalty is None else penalty
     return f"beam {generation_config.get('num_beams') or 1}, length penalty {value:g} ({formula.get(kind, kind)})"
-
-
-__all__ = [
-    "PAPER",
-    "Measurement",
-    "PaperFigures",
-    "check_rows",
-    "count_steps",
-    "describe_config",
-    "describe_search",
-    "format_markdown",
-    "format_text",
-    "make_cells",
-    "parse_factor",
-    "scale_overrides",
-]

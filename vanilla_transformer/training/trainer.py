@@ -33,6 +33,7 @@ from transformers.utils.hub import PushInProgress
 
 from vanilla_transformer.data.batching import IntArray, TokenBatchSampler, pair_lengths
 from vanilla_transformer.data.stream_batches import StreamingTokenBatches
+from vanilla_transformer.files import replacing_files
 from vanilla_transformer.hub.card import CardMetadata, write_model_card
 from vanilla_transformer.hub.facts import is_hub_name
 from vanilla_transformer.hub.files import select_files
@@ -48,7 +49,7 @@ from vanilla_transformer.model.loss_vanilla_transformer import IGNORED_LABEL
 from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
 
 from .averaging import AverageCheckpoints
-from .checkpoints import find_last_whole_checkpoint, replacing_files
+from .checkpoints import find_last_whole_checkpoint
 from .sharding import drop_tied_copies, is_sharded, keep_tables_together, unsharded_class
 
 logger = logging.get_logger(__name__)
@@ -616,6 +617,3 @@ def _card_metadata(
 def data_state_name(rank: int) -> str:
     """The file of a checkpoint that says where a process stands in its stream of training data."""
     return f"data_state_{rank}.json"
-
-
-__all__ = ["TranslationTrainer", "data_state_name"]

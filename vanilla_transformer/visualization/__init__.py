@@ -7,11 +7,11 @@ from .attention import (
     align_words,
     collect_attention,
     format_pharaoh,
-    split_words,
 )
 from .curves import compare_learning_curves, load_trainer_state, plot_learning_curves
 from .figures import PICTURE_FORMATS
 from .heatmaps import plot_attention
+from .labels import split_words
 from .page import save_attention_page
 from .paper import plot_masks, plot_positions, position_table
 

@@ -31,7 +31,7 @@ from vanilla_transformer.inference.translate import (
 )
 from vanilla_transformer.model.pipeline_vanilla_transformer import WINDOW_SIZE, count_sentences, map_by_length
 
-from .labels import Words, find_words, label_tokens, split_words
+from .labels import Words, find_words, label_tokens
 
 Weights = npt.NDArray[np.float32]
 AttentionKind = Literal["encoder", "decoder", "cross"]
@@ -504,21 +504,3 @@ def align_file(
         for alignment in align_lines(model, tokenizer, pairs, total=counts[0], **options):
             output.write(format_pharaoh(alignment) + "\n")
     return counts[0]
-
-
-__all__ = [
-    "KINDS",
-    "Alignment",
-    "AttentionKind",
-    "AttentionMap",
-    "Weights",
-    "align_file",
-    "align_lines",
-    "align_words",
-    "average_heads",
-    "collect_attention",
-    "find_words",
-    "format_pharaoh",
-    "label_tokens",
-    "split_words",
-]

@@ -356,6 +356,3 @@ def _add_figure_legend(figure: "Figure", runs: list[str], best_steps: Mapping[st
         width = 0.6 + 0.09 * max(map(len, labels))  # inches that an entry takes
         columns = max(1, min(len(entries), int(figure.get_figwidth() / width)))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9, frameon=False)
-
-
-__all__ = ["compare_learning_curves", "load_trainer_state", "plot_learning_curves"]

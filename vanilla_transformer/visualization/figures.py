@@ -11,8 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from vanilla_transformer.files import new_file
-from vanilla_transformer.optional import explain_missing
+from vanilla_transformer.files import explain_missing, new_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -133,10 +132,12 @@ class Sized(Protocol):
     """What has a size in inches."""
 
     @property
-    def width(self) -> float: ...
+    def width(self) -> float:
+        """Inches."""
 
     @property
-    def height(self) -> float: ...
+    def height(self) -> float:
+        """Inches."""
 
 
 _Layout = TypeVar("_Layout", bound=Sized)
@@ -309,21 +310,3 @@ def _read_characters(path: str) -> frozenset[int]:
         return frozenset(font.get_charmap()) if font.scalable else frozenset()
     except (OSError, RuntimeError):
         return frozenset()
-
-
-__all__ = [
-    "COLORS",
-    "PICTURE_FORMATS",
-    "Lettering",
-    "choose_color",
-    "choose_dpi",
-    "choose_fonts",
-    "find_format",
-    "fit_cells",
-    "ignore_missing_glyphs",
-    "import_figure",
-    "measure",
-    "plain",
-    "save_picture",
-    "shorten",
-]

@@ -288,6 +288,3 @@ def _write_names(figure: "Figure", layout: _Layout, content: _Content) -> None:
     figure.text(x, center / layout.height, content.row_name, rotation=90, va="center", fontsize=_MIDDLE, **text)
     figure.text(middle, y, content.column_name, ha="center", fontsize=_MIDDLE, **text)
     figure.text(0.5, 1 - y, content.title, ha="center", va="top", fontsize=_LARGE, **text)
-
-
-__all__ = ["AVERAGES", "Average", "plot_attention"]

@@ -300,6 +300,3 @@ def _words_between(numbers: Sequence[int], start: int, end: int) -> tuple[int, .
         return tuple(inside)
     near = [*numbers[end:], *reversed(numbers[:start])]
     return tuple([next(number for number in near if number >= 0)] if max(near, default=-1) >= 0 else [])
-
-
-__all__ = ["LINE_BREAK", "SPACE", "Words", "find_words", "label_tokens", "split_words"]

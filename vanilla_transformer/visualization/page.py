@@ -133,6 +133,3 @@ def save_attention_page(
     """
     with new_file(path, overwrite=overwrite) as partial:
         partial.write_text(attention_page(attention, title=title), encoding="utf-8", newline="\n")
-
-
-__all__ = ["attention_page", "save_attention_page"]

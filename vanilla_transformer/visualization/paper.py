@@ -333,6 +333,3 @@ def _draw_mask(
     axes.set_yticks(np.arange(len(rows)) + 0.5, rows, **text)
     axes.tick_params(length=0, pad=2)
     axes.spines[:].set_visible(False)
-
-
-__all__ = ["attention_masks", "plot_masks", "plot_positions", "position_table"]

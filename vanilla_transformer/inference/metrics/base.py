@@ -143,6 +143,3 @@ class SacrebleuMetric(TextMetric):
             **{name: getattr(score, name) for name in self.details},
             "signature": signature,
         }
-
-
-__all__ = ["MetricWithOptions", "SacrebleuMetric", "TextMetric"]

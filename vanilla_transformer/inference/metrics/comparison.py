@@ -310,15 +310,3 @@ def _paired_score(result: Any, *, baseline: float) -> PairedScore:
         # Chance always makes a difference as large as none; sacreBLEU gives its smallest value to the same texts.
         p_value = 1.0
     return {"score": float(result.score), "mean": mean, "ci": ci, "p_value": p_value}
-
-
-__all__ = [
-    "Comparison",
-    "Method",
-    "PairedScore",
-    "SummaryComparison",
-    "SummarySystemScores",
-    "SystemScores",
-    "compare_summaries",
-    "compare_translations",
-]

@@ -48,6 +48,3 @@ def list_all_references(predictions: Sequence[str], references: Sequence[str | S
             "other, and at least one."
         )
     return [list_references(reference) for reference in references]
-
-
-__all__ = ["list_all_references", "list_references"]

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from statistics import fmean
 from typing import Any
 
-from vanilla_transformer.optional import explain_missing
+from vanilla_transformer.files import explain_missing
 
 from .inputs import list_all_references
 
@@ -174,15 +174,3 @@ def corpus_rouge(
         ValueError: See [`score_each`].
     """
     return {name: fmean(scores) for name, scores in score_each(scorer, predictions, references).items()}
-
-
-__all__ = [
-    "ROUGE_TYPES",
-    "TOKENIZERS",
-    "corpus_rouge",
-    "import_rouge",
-    "make_rouge",
-    "rouge_signature",
-    "score_each",
-    "split_words",
-]

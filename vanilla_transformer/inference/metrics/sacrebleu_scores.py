@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from vanilla_transformer.optional import explain_missing
+from vanilla_transformer.files import explain_missing
 
 from .inputs import list_all_references
 
@@ -177,6 +177,3 @@ def corpus_score(
     streams = [list(stream) for stream in zip_longest(*list_all_references(predictions, references))]
     score = scorer.corpus_score(list(predictions), streams)
     return score, str(scorer.get_signature())
-
-
-__all__ = ["corpus_score", "find_bleu_tokenizer", "import_sacrebleu", "make_bleu", "make_chrf", "make_ter"]
