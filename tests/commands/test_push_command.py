@@ -13,7 +13,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hub_folders import CODE, append, contents, edit_json, edit_weights, save_half, save_translator, write_pickle
+from hub_folders import (
+    CODE,
+    append,
+    contents,
+    edit_json,
+    edit_weights,
+    save_single_stack,
+    save_translator,
+    write_pickle,
+)
 from local_hub import LocalHub
 from remote_process import RemotePython, remote_python
 from tiny_seq2seq import make_model as make_bart
@@ -382,7 +391,7 @@ class TestTrouble:
 
 
 def test_a_half_is_tried_at_its_own_task(hub: LocalHub, python: RemotePython, tmp_path: Path) -> None:
-    folder = save_half(tmp_path / "model", "VanillaTransformerForCausalLM")
+    folder = save_single_stack(tmp_path / "model", "VanillaTransformerForCausalLM")
     arguments = ["--model_name_or_path", str(folder), "--repo_id", "alice/writer", "--base_model", "alice/translator"]
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, add_eos_token=True)
     tokenizer.save_pretrained(folder)

@@ -15,13 +15,13 @@ from hub_folders import (
     contents,
     edit_json,
     edit_weights,
-    save_half,
+    save_single_stack,
     save_translator,
     save_vanilla,
     write_pickle,
 )
-from tiny_halves import HALVES
 from tiny_seq2seq import make_tokenizer as make_bart_tokenizer
+from tiny_single_stacks import SINGLE_STACKS
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
@@ -319,9 +319,9 @@ class TestCode:
         edit_json(folder / "generation_config.json", pad_token_id=5)  # so that nothing is tried
         assert {problem.check for problem in check_model_folder(folder, code="folder")} == {"tokenizer"}
 
-    @pytest.mark.parametrize("name", HALVES)
+    @pytest.mark.parametrize("name", SINGLE_STACKS)
     def test_the_classes_of_a_half_are_those_of_its_stack(self, tmp_path: Path, name: str) -> None:
-        folder = save_half(tmp_path / "half", name)
+        folder = save_single_stack(tmp_path / "half", name)
         (folder / "tokenizer.json").unlink()  # so that nothing is tried
         assert {problem.check for problem in check_model_folder(folder)} == {"tokenizer"}
         name_classes(folder, AutoModel="modeling_vanilla_transformer.VanillaTransformerModel")

@@ -14,19 +14,19 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 import torch
-from hub_folders import save_half
+from hub_folders import save_single_stack
 from local_hub import CUT_DOWNLOAD, CUT_UPLOAD, LocalHub
 from remote_process import BLOCK_THE_PACKAGE, RemoteError, RemotePython, remote_python
-from tiny_halves import HALVES as CLASSES
+from tiny_single_stacks import SINGLE_STACKS as CLASSES
 from tiny_vanilla import make_loud_model
 from transformers import AutoTokenizer
 
 import vanilla_transformer
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
-from vanilla_transformer.halves import HALVES
 from vanilla_transformer.hub import trial as hub_trial
 from vanilla_transformer.hub.card import build_model_card
+from vanilla_transformer.single_stacks import SINGLE_STACKS
 
 REMOTE_FILES = {
     path.name: path.read_bytes()
@@ -292,8 +292,14 @@ half.generate(max_new_tokens=5, do_sample=False).tolist()
         """As `hub_checks` tries it, and as the second example of its card says."""
         here.run("from huggingface_hub import HfApi")
         there.run(LOAD_TRIAL, path=hub_trial.__file__)
-        for name, half in {name: half for half in HALVES for name in CLASSES if name.endswith(half.class_name)}.items():
-            folder, repo_id, report = save_half(tmp_path / name, name), f"alice/{name}", tmp_path / f"{name}.json"
+        for name, half in {
+            name: half for half in SINGLE_STACKS for name in CLASSES if name.endswith(half.class_name)
+        }.items():
+            folder, repo_id, report = (
+                save_single_stack(tmp_path / name, name),
+                f"alice/{name}",
+                tmp_path / f"{name}.json",
+            )
             (folder / "README.md").write_text(build_model_card(folder, repo_id=repo_id).content, encoding="utf-8")
             upload = "HfApi().create_repo(repo_id); HfApi().upload_folder(repo_id=repo_id, folder_path=folder).oid"
             here.run(upload, repo_id=repo_id, folder=str(folder))

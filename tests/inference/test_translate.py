@@ -354,9 +354,9 @@ def expected_translation(source_file: Path) -> str:
     return "".join(translate_alone(" ".join(words)) + "\n" for words in truncated)
 
 
-@pytest.mark.parametrize("half_line", ["", "half a li"], ids=["whole_lines", "half_written_line"])
+@pytest.mark.parametrize("single_stack_line", ["", "half a li"], ids=["whole_lines", "half_written_line"])
 def test_an_interrupted_file_is_resumed(
-    source_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, half_line: str
+    source_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, single_stack_line: str
 ) -> None:
     output = source_file.with_name("output.txt")
     partial = source_file.with_name("output.txt.partial")
@@ -364,10 +364,10 @@ def test_an_interrupted_file_is_resumed(
     translate_file_until(monkeypatch, 7, MODEL, TOKENIZER, source_file, output, **options)
     assert not output.exists(), "an unfinished translation must not look finished"
     with open(partial, "a", encoding="utf-8") as file:
-        file.write(half_line)
+        file.write(single_stack_line)
     kept = partial.read_text(encoding="utf-8").splitlines()[:7]
     # What is kept must not be made again: mark it.
-    partial.write_text("\n".join(["kept", *kept[1:]]) + "\n" + half_line, encoding="utf-8")
+    partial.write_text("\n".join(["kept", *kept[1:]]) + "\n" + single_stack_line, encoding="utf-8")
     with caplog.at_level(logging.INFO, logger="vanilla_transformer"):
         assert translate_file(MODEL, TOKENIZER, source_file, output, **options) == 23
     assert "going on at line 8" in caplog.text

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_halves import OPTIONS, NaiveHalf, make_half, run
+from tiny_single_stacks import OPTIONS, NaiveStack, make_single_stack, run
 from tiny_vanilla import assert_close, make_sentences, pad
 from torch import nn
 from transformers import DynamicCache, StaticCache
@@ -20,18 +20,18 @@ from transformers import DynamicCache, StaticCache
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_logits(options: str, attention: str, side: str) -> None:
     """A padded batch against loops over one sentence, one head and one position at a time."""
-    model = make_half("VanillaTransformerForCausalLM", attention, **OPTIONS[options])
+    model = make_single_stack("VanillaTransformerForCausalLM", attention, **OPTIONS[options])
     sentences = make_sentences([3, 6, 1])
     ids, mask = pad(sentences, side, junk=5)
     logits = run(model, input_ids=ids, attention_mask=mask).logits
     for row, sentence in enumerate(sentences):
-        expected = torch.from_numpy(NaiveHalf(model).next_token_logits(sentence)).float()
+        expected = torch.from_numpy(NaiveStack(model).next_token_logits(sentence)).float()
         assert_close(logits[row, mask[row].bool()], expected)
 
 
 def test_language_model_is_torchs_encoder_with_a_causal_mask() -> None:
     """torch.nn.TransformerEncoder, whose layers are post-LN with biases, on the same weights."""
-    model = make_half("VanillaTransformerForCausalLM", attention_bias=True)
+    model = make_single_stack("VanillaTransformerForCausalLM", attention_bias=True)
     config = model.config
     layer = nn.TransformerEncoderLayer(
         config.d_model, config.decoder_attention_heads, config.decoder_ffn_dim, dropout=0.0, batch_first=True
@@ -66,7 +66,7 @@ class TestLanguageModelLoss:
 
     @pytest.fixture
     def model(self) -> Any:
-        return make_half("VanillaTransformerForCausalLM", label_smoothing=0.2, lm_head_bias=True)
+        return make_single_stack("VanillaTransformerForCausalLM", label_smoothing=0.2, lm_head_bias=True)
 
     @pytest.fixture
     def batch(self) -> dict[str, torch.Tensor]:
@@ -77,7 +77,7 @@ class TestLanguageModelLoss:
         """Each token is predicted from those before it, the first from none: it is not predicted at all."""
         losses = []
         for sentence in self.sentences:
-            for row, label in zip(NaiveHalf(model).next_token_logits(sentence), sentence[1:], strict=False):
+            for row, label in zip(NaiveStack(model).next_token_logits(sentence), sentence[1:], strict=False):
                 log_probabilities = [score - math.log(sum(math.exp(each) for each in row)) for score in row]
                 uniform = sum(log_probabilities) / len(log_probabilities)
                 losses.append(-(1 - smoothing) * log_probabilities[label] - smoothing * uniform)
@@ -121,7 +121,7 @@ class TestLanguageModelLoss:
 @pytest.mark.parametrize("kind", [torch.float32, torch.bool])
 def test_packed_texts(attention: str, kind: torch.dtype) -> None:
     """A mask (B, 1, T, T) that keeps the texts of a row apart gives what each text gives alone, from position 0 on."""
-    model = make_half("VanillaTransformerForCausalLM", attention)
+    model = make_single_stack("VanillaTransformerForCausalLM", attention)
     sentences = make_sentences([3, 5, 2])
     allowed = torch.block_diag(*(torch.ones(len(each), len(each)) for each in sentences)).tril().bool()[None, None]
     mask = allowed if kind == torch.bool else torch.where(allowed, 0.0, torch.finfo(kind).min)
@@ -137,7 +137,7 @@ def test_packed_texts(attention: str, kind: torch.dtype) -> None:
 class TestGeneration:
     @pytest.fixture(params=["paper", "pre-LN", "learned"])
     def model(self, request: pytest.FixtureRequest) -> Any:
-        return make_half("VanillaTransformerForCausalLM", seed=1, **OPTIONS[request.param])
+        return make_single_stack("VanillaTransformerForCausalLM", seed=1, **OPTIONS[request.param])
 
     @pytest.mark.parametrize("kind", ["dynamic", "static"])
     @pytest.mark.parametrize("steps", [[1] * 10, [3, 1, 1, 4, 1]], ids=["one-by-one", "in-pieces"])
@@ -167,7 +167,7 @@ class TestGeneration:
 
     def greedy(self, model: Any, prompt: list[int], length: int) -> list[int]:
         """The oracle: the likeliest next token, again and again."""
-        naive, tokens = NaiveHalf(model), list(prompt)
+        naive, tokens = NaiveStack(model), list(prompt)
         while len(tokens) < len(prompt) + length and tokens[-1] != 2:
             tokens.append(int(naive.next_token_logits(tokens)[-1].argmax()))
         return tokens[len(prompt) :]
@@ -188,7 +188,7 @@ class TestGeneration:
         """With more beams than continuations of two tokens the search is exhaustive."""
         prompt = [0, 5]
         size = model.config.vocab_size
-        naive = NaiveHalf(model)
+        naive = NaiveStack(model)
         totals = {}
         for pair in itertools.product(range(size), repeat=2):
             logits = naive.next_token_logits([*prompt, pair[0]])[1:]
@@ -234,7 +234,7 @@ class TestGeneration:
         ids = torch.tensor([[0, 5, 6, 7]])
         settings = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None}
         expected = model.generate(ids, **settings)
-        drafting = make_half("VanillaTransformerForCausalLM", seed=2)
+        drafting = make_single_stack("VanillaTransformerForCausalLM", seed=2)
         assert torch.equal(model.generate(ids, assistant_model=drafting, **settings), expected)
         assert torch.equal(model.generate(ids, prompt_lookup_num_tokens=3, **settings), expected)
         embedded = model.get_input_embeddings()(ids)
@@ -252,7 +252,7 @@ class TestGeneration:
 @pytest.mark.parametrize("begins_with", [0, 2])
 def test_prompts_that_have_ended_are_told_of(begins_with: int, caplog: pytest.LogCaptureFixture) -> None:
     """Once; and `</s>` that begins a text, as in fairseq's models, ends none."""
-    model = make_half("VanillaTransformerForCausalLM", decoder_start_token_id=begins_with)
+    model = make_single_stack("VanillaTransformerForCausalLM", decoder_start_token_id=begins_with)
     assert model.config.bos_token_id == begins_with
     settings = {"max_new_tokens": 1, "do_sample": False}
 
@@ -274,7 +274,7 @@ def test_prompts_that_have_ended_are_told_of(begins_with: int, caplog: pytest.Lo
 
 def test_decoding_step_is_compiled_once() -> None:
     """With a static cache one graph serves every position."""
-    model = make_half("VanillaTransformerForCausalLM")
+    model = make_single_stack("VanillaTransformerForCausalLM")
     graphs: list[torch.fx.GraphModule] = []
 
     def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from naive_transformer import Array
-from tiny_halves import OPTIONS, NaiveHalf, make_half, run
+from tiny_single_stacks import OPTIONS, NaiveStack, make_single_stack, run
 from tiny_vanilla import assert_close, make_sentences, pad
 
 
@@ -18,12 +18,12 @@ from tiny_vanilla import assert_close, make_sentences, pad
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_states(options: str, attention: str, side: str) -> None:
     """A padded batch against loops over one sentence, one head and one position at a time."""
-    model = make_half("VanillaTransformerEncoderModel", attention, **OPTIONS[options])
+    model = make_single_stack("VanillaTransformerEncoderModel", attention, **OPTIONS[options])
     sentences = make_sentences([3, 6, 1])
     ids, mask = pad(sentences, side, junk=5)
     states = run(model, input_ids=ids, attention_mask=mask).last_hidden_state
     for row, sentence in enumerate(sentences):
-        expected = torch.from_numpy(NaiveHalf(model).encode(sentence)).float()
+        expected = torch.from_numpy(NaiveStack(model).encode(sentence)).float()
         assert_close(states[row, mask[row].bool()], expected)
 
 
@@ -41,12 +41,12 @@ class TestHeads:
     sentences = make_sentences([3, 6, 2])
 
     def states(self, model: Any) -> list[Array]:
-        return [NaiveHalf(model.base_model).encode(sentence) for sentence in self.sentences]
+        return [NaiveStack(model.base_model).encode(sentence) for sentence in self.sentences]
 
     @pytest.mark.parametrize("side", ["left", "right"])
     def test_sequences(self, side: str) -> None:
         """The last token's state counts; which that is says the mask, for ids and embeddings alike."""
-        model = make_half("VanillaTransformerForSequenceClassification", num_labels=3)
+        model = make_single_stack("VanillaTransformerForSequenceClassification", num_labels=3)
         weight, bias = (parameter.detach().double().numpy() for parameter in model.score.parameters())
         expected = np.stack([weight @ states[-1] + bias for states in self.states(model)])
         ids, mask = pad(self.sentences, side)
@@ -59,7 +59,7 @@ class TestHeads:
     def test_other_kinds_of_labels(self) -> None:
         """Numbers give a squared error, several labels a text binary cross-entropies, as the library decides."""
         ids, mask = pad(self.sentences)
-        one, three = (make_half("VanillaTransformerForSequenceClassification", num_labels=n) for n in (1, 3))
+        one, three = (make_single_stack("VanillaTransformerForSequenceClassification", num_labels=n) for n in (1, 3))
         numbers, several = torch.tensor([0.5, -1.0, 2.0]), torch.tensor([[0.0, 1, 1], [1, 0, 0], [0, 0, 1]])
         outputs = run(one, input_ids=ids, attention_mask=mask, labels=numbers)
         assert float(outputs.loss) == pytest.approx(float((outputs.logits[:, 0] - numbers).square().mean()), rel=1e-5)
@@ -69,7 +69,7 @@ class TestHeads:
         assert float(outputs.loss) == pytest.approx(float(losses.mean()), rel=1e-4)
 
     def test_tokens(self) -> None:
-        model = make_half("VanillaTransformerForTokenClassification", num_labels=3)
+        model = make_single_stack("VanillaTransformerForTokenClassification", num_labels=3)
         weight, bias = (parameter.detach().double().numpy() for parameter in model.score.parameters())
         expected = np.concatenate([states @ weight.T + bias for states in self.states(model)])
         ids, mask = pad(self.sentences)
@@ -84,7 +84,7 @@ class TestHeads:
         assert float(halved.loss) == pytest.approx(loss * 10 / 20, rel=1e-5)
 
     def test_spans(self) -> None:
-        model = make_half("VanillaTransformerForQuestionAnswering")
+        model = make_single_stack("VanillaTransformerForQuestionAnswering")
         weight, bias = (parameter.detach().double().numpy() for parameter in model.qa_outputs.parameters())
         ids, mask = pad(self.sentences)
         starts, ends = torch.tensor([0, 2, 1]), torch.tensor([1, 5, 1])
@@ -103,7 +103,7 @@ class TestHeads:
     @pytest.mark.parametrize("side", ["left", "right"])
     def test_spans_at_padding_do_not_count(self, side: str) -> None:
         """Nor do those outside of the text. The loss is the mean over those that do; without any it is 0."""
-        model = make_half("VanillaTransformerForQuestionAnswering")
+        model = make_single_stack("VanillaTransformerForQuestionAnswering")
         ids, mask = pad(self.sentences, side)
         padding, absent = (0 if side == "left" else 5), torch.tensor([6, -100, 99])
         starts, ends = torch.tensor([padding, 4, padding]), torch.tensor([99, 3, -100])
@@ -121,7 +121,7 @@ class TestHeads:
 
     @pytest.mark.parametrize("name", ["SequenceClassification", "QuestionAnswering"])
     def test_these_heads_have_to_know_padding(self, name: str) -> None:
-        model = make_half(f"VanillaTransformerFor{name}")
+        model = make_single_stack(f"VanillaTransformerFor{name}")
         ids, _ = pad(self.sentences)
         for mask in (torch.ones(3, 1, 6, 6), torch.ones(3, 1, 1, 6)):
             with pytest.raises(ValueError, match=r"attention_mask must be \(B, S\).*not 4-D"):

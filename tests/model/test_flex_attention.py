@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_halves import make_half
+from tiny_single_stacks import make_single_stack
 from tiny_vanilla import make_model
 
 pytestmark = [
@@ -83,7 +83,7 @@ def test_searches_find_what_eager_attention_finds(search: dict[str, Any]) -> Non
 
 
 def test_a_decoder_alone_continues_prompts_padded_on_the_left() -> None:
-    model = make_half("VanillaTransformerForCausalLM", "eager")
+    model = make_single_stack("VanillaTransformerForCausalLM", "eager")
     mask = MASK.flip(1)
     prompts = SOURCE * mask + model.config.pad_token_id * (1 - mask)
     expected, actual = (
@@ -95,6 +95,6 @@ def test_a_decoder_alone_continues_prompts_padded_on_the_left() -> None:
 
 @pytest.mark.parametrize("kind", ["static", "offloaded_static"])
 def test_a_static_cache_is_refused(kind: str) -> None:
-    for model in (make_model("eager"), make_half("VanillaTransformerForCausalLM", "eager")):
+    for model in (make_model("eager"), make_single_stack("VanillaTransformerForCausalLM", "eager")):
         with pytest.raises(ValueError, match=f"cache_implementation='{kind}' needs masks that are tensors"):
             as_flex(model).generate(SOURCE, attention_mask=MASK, max_new_tokens=3, cache_implementation=kind)

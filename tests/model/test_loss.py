@@ -26,9 +26,9 @@ from vanilla_transformer.model import loss_vanilla_transformer as loss_module
 from vanilla_transformer.model.loss_vanilla_transformer import (
     MINIMUM_ROWS,
     compute_logits_and_loss,
+    fused_cross_entropy,
     has_plain_weights,
     label_smoothed_cross_entropy,
-    lean_cross_entropy,
 )
 
 chunks_exist = pytest.mark.skipif(
@@ -156,7 +156,7 @@ def test_value_and_gradients_are_those_of_the_definition(
     hidden_states.requires_grad_()
     assert has_plain_weights(layer, hidden_states) == hasattr(nn, "LinearCrossEntropyOptions")
     if compute == "lean":
-        loss = lean_cross_entropy(layer, hidden_states, labels, smoothing, count)
+        loss = fused_cross_entropy(layer, hidden_states, labels, smoothing, count)
     else:
         loss = label_smoothed_cross_entropy(layer(hidden_states), labels, smoothing, count)
     divisor = None if count is None else float(count)
@@ -171,14 +171,14 @@ def test_a_batch_without_labels_that_count(count: int | None, smoothing: float) 
     """The loss is that of the plain computation (0 / 0 or 0 / 5), and no gradient is broken by it."""
     layer, hidden_states, labels = make_problem(300, 8, 17, bias=True, ignored=1.0)
     hidden_states.requires_grad_()
-    lean = gradients(lean_cross_entropy(layer, hidden_states, labels, smoothing, count), hidden_states, layer)
+    lean = gradients(fused_cross_entropy(layer, hidden_states, labels, smoothing, count), hidden_states, layer)
     logits = layer(hidden_states)
     plain = gradients(label_smoothed_cross_entropy(logits, labels, smoothing, count), hidden_states, layer)
     torch.testing.assert_close(lean, plain, rtol=0.0, atol=0.0, equal_nan=True)
     assert not any(tensor.any() for name, tensor in lean.items() if name != "loss")
 
 
-# Half precision
+# SingleStack precision
 
 
 @chunks_exist
@@ -187,7 +187,7 @@ def test_autocast_to_float16_costs_the_loss_no_digit() -> None:
     layer, hidden_states, labels = make_problem(400, 24, 90, bias=True, ignored=0.2)
     hidden_states.requires_grad_()
     with torch.autocast("cpu", dtype=torch.float16):
-        loss = lean_cross_entropy(layer, hidden_states, labels, 0.1)
+        loss = fused_cross_entropy(layer, hidden_states, labels, 0.1)
     assert loss.dtype == torch.float32
     assert_close(gradients(loss, hidden_states, layer), oracle(layer, hidden_states, labels, 0.1, None))
 
@@ -197,7 +197,7 @@ def test_autocast_leaves_double_precision() -> None:
     layer, hidden_states, labels = make_problem(400, 24, 90, bias=True, ignored=0.2)
     layer, hidden_states = layer.double(), hidden_states.double().requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = lean_cross_entropy(layer, hidden_states, labels, 0.1)
+        loss = fused_cross_entropy(layer, hidden_states, labels, 0.1)
     found = gradients(loss, hidden_states, layer)
     assert_close(found, oracle(layer, hidden_states, labels, 0.1, None), tolerance=1e-7)
 
@@ -212,7 +212,7 @@ def test_autocast_to_bfloat16_costs_no_more_than_where_the_logits_are_built() ->
     for lean in (True, False):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             if lean:
-                loss = lean_cross_entropy(layer, hidden_states, labels, 0.1)
+                loss = fused_cross_entropy(layer, hidden_states, labels, 0.1)
             else:
                 loss = label_smoothed_cross_entropy(layer(hidden_states), labels, 0.1)
         assert loss.dtype == torch.float32
@@ -228,7 +228,7 @@ def test_half_precision_weights_are_rounded_once(dtype: torch.dtype) -> None:
     """Of a model in half precision the loss is exact, and its gradients are right to their type's last digit."""
     layer, hidden_states, labels = make_problem(400, 24, 90, bias=True, ignored=0.2)
     layer, hidden_states = layer.to(dtype), hidden_states.to(dtype).requires_grad_()
-    loss = lean_cross_entropy(layer, hidden_states, labels, 0.1)
+    loss = fused_cross_entropy(layer, hidden_states, labels, 0.1)
     assert loss.dtype == torch.float32
     found, expected = gradients(loss, hidden_states, layer), oracle(layer, hidden_states, labels, 0.1, None)
     assert_close({"loss": found["loss"]}, {"loss": expected["loss"]})
@@ -244,7 +244,7 @@ def test_losses_of_half_precision_products_are_added_in_float32(
     layer, hidden_states, labels = make_problem(2000, 24, 90, bias=True, ignored=0.2)
     layer, hidden_states = layer.to(dtype), hidden_states.to(dtype).requires_grad_()
     monkeypatch.setattr(loss_module, "_product_dtype", lambda _: dtype)
-    loss = lean_cross_entropy(layer, hidden_states, labels, 0.1)
+    loss = fused_cross_entropy(layer, hidden_states, labels, 0.1)
     found, expected = gradients(loss, hidden_states, layer), oracle(layer, hidden_states, labels, 0.1, None)
     assert loss.dtype == torch.float32
     assert_close({"loss": found["loss"]}, {"loss": expected["loss"]}, tolerance=torch.finfo(dtype).eps / 20)

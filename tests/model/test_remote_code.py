@@ -111,7 +111,7 @@ print(f"\\n{json.dumps(report)}")  # a question may precede it
 """
 )
 
-HALVES_PROCESS = (
+SINGLE_STACKS_PROCESS = (
     BLOCK_THE_PACKAGE
     + """
 import json
@@ -276,7 +276,7 @@ def test_a_folder_saved_there_works_elsewhere(
     assert report == {"generated": here.generated, "translations": here.translations}
 
 
-HALVES = {
+SINGLE_STACKS = {
     "VanillaTransformerEncoderModel": "AutoModelForTextEncoding",
     "VanillaTransformerForSequenceClassification": "AutoModelForSequenceClassification",
     "VanillaTransformerForTokenClassification": "AutoModelForTokenClassification",
@@ -286,11 +286,11 @@ HALVES = {
 
 
 @pytest.fixture(scope="module")
-def half_folders(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def single_stack_folders(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("halves")
     shutil.copytree(saved, root / "whole")
     tokenizer = AutoTokenizer.from_pretrained(saved, add_bos_token=True, add_eos_token=False)
-    for name in HALVES:
+    for name in SINGLE_STACKS:
         torch.manual_seed(1)
         getattr(vanilla_transformer, name).from_pretrained(saved).save_pretrained(root / name)
         tokenizer.save_pretrained(root / name)
@@ -298,10 +298,10 @@ def half_folders(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def halves_report(half_folders: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+def single_stacks_report(single_stack_folders: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     again = tmp_path_factory.mktemp("again")
-    halves, modules = json.dumps(HALVES), tmp_path_factory.mktemp("modules")
-    found = run(HALVES_PROCESS, half_folders, again, *TEXTS, halves, modules=modules)
+    halves, modules = json.dumps(SINGLE_STACKS), tmp_path_factory.mktemp("modules")
+    found = run(SINGLE_STACKS_PROCESS, single_stack_folders, again, *TEXTS, halves, modules=modules)
     return SimpleNamespace(again=again, **found)
 
 
@@ -309,49 +309,55 @@ def add_up(tensors: Iterable[torch.Tensor]) -> float:
     return sum(tensor.sum().item() for tensor in tensors)
 
 
-class TestHalves:
+class TestSingleStacks:
     """Encoder and decoder alone, and their heads, from their own folders and from that of a translation model."""
 
-    def test_they_give_the_same_numbers(self, halves_report: SimpleNamespace, half_folders: Path) -> None:
-        batch = AutoTokenizer.from_pretrained(half_folders / "whole")(TEXTS[0], return_tensors="pt")
-        for name, found in halves_report.found.items():
-            half = getattr(vanilla_transformer, name).from_pretrained(half_folders / name)
+    def test_they_give_the_same_numbers(
+        self, single_stacks_report: SimpleNamespace, single_stack_folders: Path
+    ) -> None:
+        batch = AutoTokenizer.from_pretrained(single_stack_folders / "whole")(TEXTS[0], return_tensors="pt")
+        for name, found in single_stacks_report.found.items():
+            half = getattr(vanilla_transformer, name).from_pretrained(single_stack_folders / name)
             for model, (there, total) in zip((half, half.base_model), found, strict=True):
                 assert there == type(model).__name__
                 assert total == pytest.approx(add_up(model(**batch, use_cache=False).values()), rel=1e-5)
 
-    def test_not_without_the_flag(self, halves_report: SimpleNamespace) -> None:
-        assert len(halves_report.refusals) == len(HALVES)
-        assert all("trust_remote_code=True" in message for message in halves_report.refusals)
+    def test_not_without_the_flag(self, single_stacks_report: SimpleNamespace) -> None:
+        assert len(single_stacks_report.refusals) == len(SINGLE_STACKS)
+        assert all("trust_remote_code=True" in message for message in single_stacks_report.refusals)
 
     def test_they_are_taken_from_a_translation_model_there_too(
-        self, halves_report: SimpleNamespace, half_folders: Path
+        self, single_stacks_report: SimpleNamespace, single_stack_folders: Path
     ) -> None:
-        for name, total in halves_report.taken.items():
-            weights = getattr(vanilla_transformer, name).from_pretrained(half_folders / name).base_model.parameters()
+        for name, total in single_stacks_report.taken.items():
+            weights = (
+                getattr(vanilla_transformer, name).from_pretrained(single_stack_folders / name).base_model.parameters()
+            )
             assert total == pytest.approx(add_up(weights), rel=1e-4)
 
-    def test_a_language_model_writes_the_same(self, halves_report: SimpleNamespace, half_folders: Path) -> None:
-        write: Any = pipeline("text-generation", model=str(half_folders / "VanillaTransformerForCausalLM"))
-        assert halves_report.text == write(TEXTS[0], do_sample=False, max_new_tokens=5)
+    def test_a_language_model_writes_the_same(
+        self, single_stacks_report: SimpleNamespace, single_stack_folders: Path
+    ) -> None:
+        write: Any = pipeline("text-generation", model=str(single_stack_folders / "VanillaTransformerForCausalLM"))
+        assert single_stacks_report.text == write(TEXTS[0], do_sample=False, max_new_tokens=5)
 
     def test_there_too_the_trainer_smooths_a_language_models_shifted_labels(
-        self, halves_report: SimpleNamespace, half_folders: Path
+        self, single_stacks_report: SimpleNamespace, single_stack_folders: Path
     ) -> None:
-        ids = AutoTokenizer.from_pretrained(half_folders / "whole")(TEXTS[0], return_tensors="pt")["input_ids"]
-        model = AutoModelForCausalLM.from_pretrained(half_folders / "VanillaTransformerForCausalLM")
+        ids = AutoTokenizer.from_pretrained(single_stack_folders / "whole")(TEXTS[0], return_tensors="pt")["input_ids"]
+        model = AutoModelForCausalLM.from_pretrained(single_stack_folders / "VanillaTransformerForCausalLM")
         with torch.no_grad():
             scores = model(input_ids=ids).logits[0, :-1].log_softmax(dim=-1)
         expected = -0.8 * scores.gather(1, ids[0, 1:, None])[:, 0] - 0.2 * scores.mean(dim=-1)
-        assert halves_report.smoothed == pytest.approx(float(expected.mean()), rel=1e-4)
+        assert single_stacks_report.smoothed == pytest.approx(float(expected.mean()), rel=1e-4)
 
     def test_what_is_saved_there_is_what_was_saved_here(
-        self, halves_report: SimpleNamespace, half_folders: Path
+        self, single_stacks_report: SimpleNamespace, single_stack_folders: Path
     ) -> None:
-        for name in HALVES:
-            for path in (halves_report.again / name).iterdir():
-                assert path.read_bytes() == (half_folders / name / path.name).read_bytes(), path
-            assert {path.name for path in (halves_report.again / name).glob("*.py")} >= set(REMOTE_FILES) - {
+        for name in SINGLE_STACKS:
+            for path in (single_stacks_report.again / name).iterdir():
+                assert path.read_bytes() == (single_stack_folders / name / path.name).read_bytes(), path
+            assert {path.name for path in (single_stacks_report.again / name).glob("*.py")} >= set(REMOTE_FILES) - {
                 "tokenization_vanilla_transformer.py"
             }
 

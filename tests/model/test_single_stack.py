@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from tiny_halves import DECODERS, ENCODERS, HALVES, TRAINABLE, main_output, make_half, run
+from tiny_single_stacks import DECODERS, ENCODERS, SINGLE_STACKS, TRAINABLE, main_output, make_single_stack, run
 from tiny_vanilla import ALL_SHARING, SHARING, assert_close, make_config, make_model, make_sentences, pad
 from torch import nn
 from transformers import (
@@ -33,12 +33,12 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForC
 # --- Auto classes ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("name", SINGLE_STACKS)
 def test_auto_classes(name: str, tmp_path: Path) -> None:
     """A saved half is found by its Auto class, and AutoModel finds what is below the head."""
-    model = make_half(name)
+    model = make_single_stack(name)
     model.save_pretrained(tmp_path)
-    loaded = HALVES[name].from_pretrained(tmp_path)
+    loaded = SINGLE_STACKS[name].from_pretrained(tmp_path)
     assert type(loaded).__name__ == name
     base = AutoModel.from_pretrained(tmp_path)
     assert type(base).__name__ == f"VanillaTransformer{'Decoder' if name in DECODERS else 'Encoder'}Model"
@@ -49,7 +49,7 @@ def test_auto_classes(name: str, tmp_path: Path) -> None:
 
 def test_auto_model_of_a_new_configuration_is_the_whole() -> None:
     assert type(AutoModel.from_config(make_config())) is package.VanillaTransformerModel
-    for name, auto_class in HALVES.items():
+    for name, auto_class in SINGLE_STACKS.items():
         if auto_class is not AutoModel:
             assert type(auto_class.from_config(make_config())).__name__ == name
 
@@ -78,13 +78,13 @@ def check_ties(model: Any) -> None:
 
 
 @pytest.mark.parametrize("sharing", ALL_SHARING)
-@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("name", SINGLE_STACKS)
 def test_saving_and_loading(name: str, sharing: str, tmp_path: Path) -> None:
     """Save, load and save again: the same bytes, each table once, ties as before, nothing missing or left over."""
-    model = make_half(name, lm_head_bias=True, position_embedding_type="learned", **ALL_SHARING[sharing])
+    model = make_single_stack(name, lm_head_bias=True, position_embedding_type="learned", **ALL_SHARING[sharing])
     check_ties(model)
     model.save_pretrained(tmp_path / "first")
-    loaded, info = HALVES[name].from_pretrained(tmp_path / "first", output_loading_info=True)
+    loaded, info = SINGLE_STACKS[name].from_pretrained(tmp_path / "first", output_loading_info=True)
     assert not any(info[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     check_ties(loaded)
     loaded.save_pretrained(tmp_path / "second")
@@ -98,16 +98,16 @@ def test_saving_and_loading(name: str, sharing: str, tmp_path: Path) -> None:
     assert torch.equal(main_output(run(loaded, input_ids=ids)), main_output(run(model, input_ids=ids)))
 
 
-@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("name", SINGLE_STACKS)
 def test_ties_are_declared(name: str, tmp_path: Path) -> None:
     """What a file lacks, because it is another's table, is what the class says is tied."""
-    model = make_half(name)
+    model = make_single_stack(name)
     model.save_pretrained(tmp_path)
     missing = model.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=False).missing_keys
     assert set(missing) == set(model._tied_weights_keys)
 
 
-@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("name", SINGLE_STACKS)
 def test_initial_values(name: str) -> None:
     """Built on the meta device and given nothing, as `from_pretrained` does it: only `_init_weights` sets values."""
     config = make_config(
@@ -143,11 +143,14 @@ SIZES = st.lists(st.tuples(st.integers(4, 30), st.sampled_from([None, 8]), st.bo
 
 @settings(max_examples=25)
 @given(
-    name=st.sampled_from(sorted(HALVES)), sharing=st.sampled_from(sorted(ALL_SHARING)), bias=st.booleans(), sizes=SIZES
+    name=st.sampled_from(sorted(SINGLE_STACKS)),
+    sharing=st.sampled_from(sorted(ALL_SHARING)),
+    bias=st.booleans(),
+    sizes=SIZES,
 )
 def test_resizing(name: str, sharing: str, bias: bool, sizes: list[tuple[int, int | None, bool]]) -> None:
     """Up and down: sizes, old rows, ties, bias and configuration stay in step, and the last id can be used."""
-    model = make_half(name, lm_head_bias=bias, **ALL_SHARING[sharing])
+    model = make_single_stack(name, lm_head_bias=bias, **ALL_SHARING[sharing])
     for size, multiple, mean_resizing in sizes:
         before = {key: table.detach().clone() for key, table in tables_of(model).items()}
         rounded = size if multiple is None else math.ceil(size / multiple) * multiple
@@ -180,7 +183,7 @@ def wholes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("sharing", ALL_SHARING)
-@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("name", SINGLE_STACKS)
 def test_from_the_whole(name: str, sharing: str, wholes: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
     """Every parameter but a new head's is the whole's, what the half lacks is not complained of."""
     whole = AutoModelForSeq2SeqLM.from_pretrained(wholes[sharing])
@@ -206,16 +209,16 @@ def test_from_the_whole(name: str, sharing: str, wholes: dict[str, Path], caplog
 @pytest.mark.parametrize("name", ["VanillaTransformerForTokenClassification", "VanillaTransformerForCausalLM"])
 def test_files_in_pieces(name: str, wholes: dict[str, Path], tmp_path: Path) -> None:
     """A half is saved in several files and loaded from them, its own or the whole's."""
-    half = HALVES[name].from_pretrained(wholes["shared-tied"])
+    half = SINGLE_STACKS[name].from_pretrained(wholes["shared-tied"])
     for model in (half, AutoModelForSeq2SeqLM.from_pretrained(wholes["shared-tied"])):
         folder = tmp_path / type(model).__name__
         model.save_pretrained(folder, max_shard_size="3KB")
         assert len(list(folder.glob("*.safetensors"))) > 2
-        found = HALVES[name].from_pretrained(folder).base_model.state_dict()
+        found = SINGLE_STACKS[name].from_pretrained(folder).base_model.state_dict()
         assert all(torch.equal(tensor, found[key]) for key, tensor in half.base_model.state_dict().items())
 
 
-@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("name", SINGLE_STACKS)
 def test_the_librarys_names_of_sizes(name: str, wholes: dict[str, Path], tmp_path: Path) -> None:
     """`num_hidden_layers` and `num_attention_heads` are those of the stack that there is, whichever it is."""
     sizes: dict[str, Any] = {"num_hidden_layers": 3, "num_attention_heads": 4}
@@ -250,7 +253,7 @@ def test_texts_begin_with_what_starts_the_decoder(begins: int | None, starts: in
 @pytest.mark.parametrize("name", ENCODERS)
 def test_encoder_states_are_the_wholes(name: str, wholes: dict[str, Path]) -> None:
     whole = AutoModelForSeq2SeqLM.from_pretrained(wholes["two-vocabularies-tied"])
-    half = HALVES[name].from_pretrained(wholes["two-vocabularies-tied"])
+    half = SINGLE_STACKS[name].from_pretrained(wholes["two-vocabularies-tied"])
     ids, mask = pad(make_sentences([3, 6], vocab_size=17))
     expected = run(whole.get_encoder(), input_ids=ids, attention_mask=mask).last_hidden_state
     states = run(half, input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states
@@ -278,11 +281,11 @@ def test_a_language_models_own_search_is_kept(wholes: dict[str, Path], tmp_path:
 
 @pytest.mark.parametrize("name", ["VanillaTransformerForSequenceClassification", "VanillaTransformerForCausalLM"])
 def test_a_saved_half_does_not_promise_what_the_whole_does(name: str, wholes: dict[str, Path], tmp_path: Path) -> None:
-    HALVES[name].from_pretrained(wholes["shared-tied"]).save_pretrained(tmp_path)
+    SINGLE_STACKS[name].from_pretrained(wholes["shared-tied"]).save_pretrained(tmp_path)
     settings = json.loads((tmp_path / "config.json").read_text())
     assert "custom_pipelines" not in settings
     assert "AutoModelForSeq2SeqLM" not in settings["auto_map"]
-    assert settings["auto_map"][HALVES[name].__name__].endswith(f".{name}")
+    assert settings["auto_map"][SINGLE_STACKS[name].__name__].endswith(f".{name}")
     for reference in settings["auto_map"].values():
         module, _, attribute = reference.partition(".")
         assert hasattr(getattr(package, module), attribute)
@@ -291,7 +294,7 @@ def test_a_saved_half_does_not_promise_what_the_whole_does(name: str, wholes: di
 
 def test_the_whole_from_an_encoder(tmp_path: Path) -> None:
     """An encoder that was trained alone can start a translation model, whose decoder is new."""
-    encoder = make_half("VanillaTransformerEncoderModel")
+    encoder = make_single_stack("VanillaTransformerEncoderModel")
     encoder.save_pretrained(tmp_path)
     whole, info = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, is_encoder_decoder=True, output_loading_info=True)
     assert all(name.startswith("model.decoder.layers.") for name in info["missing_keys"])
@@ -305,7 +308,7 @@ def test_the_whole_from_an_encoder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", DECODERS)
 def test_the_whole_from_a_decoder(name: str, sharing: str, tmp_path: Path) -> None:
     """So can a language model, to which the encoder and the attention over the source are new."""
-    decoder = make_half(name, **SHARING[sharing])
+    decoder = make_single_stack(name, **SHARING[sharing])
     decoder.save_pretrained(tmp_path)
     whole, info = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, is_encoder_decoder=True, output_loading_info=True)
     new = ("model.encoder.", ".encoder_attn.", ".encoder_attn_layer_norm.")
@@ -326,7 +329,7 @@ def test_the_whole_from_a_decoder(name: str, sharing: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["VanillaTransformerEncoderModel", "VanillaTransformerForCausalLM"])
 def test_the_whole_from_a_half_says_nothing_of_the_half(name: str, tmp_path: Path) -> None:
     """Its folder is like that of any whole, for those without this package too."""
-    make_half(name).save_pretrained(tmp_path / "half")
+    make_single_stack(name).save_pretrained(tmp_path / "half")
     whole = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "half", is_encoder_decoder=True)
     whole.save_pretrained(tmp_path / "whole")
     saved, expected = (
@@ -340,7 +343,7 @@ def test_the_whole_from_a_half_says_nothing_of_the_half(name: str, tmp_path: Pat
 @pytest.mark.parametrize("num_beams", [1, 2])
 def test_the_whole_from_a_language_model_starts_with_its_own_token(num_beams: int, tmp_path: Path) -> None:
     """The language model's settings of `generate`, which are taken over, know no token that starts a decoder."""
-    make_half("VanillaTransformerForCausalLM").save_pretrained(tmp_path)
+    make_single_stack("VanillaTransformerForCausalLM").save_pretrained(tmp_path)
     config = make_config(decoder_start_token_id=3)
     whole: Any = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path, config=config)
     assert whole.generate(torch.tensor(make_sentences([5])), max_new_tokens=2, num_beams=num_beams)[0, 0] == 3
@@ -348,7 +351,7 @@ def test_the_whole_from_a_language_model_starts_with_its_own_token(num_beams: in
 
 def test_the_attention_over_the_source_is_new_as_a_whole_only(tmp_path: Path) -> None:
     """A file that holds some of it is damaged."""
-    make_half("VanillaTransformerForCausalLM").save_pretrained(tmp_path)
+    make_single_stack("VanillaTransformerForCausalLM").save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     name = "model.decoder.layers.0.encoder_attn.q_proj.weight"
     save_file({**tensors, name: torch.zeros(16, 16)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
@@ -365,7 +368,7 @@ class TestWhatDoesNotFit:
         ],
     )
     def test_a_half_is_not_the_whole(self, name: str, advice: str, tmp_path: Path) -> None:
-        make_half(name).save_pretrained(tmp_path)
+        make_single_stack(name).save_pretrained(tmp_path)
         with pytest.raises(ValueError, match=advice):
             AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
 
@@ -373,10 +376,10 @@ class TestWhatDoesNotFit:
     @pytest.mark.parametrize("saved", ["VanillaTransformerEncoderModel", "VanillaTransformerForCausalLM"])
     def test_nor_the_other_half(self, saved: str, sharing: str, tmp_path: Path) -> None:
         """They have at most the embeddings in common; a configuration alone would build one silently."""
-        model = make_half(saved, **SHARING[sharing])
+        model = make_single_stack(saved, **SHARING[sharing])
         model.save_pretrained(tmp_path)
         is_decoder = saved.endswith("CausalLM")
-        other, auto_class = "encoder" if is_decoder else "decoder", HALVES[saved].__name__
+        other, auto_class = "encoder" if is_decoder else "decoder", SINGLE_STACKS[saved].__name__
         message = rf"is an? {other}, but .* saved by {saved}\): load it with .*{auto_class}"
         for name in ENCODERS if is_decoder else DECODERS:
             with pytest.raises(ValueError, match=message):
@@ -387,19 +390,22 @@ class TestWhatDoesNotFit:
     @pytest.mark.parametrize("name", ["VanillaTransformerForQuestionAnswering", "VanillaTransformerForCausalLM"])
     def test_other_sizes_are_explained(self, name: str, wholes: dict[str, Path]) -> None:
         with pytest.raises(RuntimeError, match=r"fit d_model=16 \(not 8\)"):
-            HALVES[name].from_pretrained(wholes["separate-tied"], d_model=8)
+            SINGLE_STACKS[name].from_pretrained(wholes["separate-tied"], d_model=8)
         side = "decoder" if name in DECODERS else "encoder"
         with pytest.raises(RuntimeError, match=rf"fit {side}_layers=\d \(not 5\)"):
-            HALVES[name].from_pretrained(wholes["separate-tied"], **{f"{side}_layers": 5})
+            SINGLE_STACKS[name].from_pretrained(wholes["separate-tied"], **{f"{side}_layers": 5})
 
     def test_a_file_of_this_class_must_be_whole(self, tmp_path: Path) -> None:
-        make_half("VanillaTransformerForSequenceClassification").save_pretrained(tmp_path)
+        make_single_stack("VanillaTransformerForSequenceClassification").save_pretrained(tmp_path)
         with pytest.raises(RuntimeError, match=r"score\.bias"):
             AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
 
     def test_inputs(self) -> None:
         ids = torch.tensor([[4, 5]])
-        encoder, decoder = make_half("VanillaTransformerEncoderModel"), make_half("VanillaTransformerForCausalLM")
+        encoder, decoder = (
+            make_single_stack("VanillaTransformerEncoderModel"),
+            make_single_stack("VanillaTransformerForCausalLM"),
+        )
         for model in (encoder, decoder):
             with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
                 model(input_ids=ids, inputs_embeds=torch.zeros(1, 2, 16))
@@ -417,9 +423,9 @@ class TestWhatDoesNotFit:
         with pytest.raises(ValueError, match=r"exactly one of decoder_input_ids .*AutoModelForTextEncoding"):
             whole(input_ids=ids)
 
-    @pytest.mark.parametrize("name", HALVES)
+    @pytest.mark.parametrize("name", SINGLE_STACKS)
     def test_attention_over_a_source_is_not_left_out_silently(self, name: str) -> None:
-        config = make_half(name).config
+        config = make_single_stack(name).config
         config.add_cross_attention = True
         with pytest.raises(ValueError, match="add_cross_attention must not be True"):
             getattr(package, name)(config)
@@ -429,8 +435,8 @@ def test_configurations_of_halves() -> None:
     """One is made from the whole's, which is left as it was; what is one already is taken as it is."""
     whole = make_config(decoder_vocab_size=13, **SHARING["separate-tied"])
     before = copy.deepcopy(whole.to_dict())
-    for name in HALVES:
-        model = make_half(name, decoder_vocab_size=13, **SHARING["separate-tied"])
+    for name in SINGLE_STACKS:
+        model = make_single_stack(name, decoder_vocab_size=13, **SHARING["separate-tied"])
         assert all(module.config is model.config for module in model.modules() if isinstance(module, PreTrainedModel))
         assert VanillaTransformerConfig(**model.config.to_dict()).to_dict() == model.config.to_dict()
         assert type(model)(model.config).config is model.config
@@ -445,10 +451,10 @@ def per_token(name: str) -> bool:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("name", SINGLE_STACKS)
 def test_padding_changes_nothing(name: str, side: str) -> None:
     """A batch gives what its texts give one by one, whatever the ids at padding are."""
-    model = make_half(name, num_labels=3)
+    model = make_single_stack(name, num_labels=3)
     sentences = make_sentences([1, 4, 7])
     ids, mask = pad(sentences, side, junk=6)
     batched = main_output(run(model, input_ids=ids, attention_mask=mask))
@@ -457,10 +463,10 @@ def test_padding_changes_nothing(name: str, side: str) -> None:
         assert_close(batched[row, mask[row].bool()] if per_token(name) else batched[row], alone)
 
 
-@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("name", SINGLE_STACKS)
 def test_eager_equals_sdpa_and_outputs(name: str) -> None:
     """Attentions and states of every layer; the weights are probabilities, and a decoder's look back only."""
-    eager, sdpa = (make_half(name, attention) for attention in ("eager", "sdpa"))
+    eager, sdpa = (make_single_stack(name, attention) for attention in ("eager", "sdpa"))
     ids, mask = pad(make_sentences([6, 6]))
     outputs = run(eager, input_ids=ids, attention_mask=mask, output_attentions=True, output_hidden_states=True)
     torch.testing.assert_close(
@@ -476,9 +482,9 @@ def test_eager_equals_sdpa_and_outputs(name: str) -> None:
     assert torch.equal(as_tuple[0], main_output(outputs))
 
 
-@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("name", SINGLE_STACKS)
 def test_given_embeddings_equal_tokens(name: str) -> None:
-    model = make_half(name)
+    model = make_single_stack(name)
     ids, mask = pad(make_sentences([3, 6]))
     embedded = model.get_input_embeddings()(ids)
     outputs = [run(model, **given, attention_mask=mask) for given in ({"input_ids": ids}, {"inputs_embeds": embedded})]
@@ -499,7 +505,7 @@ def labels_for(name: str, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, to
 @pytest.mark.parametrize("name", TRAINABLE)
 def test_gradients_under_checkpointing(name: str, reentrant: bool) -> None:
     """Every parameter learns, and recomputing the layers changes neither loss nor gradients."""
-    model = make_half(name, dropout=0.2, attention_dropout=0.1, **SHARING["separate-untied"]).train()
+    model = make_single_stack(name, dropout=0.2, attention_dropout=0.1, **SHARING["separate-untied"]).train()
     ids, mask = pad(make_sentences([3, 6]))
     inputs = {"input_ids": ids, "attention_mask": mask, **labels_for(name, ids, mask)}
     calls: list[int] = []
@@ -531,7 +537,7 @@ def test_gradients_under_checkpointing(name: str, reentrant: bool) -> None:
 @pytest.mark.parametrize("name", TRAINABLE)
 def test_bfloat16_and_one_graph(name: str) -> None:
     """A compiled step gives the same loss without a break; in half precision it is finite and near."""
-    model = make_half(name)
+    model = make_single_stack(name)
     ids, mask = pad(make_sentences([3, 6]))
     inputs = {"input_ids": ids, "attention_mask": mask, **labels_for(name, ids, mask)}
     expected = run(model, **inputs)

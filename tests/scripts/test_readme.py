@@ -128,9 +128,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         monkeypatch.setattr(owner, name, counted)
 
     count(attention_vanilla_transformer, "scaled_dot_product_attention")
-    count(decoding_vanilla_transformer, "step_lean")
+    count(decoding_vanilla_transformer, "step_fast")
     count(loss_vanilla_transformer, "label_smoothed_cross_entropy")
-    count(loss_vanilla_transformer, "lean_cross_entropy")
+    count(loss_vanilla_transformer, "fused_cross_entropy")
     count(VanillaTransformerDecoderLayer, "forward")
     return counts
 
@@ -149,7 +149,7 @@ def test_eager_attention_runs_the_search_as_written(options: Any, models: Path, 
         attentions = model.config.encoder_layers + 2 * layers * steps
         assert calls == {"scaled_dot_product_attention": attentions, "forward": layers * steps}
     else:
-        assert calls == {"step_lean": steps - 1, "forward": layers}
+        assert calls == {"step_fast": steps - 1, "forward": layers}
 
 
 @pytest.mark.skipif(not hasattr(nn, "LinearCrossEntropyOptions"), reason="this torch has no chunked loss")
@@ -159,7 +159,7 @@ def test_logits_go_with_the_loss_as_written(options: Any, models: Path, calls: C
     model.train()(**batch, **options)
     assert calls == {
         "forward": model.config.decoder_layers,
-        "label_smoothed_cross_entropy" if options else "lean_cross_entropy": 1,
+        "label_smoothed_cross_entropy" if options else "fused_cross_entropy": 1,
     }
 
 

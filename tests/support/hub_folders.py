@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_halves import make_half
+from tiny_single_stacks import make_single_stack
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
@@ -42,10 +42,10 @@ def save_translator(folder: Path) -> Path:
     return save_vanilla(folder, tokenizer, langs=["en", "de"])
 
 
-def save_half(folder: Path, name: str, **changes: Any) -> Path:
+def save_single_stack(folder: Path, name: str, **changes: Any) -> Path:
     """A half with random weights of the class with this name, its tokenizer, its card."""
     tokenizer: Any = train_tokenizer(TEXTS * 3, vocab_size=275, show_progress=False)
-    make_half(name, vocab_size=len(tokenizer), **changes).save_pretrained(folder)
+    make_single_stack(name, vocab_size=len(tokenizer), **changes).save_pretrained(folder)
     if name.endswith("CausalLM"):
         tokenizer.add_bos_token, tokenizer.add_eos_token = True, False
     tokenizer.save_pretrained(folder)

@@ -189,7 +189,7 @@ def fully_shard_by_hand(folder: str, changes: dict[str, dict[str, Any]], steps: 
                 fully_shard(module, mesh=mesh)
         fully_shard(model, mesh=mesh)
         sharded = {name: type(parameter).__name__ for name, parameter in model.named_parameters()}
-        lean = count_calls(loss_vanilla_transformer, "lean_cross_entropy")
+        lean = count_calls(loss_vanilla_transformer, "fused_cross_entropy")
         losses = train_by_hand(model, steps, share=True)
         save_sharded_model(model, str(Path(folder) / name))
         if rank() == 0:

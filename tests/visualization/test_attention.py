@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from library_models import MODELS, SIZES, make_bart, make_m2m100, make_nllb_tokenizer
 from library_models import make_tokenizer as make_word_tokenizer
-from tiny_halves import HALVES, make_half
+from tiny_single_stacks import SINGLE_STACKS, make_single_stack
 from tiny_vanilla import make_model
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
@@ -419,7 +419,7 @@ def test_weights_for_something_else_than_pairs_of_tokens_are_refused() -> None:
 
 
 def test_a_model_without_a_target_or_a_source_is_refused() -> None:
-    models = [make_half(name, vocab_size=20) for name in HALVES]
+    models = [make_single_stack(name, vocab_size=20) for name in SINGLE_STACKS]
     models.append(GPT2LMHeadModel(GPT2Config(vocab_size=20, n_embd=16, n_layer=1, n_head=2)))
     for model in models:
         message = f"{type(model).__name__} is no encoder-decoder"

@@ -21,8 +21,8 @@ from jinja2 import Environment, FunctionLoader
 
 from vanilla_transformer.files import replacing_files
 
-from .card_halves import read_model_folder
 from .facts import ModelFolder, identify_result, is_hub_name
+from .single_stack_card import read_model_folder
 from .words import escape
 
 CARD_FILE = "README.md"

@@ -27,9 +27,9 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, loggi
 
 from vanilla_transformer.data.vocabularies import get_vocabularies
 from vanilla_transformer.files import find_damage, list_weights_problems
-from vanilla_transformer.halves import Half, find_half
 from vanilla_transformer.model.configuration_vanilla_transformer import AUTO_MAP, VanillaTransformerConfig
 from vanilla_transformer.model.pretrained_vanilla_transformer import suggest_fields
+from vanilla_transformer.single_stacks import SingleStack, find_single_stack
 from vanilla_transformer.tasks import TRANSLATION, Task, find_task
 
 from .files import (
@@ -79,7 +79,7 @@ class Inspection:
     changes: Mapping[str, bytes] = field(default_factory=dict)
     probes: Sequence[str] = PROBES
     outcomes: list[str] = field(default_factory=list)
-    task: Task | Half = TRANSLATION
+    task: Task | SingleStack = TRANSLATION
     is_self_contained: bool = False
 
     @property
@@ -137,7 +137,7 @@ def inspect_model_folder(
         return Inspection(selection, [Problem("files", message)])
     problems = [*find_refused_files(folder, selection), *_check_card(card)]
     found = Inspection(selection, problems, changes=changes or {})
-    if (half := find_half(read_json(folder / "config.json"))) is None:
+    if (half := find_single_stack(read_json(folder / "config.json"))) is None:
         found.probes = _choose_probes(folder)
     else:
         found.task = half
@@ -198,7 +198,7 @@ def _quiet() -> Iterator[None]:
 def _check_parts(stage: Path, found: Inspection) -> Iterator[Problem]:
     """Each part by itself first, then whether they agree, then whether they work."""
     problems: list[Problem] = []
-    half = found.task if isinstance(found.task, Half) else None
+    half = found.task if isinstance(found.task, SingleStack) else None
     config = _attempt("config", problems, lambda: _load_config(stage, problems))
     generation = None
     if half is None or half.writes:
@@ -299,7 +299,7 @@ def _stored_names(path: Path) -> set[str]:
         return set()
 
 
-def _load_model(stage: Path, half: Half | None, problems: list[Problem]) -> PreTrainedModel | None:
+def _load_model(stage: Path, half: SingleStack | None, problems: list[Problem]) -> PreTrainedModel | None:
     auto_class: Any = getattr(transformers, "AutoModelForSeq2SeqLM" if half is None else half.auto_class)
     model, report = auto_class.from_pretrained(
         stage,
@@ -342,7 +342,7 @@ def _check_ties(stage: Path, model: PreTrainedModel) -> Iterator[Problem]:
 
 
 def _check_ids(
-    config: Any, generation: GenerationConfig | None, tokenizer: Any, half: Half | None
+    config: Any, generation: GenerationConfig | None, tokenizer: Any, half: SingleStack | None
 ) -> Iterator[Problem]:
     """Special tokens have one id each, whoever is asked."""
     for name in ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"):
@@ -358,7 +358,7 @@ def _check_ids(
         yield Problem("generation_config", "decoder_start_token_id is given nowhere, so nothing can be generated.")
 
 
-def _check_vocabulary(config: Any, tokenizer: Any, half: Half | None) -> Iterator[Problem]:
+def _check_vocabulary(config: Any, tokenizer: Any, half: SingleStack | None) -> Iterator[Problem]:
     source = getattr(config, "vocab_size", None)
     target = getattr(config, "decoder_vocab_size", None) or source
     sides = {"source": (len(tokenizer), source, "vocab_size")}
@@ -376,7 +376,7 @@ def _check_vocabulary(config: Any, tokenizer: Any, half: Half | None) -> Iterato
             )
 
 
-def _check_texts(tokenizer: Any, half: Half) -> Iterator[Problem]:
+def _check_texts(tokenizer: Any, half: SingleStack) -> Iterator[Problem]:
     """What a decoder alone reads is in the target's vocabulary, and a prompt has not ended."""
     source_vocabulary, target_vocabulary = get_vocabularies(tokenizer)
     if half.side == "decoder" and target_vocabulary is not source_vocabulary:
@@ -432,7 +432,7 @@ def _compare_code(folder: Path, found: Inspection, code: CodeChoice | None) -> I
         )
 
 
-def _check_code(stage: Path, config: Any, half: Half | None) -> Iterator[Problem]:
+def _check_code(stage: Path, config: Any, half: SingleStack | None) -> Iterator[Problem]:
     """The configurations name code, and the code is there and can be parsed."""
     if config.model_type == VanillaTransformerConfig.model_type:
         names = AUTO_MAP if half is None else ("AutoConfig", half.auto_class)
@@ -484,7 +484,7 @@ def _check_classes(stage: Path, config: VanillaTransformerConfig) -> Iterator[Pr
 
 def _check_use(stage: Path, model: Any, tokenizer: Any, found: Inspection) -> Iterator[Problem]:
     """The model does its task here, and with the same outcome where this package is not installed."""
-    if not isinstance(found.task, Half):
+    if not isinstance(found.task, SingleStack):
         found.task = find_task(model.config)
     task, words = found.task.pipeline, get_task_words(found.task)
     try:
@@ -493,7 +493,7 @@ def _check_use(stage: Path, model: Any, tokenizer: Any, found: Inspection) -> It
         yield Problem("use", f"{words.doing} {found.probes[0]!r} fails: {join_lines(error)}")
         return
     found.outcomes = [text for text, _ in outcomes]
-    if not isinstance(found.task, Half) and not any(text.strip() for text in found.outcomes):
+    if not isinstance(found.task, SingleStack) and not any(text.strip() for text in found.outcomes):
         texts = _join([repr(text) for text in found.probes])
         yield Problem("use", f"{words.doing} {texts} gives nothing but empty texts.")
     found.is_self_contained = bool(find_code_files(stage))

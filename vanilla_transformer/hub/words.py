@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vanilla_transformer.halves import Half
+from vanilla_transformer.single_stacks import SingleStack
 from vanilla_transformer.tasks import Task
 
 NOT_RECORDED = "not recorded"
@@ -174,7 +174,7 @@ _TASK_WORDS = {
 }
 
 
-def get_task_words(task: Task | Half, *, is_regression: bool = False) -> TaskWords:
+def get_task_words(task: Task | SingleStack, *, is_regression: bool = False) -> TaskWords:
     """How to speak of a model for the task, or of a half; of a classifier of texts, whether it says numbers instead."""
     return _TASK_WORDS["regression" if is_regression else task.name]
 

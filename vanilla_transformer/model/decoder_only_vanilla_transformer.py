@@ -22,11 +22,11 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_vanilla_transformer import SelfAttention, check_cache_implementation
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .half_vanilla_transformer import HalfModel
 from .linear_vanilla_transformer import project
 from .loss_vanilla_transformer import IGNORED_LABEL, compute_logits_and_loss, should_skip_logits
 from .modeling_vanilla_transformer import TransformerLayer, TransformerStack
 from .positions_vanilla_transformer import count_positions, count_tokens_before
+from .single_stack_vanilla_transformer import SingleStackModel
 
 logger = logging.get_logger(__name__)
 
@@ -115,7 +115,7 @@ class VanillaTransformerCausalDecoder(TransformerStack):
         )
 
 
-class VanillaTransformerDecoderModel(HalfModel):
+class VanillaTransformerDecoderModel(SingleStackModel):
     """The decoder alone, which attends to no source: (B, T) tokens to (B, T, D) states."""
 
     side = "decoder"
@@ -172,7 +172,7 @@ class VanillaTransformerDecoderModel(HalfModel):
         )
 
 
-class VanillaTransformerForCausalLM(HalfModel, GenerationMixin):
+class VanillaTransformerForCausalLM(SingleStackModel, GenerationMixin):
     """A language model: the decoder, and the linear map whose softmax predicts the next token (3.4).
 
     Texts begin with the token that starts the decoder of a translation model, `<s>`, and end with `</s>`; prompts do

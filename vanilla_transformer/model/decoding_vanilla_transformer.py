@@ -12,7 +12,7 @@ from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutput
 
 from .cache_vanilla_transformer import SharedHistoryLayer, SourceSharingCache
-from .lean_step_vanilla_transformer import is_lean_enough, step_lean
+from .fast_step_vanilla_transformer import can_step_fast, step_fast
 from .linear_vanilla_transformer import is_watched
 
 
@@ -57,7 +57,7 @@ class SharedHistoryDecoder:
         # (B, N, entries): which entries of the shared history are a beam's own. A single beam without padding sees all.
         self.visible: torch.Tensor | None = None
         self.sees_all = num_beams == 1 and prompt_mask is None
-        self.is_lean = not is_watched(model) and is_lean_enough(model)
+        self.is_fused = not is_watched(model) and can_step_fast(model)
 
     def step(self, sequences: torch.Tensor) -> torch.Tensor:
         """Feeds the tokens that are new.
@@ -74,7 +74,7 @@ class SharedHistoryDecoder:
         if self.visible is not None:
             mask = torch.zeros(self.visible.shape, dtype=self.model.dtype, device=self.visible.device)
             mask = mask.masked_fill_(~self.visible, torch.finfo(mask.dtype).min)[:, None]
-        return self._call_lean(rows[:, 0], mask) if self.is_lean else self._call_model(rows, mask)
+        return self._call_fused(rows[:, 0], mask) if self.is_fused else self._call_model(rows, mask)
 
     def _call_model(self, rows: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         outputs = self.model(
@@ -88,13 +88,13 @@ class SharedHistoryDecoder:
         )
         return outputs.logits[:, -1]
 
-    def _call_lean(self, tokens: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    def _call_fused(self, tokens: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """Does what the model does, without the cost of calling its modules."""
         decoder = self.model.model.decoder
         embeddings = decoder.embed_tokens(tokens)[:, None]
         hidden_states = decoder.embed(embeddings, self._positions(), self.layers[0].length + 1)[:, 0]
         sources = self.cache.cross_attention_cache.layers
-        return step_lean(self.model, hidden_states, self.layers, sources, mask, self.source_mask)
+        return step_fast(self.model, hidden_states, self.layers, sources, mask, self.source_mask)
 
     def _positions(self) -> torch.Tensor:
         if self.prompt_mask is None:

@@ -21,12 +21,12 @@ from transformers.modeling_outputs import (
 from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .half_vanilla_transformer import HalfModel
 from .loss_vanilla_transformer import IGNORED_LABEL
 from .modeling_vanilla_transformer import VanillaTransformerEncoder
+from .single_stack_vanilla_transformer import SingleStackModel
 
 
-class VanillaTransformerEncoderModel(HalfModel):
+class VanillaTransformerEncoderModel(SingleStackModel):
     """The encoder of the Transformer (3.1): (B, S) tokens to (B, S, D) states."""
 
     side = "encoder"
@@ -85,7 +85,7 @@ def check_padding_mask(attention_mask: torch.Tensor | None) -> None:
         )
 
 
-class EncoderWithHead(HalfModel):
+class EncoderWithHead(SingleStackModel):
     """What the heads below share: the encoder, as `model`."""
 
     side = "encoder"

@@ -73,7 +73,7 @@ def compute_logits_and_loss(
         The logits (B, T, V) and the loss, a scalar; each may be `None`.
     """
     if skip_logits and labels is not None and has_plain_weights(output_layer, hidden_states):
-        loss = lean_cross_entropy(output_layer, hidden_states, labels, label_smoothing, num_items_in_batch)
+        loss = fused_cross_entropy(output_layer, hidden_states, labels, label_smoothing, num_items_in_batch)
         return None, loss
     logits = project(output_layer, hidden_states)
     if labels is None:
@@ -158,7 +158,7 @@ def _product_dtype(hidden_states: torch.Tensor) -> torch.dtype:
     return torch.promote_types(hidden_states.dtype, torch.float32)
 
 
-def lean_cross_entropy(
+def fused_cross_entropy(
     output_layer: nn.Linear,
     hidden_states: torch.Tensor,
     labels: torch.Tensor,

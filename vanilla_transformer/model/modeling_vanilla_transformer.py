@@ -14,7 +14,7 @@ Masks are true (or 1) where attention is allowed and false (or 0) at padding.
 `project(linear, x)` is `linear(x)` by the faster matrix library, and `fold_rows` lets the beams of a sentence share its
 source. Unless told otherwise, faster code that is tested to be equal stands in for some of this: torch's SDPA for
 equation 1 (`attn_implementation="eager"` runs ours), a chunked loss in training (`skip_logits=False` builds the
-logits), and from the second token of a generation on `lean_step_vanilla_transformer.py` for the decoder's layers (not
+logits), and from the second token of a generation on `fast_step_vanilla_transformer.py` for the decoder's layers (not
 with eager attention).
 """
 
@@ -559,7 +559,7 @@ class VanillaTransformerForConditionalGeneration(
             labels: Target tokens (B, T), not shifted; -100 where the loss shall not count.
             use_cache: Whether to return a cache.
             skip_logits: Whether to return `logits=None`; by default in training mode with labels, whose loss then needs
-                no logits (see `lean_cross_entropy`).
+                no logits (see `fused_cross_entropy`).
             **kwargs: As in [`VanillaTransformerModel`], and `num_items_in_batch`, the number of tokens to divide the
                 loss by (see `label_smoothed_cross_entropy`).
 

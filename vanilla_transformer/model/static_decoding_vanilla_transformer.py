@@ -11,7 +11,7 @@ from transformers.generation.configuration_utils import CompileConfig, Generatio
 
 from .cache_vanilla_transformer import SourceSharingCache
 from .decoding_vanilla_transformer import SharedHistoryDecoder
-from .lean_step_vanilla_transformer import is_lean_enough
+from .fast_step_vanilla_transformer import can_step_fast
 from .linear_vanilla_transformer import is_watched, project
 from .positions_vanilla_transformer import LearnedPositions
 from .static_step_vanilla_transformer import (
@@ -55,7 +55,7 @@ class StaticDecoder:
         if getattr(cache, "_is_user_defined", False) or (attention_mask is not None and attention_mask.ndim != 2):
             return False
         layers = [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
-        return all(type(layer) is StaticLayer for layer in layers) and not is_watched(model) and is_lean_enough(model)
+        return all(type(layer) is StaticLayer for layer in layers) and not is_watched(model) and can_step_fast(model)
 
     def __init__(self, model: Any, model_kwargs: dict[str, Any], generation_config: GenerationConfig) -> None:
         self.model = model

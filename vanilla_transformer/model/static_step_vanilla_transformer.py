@@ -27,7 +27,7 @@ import torch
 from torch import nn
 from transformers.generation.configuration_utils import CompileConfig
 
-from .lean_step_vanilla_transformer import step_lean
+from .fast_step_vanilla_transformer import step_fast
 
 SMALLEST_LENGTH = 64
 
@@ -112,7 +112,7 @@ def decode_step(model: Any, state: StepState) -> torch.Tensor:
     mask = torch.zeros(seen_now.shape, dtype=hidden_states.dtype, device=slots.device)
     mask = mask.masked_fill(~seen_now, torch.finfo(mask.dtype).min)[:, None]
     histories = [StaticHistory(held, slots) for held in state.histories]
-    logits = step_lean(model, hidden_states, histories, state.sources, mask, ~state.is_padding[:, None])
+    logits = step_fast(model, hidden_states, histories, state.sources, mask, ~state.is_padding[:, None])
     state.start.add_(num_beams)
     return logits
 

@@ -32,7 +32,7 @@ _ALONE = (
     *("HIRAGANA ", "HENTAIGANA ", "KATAKANA ", "KATAKANA-HIRAGANA ", "HALFWIDTH KATAKANA", "VERTICAL KANA ", "MASU "),
     *("BOPOMOFO ", "THAI ", "LAO ", "KHMER ", "MYANMAR ", "TAI ", "NEW TAI LUE ", "AHOM "),
 )
-# Half-width katakana writes the marks of voiced sounds after the letter, as characters of their own.
+# SingleStack-width katakana writes the marks of voiced sounds after the letter, as characters of their own.
 _HALFWIDTH_MARKS = ("HALFWIDTH KATAKANA VOICED", "HALFWIDTH KATAKANA SEMI-VOICED")
 
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from tiny_halves import HALVES, TRAINABLE, main_output, make_half, run
+from tiny_single_stacks import SINGLE_STACKS, TRAINABLE, main_output, make_single_stack, run
 from tiny_vanilla import assert_close, make_sentences
 from transformers import (
     AutoModelForCausalLM,
@@ -287,7 +287,7 @@ def test_gradient_accumulation(name: str, tokenizer: VanillaTransformerTokenizer
     """Four batches of two texts give the weights that one batch of eight gives, though they differ in tokens."""
     weights, losses = [], []
     for batch_size, accumulation in ((8, 1), (2, 4)):
-        model = make_half(name, vocab_size=len(tokenizer))
+        model = make_single_stack(name, vocab_size=len(tokenizer))
         before = copy.deepcopy(model.state_dict())
         trainer = make_trainer(
             model,
@@ -317,7 +317,7 @@ def test_a_language_models_loss_in_the_trainer(
     smoothed_by: str, tokenizer: VanillaTransformerTokenizer, tmp_path: Path
 ) -> None:
     """It is a mean over the tokens that are predicted, whoever smooths the labels; evaluation tells the perplexity."""
-    model = make_half("VanillaTransformerForCausalLM", vocab_size=len(tokenizer))
+    model = make_single_stack("VanillaTransformerForCausalLM", vocab_size=len(tokenizer))
     examples = uneven_examples("VanillaTransformerForCausalLM")
     losses, plain_losses = [], []
     for example in examples:
@@ -353,7 +353,7 @@ def test_the_trainers_checkpoints(name: str, tokenizer: VanillaTransformerTokeni
 
     def train(checkpoint: str | None = None) -> tuple[Trainer, dict[str, torch.Tensor]]:
         trainer = make_trainer(
-            make_half(name, vocab_size=len(tokenizer), dropout=0.1),
+            make_single_stack(name, vocab_size=len(tokenizer), dropout=0.1),
             tmp_path,
             examples,
             collator_for(name, tokenizer),
@@ -372,7 +372,7 @@ def test_the_trainers_checkpoints(name: str, tokenizer: VanillaTransformerTokeni
 
     trainer, last = train()
     assert trainer.state.best_model_checkpoint is not None
-    best = HALVES[name].from_pretrained(trainer.state.best_model_checkpoint)
+    best = SINGLE_STACKS[name].from_pretrained(trainer.state.best_model_checkpoint)
     assert Path(trainer.state.best_model_checkpoint).name != "checkpoint-4"
     for key, tensor in cast(Any, trainer.model).state_dict().items():
         assert torch.equal(tensor, best.state_dict()[key])
@@ -386,9 +386,10 @@ def test_adapters(name: str, tokenizer: VanillaTransformerTokenizer, tmp_path: P
     """LoRA's adapter learns, is saved with a new head, and gives the same when it is loaded and when it is merged."""
     kinds = {"SequenceClassification": "SEQ_CLS", "TokenClassification": "TOKEN_CLS", "CausalLM": "CAUSAL_LM"}
     kind = kinds.get(name.removeprefix("VanillaTransformerFor"), "QUESTION_ANS")
-    make_half(name, vocab_size=len(tokenizer)).save_pretrained(tmp_path / "base")
+    make_single_stack(name, vocab_size=len(tokenizer)).save_pretrained(tmp_path / "base")
     model = get_peft_model(
-        HALVES[name].from_pretrained(tmp_path / "base"), LoraConfig(task_type=kind, target_modules=["q_proj", "v_proj"])
+        SINGLE_STACKS[name].from_pretrained(tmp_path / "base"),
+        LoraConfig(task_type=kind, target_modules=["q_proj", "v_proj"]),
     )
     trainer = make_trainer(
         model, tmp_path, uneven_examples(name), collator_for(name, tokenizer), max_steps=3, warmup_steps=0
@@ -396,7 +397,7 @@ def test_adapters(name: str, tokenizer: VanillaTransformerTokenizer, tmp_path: P
     trainer.train()
     ids = torch.tensor(make_sentences([6, 6]))
     expected = main_output(run(model.eval(), input_ids=ids))
-    base = HALVES[name].from_pretrained(tmp_path / "base")
+    base = SINGLE_STACKS[name].from_pretrained(tmp_path / "base")
     assert (main_output(run(base, input_ids=ids)) - expected).abs().max() > 1e-3
     model.save_pretrained(str(tmp_path / "adapter"))
     loaded = PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
@@ -404,7 +405,7 @@ def test_adapters(name: str, tokenizer: VanillaTransformerTokenizer, tmp_path: P
     merged = loaded.merge_and_unload()
     assert type(merged).__name__ == name
     merged.save_pretrained(tmp_path / "merged")
-    again = HALVES[name].from_pretrained(tmp_path / "merged")
+    again = SINGLE_STACKS[name].from_pretrained(tmp_path / "merged")
     assert_close(main_output(run(again, input_ids=ids)), expected)
 
 

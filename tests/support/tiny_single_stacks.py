@@ -20,7 +20,7 @@ from transformers.utils.generic import ModelOutput
 import vanilla_transformer as package
 
 # By which Auto class each half is found.
-HALVES: dict[str, Any] = {
+SINGLE_STACKS: dict[str, Any] = {
     "VanillaTransformerEncoderModel": AutoModelForTextEncoding,
     "VanillaTransformerForSequenceClassification": AutoModelForSequenceClassification,
     "VanillaTransformerForTokenClassification": AutoModelForTokenClassification,
@@ -29,11 +29,11 @@ HALVES: dict[str, Any] = {
     "VanillaTransformerForCausalLM": AutoModelForCausalLM,
 }
 DECODERS = ("VanillaTransformerDecoderModel", "VanillaTransformerForCausalLM")
-ENCODERS = tuple(name for name in HALVES if name not in DECODERS)
-TRAINABLE = tuple(name for name in HALVES if name.startswith("VanillaTransformerFor"))
+ENCODERS = tuple(name for name in SINGLE_STACKS if name not in DECODERS)
+TRAINABLE = tuple(name for name in SINGLE_STACKS if name.startswith("VanillaTransformerFor"))
 
 
-def make_half(name: str, attention: str = "sdpa", seed: int = 0, **changes: Any) -> Any:
+def make_single_stack(name: str, attention: str = "sdpa", seed: int = 0, **changes: Any) -> Any:
     """A half in evaluation mode, every parameter of which is random."""
     model = getattr(package, name)._from_config(make_config(**changes), attn_implementation=attention)
     randomize(model, seed)
@@ -50,7 +50,7 @@ def main_output(outputs: ModelOutput) -> torch.Tensor:
     return cast(torch.Tensor, next(value for name, value in outputs.items() if name != "loss"))
 
 
-class NaiveHalf(NaiveTransformer):
+class NaiveStack(NaiveTransformer):
     """The naive Transformer without one of its sides."""
 
     def __init__(self, model: Any) -> None:

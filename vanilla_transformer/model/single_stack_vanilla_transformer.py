@@ -38,7 +38,7 @@ def as_single_stack(config: VanillaTransformerConfig, side: Side) -> VanillaTran
     return single
 
 
-class HalfModel(VanillaTransformerPreTrainedModel):
+class SingleStackModel(VanillaTransformerPreTrainedModel):
     """One stack of the Transformer, whose parameters have the names that they have in the whole.
 
     The whole keeps the table of embeddings that both sides share beside the stacks, as `shared`; so does a half of it.

@@ -8,7 +8,7 @@ from .model.configuration_vanilla_transformer import VanillaTransformerConfig
 
 
 @dataclass(frozen=True)
-class Half:
+class SingleStack:
     """A kind of model that is one stack of the Transformer.
 
     Attributes:
@@ -30,9 +30,9 @@ class Half:
     writes: bool = False
 
 
-HALVES = (
-    Half("encoder", "encoder", "EncoderModel", "feature-extraction", "AutoModelForTextEncoding"),
-    Half(
+SINGLE_STACKS = (
+    SingleStack("encoder", "encoder", "EncoderModel", "feature-extraction", "AutoModelForTextEncoding"),
+    SingleStack(
         "text classifier",
         "encoder",
         "ForSequenceClassification",
@@ -40,7 +40,7 @@ HALVES = (
         "AutoModelForSequenceClassification",
         has_labels=True,
     ),
-    Half(
+    SingleStack(
         "token classifier",
         "encoder",
         "ForTokenClassification",
@@ -48,13 +48,13 @@ HALVES = (
         "AutoModelForTokenClassification",
         has_labels=True,
     ),
-    Half("reader", "encoder", "ForQuestionAnswering", "question-answering", "AutoModelForQuestionAnswering"),
-    Half("decoder", "decoder", "DecoderModel", "feature-extraction", "AutoModel"),
-    Half("language model", "decoder", "ForCausalLM", "text-generation", "AutoModelForCausalLM", writes=True),
+    SingleStack("reader", "encoder", "ForQuestionAnswering", "question-answering", "AutoModelForQuestionAnswering"),
+    SingleStack("decoder", "decoder", "DecoderModel", "feature-extraction", "AutoModel"),
+    SingleStack("language model", "decoder", "ForCausalLM", "text-generation", "AutoModelForCausalLM", writes=True),
 )
 
 
-def find_half(settings: Mapping[str, Any]) -> Half | None:
+def find_single_stack(settings: Mapping[str, Any]) -> SingleStack | None:
     """Which half a configuration describes.
 
     Args:
@@ -68,7 +68,7 @@ def find_half(settings: Mapping[str, Any]) -> Half | None:
     if not is_own or settings.get("is_encoder_decoder", True):
         return None
     side = "decoder" if settings.get("is_decoder") else "encoder"
-    plain, *others = (half for half in HALVES if half.side == side)
+    plain, *others = (half for half in SINGLE_STACKS if half.side == side)
     names = settings.get("architectures")
     named = str(names[0]) if isinstance(names, list) and names else ""
     return next((half for half in others if named.endswith(half.class_name)), plain)

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from hub_folders import TEXTS, edit_json, edit_weights, save_half
-from tiny_halves import DECODERS, HALVES, make_half
+from hub_folders import TEXTS, edit_json, edit_weights, save_single_stack
+from tiny_single_stacks import DECODERS, SINGLE_STACKS, make_single_stack
 from tiny_vanilla import make_model
 from transformers import AutoTokenizer
 
@@ -33,8 +33,8 @@ LANGUAGE_MODEL = "VanillaTransformerForCausalLM"
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("halves")
-    for name in HALVES:
-        save_half(root / name, name, id2label=LABELS)
+    for name in SINGLE_STACKS:
+        save_single_stack(root / name, name, id2label=LABELS)
     return root
 
 
@@ -90,12 +90,12 @@ EXPECTED: dict[str, Callable[[Any, Any, str], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("name", SINGLE_STACKS)
 def test_nothing_is_wrong_with_it_and_it_does_its_task(saved: Path, name: str) -> None:
     """Without a card nothing is tried in another process, which test_hub.py does for all of them at once."""
     found = inspect_model_folder(saved / name, card=None)
     assert [problem.check for problem in found.problems] == ["card"], found.problems
-    model, tokenizer = HALVES[name].from_pretrained(saved / name), AutoTokenizer.from_pretrained(saved / name)
+    model, tokenizer = SINGLE_STACKS[name].from_pretrained(saved / name), AutoTokenizer.from_pretrained(saved / name)
     with torch.no_grad():
         assert found.outcomes == [EXPECTED[name](model, tokenizer, text) for text in PROBES]
     assert found.is_self_contained
@@ -104,7 +104,10 @@ def test_nothing_is_wrong_with_it_and_it_does_its_task(saved: Path, name: str) -
 def test_numbers_are_those_of_the_model(saved: Path) -> None:
     """By which outcomes in two processes are compared."""
     for name, task in ((CLASSIFIER, "text-classification"), ("VanillaTransformerEncoderModel", "feature-extraction")):
-        model, tokenizer = HALVES[name].from_pretrained(saved / name), AutoTokenizer.from_pretrained(saved / name)
+        model, tokenizer = (
+            SINGLE_STACKS[name].from_pretrained(saved / name),
+            AutoTokenizer.from_pretrained(saved / name),
+        )
         ((_, numbers),) = use(task, make_user(task, model, tokenizer), TEXTS[:1])
         with torch.no_grad():
             outputs = model(**tokenizer(TEXTS[0], return_tensors="pt"))
@@ -211,7 +214,7 @@ def test_an_encoder_reads_with_the_sources_vocabulary(saved: Path, tmp_path: Pat
     """Of a tokenizer that has the target's too."""
     folder = copy(saved, TOKEN_CLASSIFIER, tmp_path)
     tokenizer = train_separate_tokenizer(TEXTS * 3, ["ein Mann", "zwei"] * 3, vocab_size=275, target_vocab_size=266)
-    model = make_half(TOKEN_CLASSIFIER, vocab_size=len(tokenizer), id2label=LABELS)
+    model = make_single_stack(TOKEN_CLASSIFIER, vocab_size=len(tokenizer), id2label=LABELS)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     found = inspect_model_folder(folder, card=None)
@@ -227,5 +230,5 @@ def test_a_probe_of_the_whole_is_none_of_its_half(saved: Path, tmp_path: Path) -
 
 
 def test_there_is_a_kind_of_problem_for_each_half(saved: Path) -> None:
-    assert EXPECTED.keys() == HALVES.keys()
+    assert EXPECTED.keys() == SINGLE_STACKS.keys()
     assert set(DECODERS) < {name for name, *_ in DAMAGES.values()}

@@ -17,8 +17,8 @@ from torch import nn
 from .linear_vanilla_transformer import is_watched, linear
 
 
-def is_lean_enough(model: Any) -> bool:
-    """Whether `step_lean` does what the model would: nothing is hooked, wrapped, quantised or in training mode."""
+def can_step_fast(model: Any) -> bool:
+    """Whether `step_fast` does what the model would: nothing is hooked, wrapped, quantised or in training mode."""
     if model.training or model.config._attn_implementation != "sdpa":
         return False
     modules = [model.model, *model.model.decoder.modules(), *model.lm_head.modules()]
@@ -28,7 +28,7 @@ def is_lean_enough(model: Any) -> bool:
 
 
 def _linear_maps(decoder: Any) -> list[nn.Module]:
-    """What must be linear maps for `step_lean`, whatever has been put in their places."""
+    """What must be linear maps for `step_fast`, whatever has been put in their places."""
     maps = []
     for layer in decoder.layers:
         for attention in (layer.self_attn, layer.encoder_attn):
@@ -37,7 +37,7 @@ def _linear_maps(decoder: Any) -> list[nn.Module]:
     return maps
 
 
-def step_lean(
+def step_fast(
     model: Any,
     hidden_states: torch.Tensor,
     histories: Sequence[Any],

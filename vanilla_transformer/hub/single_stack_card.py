@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from vanilla_transformer.halves import Half, find_half
+from vanilla_transformer.single_stacks import SingleStack, find_single_stack
 
 from .facts import ModelFolder, read_config, read_json
 from .words import (
@@ -48,21 +48,21 @@ def read_model_folder(
         ValueError: If a file is damaged; the message names it.
     """
     config = read_config(path) if config is None else config
-    half = find_half(config)
+    half = find_single_stack(config)
     if half is None:
         return ModelFolder(path, repo_id, config=config, **options)
-    return HalfFolder(path, repo_id, half, config=config, **options)
+    return SingleStackFolder(path, repo_id, half, config=config, **options)
 
 
-class HalfFolder(ModelFolder):
+class SingleStackFolder(ModelFolder):
     """Reads the folder of an encoder or a decoder alone, which the library's Trainer may have trained.
 
     What `scripts/train.py`, an evaluation or a conversion left in it tells of a whole, of which this is a half.
     """
 
-    template = "model_card_half.md"
+    template = "single_stack_card.md"
 
-    def __init__(self, path: Path, repo_id: str | None, half: Half, **options: Any) -> None:
+    def __init__(self, path: Path, repo_id: str | None, half: SingleStack, **options: Any) -> None:
         super().__init__(path, repo_id, **options)
         self.half = half
         self.has_other_records = self.has_arguments or bool(self.conversion)

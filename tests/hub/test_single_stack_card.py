@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from hub_folders import TEXTS, save_half
+from hub_folders import TEXTS, save_single_stack
 from model_cards import change, data_of, names_of, part, read, rows_of
 from remote_process import run_as_at_a_prompt
-from tiny_halves import DECODERS, HALVES
+from tiny_single_stacks import DECODERS, SINGLE_STACKS
 from tiny_vanilla import make_model
 from transformers import AutoTokenizer, DataCollatorWithPadding, Trainer, TrainingArguments
 
@@ -41,8 +41,8 @@ PURPOSES = {
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("halves")
-    for name in HALVES:
-        save_half(root / name, name, langs=["en", "de"])
+    for name in SINGLE_STACKS:
+        save_single_stack(root / name, name, langs=["en", "de"])
     return root
 
 
@@ -56,8 +56,8 @@ def language_model(saved: Path, tmp_path: Path) -> Path:
     return shutil.copytree(saved / LANGUAGE_MODEL, tmp_path / "writer")
 
 
-@pytest.mark.parametrize("name", HALVES)
-class TestEachHalf:
+@pytest.mark.parametrize("name", SINGLE_STACKS)
+class TestEachSingleStack:
     def test_it_is_called_what_it_is(self, saved: Path, name: str) -> None:
         card = build_model_card(saved / name, repo_id="alice/half")
         side, (task, purpose) = "decoder" if name in DECODERS else "encoder", PURPOSES[name]
@@ -85,7 +85,7 @@ class TestEachHalf:
 
     def test_its_sizes_are_those_of_one_stack(self, saved: Path, name: str) -> None:
         rows, is_decoder = rows_of(build_model_card(saved / name)), name in DECODERS
-        model = HALVES[name].from_pretrained(saved / name)
+        model = SINGLE_STACKS[name].from_pretrained(saved / name)
         assert type(model).__name__ == name
         assert rows["parameters"] == f"{model.num_parameters():,}, float32"
         found = [rows[row] for row in ("layers", "attention heads", "inner width of feed-forward layers (d_ff)")]
@@ -144,7 +144,7 @@ class TestLabels:
     @pytest.mark.parametrize(("kind", "count"), [(None, 1), ("regression", 1), ("regression", 3)])
     def test_numbers_have_none(self, tmp_path: Path, kind: str | None, count: int) -> None:
         names = {number: f"LABEL_{number}" for number in range(count)}
-        folder = save_half(tmp_path / "half", CLASSIFIER, id2label=names, problem_type=kind)
+        folder = save_single_stack(tmp_path / "half", CLASSIFIER, id2label=names, problem_type=kind)
         card = build_model_card(folder, repo_id=str(folder))
         rows = rows_of(card)
         assert rows["numbers for each text (regression)"] == str(count)
@@ -155,7 +155,7 @@ class TestLabels:
         # The example gives the numbers themselves, which the library's pipeline squeezes between 0 and 1 by default.
         example, _ = re.findall(r"```python\n(.*?)```", part(card, "use"), re.DOTALL)
         found = run_as_at_a_prompt(example, {})
-        model, tokenizer = HALVES[CLASSIFIER].from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        model, tokenizer = SINGLE_STACKS[CLASSIFIER].from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
         with torch.no_grad():
             (numbers,) = model(**tokenizer("A text to rate.", return_tensors="pt")).logits
         torch.testing.assert_close(torch.tensor(sorted(item["score"] for item in found)), numbers.sort().values)
@@ -220,7 +220,7 @@ def make_trainer(folder: Path) -> Trainer:
         disable_tqdm=True,
     )
     return Trainer(
-        model=HALVES[CLASSIFIER].from_pretrained(folder),
+        model=SINGLE_STACKS[CLASSIFIER].from_pretrained(folder),
         args=arguments,
         train_dataset=examples,
         eval_dataset=examples,
@@ -300,7 +300,7 @@ def test_a_card_follows_the_model_and_keeps_what_was_written(classifier: Path, t
     path = write_model_card(folder, license="mit")
     assert "pipeline_tag: translation" in path.read_text()
     path.write_text(path.read_text().replace("## Limits\n", "## Limits\n\nMine.\n") + "\nAlso mine.\n")
-    HALVES[CLASSIFIER].from_pretrained(classifier).save_pretrained(folder)
+    SINGLE_STACKS[CLASSIFIER].from_pretrained(classifier).save_pretrained(folder)
     write_model_card(folder)
     text = path.read_text()
     assert "pipeline_tag: text-classification" in text
