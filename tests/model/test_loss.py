@@ -178,7 +178,7 @@ def test_a_batch_without_labels_that_count(count: int | None, smoothing: float) 
     assert not any(tensor.any() for name, tensor in lean.items() if name != "loss")
 
 
-# SingleStack precision
+# Half precision
 
 
 @chunks_exist

@@ -103,7 +103,7 @@ class _Reader:
             last = min(first + _CHUNK, len(ids))
             start, offset = self._find_window(ids, text, first, last)
             for length in range(first + 1, last + 1):
-                # SingleStack a character decodes to a replacement character, which the whole does not have in its place.
+                # Half a character decodes to a replacement character, which the whole does not have in its place.
                 ends.append(max(offset + _count_common(self.decode(ids[start:length]), text, offset), ends[-1]))
         return list(pairwise(ends))
 
