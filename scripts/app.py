@@ -34,7 +34,7 @@ from vanilla_transformer.apps.answers import DemoError, Settings
 from vanilla_transformer.apps.page import build_page, launch_page
 from vanilla_transformer.apps.shelf import ModelShelf, OtherModels
 from vanilla_transformer.apps.spaces import ARGUMENTS_FILE, EXAMPLES_FILE, MODEL_FOLDER, save_space
-from vanilla_transformer.command_line import make_argument_parser
+from vanilla_transformer.commands.command_line import make_argument_parser
 from vanilla_transformer.data.corpora import read_lines
 
 # A Space has its model, examples and options here.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from transformers import HfArgumentParser
 
-from vanilla_transformer.command_line import make_argument_parser
+from vanilla_transformer.commands.command_line import make_argument_parser
 from vanilla_transformer.training.averaging import average_checkpoints, select_checkpoints
 
 

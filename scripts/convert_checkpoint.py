@@ -21,7 +21,7 @@ from typing import Any, cast
 from transformers import AutoModelForSeq2SeqLM, HfArgumentParser
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.command_line import make_argument_parser
+from vanilla_transformer.commands.command_line import make_argument_parser
 from vanilla_transformer.conversion.comparing import TOLERANCE
 from vanilla_transformer.conversion.errors import ConversionError
 from vanilla_transformer.conversion.sources import SOURCES, convert, detect_format

@@ -38,7 +38,7 @@ from typing import Any, Literal
 from datasets import Dataset
 from transformers import AutoConfig, HfArgumentParser
 
-from vanilla_transformer.command_line import make_argument_parser
+from vanilla_transformer.commands.command_line import make_argument_parser
 from vanilla_transformer.data.corpora import load_parallel_corpus, read_lines
 from vanilla_transformer.data.vocabularies import check_text_target
 from vanilla_transformer.export.ctranslate2_model import is_exported_to_ctranslate2, read_exported_config

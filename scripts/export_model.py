@@ -17,7 +17,7 @@ from typing import Any
 
 from transformers import AutoModelForSeq2SeqLM, HfArgumentParser
 
-from vanilla_transformer.command_line import make_argument_parser
+from vanilla_transformer.commands.command_line import make_argument_parser
 from vanilla_transformer.data.vocabularies import load_tokenizer
 from vanilla_transformer.export.ctranslate2 import QUANTIZATIONS, export_ctranslate2
 from vanilla_transformer.export.onnx import OLDEST_OPSET, export_onnx

@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer.command_line import make_argument_parser
+from vanilla_transformer.commands.command_line import make_argument_parser
 from vanilla_transformer.files import check_new_file, check_text_output, new_file
 from vanilla_transformer.inference.translate import InferenceArguments
 from vanilla_transformer.visualization import (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from transformers import HfArgumentParser
 
-from vanilla_transformer.command_line import make_argument_parser
+from vanilla_transformer.commands.command_line import make_argument_parser
 from vanilla_transformer.visualization import compare_learning_curves, load_trainer_state, plot_learning_curves
 
 

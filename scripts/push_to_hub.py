@@ -18,7 +18,7 @@ from typing import Literal
 
 from transformers import HfArgumentParser
 
-from vanilla_transformer.command_line import make_argument_parser
+from vanilla_transformer.commands.command_line import make_argument_parser
 from vanilla_transformer.hub.errors import PushError
 from vanilla_transformer.hub.push import PlannedPush, plan_push
 

@@ -35,7 +35,7 @@ from transformers import AutoTokenizer, HfArgumentParser, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.command_line import make_argument_parser
+from vanilla_transformer.commands.command_line import make_argument_parser
 from vanilla_transformer.data.corpora import load_parallel_corpus
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
 from vanilla_transformer.inference.evaluate import score_loss, score_translations

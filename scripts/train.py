@@ -34,7 +34,7 @@ from transformers.hf_argparser import string_to_bool
 from transformers.trainer import TRAINER_STATE_NAME
 
 import vanilla_transformer  # noqa: F401  (registers the model with the Auto classes)
-from vanilla_transformer.command_line import USAGE, make_argument_parser
+from vanilla_transformer.commands.command_line import USAGE, make_argument_parser
 from vanilla_transformer.files import AVERAGED_FOLDER
 from vanilla_transformer.hub.errors import PushError, check_token
 from vanilla_transformer.hub.pushing import describe_error

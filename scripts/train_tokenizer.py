@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 from tokenizers import decoders
 from transformers import HfArgumentParser, PreTrainedTokenizerBase
 
-from vanilla_transformer.command_line import make_argument_parser
+from vanilla_transformer.commands.command_line import make_argument_parser
 from vanilla_transformer.data.corpora import load_parallel_corpus, read_lines
 from vanilla_transformer.data.tokenizer_training import MINIMUM_VOCAB_SIZE, train_separate_tokenizer, train_tokenizer
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer

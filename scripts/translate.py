@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 
 from transformers import HfArgumentParser
 
-from vanilla_transformer.command_line import make_argument_parser, utf8_to_a_reader_who_may_leave
+from vanilla_transformer.commands.command_line import make_argument_parser, utf8_to_a_reader_who_may_leave
 from vanilla_transformer.data.corpora import open_text
 from vanilla_transformer.export.engines import EngineArguments
 from vanilla_transformer.inference.translate import translate_file, translate_lines

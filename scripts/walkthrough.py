@@ -22,7 +22,7 @@ from walkthrough_steps.english import ENGLISH
 from walkthrough_steps.printing import Printer
 from walkthrough_steps.walk import Walk
 
-from vanilla_transformer.command_line import make_argument_parser, utf8_to_a_reader_who_may_leave
+from vanilla_transformer.commands.command_line import make_argument_parser, utf8_to_a_reader_who_may_leave
 
 TEXTS = {"en": ENGLISH, "zh": CHINESE}
 

@@ -57,7 +57,7 @@ from benchmark_tools import Clock, PeakMemory, check_at_least_one, check_device,
 from transformers import AutoTokenizer, HfArgumentParser
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.command_line import make_argument_parser
+from vanilla_transformer.commands.command_line import make_argument_parser
 from vanilla_transformer.conversion.systems.marian import to_marian
 from vanilla_transformer.data.corpora import open_text
 from vanilla_transformer.inference.translate import translate

@@ -35,7 +35,7 @@ from transformers import AutoTokenizer, DataCollatorForSeq2Seq, HfArgumentParser
 from transformers.utils.logging import tqdm
 
 import vanilla_transformer  # noqa: F401 (registers the tokenizer with AutoTokenizer)
-from vanilla_transformer.command_line import make_argument_parser
+from vanilla_transformer.commands.command_line import make_argument_parser
 from vanilla_transformer.data.stream_batches import StreamingTokenBatches
 from vanilla_transformer.data.streams import sample_pairs, stream_parallel_corpus, tokenize_stream
 from vanilla_transformer.data.tokenizer_training import train_tokenizer

@@ -51,7 +51,7 @@ from transformers import (
 from transformers.trainer_pt_utils import LabelSmoother
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.command_line import make_argument_parser
+from vanilla_transformer.commands.command_line import make_argument_parser
 from vanilla_transformer.data.batching import TokenBatchSampler, pair_lengths
 from vanilla_transformer.data.corpora import load_parallel_corpus
 from vanilla_transformer.data.tokenizer_training import train_tokenizer

@@ -26,7 +26,7 @@ import torch
 import yaml
 from transformers import HfArgumentParser
 
-from vanilla_transformer.command_line import make_argument_parser
+from vanilla_transformer.commands.command_line import make_argument_parser
 from vanilla_transformer.conversion.converted import ConvertedModel
 from vanilla_transformer.conversion.systems.joeynmt import convert_joeynmt
 from vanilla_transformer.conversion.systems.opennmt_py import convert_opennmt_py

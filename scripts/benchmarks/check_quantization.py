@@ -31,7 +31,7 @@ from transformers import (
     TorchAoConfig,
 )
 
-from vanilla_transformer.command_line import make_argument_parser
+from vanilla_transformer.commands.command_line import make_argument_parser
 from vanilla_transformer.data.corpora import load_parallel_corpus
 from vanilla_transformer.inference.evaluate import score_translations
 from vanilla_transformer.inference.metrics.sacrebleu_scores import find_bleu_tokenizer
