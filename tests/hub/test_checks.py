@@ -180,15 +180,15 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         "custom_pipelines.translation in config.json",
     ),
     "a class of another architecture": (
-        lambda folder: name_classes(folder, AutoModel="causal_lm_vanilla_transformer.VanillaTransformerDecoderModel"),
+        lambda folder: name_classes(folder, AutoModel="decoder_only_vanilla_transformer.VanillaTransformerDecoderModel"),
         "code",
-        "auto_map.AutoModel in config.json is causal_lm_vanilla_transformer.VanillaTransformerDecoderModel, but must be"
+        "auto_map.AutoModel in config.json is decoder_only_vanilla_transformer.VanillaTransformerDecoderModel, but must be"
         " modeling_vanilla_transformer.VanillaTransformerModel here",
     ),
     "a class that there is not": (
-        lambda folder: name_classes(folder, AutoModelForCausalLM="causal_lm_vanilla_transformer.VanillaForCausalLM"),
+        lambda folder: name_classes(folder, AutoModelForCausalLM="decoder_only_vanilla_transformer.VanillaForCausalLM"),
         "code",
-        "must be causal_lm_vanilla_transformer.VanillaTransformerForCausalLM here",
+        "must be decoder_only_vanilla_transformer.VanillaTransformerForCausalLM here",
     ),
     "a file of code missing": (
         lambda folder: (folder / "positions_vanilla_transformer.py").unlink(),

@@ -64,13 +64,13 @@ AUTO_MAP = {
 }
 # Those of an encoder alone, and of a decoder alone. From a whole model's folder they take over their half.
 _ENCODER_AUTO_MAP = {
-    "AutoModelForQuestionAnswering": "encoder_vanilla_transformer.VanillaTransformerForQuestionAnswering",
-    "AutoModelForSequenceClassification": "encoder_vanilla_transformer.VanillaTransformerForSequenceClassification",
-    "AutoModelForTextEncoding": "encoder_vanilla_transformer.VanillaTransformerEncoderModel",
-    "AutoModelForTokenClassification": "encoder_vanilla_transformer.VanillaTransformerForTokenClassification",
+    "AutoModelForQuestionAnswering": "encoder_only_vanilla_transformer.VanillaTransformerForQuestionAnswering",
+    "AutoModelForSequenceClassification": "encoder_only_vanilla_transformer.VanillaTransformerForSequenceClassification",
+    "AutoModelForTextEncoding": "encoder_only_vanilla_transformer.VanillaTransformerEncoderModel",
+    "AutoModelForTokenClassification": "encoder_only_vanilla_transformer.VanillaTransformerForTokenClassification",
 }
 _DECODER_AUTO_MAP = {
-    "AutoModelForCausalLM": "causal_lm_vanilla_transformer.VanillaTransformerForCausalLM",
+    "AutoModelForCausalLM": "decoder_only_vanilla_transformer.VanillaTransformerForCausalLM",
 }
 
 # Table 3 has no row without label smoothing but D-ls0, hence its place in every preset made for training.
@@ -453,7 +453,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         if self.is_encoder_decoder:
             return {**AUTO_MAP, **_ENCODER_AUTO_MAP, **_DECODER_AUTO_MAP}
         if self.is_decoder:
-            base, auto_map = "causal_lm_vanilla_transformer.VanillaTransformerDecoderModel", _DECODER_AUTO_MAP
+            base, auto_map = "decoder_only_vanilla_transformer.VanillaTransformerDecoderModel", _DECODER_AUTO_MAP
         else:
             base, auto_map = _ENCODER_AUTO_MAP["AutoModelForTextEncoding"], _ENCODER_AUTO_MAP
         return {"AutoConfig": AUTO_MAP["AutoConfig"], "AutoModel": base, **auto_map}
