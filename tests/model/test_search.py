@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import strategies as st
-from tiny_vanilla import TWO_VOCABULARIES, make_model, make_sentences, pad
+from tiny_vanilla import TWO_VOCABULARIES, logits_of, make_model, make_sentences, pad
 from transformers import LogitsProcessor, StoppingCriteria, TextStreamer
 from transformers.generation.utils import GenerationMixin
 
@@ -197,8 +197,7 @@ def test_sampled_beams_are_the_library_s() -> None:
 
 
 def log_probabilities(model: Model, source: list[int], prefix: list[int]) -> list[float]:
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([prefix])).logits
+    logits = logits_of(model, input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([prefix]))
     values: list[float] = logits[0, -1].log_softmax(dim=-1).tolist()
     return values
 

@@ -179,14 +179,6 @@ def test_more_positions_than_the_table_of_sinusoids_has() -> None:
     assert_same(shared_model("sdpa"), **make_batch([1, 2]), num_beams=2, max_new_tokens=30, suppress_tokens=[EOS])
 
 
-def test_sampled_beams_are_the_same() -> None:
-    results = []
-    for find in (search, search_static):
-        torch.manual_seed(0)
-        results.append(find(shared_model("sdpa"), **make_batch([5, 2, 6]), num_beams=3, do_sample=True))
-    assert results[0].equal(results[1])
-
-
 def test_half_precision_in_several_ways() -> None:
     arguments = {**make_batch([5, 2, 6]), "num_beams": 3, "max_new_tokens": 5}
     assert_same(make_model(scale=0.6).bfloat16(), **arguments)
