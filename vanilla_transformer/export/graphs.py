@@ -22,19 +22,6 @@ from vanilla_transformer.model.positions_vanilla_transformer import LearnedPosit
 Past = dict[str, dict[str, dict[str, torch.Tensor]]]
 
 
-class EncoderGraph(nn.Module):
-    """The encoder of a model from [`copy_for_tracing`], with nothing but tensors around it."""
-
-    def __init__(self, model: VanillaTransformerForConditionalGeneration) -> None:
-        super().__init__()
-        self.encoder = model.model.encoder
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Maps source tokens and their mask, both (B, S), to `last_hidden_state` (B, S, D)."""
-        outputs = self.encoder(input_ids=input_ids, attention_mask=attention_mask)
-        return {"last_hidden_state": outputs.last_hidden_state}
-
-
 class DecoderGraph(nn.Module):
     """The decoder with its cache and the output layer, for the first tokens of a target as for the following ones.
 

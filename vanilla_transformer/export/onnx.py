@@ -32,7 +32,7 @@ from vanilla_transformer.data.vocabularies import load_tokenizer
 from vanilla_transformer.files import check_new_folder, explain_missing, new_folder
 from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
-from .graphs import DecoderGraph, EncoderGraph, copy_for_tracing, longest_sequence
+from .graphs import DecoderGraph, copy_for_tracing, longest_sequence
 from .onnx_model import DECODER_FILE, ENCODER_FILE, OnnxModel, import_onnxruntime
 
 logger = logging.getLogger(__name__)
@@ -129,8 +129,8 @@ def compare_onnx(model: VanillaTransformerForConditionalGeneration, folder: str 
 
 def _import_exporters() -> None:
     """Makes sure that all is there before long work is done."""
-    packages = "onnx onnxscript onnxruntime"
-    with explain_missing("The ONNX exporter is not installed", extra="export", packages=packages):
+    names = "onnx onnxscript onnxruntime"
+    with explain_missing("The ONNX exporter is not installed", extra="export", packages=names):
         import onnx_ir  # noqa: F401
         import onnxscript  # noqa: F401
     if Version(transformers_version) < Version(OLDEST_TRANSFORMERS):
@@ -142,7 +142,7 @@ def _import_exporters() -> None:
 
 def _export_encoder(model: VanillaTransformerForConditionalGeneration, opset: int) -> Any:
     source = (_BATCH, _SOURCE)
-    return _export(EncoderGraph(model), {"input_ids": source, "attention_mask": source}, opset)
+    return _export(model.model.encoder, {"input_ids": source, "attention_mask": source}, opset)
 
 
 def _export_decoder(model: VanillaTransformerForConditionalGeneration, opset: int) -> Any:

@@ -167,20 +167,11 @@ class OnnxModel(VanillaTransformerGenerationMixin, PreTrainedModel, GenerationMi
         use_cache: bool | None = None,
         return_dict: bool | None = None,
     ) -> Seq2SeqLMOutput:
-        """Predicts the next token at each position of the target.
+        """Predicts the next token at each position of the target (R, T), of which only what the cache lacks is given.
 
-        Args:
-            input_ids: Source tokens (B, S).
-            attention_mask: (B, S); `None`: nothing is padding.
-            decoder_input_ids: Target tokens (R, T), those that the cache does not have.
-            decoder_attention_mask: (R, T), for which the graph has no place; padding at the end needs none.
-            encoder_outputs: What the encoder returned for this source, (B, S, D), or once for each row, (R, S, D).
-            past_key_values: Of the call before; it is added to.
-            use_cache: Whether to return a cache; by default, yes.
-            return_dict: What is returned can be used as either.
-
-        Returns:
-            `logits` (R, T, V), `past_key_values` and `encoder_last_hidden_state`.
+        The mask and `encoder_outputs` are those of the source, (B, S) and (B, S, D), or once for each row, (R, S) and
+        (R, S, D). The graph has no place for `decoder_attention_mask`, (R, T or more); padding at the end needs none.
+        The cache is added to. Returns `logits` (R, T, V), `past_key_values` and `encoder_last_hidden_state`.
         """
         if decoder_input_ids is None or (input_ids is None and encoder_outputs is None):
             raise ValueError("Give decoder_input_ids, and either input_ids or encoder_outputs.")
