@@ -30,13 +30,7 @@ class EngineArguments(InferenceArguments):
     )
 
     def load(self) -> tuple[Any, PreTrainedTokenizerBase, dict[str, Any]]:
-        """The model, its tokenizer, and the arguments of `generate` that were given or that the languages ask for.
-
-        Raises:
-            ImportError: If CTranslate2 or ONNX Runtime is asked for and not installed.
-            OSError: If there is no such model, or ONNX is asked for and this is no folder of it.
-            ValueError: If the model, or an argument, is none for this engine.
-        """
+        """The model, its tokenizer, and the arguments of `generate` that were given or that the languages ask for."""
         name = self.model_name_or_path
         check_model_name(name)
         if self.engine != "transformers" and self.revision != "main" and Path(name).is_dir():
@@ -46,15 +40,11 @@ class EngineArguments(InferenceArguments):
                 raise ValueError(f"{name} holds a model exported to {label}: it needs --engine {engine}.")
         if self.engine == "transformers":
             return super().load()
+        place: dict[str, Any] = {"device": self.device, "dtype": self.dtype}
         model: Any
         if self.engine == "onnx":
-            model, tokenizer = load_for_onnx(name, device=self.device, dtype=self.dtype)
+            model, tokenizer = load_for_onnx(name, **place)
         else:
-            model, tokenizer = load_for_ctranslate2(
-                name,
-                device=self.device,
-                dtype=self.dtype,
-                revision=self.revision,
-                trust_remote_code=self.trust_remote_code,
-            )
+            place |= {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+            model, tokenizer = load_for_ctranslate2(name, **place)
         return model, tokenizer, self.collect_settings(tokenizer)

@@ -14,7 +14,7 @@ Masks are true (or 1) where attention is allowed and false (or 0) at padding.
 `project(linear, x)` is `linear(x)` by the faster matrix library, and `fold_rows` lets the beams of a sentence share its
 source. Unless told otherwise, faster code that is tested to be equal stands in for some of this: torch's SDPA for
 equation 1 (`attn_implementation="eager"` runs ours), a chunked loss in training (`skip_logits=False` builds the
-logits), and from the second token of a generation on `fast_step_vanilla_transformer.py` for the decoder's layers (not
+logits), and from the second token of a generation on `decoding_vanilla_transformer.py` for the decoder's layers (not
 with eager attention).
 """
 
@@ -41,8 +41,8 @@ from transformers.utils.generic import TransformersKwargs, can_return_tuple, mer
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_vanilla_transformer import CrossAttention, SelfAttention, fold_rows
-from .cache_vanilla_transformer import SourceSharingCache, count_source_rows, match_rows
 from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .decoding_vanilla_transformer import SourceSharingCache, count_source_rows, match_rows
 from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
 from .linear_vanilla_transformer import project
 from .loss_vanilla_transformer import compute_logits_and_loss, shift_tokens_right, should_skip_logits

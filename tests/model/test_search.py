@@ -1,4 +1,4 @@
-"""Beam search against the library's own, against searches written naively, and against one sentence at a time."""
+"""Beam and greedy search against the library's own, a search written naively, and one sentence at a time."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import hypothesis
 import pytest
 import torch
 from hypothesis import strategies as st
-from tiny_vanilla import TWO_VOCABULARIES, make_cache, make_model, make_sentences, pad
-from transformers import EncoderDecoderCache, LogitsProcessor, StoppingCriteria
+from tiny_vanilla import TWO_VOCABULARIES, logits_of, make_model, make_sentences, pad
+from transformers import LogitsProcessor, StoppingCriteria, TextStreamer
 from transformers.generation.utils import GenerationMixin
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.model.cache_vanilla_transformer import SharedHistoryLayer, SourceSharingCache
-from vanilla_transformer.model.search_vanilla_transformer import find_largest
+from vanilla_transformer.model.search_vanilla_transformer import GreedySearch, find_largest
 
 Model = VanillaTransformerForConditionalGeneration
 BOS, PAD, EOS = 0, 1, 2
@@ -62,10 +61,8 @@ def library_search(model: Model) -> Iterator[Any]:
     kind = type(model)
     target_side = model._as_target_side()
     target_side.__class__ = Plain
-    try:
-        yield target_side
-    finally:
-        target_side.__class__ = kind
+    yield target_side
+    target_side.__class__ = kind
 
 
 def search(model: Any, **arguments: Any) -> Any:
@@ -120,46 +117,69 @@ class StopAfter(StoppingCriteria):
         return (input_ids[:, -2:] == self.token).any(dim=1)
 
 
+OPTIONS = ["shorter", "repeat", "two ends", "no end", "prompt", "padded prompt", "custom"]
+
+
+def change_search(options: set[str], num_sentences: int, num_beams: int, padding: int = 0) -> dict[str, Any]:
+    """What of `OPTIONS` is asked for; `padding` is where the first of the padded prompts has padding."""
+    prompt = torch.tensor([[BOS, 5, 6]]).repeat(num_sentences, 1)
+    mask = torch.ones_like(prompt)
+    mask[0, padding] = 0
+    changes: dict[str, dict[str, Any]] = {
+        "shorter": {"no_repeat_ngram_size": 2},
+        "repeat": {"repetition_penalty": 1.4},
+        "two ends": {"eos_token_id": [EOS, 5]},
+        "no end": {"eos_token_id": None},
+        "prompt": {"decoder_input_ids": prompt},
+        "padded prompt": {"decoder_input_ids": prompt, "decoder_attention_mask": mask},
+        "custom": {
+            "logits_processor": [ForbidRepeating(num_sentences * num_beams)],
+            "stopping_criteria": [StopAfter(7)],
+        },
+    }
+    return {name: value for option in sorted(options) for name, value in changes[option].items()}
+
+
 @hypothesis.given(
     name=st.sampled_from(sorted(MODELS)),
     seed=st.integers(0, 5),
     lengths=st.lists(st.integers(0, 7), min_size=1, max_size=6),
     side=st.sampled_from(["left", "right"]),
-    num_beams=st.integers(2, 5),
+    num_beams=st.sampled_from([1, 1, 2, 3, 4, 5]),
+    options=st.sets(st.sampled_from(OPTIONS)),
     data=st.data(),
 )
-@hypothesis.settings(max_examples=80)
+@hypothesis.settings(max_examples=120)
 def test_the_library_finds_the_same(
-    name: str, seed: int, lengths: list[int], side: str, num_beams: int, data: st.DataObject
+    name: str, seed: int, lengths: list[int], side: str, num_beams: int, options: set[str], data: st.DataObject
 ) -> None:
-    arguments: dict[str, Any] = {
-        **make_batch(lengths, seed, side),
-        "num_beams": num_beams,
-        "num_return_sequences": data.draw(st.integers(1, num_beams), "num_return_sequences"),
-        "length_penalty": data.draw(st.sampled_from([0.0, 0.6, 1.0, 2.0, -1.0]), "length_penalty"),
-        "early_stopping": data.draw(st.sampled_from([False, True, "never"]), "early_stopping"),
-        "max_new_tokens": data.draw(st.integers(1, 12), "max_new_tokens"),
-        "use_cache": data.draw(st.booleans(), "use_cache"),
-    }
-    for option in data.draw(st.sets(st.sampled_from(["shorter", "repeat", "two ends", "prompt", "custom"])), "options"):
-        changes: dict[str, dict[str, Any]] = {
-            "shorter": {"no_repeat_ngram_size": 2},
-            "repeat": {"repetition_penalty": 1.4},
-            "two ends": {"eos_token_id": [EOS, 5]},
-            "prompt": {"decoder_input_ids": torch.tensor([[BOS, 5, 6]]).repeat(len(lengths), 1)},
-            "custom": {
-                "logits_processor": [ForbidRepeating(len(lengths) * num_beams)],
-                "stopping_criteria": [StopAfter(7)],
-            },
+    arguments = {**make_batch(lengths, seed, side), "num_beams": num_beams}
+    arguments |= change_search(options, len(lengths), num_beams)
+    arguments["max_new_tokens"] = data.draw(st.integers(1, 12), "max_new_tokens")
+    if num_beams > 1:
+        arguments |= {
+            "num_return_sequences": data.draw(st.integers(1, num_beams), "num_return_sequences"),
+            "length_penalty": data.draw(st.sampled_from([0.0, 0.6, 1.0, 2.0, -1.0]), "length_penalty"),
+            "early_stopping": data.draw(st.sampled_from([False, True, "never"]), "early_stopping"),
+            "use_cache": data.draw(st.booleans(), "use_cache"),
         }
-        arguments |= changes[option]
-    if data.draw(st.booleans(), "recorded"):
-        arguments |= {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
-        arguments |= {"output_hidden_states": True, "output_attentions": name == "eager-pre-norm"}
+        if data.draw(st.booleans(), "recorded"):
+            arguments |= {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+            arguments |= {"output_hidden_states": True, "output_attentions": name == "eager-pre-norm"}
     model = shared_model(name, seed)
     with library_search(model) as plain:
         theirs = search(plain, **arguments)
     assert_same(search(model, **arguments), theirs)
+
+
+@pytest.mark.parametrize("name", ["sdpa", "eager-pre-norm"])
+def test_greedy_search_after_padded_prompts(name: str) -> None:
+    arguments = {**make_batch([0, 2, 4], seed=1, side="left"), "max_new_tokens": 12}
+    arguments |= change_search({"padded prompt", "repeat", "two ends"}, 3, 1)
+    model = shared_model(name, seed=1)
+    with library_search(model) as plain:
+        theirs = search(plain, **arguments)
+    assert search(model, **arguments).equal(theirs)
 
 
 def test_sampled_beams_are_the_library_s() -> None:
@@ -177,8 +197,7 @@ def test_sampled_beams_are_the_library_s() -> None:
 
 
 def log_probabilities(model: Model, source: list[int], prefix: list[int]) -> list[float]:
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([prefix])).logits
+    logits = logits_of(model, input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([prefix]))
     values: list[float] = logits[0, -1].log_softmax(dim=-1).tolist()
     return values
 
@@ -245,20 +264,6 @@ def test_length_penalty_type_is_a_setting_like_others(tmp_path: Path) -> None:
         search(model, **arguments, length_penalty_type="wu")
 
 
-def test_scores_come_with_the_translations_and_in_order() -> None:
-    found = search(
-        shared_model("sdpa"),
-        **make_batch([4, 7]),
-        num_beams=4,
-        num_return_sequences=4,
-        return_dict_in_generate=True,
-    )
-    scores = found.sequences_scores.view(2, 4)
-    assert scores.equal(scores.sort(dim=1, descending=True).values)
-    for translations in found.sequences.view(2, 4, -1).tolist():
-        assert len({tuple(tokens) for tokens in translations}) == 4
-
-
 # The limit of each sentence
 
 
@@ -289,34 +294,74 @@ def test_samples_have_the_limit_of_their_sentence() -> None:
 # Less work
 
 
-class RowCounter:
-    """Counts the rows that reach the output layer at each step."""
+@contextmanager
+def count_rows(model: Model) -> Iterator[list[int]]:
+    """The number of rows that reach the output layer at each step."""
+    rows: list[int] = []
+    handle = model.lm_head.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[0]))
+    yield rows
+    handle.remove()
 
-    def __init__(self, model: Model) -> None:
-        self.rows: list[int] = []
-        self.handle = model.lm_head.register_forward_pre_hook(lambda _, inputs: self.rows.append(inputs[0].shape[0]))
 
-
-def test_finished_sentences_leave_the_batch() -> None:
-    model = shared_model("sdpa", seed=1)
-    arguments = {
-        **make_batch([0, 1, 2, 3, 4, 5, 6, 7]),
-        "num_beams": 3,
-        "suppress_tokens": [EOS],
-        "max_new_tokens": None,
-    }
-    counter = RowCounter(model)
-    try:
+def test_finished_sentences_leave_the_beam_search() -> None:
+    model, lengths = shared_model("sdpa", seed=1), list(range(8))
+    arguments = {**make_batch(lengths), "num_beams": 3, "suppress_tokens": [EOS], "max_new_tokens": None}
+    with count_rows(model) as rows:
         found = search(model, **arguments)
-    finally:
-        counter.handle.remove()
-    assert counter.rows[0] == 8, "at first one beam stands for all"
-    assert counter.rows[1] == 24
-    assert counter.rows[-1] == 3, "the longest sentence ends alone"
-    assert sorted(counter.rows[1:], reverse=True) == counter.rows[1:]
-    for row, sentence in enumerate(make_sentences([0, 1, 2, 3, 4, 5, 6, 7])):
+    assert rows[0] == 8, "at first one beam stands for all"
+    assert rows[1] == 24
+    assert rows[-1] == 3, "the longest sentence ends alone"
+    assert sorted(rows[1:], reverse=True) == rows[1:]
+    for row, sentence in enumerate(make_sentences(lengths)):
         alone = search(model, **{**arguments, "input_ids": torch.tensor([[*sentence, EOS]]), "attention_mask": None})
         assert found[row, : alone.shape[1]].equal(alone[0])
+
+
+@pytest.fixture
+def greedy_runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Counts the greedy searches that are not left to the library."""
+    counted: list[int] = []
+    run = GreedySearch.run
+
+    def count(self: Any) -> torch.Tensor:
+        counted.append(1)
+        return run(self)
+
+    monkeypatch.setattr(GreedySearch, "run", count)
+    return counted
+
+
+def test_finished_sentences_leave_greedy_search(greedy_runs: list[int]) -> None:
+    model = shared_model("sdpa", seed=1)
+    with count_rows(model) as rows:
+        found = search(model, **make_batch([0, 3, 5, 7]), suppress_tokens=[EOS], max_new_tokens=None)
+    assert greedy_runs == [1]
+    assert rows == [4] * 51 + [3] * 3 + [2] * 2 + [1] * 2
+    assert [(row != PAD).sum().item() for row in found] == [52, 55, 57, 59]
+
+
+class Tokens:
+    """All that a streamer wants of a tokenizer."""
+
+    def decode(self, ids: Any, **kwargs: Any) -> str:
+        return " ".join(map(str, ids))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"do_sample": True},
+        {"return_dict_in_generate": True},
+        {"use_cache": False},
+        {"streamer": TextStreamer(Tokens())},  # type: ignore[arg-type]
+    ],
+)
+def test_the_library_is_left_what_is_its_own(greedy_runs: list[int], arguments: dict[str, Any]) -> None:
+    model, batch = shared_model("sdpa"), make_batch([4])
+    search(model, **batch, **arguments)
+    assert greedy_runs == []
+    search(model, **batch)
+    assert greedy_runs == [1]
 
 
 def test_hooks_on_the_model_are_called_at_every_step() -> None:
@@ -324,14 +369,12 @@ def test_hooks_on_the_model_are_called_at_every_step() -> None:
     model = shared_model("sdpa")
     arguments = {**make_batch([4, 2]), "num_beams": 3}
     expected = search(model, **arguments)
-    lengths: list[int] = []
-    handle = model.model.decoder.register_forward_hook(lambda module, inputs, outputs: lengths.append(1))
-    try:
-        found = search(model, **arguments)
-    finally:
-        handle.remove()
+    calls: list[int] = []
+    handle = model.model.decoder.register_forward_hook(lambda module, inputs, outputs: calls.append(1))
+    found = search(model, **arguments)
+    handle.remove()
     assert found.equal(expected)
-    assert len(lengths) == expected.shape[1] - 1 == 10
+    assert len(calls) == expected.shape[1] - 1 == 10
 
 
 @hypothesis.given(
@@ -353,98 +396,3 @@ def test_largest_values_of_a_vocabulary(rows: int, size: int, k: int, distinct: 
     assert all(len(set(row)) == k for row in indices.tolist())
     if distinct:
         assert indices.equal(expected.indices)
-
-
-# Caches
-
-
-@torch.no_grad()
-def next_logits(model: Model, cache: EncoderDecoderCache, tokens: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
-    logits: torch.Tensor = model(decoder_input_ids=tokens, past_key_values=cache, use_cache=True, **inputs).logits
-    return logits
-
-
-@hypothesis.given(
-    actions=st.lists(
-        st.one_of(
-            st.tuples(st.just("repeat"), st.integers(1, 3)),
-            st.tuples(st.sampled_from(["select", "reorder"]), st.lists(st.integers(0, 100), min_size=1, max_size=6)),
-        ),
-        max_size=5,
-    ),
-    data=st.data(),
-)
-def test_foreign_searches_may_do_anything_with_the_cache(actions: list[tuple[str, Any]], data: st.DataObject) -> None:
-    """Whatever rows are repeated, dropped or exchanged, it answers like a cache that has the source for each row."""
-    model, lengths = shared_model("sdpa"), [4, 2, 5]
-    batch = make_batch(lengths)
-    with torch.no_grad():
-        states = model.get_encoder()(**batch).last_hidden_state
-    ours = SourceSharingCache.adopt(make_cache(model, "dynamic", 0, 0))
-    plain = make_cache(model, "dynamic", 0, 0)
-    sentences = torch.arange(len(lengths))
-    tokens = torch.tensor([[BOS, 7]]).repeat(len(sentences), 1)
-    for action in [*actions, ("reorder", None)]:
-        # Ours is told of the source as the batch has it, the other as its rows need it.
-        shared = {"encoder_outputs": (states,), "attention_mask": batch["attention_mask"]}
-        expanded = {"encoder_outputs": (states[sentences],), "attention_mask": batch["attention_mask"][sentences]}
-        each = len(sentences) // len(lengths)
-        is_whole = sentences.equal(torch.arange(len(lengths)).repeat_interleave(each))
-        given = shared if is_whole and data.draw(st.booleans(), "shared") else expanded
-        torch.testing.assert_close(
-            next_logits(model, ours, tokens, given), next_logits(model, plain, tokens, expanded), atol=1e-5, rtol=1e-5
-        )
-        kind, argument = action
-        rows = len(sentences)
-        if kind == "repeat":
-            for cache in (ours, plain):
-                cache.batch_repeat_interleave(argument)
-            kept = torch.arange(rows).repeat_interleave(argument)
-        else:
-            indices = [*range(rows)] if argument is None else argument
-            kept = torch.tensor(indices) % rows
-            for cache in (ours, plain):
-                cast(Any, cache.batch_select_indices if kind == "select" else cache.reorder_cache)(kept)
-        sentences = sentences[kept]
-        tokens = torch.arange(len(kept))[:, None] % 9 + 3
-
-
-def test_an_adopted_cache_is_the_given_one() -> None:
-    given = make_cache(shared_model("sdpa"), "dynamic", 0, 0)
-    adopted = SourceSharingCache.adopt(given)
-    assert SourceSharingCache.adopt(adopted) is adopted
-    batch = make_batch([3])
-    next_logits(shared_model("sdpa"), adopted, torch.tensor([[BOS, 5]]), batch)
-    assert given.get_seq_length() == 2
-    assert given.is_updated == {0: True, 1: True}
-
-
-def test_source_stays_at_the_number_of_sentences() -> None:
-    model = shared_model("eager-pre-norm")
-    batch = make_batch([4, 2])
-    found = search(model, **batch, num_beams=3, return_dict_in_generate=True, output_attentions=True)
-    cache = found.past_key_values
-    assert {layer.keys.shape[0] for layer in cache.cross_attention_cache.layers} == {2}
-    assert {layer.keys.shape[0] for layer in cache.self_attention_cache.layers} == {6}
-    heads = model.config.decoder_attention_heads
-    assert {tuple(weights.shape) for step in found.cross_attentions for weights in step} == {(6, heads, 1, 5)}
-
-
-def test_rows_that_cannot_be_divided() -> None:
-    model = shared_model("sdpa")
-    with pytest.raises(ValueError, match="3 target rows cannot be divided among 2 sources"):
-        model(**make_batch([3, 2]), decoder_input_ids=torch.full((3, 1), BOS))
-
-
-def test_shared_history_layer_keeps_entries_in_order() -> None:
-    layer = SharedHistoryLayer()
-    first = torch.arange(2 * 3).view(2, 1, 3, 1).float()
-    layer.update(first, first)
-    then = 10 + torch.arange(4).view(4, 1, 1, 1).float()
-    keys, values = layer.update(then, -then)
-    assert keys[:, 0, :, 0].tolist() == [[0, 1, 2, 10, 11], [3, 4, 5, 12, 13]]
-    assert values[:, 0, 3:, 0].tolist() == [[-10, -11], [-12, -13]]
-    assert layer.get_seq_length() == 4
-    layer.keep_sentences(torch.tensor([1]))
-    keys, _ = layer.update(then[:2], then[:2])
-    assert keys[:, 0, :, 0].tolist() == [[3, 4, 5, 12, 13, 10, 11]]
