@@ -398,7 +398,7 @@ def test_empty_sides_are_an_error_or_dropped(tmp_path: Path, kind: str, caplog: 
 def test_empty_sides_among_the_first_samples(tmp_path: Path, kind: str) -> None:
     arguments = write_holes(tmp_path, kind)
     assert to_pairs(load_parallel_corpus(**arguments, max_samples=1)) == [("a", "b")]
-    with pytest.raises(ValueError, match=" (line|record) 2: empty"):
+    with pytest.raises(ValueError, match=r" (line|record) 2: empty"):
         load_parallel_corpus(**arguments, max_samples=2)
     assert to_pairs(load_parallel_corpus(**arguments, max_samples=2, empty_lines="drop")) == [("a", "b"), ("c", "d")]
 
