@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from vanilla_transformer.single_stacks import SingleStack, find_single_stack
+from vanilla_transformer.tasks import SingleStack, find_single_stack
 
 from .facts import ModelFolder, read_config, read_json
 from .words import (

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vanilla_transformer.single_stacks import SingleStack
-from vanilla_transformer.tasks import Task
+from vanilla_transformer.tasks import SingleStack, Task
 
 NOT_RECORDED = "not recorded"
 

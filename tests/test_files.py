@@ -1,4 +1,4 @@
-"""Folders that are complete or absent, and what a file of text must not replace."""
+"""Folders that are complete or absent, what a file of text must not replace, names of models that are no folders."""
 
 import os
 import subprocess
@@ -8,13 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from vanilla_transformer import files as folders
-from vanilla_transformer.files import check_new_folder, check_text_output, new_folder
+from vanilla_transformer import files
+from vanilla_transformer.files import (
+    check_model_name,
+    check_new_folder,
+    check_text_output,
+    explain_missing_model,
+    new_file,
+    new_folder,
+)
+from vanilla_transformer.inference.translate import load_model_and_tokenizer
 
 
 def run_alone(program: str, *arguments: str | Path) -> str:
-    """Runs a program in a process that has loaded this one module, as `folders`; returns what it prints."""
-    load = f"import os, runpy, sys\nfolders = runpy.run_path({folders.__file__!r})\n"
+    """Runs a program in a process that has loaded this one module, as `files`; returns what it prints."""
+    load = f"import os, runpy, sys\nfiles = runpy.run_path({files.__file__!r})\n"
     command = [sys.executable, "-c", load + program, *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
@@ -27,15 +35,30 @@ def test_a_new_folder_holds_what_was_put_into_it_and_leaves_nothing_beside_it(tm
     assert os.listdir(tmp_path / "a") == ["b"]
 
 
-def test_after_an_error_there_is_no_folder(tmp_path: Path) -> None:
+def test_after_an_error_there_is_no_folder_and_no_file(tmp_path: Path) -> None:
     def fill(folder: Path) -> None:
-        with new_folder(folder) as partial:
+        with new_folder(folder) as partial, new_file(folder.with_suffix(".txt")) as file:
             (partial / "file").write_text("content")
+            file.write_text("content")
             raise RuntimeError("disk full")
 
     with pytest.raises(RuntimeError, match="disk full"):
         fill(tmp_path / "b")
     assert os.listdir(tmp_path) == []
+
+
+def test_a_file_is_replaced_at_the_end_and_only_where_that_is_allowed(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "file"
+    for content in ("old", "new"):
+        with new_file(path, overwrite=True) as partial:
+            partial.write_text(content)
+            assert not path.exists() or path.read_text() == "old"
+    assert path.read_text() == "new"
+    with pytest.raises(FileExistsError, match="file exists; choose another name"), new_file(path):
+        pass
+    with pytest.raises(FileExistsError, match="is a folder"), new_file(tmp_path):
+        pass
+    assert os.listdir(tmp_path / "a") == ["file"]
 
 
 def test_an_empty_folder_is_filled_and_one_with_files_refused(tmp_path: Path) -> None:
@@ -63,7 +86,7 @@ def test_what_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_others_may_read_it_as_far_as_the_umask_allows(tmp_path: Path) -> None:
-    run_alone("os.umask(0o027)\nwith folders['new_folder'](sys.argv[1]): pass\n", tmp_path / "b")
+    run_alone("os.umask(0o027)\nwith files['new_folder'](sys.argv[1]): pass\n", tmp_path / "b")
     assert (tmp_path / "b").stat().st_mode & 0o777 == 0o750
 
 
@@ -135,7 +158,7 @@ def test_a_file_above_it(tmp_path: Path, place: str) -> None:
 def test_a_folder_above_it_that_is_closed() -> None:
     program = (
         "if os.geteuid() == 0: os.setuid(65534)\n"  # the superuser may write anywhere
-        "try: folders['check_new_folder'](sys.argv[1])\n"
+        "try: files['check_new_folder'](sys.argv[1])\n"
         "except PermissionError as error: print(error)\n"
     )
     with tempfile.TemporaryDirectory() as closed:
@@ -159,3 +182,40 @@ def test_a_text_is_not_written_over_what_it_is_made_from(tmp_path: Path) -> None
         check_text_output(one, inputs=[other])
     assert check_text_output(one, inputs=[other], overwrite=True) == one
     assert check_text_output(tmp_path / "new", inputs=[tmp_path / "nowhere"]) == tmp_path / "new"
+
+
+@pytest.mark.parametrize(
+    "name", ["out/my/model", "./model", "../model", "~/model", "/model", "model/", "my model", "x" * 300, "a\0b"]
+)
+def test_what_the_hub_cannot_have_is_a_missing_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=rf"^There is no folder {name}\.$"):
+        check_model_name(name)
+    with pytest.raises(FileNotFoundError, match=rf"^There is no folder {name}\.$"):
+        load_model_and_tokenizer(name)
+
+
+def test_folders_and_names_on_the_hub_are_fine(tmp_path: Path) -> None:
+    for name in (tmp_path, str(tmp_path), f"{tmp_path}/", "bert-base", "user/my.model_1"):
+        check_model_name(name)
+
+
+def test_a_file_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.touch()
+    with pytest.raises(NotADirectoryError, match=r"is a file\. Name the folder of a model, or a model on the Hub"):
+        check_model_name(path)
+
+
+def test_a_name_that_the_hub_does_not_give_may_be_a_folder_that_is_not_there() -> None:
+    with pytest.raises(
+        OSError, match=r"There is no folder out/typo, and no model of that name could be loaded .*Hub: "
+    ):
+        load_model_and_tokenizer("out/typo")
+
+
+def test_what_is_wrong_within_a_folder_is_said_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"^the disk fails$"), explain_missing_model(tmp_path):
+        raise OSError("the disk fails")
