@@ -87,9 +87,9 @@ def convert_joeynmt(path: str | os.PathLike[str]) -> ConvertedModel:
     """
     checkpoint = _find_checkpoint(Path(path))
     source = f"the JoeyNMT model {checkpoint.parent.resolve().name}/{checkpoint.name}"
-    settings = _read_settings(checkpoint.parent / "config.yaml")
+    settings = read_settings(checkpoint.parent / "config.yaml")
     encoder, decoder = _check_settings(settings, source)
-    symbols = _read_symbols(settings)
+    symbols = read_symbols(settings)
     tokens, target_tokens = (
         _read_vocabulary(checkpoint.parent / name, symbols) for name in ("src_vocab.txt", "trg_vocab.txt")
     )
@@ -129,7 +129,8 @@ def _find_checkpoint(path: Path) -> Path:
     raise ConversionError(f"{path} is no folder of a training with JoeyNMT: there is no checkpoint (*.ckpt) in it.")
 
 
-def _read_settings(path: Path) -> dict[str, Any]:
+def read_settings(path: Path) -> dict[str, Any]:
+    """Returns the four sections of a `config.yaml` that say what a model is."""
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -172,7 +173,7 @@ def _check_settings(settings: Mapping[str, Any], source: str) -> list[SimpleName
     return stacks
 
 
-def _read_symbols(settings: Mapping[str, Any]) -> SimpleNamespace:
+def read_symbols(settings: Mapping[str, Any]) -> SimpleNamespace:
     """Returns the special tokens, with the names and the ids that JoeyNMT gives them."""
     given = settings["data"].get("special_symbols") or {}
     defaults: dict[str, Any] = {f"{name}_token": token for name, token in SYMBOLS.items()}
