@@ -22,10 +22,9 @@ from transformers import AutoModelForSeq2SeqLM, HfArgumentParser
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.commands.command_line import make_argument_parser
-from vanilla_transformer.conversion.comparing import TOLERANCE
+from vanilla_transformer.conversion.converted import TOLERANCE
 from vanilla_transformer.conversion.errors import ConversionError
-from vanilla_transformer.conversion.sources import SOURCES, convert, detect_format
-from vanilla_transformer.conversion.targets import TARGETS
+from vanilla_transformer.conversion.sources import SOURCES, TARGETS, convert, detect_format
 from vanilla_transformer.data.vocabularies import load_tokenizer
 from vanilla_transformer.files import check_new_folder
 

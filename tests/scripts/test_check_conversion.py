@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    path = Path(__file__).parents[2] / "scripts" / "check_conversion.py"
+    path = Path(__file__).parents[2] / "scripts" / "benchmarks" / "check_conversion.py"
     spec = importlib.util.spec_from_file_location("check_conversion", path)
     assert spec is not None
     assert spec.loader is not None

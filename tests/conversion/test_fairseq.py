@@ -315,7 +315,7 @@ def test_a_refusal_names_every_obstacle(tmp_path: Path) -> None:
         ({"arch": "transformer_align"}, r"arch is 'transformer_align' \(can be: 'transformer', "),
         ({"decoder_embed_dim": 16}, r"encoder_embed_dim is 8 and decoder_embed_dim 16 \(must be the same\)"),
         ({**LEARNED, "max_target_positions": 9}, "do not fit the model"),
-        ({"encoder_attention_heads": 3}, r"(?s)make no model: .*encoder_attention_heads=3 must divide d_model=8"),
+        ({"encoder_attention_heads": 3}, r"(?s)no counterpart .*encoder_attention_heads=3 must divide d_model=8"),
         ({"encoder_layers": 3}, "missing:\n    model.encoder.layers.2"),
         ({"encoder_layers": 1}, "no place for:\n    model.encoder.layers.1"),
         (

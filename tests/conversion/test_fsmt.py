@@ -258,7 +258,9 @@ class TestRefusals:
         with torch.no_grad():
             fsmt.model.encoder.embed_positions.weight[5, 3] += 0.01
         fsmt.save_pretrained(tmp_path)
-        with pytest.raises(ConversionError, match=r"model\.encoder\.embed_positions\.weight is not .* row 5 differs"):
+        with pytest.raises(
+            ConversionError, match=r"model\.encoder\.embed_positions\.weight is not .* position 5 differs"
+        ):
             convert_fsmt(str(tmp_path))
 
     def test_a_vocabulary_that_is_not_whole_or_another_s_is_refused(self, wmt: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tiny_vanilla import make_model
 from transformers import AutoTokenizer
 
-from vanilla_transformer.conversion.comparing import Batch, compare_with, draw_batch
+from vanilla_transformer.conversion.converted import Batch, compare_with, draw_batch
 from vanilla_transformer.conversion.errors import ConversionError
 from vanilla_transformer.conversion.tokenizers.vocabularies import align_special_tokens, make_word_tokenizer
 
