@@ -37,7 +37,6 @@ import vanilla_transformer  # noqa: F401  (registers the model with the Auto cla
 from vanilla_transformer.commands.command_line import USAGE, make_argument_parser
 from vanilla_transformer.files import AVERAGED_FOLDER
 from vanilla_transformer.hub.errors import PushError, check_token
-from vanilla_transformer.hub.pushing import describe_error
 from vanilla_transformer.tasks import get_task, record_task
 from vanilla_transformer.training.arguments import (
     DataArguments,
@@ -61,7 +60,7 @@ from vanilla_transformer.training.setup import (
     settle_prefix,
     settle_training_arguments,
 )
-from vanilla_transformer.training.trainer import TranslationTrainer
+from vanilla_transformer.training.trainer import TranslationTrainer, describe_error
 
 
 def make_parser() -> HfArgumentParser:

@@ -197,10 +197,6 @@ class TestTables:
         assert len(ruler) == len(headers)
         assert [[re.sub(r"\\(.)", r"\1", cell) for cell in row] for row in (headers, *rows)] == cells
 
-    def test_without_measurements_there_is_no_table(self) -> None:
-        with pytest.raises(ValueError, match="measurements is empty"):
-            make_cells([])
-
     def test_the_search_is_named_with_its_length_penalty(self) -> None:
         assert describe_search({"num_beams": 4}).startswith("beam 4, length penalty 1 (score / length^penalty, the lib")
         gnmt = describe_search({"num_beams": 4, "length_penalty": 0.6, "length_penalty_type": "gnmt"})
