@@ -31,10 +31,6 @@ from vanilla_transformer.model.loss_vanilla_transformer import (
     label_smoothed_cross_entropy,
 )
 
-chunks_exist = pytest.mark.skipif(
-    not hasattr(nn, "LinearCrossEntropyOptions"), reason="this torch has no cross-entropy in chunks"
-)
-
 
 def make_problem(
     rows: int, d_model: int, vocabulary: int, bias: bool = False, ignored: float = 0.0, seed: int = 0
@@ -126,7 +122,7 @@ def test_loss_is_smoothed_in_training_only(smoothing: float, divisor: int | None
     assert with_logits.loss.item() == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("compute", ["plain", pytest.param("lean", marks=chunks_exist)])
+@pytest.mark.parametrize("compute", ["plain", "fused"])
 @given(
     # From a single row to several chunks of them.
     rows=st.one_of(st.integers(1, 8), st.integers(120, 400)),
@@ -154,8 +150,8 @@ def test_value_and_gradients_are_those_of_the_definition(
     layer, hidden_states, labels = make_problem(rows, d_model, vocabulary, bias, ignored, seed)
     labels[0, 0] = 1
     hidden_states.requires_grad_()
-    assert has_plain_weights(layer, hidden_states) == hasattr(nn, "LinearCrossEntropyOptions")
-    if compute == "lean":
+    assert has_plain_weights(layer, hidden_states)
+    if compute == "fused":
         loss = fused_cross_entropy(layer, hidden_states, labels, smoothing, count)
     else:
         loss = label_smoothed_cross_entropy(layer(hidden_states), labels, smoothing, count)
@@ -164,24 +160,22 @@ def test_value_and_gradients_are_those_of_the_definition(
     assert_close(gradients(loss, hidden_states, layer), oracle(layer, hidden_states, labels, smoothing, divisor))
 
 
-@chunks_exist
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("count", [None, 5])
 def test_a_batch_without_labels_that_count(count: int | None, smoothing: float) -> None:
     """The loss is that of the plain computation (0 / 0 or 0 / 5), and no gradient is broken by it."""
     layer, hidden_states, labels = make_problem(300, 8, 17, bias=True, ignored=1.0)
     hidden_states.requires_grad_()
-    lean = gradients(fused_cross_entropy(layer, hidden_states, labels, smoothing, count), hidden_states, layer)
+    fused = gradients(fused_cross_entropy(layer, hidden_states, labels, smoothing, count), hidden_states, layer)
     logits = layer(hidden_states)
     plain = gradients(label_smoothed_cross_entropy(logits, labels, smoothing, count), hidden_states, layer)
-    torch.testing.assert_close(lean, plain, rtol=0.0, atol=0.0, equal_nan=True)
-    assert not any(tensor.any() for name, tensor in lean.items() if name != "loss")
+    torch.testing.assert_close(fused, plain, rtol=0.0, atol=0.0, equal_nan=True)
+    assert not any(tensor.any() for name, tensor in fused.items() if name != "loss")
 
 
 # Half precision
 
 
-@chunks_exist
 def test_autocast_to_float16_costs_the_loss_no_digit() -> None:
     """On a CPU, float32 states and weights give under autocast the loss and gradients of float32."""
     layer, hidden_states, labels = make_problem(400, 24, 90, bias=True, ignored=0.2)
@@ -192,7 +186,6 @@ def test_autocast_to_float16_costs_the_loss_no_digit() -> None:
     assert_close(gradients(loss, hidden_states, layer), oracle(layer, hidden_states, labels, 0.1, None))
 
 
-@chunks_exist
 def test_autocast_leaves_double_precision() -> None:
     layer, hidden_states, labels = make_problem(400, 24, 90, bias=True, ignored=0.2)
     layer, hidden_states = layer.double(), hidden_states.double().requires_grad_()
@@ -202,16 +195,15 @@ def test_autocast_leaves_double_precision() -> None:
     assert_close(found, oracle(layer, hidden_states, labels, 0.1, None), tolerance=1e-7)
 
 
-@chunks_exist
 def test_autocast_to_bfloat16_costs_no_more_than_where_the_logits_are_built() -> None:
     """Loss and gradients are as near to those of double precision as torch's own autocast brings them, or nearer."""
     layer, hidden_states, labels = make_problem(400, 24, 90, bias=True, ignored=0.2)
     hidden_states.requires_grad_()
     exact = oracle(layer, hidden_states, labels, 0.1, None)
     errors = []
-    for lean in (True, False):
+    for is_fused in (True, False):
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            if lean:
+            if is_fused:
                 loss = fused_cross_entropy(layer, hidden_states, labels, 0.1)
             else:
                 loss = label_smoothed_cross_entropy(layer(hidden_states), labels, 0.1)
@@ -222,7 +214,6 @@ def test_autocast_to_bfloat16_costs_no_more_than_where_the_logits_are_built() ->
         assert errors[0][name] <= 1.1 * by_torch, name
 
 
-@chunks_exist
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_weights_are_rounded_once(dtype: torch.dtype) -> None:
     """Of a model in half precision the loss is exact, and its gradients are right to their type's last digit."""
@@ -235,7 +226,6 @@ def test_half_precision_weights_are_rounded_once(dtype: torch.dtype) -> None:
     assert_close(found, expected, tolerance=2 * torch.finfo(dtype).eps)
 
 
-@chunks_exist
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_losses_of_half_precision_products_are_added_in_float32(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -305,7 +295,6 @@ def test_when_logits_are_returned(training: bool, skip_logits: bool | None) -> N
         assert model(**batch, skip_logits=skip_logits).logits.shape == (3, 5, 17)
 
 
-@chunks_exist
 def test_no_tensor_as_large_as_the_logits_is_allocated() -> None:
     """A whole training step holds a chunk of rows of them at most; where the logits are asked for, all of them."""
     model = make_model(vocab_size=600, label_smoothing=0.1, lm_head_bias=True, max_position_embeddings=400).train()
@@ -321,7 +310,6 @@ def test_no_tensor_as_large_as_the_logits_is_allocated() -> None:
     assert largest_allocation(step) == logits * MINIMUM_ROWS // rows
 
 
-@chunks_exist
 def test_the_second_derivative_needs_the_logits() -> None:
     """Gradients are made in the forward pass: once used they are gone, unless logits are asked for."""
     model = make_model(attention="eager").train()
@@ -494,7 +482,7 @@ def test_hooks_see_the_whole_logits() -> None:
         with register(hook):
             compute_logits_and_loss(layer, hidden_states, labels, 0.1, None, skip_logits=True)
     assert shapes == [(2, 300, 17)] * 2
-    assert has_plain_weights(layer, hidden_states) == hasattr(nn, "LinearCrossEntropyOptions")
+    assert has_plain_weights(layer, hidden_states)
 
 
 def test_offloaded_weights() -> None:
@@ -522,16 +510,6 @@ def test_weights_that_are_not_there_or_do_not_fit() -> None:
     assert not has_plain_weights(elsewhere, hidden_states.to("meta"))
     layer.weight.data = torch.empty(0)
     assert not has_plain_weights(layer, hidden_states)
-
-
-def test_torch_without_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An older torch trains with the same loss and gradients, and skips the same logits."""
-    model = make_model(label_smoothing=0.1).train()
-    expected = loss_and_gradients(model, **make_batch())
-    monkeypatch.delattr(nn, "LinearCrossEntropyOptions", raising=False)
-    monkeypatch.delattr(nn.functional, "linear_cross_entropy", raising=False)
-    assert model(**make_batch()).logits is None
-    assert_close(loss_and_gradients(model, **make_batch()), expected)
 
 
 # The library's trainer
