@@ -427,16 +427,3 @@ def test_scripts_for_translation_refuse_halves(
         main(script)("--model_name_or_path", folder, *rest)
     assert re.search("error: .*VanillaTransformerForCausalLM", capsys.readouterr().err)
     assert not (tmp_path / "run").exists()
-
-
-# --- publishing --------------------------------------------------------------------------------------------------
-
-
-def test_a_saved_half_brings_its_code(whole: Path, tokenizer: VanillaTransformerTokenizer, tmp_path: Path) -> None:
-    """Which is what `push_to_hub` uploads."""
-    folder = Path(save(AutoModelForTokenClassification.from_pretrained(whole), tokenizer, tmp_path / "saved"))
-    package = Path(vanilla_transformer.__file__).parent / "model"
-    assert {path.name for path in folder.glob("*.py")} == {
-        path.name for path in package.glob("*_vanilla_transformer.py")
-    }
-    assert type(AutoTokenizer.from_pretrained(folder)) is VanillaTransformerTokenizer

@@ -1,7 +1,11 @@
 """The encoder alone: states for each token of a text, and heads that classify the text, its tokens or a span of it.
 
-Parameters have the names that they have in the whole Transformer, so that the encoder of a translation model can be
-taken over: `VanillaTransformerForSequenceClassification.from_pretrained("a-translation-model", num_labels=2)`.
+Parameters have the names that they have in the encoder-decoder, so that the encoder of a translation model can be taken
+over: `VanillaTransformerForSequenceClassification.from_pretrained("a-translation-model", num_labels=2)`.
+
+Every `forward` takes tokens `input_ids` (B, S), or `inputs_embeds` (B, S, D), not yet scaled, in their place, and
+`attention_mask` (B, S), 1 at tokens and 0 at padding on either side, `None` where nothing is padding. It also takes
+`output_attentions`, `output_hidden_states`, `return_dict`, and what the attention implementation takes.
 
 Shapes: B batch, S length, D d_model, N number of labels.
 """
@@ -23,7 +27,7 @@ from transformers.utils.generic import TransformersKwargs, can_return_tuple
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .loss_vanilla_transformer import IGNORED_LABEL
 from .modeling_vanilla_transformer import VanillaTransformerEncoder
-from .single_stack_vanilla_transformer import SingleStackModel
+from .pretrained_vanilla_transformer import SingleStackModel
 
 
 class VanillaTransformerEncoderModel(SingleStackModel):
@@ -49,19 +53,10 @@ class VanillaTransformerEncoderModel(SingleStackModel):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
-        """Encodes a text.
+        """Encodes texts (B, S) to `last_hidden_state` (B, S, D).
 
-        Args:
-            input_ids: Tokens (B, S).
-            attention_mask: (B, S), 1 at tokens and 0 at padding; `None`: nothing is padding.
-            past_key_values: Must be `None`, as the library's generic heads pass it: an encoder reads its text at once.
-            inputs_embeds: Embeddings (B, S, D), not yet scaled, instead of `input_ids`.
-            use_cache: Must not be true, likewise.
-            **kwargs: `output_attentions`, `output_hidden_states`, `return_dict`, and what the attention implementation
-                takes; `position_ids` must be `None`, since positions follow from the mask.
-
-        Returns:
-            `BaseModelOutput` with `last_hidden_state` (B, S, D).
+        The library's generic heads pass `past_key_values` and `use_cache`: an encoder reads its text at once, so these
+        must not be set. Nor must `position_ids`, since positions follow from the mask.
 
         Raises:
             ValueError: If tokens are given twice or not at all, or what an encoder has no use for is given.
@@ -74,11 +69,7 @@ class VanillaTransformerEncoderModel(SingleStackModel):
 
 
 def check_padding_mask(attention_mask: torch.Tensor | None) -> None:
-    """Makes sure that a mask says of each token whether it is padding, for heads that have to know.
-
-    Raises:
-        ValueError: If it is not of two dimensions, but says which tokens attend to which.
-    """
+    """Refuses a mask of which tokens attend to which: heads need one (B, S) that says which tokens are padding."""
     if attention_mask is not None and attention_mask.ndim != 2:
         raise ValueError(
             f"attention_mask must be (B, S) for this head, 1 at tokens and 0 at padding, not {attention_mask.ndim}-D."
@@ -123,17 +114,14 @@ class VanillaTransformerForSequenceClassification(EncoderWithHead):
 
         Args:
             input_ids: Tokens (B, S).
-            attention_mask: (B, S), 1 at tokens and 0 at padding, on either side; `None`: nothing is padding.
-            inputs_embeds: Embeddings (B, S, D), not yet scaled, instead of `input_ids`.
+            attention_mask: (B, S).
+            inputs_embeds: (B, S, D).
             labels: (B,): classes in [0, N), or numbers for regression (`problem_type`, or N = 1); (B, N): 0 or 1 for
                 each of several labels.
             **kwargs: As for the encoder.
 
         Returns:
             `SequenceClassifierOutput` with `logits` (B, N), and with labels `loss`, the mean over the batch.
-
-        Raises:
-            ValueError: If tokens are given twice or not at all, or the mask is of another shape.
         """
         check_padding_mask(attention_mask)
         outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
@@ -174,17 +162,14 @@ class VanillaTransformerForTokenClassification(EncoderWithHead):
 
         Args:
             input_ids: Tokens (B, S).
-            attention_mask: (B, S), 1 at tokens and 0 at padding, on either side; `None`: nothing is padding.
-            inputs_embeds: Embeddings (B, S, D), not yet scaled, instead of `input_ids`.
+            attention_mask: (B, S).
+            inputs_embeds: (B, S, D).
             labels: (B, S): classes in [0, N); -100 where the loss shall not count.
-            **kwargs: As for the encoder, and `num_items_in_batch`, the number of labels to divide the loss by, which
-                the library's head ignores: a batch that the Trainer processes in parts would have too large gradients.
+            **kwargs: As for the encoder, and `num_items_in_batch`, the number of labels to divide the loss by. The
+                library's head ignores it, so that batches which the Trainer processes in parts get too large gradients.
 
         Returns:
             `TokenClassifierOutput` with `logits` (B, S, N), and with labels `loss`, the mean over those that count.
-
-        Raises:
-            ValueError: If tokens are given twice or not at all.
         """
         count = kwargs.pop("num_items_in_batch", None)
         outputs: TokenClassifierOutput = GenericForTokenClassification.forward(
@@ -238,8 +223,8 @@ class VanillaTransformerForQuestionAnswering(EncoderWithHead):
 
         Args:
             input_ids: Tokens (B, S) of a question and a text.
-            attention_mask: (B, S), 1 at tokens and 0 at padding, on either side; `None`: nothing is padding.
-            inputs_embeds: Embeddings (B, S, D), not yet scaled, instead of `input_ids`.
+            attention_mask: (B, S).
+            inputs_embeds: (B, S, D).
             start_positions: (B,): indices of the answers' first tokens; those at padding or outside do not count.
             end_positions: (B,): those of their last tokens.
             **kwargs: As for the encoder.
@@ -247,9 +232,6 @@ class VanillaTransformerForQuestionAnswering(EncoderWithHead):
         Returns:
             `QuestionAnsweringModelOutput` with `start_logits` and `end_logits` (B, S), which are the least of all
             numbers at padding, and with positions `loss`, the mean over the batch and both ends, 0 if none count.
-
-        Raises:
-            ValueError: If tokens are given twice or not at all, or the mask is of another shape.
         """
         check_padding_mask(attention_mask)
         outputs: Any = GenericForQuestionAnswering.forward(
