@@ -19,18 +19,13 @@ from transformers import (
     AutoModel,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
     pipeline,
 )
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
-from vanilla_transformer.model.modeling_vanilla_transformer import (
-    VanillaTransformerEncoder,
-    VanillaTransformerPreTrainedModel,
-)
-from vanilla_transformer.model.pretrained_vanilla_transformer import WeightsFileError
+from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerEncoder
+from vanilla_transformer.model.pretrained_vanilla_transformer import VanillaTransformerPreTrainedModel, WeightsFileError
 from vanilla_transformer.training.averaging import average_checkpoints
 
 TEXTS = ["a man rides a horse", "two dogs"]
@@ -159,31 +154,6 @@ class TestNothingIsUnpickled:
         )
         assert "someone/something" in message
         assert "Weights in a pickle" in message
-        assert not mark.exists()
-
-    @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", PICKLE])
-    def test_nor_to_resume(self, name: str, mark: Path, tmp_path: Path) -> None:
-        """The Trainer has torch read tensors and nothing else, and has no use for the other two files."""
-        rows = [{"input_ids": torch.tensor([5, 6, 2]), "labels": torch.tensor([6, 5, 2])}] * 4
-        arguments = Seq2SeqTrainingArguments(
-            output_dir=str(tmp_path / "run"),
-            max_steps=1,
-            save_steps=1,
-            per_device_train_batch_size=2,
-            use_cpu=True,
-            disable_tqdm=True,
-            report_to="none",
-        )
-        Seq2SeqTrainer(model=make_model(), args=arguments, train_dataset=rows).train()
-        checkpoint = tmp_path / "run" / "checkpoint-1"
-        torch.save(Trap(mark), checkpoint / name)
-        arguments.max_steps = 2
-        trainer = Seq2SeqTrainer(model=make_model(), args=arguments, train_dataset=rows)
-        if name in ("training_args.bin", PICKLE):
-            trainer.train(resume_from_checkpoint=str(checkpoint))
-        else:
-            with pytest.raises(pickle.UnpicklingError, match="weights_only"):
-                trainer.train(resume_from_checkpoint=str(checkpoint))
         assert not mark.exists()
 
     def test_nor_in_an_adapter(self, copy: Copy, mark: Path, tmp_path: Path) -> None:

@@ -73,7 +73,8 @@ def root(tmp_path_factory: pytest.TempPathFactory, repository_root: Path) -> Pat
 
 @pytest.fixture(scope="module")
 def expected(root: Path) -> dict[str, Any]:
-    return json.loads((root / "expected.json").read_text())  # type: ignore[no-any-return]
+    content: dict[str, Any] = json.loads((root / "expected.json").read_text())
+    return content
 
 
 def check(found: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -18,7 +18,6 @@ from tiny_single_stacks import DECODERS, ENCODERS, SINGLE_STACKS, TRAINABLE, mai
 from tiny_vanilla import ALL_SHARING, SHARING, assert_close, make_config, make_model, make_sentences, pad
 from torch import nn
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -97,15 +96,6 @@ def test_saving_and_loading(name: str, sharing: str, tmp_path: Path) -> None:
     assert stored.keys() == parameters.keys()
     ids = torch.tensor(make_sentences([5]))
     assert torch.equal(main_output(run(loaded, input_ids=ids)), main_output(run(model, input_ids=ids)))
-
-
-@pytest.mark.parametrize("name", SINGLE_STACKS)
-def test_ties_are_declared(name: str, tmp_path: Path) -> None:
-    """What a file lacks, because it is another's table, is what the class says is tied."""
-    model = make_single_stack(name)
-    model.save_pretrained(tmp_path)
-    missing = model.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=False).missing_keys
-    assert set(missing) == set(model._tied_weights_keys)
 
 
 @pytest.mark.parametrize("name", SINGLE_STACKS)
@@ -207,18 +197,6 @@ def test_from_the_whole(name: str, sharing: str, wholes: dict[str, Path], caplog
     assert half.config.num_hidden_layers == depth
 
 
-@pytest.mark.parametrize("name", ["VanillaTransformerForTokenClassification", "VanillaTransformerForCausalLM"])
-def test_files_in_pieces(name: str, wholes: dict[str, Path], tmp_path: Path) -> None:
-    """A half is saved in several files and loaded from them, its own or the whole's."""
-    half = SINGLE_STACKS[name].from_pretrained(wholes["shared-tied"])
-    for model in (half, AutoModelForSeq2SeqLM.from_pretrained(wholes["shared-tied"])):
-        folder = tmp_path / type(model).__name__
-        model.save_pretrained(folder, max_shard_size="3KB")
-        assert len(list(folder.glob("*.safetensors"))) > 2
-        found = SINGLE_STACKS[name].from_pretrained(folder).base_model.state_dict()
-        assert all(torch.equal(tensor, found[key]) for key, tensor in half.base_model.state_dict().items())
-
-
 @pytest.mark.parametrize(("begins", "starts"), [(None, 1), (0, 2), (5, None)])
 def test_texts_begin_with_what_starts_the_decoder(begins: int | None, starts: int | None, tmp_path: Path) -> None:
     """Marian's starts with padding and has no `<s>`, fairseq's with `</s>`."""
@@ -235,16 +213,6 @@ def test_texts_begin_with_what_starts_the_decoder(begins: int | None, starts: in
         assert whole.generate(torch.tensor([[4, 5]]), max_new_tokens=2)[0, 0] == starts
 
 
-@pytest.mark.parametrize("name", ENCODERS)
-def test_encoder_states_are_the_wholes(name: str, wholes: dict[str, Path]) -> None:
-    whole = AutoModelForSeq2SeqLM.from_pretrained(wholes["two-vocabularies-tied"])
-    half = SINGLE_STACKS[name].from_pretrained(wholes["two-vocabularies-tied"])
-    ids, mask = pad(make_sentences([3, 6], vocab_size=17))
-    expected = run(whole.get_encoder(), input_ids=ids, attention_mask=mask).last_hidden_state
-    states = run(half, input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states
-    torch.testing.assert_close(states[-1], expected, atol=0.0, rtol=0.0)
-
-
 def test_a_language_model_has_a_search_of_its_own(wholes: dict[str, Path]) -> None:
     """Beams and length penalties of a translation model are not taken over, unless they are asked for."""
     model = AutoModelForCausalLM.from_pretrained(wholes["shared-tied"])
@@ -254,14 +222,6 @@ def test_a_language_model_has_a_search_of_its_own(wholes: dict[str, Path]) -> No
     wanted = GenerationConfig(num_beams=3, eos_token_id=2, pad_token_id=1)
     model = AutoModelForCausalLM.from_pretrained(wholes["shared-tied"], generation_config=wanted)
     assert model.generation_config.num_beams == 3
-
-
-def test_a_language_models_own_search_is_kept(wholes: dict[str, Path], tmp_path: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(wholes["shared-tied"])
-    model.generation_config.update(do_sample=True, top_k=5)
-    model.save_pretrained(tmp_path)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path).generation_config
-    assert (again.do_sample, again.top_k) == (True, 5)
 
 
 @pytest.mark.parametrize("name", ["VanillaTransformerForSequenceClassification", "VanillaTransformerForCausalLM"])

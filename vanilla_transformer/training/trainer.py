@@ -46,7 +46,7 @@ from vanilla_transformer.hub.pushing import (
 )
 from vanilla_transformer.inference.evaluate import to_perplexity
 from vanilla_transformer.model.loss_vanilla_transformer import IGNORED_LABEL
-from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
+from vanilla_transformer.model.pretrained_vanilla_transformer import VanillaTransformerPreTrainedModel
 
 from .averaging import AverageCheckpoints
 from .checkpoints import find_last_whole_checkpoint
