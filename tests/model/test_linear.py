@@ -141,26 +141,6 @@ def test_it_is_used_where_it_is_faster(always_onednn: list[tuple[int, ...]], gra
     assert always_onednn == [(4, 8, 6, 5, 6)]
 
 
-def test_hooks_and_shared_weights(always_onednn: list[tuple[int, ...]]) -> None:
-    """All kinds of hooks are called, and a weight that two layers share gets the sum of both gradients."""
-    first, second = Linear(6, 6), Linear(6, 6)
-    second.weight = first.weight
-    called: list[str] = []
-    first.register_forward_pre_hook(lambda *_: called.append("before"))
-    first.register_forward_hook(lambda *_: called.append("after"))
-    first.register_full_backward_hook(lambda *_: called.append("backward"))
-    first.weight.register_post_accumulate_grad_hook(lambda _: called.append("accumulated"))
-    inputs = torch.randn(32, 6, requires_grad=True)
-    second(first(inputs)).sum().backward()
-    assert called[:2] == ["before", "after"]
-    assert sorted(called[2:]) == ["accumulated", "backward"]
-    weight = first.weight.detach().clone().requires_grad_()
-    hidden = nn.functional.linear(inputs, weight, first.bias)
-    nn.functional.linear(hidden, weight, second.bias).sum().backward()
-    assert_same(first.weight.grad, weight.grad)
-    assert always_onednn
-
-
 class Tripled(nn.Linear):
     """What a tool may put in the place of a layer."""
 

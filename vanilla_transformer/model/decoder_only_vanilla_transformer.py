@@ -169,14 +169,6 @@ class VanillaTransformerForCausalLM(SingleStackModel, GenerationMixin):
         if generation_config is not None or not self.is_taken_over:
             super().adjust_generation_fn(generation_config, *args, **kwargs)  # type: ignore[misc]
 
-    def get_output_embeddings(self) -> nn.Linear:
-        """Returns the output layer, (V, D)."""
-        return self.lm_head
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        """Replaces the output layer."""
-        self.lm_head = new_embeddings
-
     def generate(self, inputs: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """Goes on with prompts (B, T), padded on the left, as in the library, and warns of prompts that have ended."""
         prompts = kwargs.get("input_ids") if inputs is None else inputs

@@ -10,12 +10,10 @@ Every `forward` takes tokens `input_ids` (B, S), or `inputs_embeds` (B, S, D), n
 Shapes: B batch, S length, D d_model, N number of labels.
 """
 
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import torch
 from torch import nn
-from transformers.cache_utils import Cache
-from transformers.modeling_layers import GenericForQuestionAnswering, GenericForTokenClassification
 from transformers.modeling_outputs import (
     BaseModelOutput,
     QuestionAnsweringModelOutput,
@@ -48,22 +46,20 @@ class VanillaTransformerEncoderModel(SingleStackModel):
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
         inputs_embeds: torch.FloatTensor | None = None,
-        use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """Encodes texts (B, S) to `last_hidden_state` (B, S, D).
 
-        The library's generic heads pass `past_key_values` and `use_cache`: an encoder reads its text at once, so these
-        must not be set. Nor must `position_ids`, since positions follow from the mask.
+        It reads its text at once, and positions follow from the mask: `past_key_values`, `use_cache` and `position_ids`
+        must not be set.
 
         Raises:
             ValueError: If tokens are given twice or not at all, or what an encoder has no use for is given.
         """
-        given: dict[str, object] = {"past_key_values": past_key_values, "use_cache": use_cache or None}
-        given["position_ids"] = kwargs.pop("position_ids", None)
-        if useless := [name for name, value in given.items() if value is not None]:
+        given = cast(dict[str, Any], kwargs)
+        others = {name: given.pop(name, None) for name in ("past_key_values", "use_cache", "position_ids")}
+        if useless := [name for name, value in others.items() if value is not None and value is not False]:
             raise ValueError(f"An encoder has no use for {', '.join(useless)}.")
         return self.encoder(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
 
@@ -158,30 +154,27 @@ class VanillaTransformerForTokenClassification(EncoderWithHead):
         labels: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> TokenClassifierOutput:
-        """Classifies the tokens of texts, as the library's generic head does.
+        """Classifies the tokens of texts.
 
         Args:
             input_ids: Tokens (B, S).
             attention_mask: (B, S).
             inputs_embeds: (B, S, D).
             labels: (B, S): classes in [0, N); -100 where the loss shall not count.
-            **kwargs: As for the encoder, and `num_items_in_batch`, the number of labels to divide the loss by. The
-                library's head ignores it, so that batches which the Trainer processes in parts get too large gradients.
+            **kwargs: As for the encoder, and `num_items_in_batch`, the number of labels to divide the loss by.
 
         Returns:
             `TokenClassifierOutput` with `logits` (B, S, N), and with labels `loss`, the mean over those that count.
         """
         count = kwargs.pop("num_items_in_batch", None)
-        outputs: TokenClassifierOutput = GenericForTokenClassification.forward(
-            self,
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            inputs_embeds=inputs_embeds,
-            **{**kwargs, "return_dict": True},
-        )
+        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
+        logits = self.score(self.dropout(outputs.last_hidden_state))
+        loss = None
         if labels is not None:
-            outputs.loss = self.loss_function(outputs.logits, labels, self.config, num_items_in_batch=count)
-        return outputs
+            loss = self.loss_function(logits, labels, self.config, num_items_in_batch=count)
+        return TokenClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
 
 
 def _ignore_padding(positions: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
@@ -219,7 +212,7 @@ class VanillaTransformerForQuestionAnswering(EncoderWithHead):
         end_positions: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
-        """Finds where an answer starts and ends, as the library's generic head does, but never at padding.
+        """Finds where an answer starts and ends, never at padding.
 
         Args:
             input_ids: Tokens (B, S) of a question and a text.
@@ -234,14 +227,8 @@ class VanillaTransformerForQuestionAnswering(EncoderWithHead):
             numbers at padding, and with positions `loss`, the mean over the batch and both ends, 0 if none count.
         """
         check_padding_mask(attention_mask)
-        outputs: Any = GenericForQuestionAnswering.forward(
-            self,
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            inputs_embeds=inputs_embeds,
-            **{**kwargs, "return_dict": True},
-        )
-        logits = [outputs.start_logits, outputs.end_logits]
+        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
+        logits = list(self.qa_outputs(outputs.last_hidden_state).unbind(dim=-1))
         padding = torch.zeros_like(logits[0], dtype=torch.bool)
         if attention_mask is not None:
             padding = attention_mask.to(padding.device) == 0
@@ -250,10 +237,5 @@ class VanillaTransformerForQuestionAnswering(EncoderWithHead):
         if start_positions is not None and end_positions is not None:
             starts, ends = (_ignore_padding(each, padding) for each in (start_positions, end_positions))
             loss = (_mean_loss(logits[0], starts) + _mean_loss(logits[1], ends)) / 2
-        return QuestionAnsweringModelOutput(
-            loss=loss,
-            start_logits=logits[0],
-            end_logits=logits[1],
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        states = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
+        return QuestionAnsweringModelOutput(loss=loss, start_logits=logits[0], end_logits=logits[1], **states)

@@ -162,14 +162,6 @@ class TransformerStack(VanillaTransformerPreTrainedModel):
     def _norm_if(self, wanted: bool) -> nn.Module:
         return nn.LayerNorm(self.config.d_model, eps=self.config.layer_norm_eps) if wanted else nn.Identity()
 
-    def get_input_embeddings(self) -> nn.Embedding:
-        """Returns the embedding table, (V, D)."""
-        return self.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replaces the embedding table."""
-        self.embed_tokens = cast(nn.Embedding, value)
-
     def look_up(
         self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, prefix: str = ""
     ) -> torch.Tensor:
@@ -430,18 +422,6 @@ class VanillaTransformerForConditionalGeneration(
         """Returns the source embedding table, (V, D)."""
         return self.model.get_input_embeddings()
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replaces the source embedding table, and the target's where they are one."""
-        self.model.set_input_embeddings(value)
-
-    def get_output_embeddings(self) -> nn.Linear:
-        """Returns the output layer, (V, D)."""
-        return self.lm_head
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        """Replaces the output layer."""
-        self.lm_head = new_embeddings
-
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """Returns the decoder's input (B, T) for labels (B, T); used by `DataCollatorForSeq2Seq`.
 
@@ -511,14 +491,7 @@ class VanillaTransformerForConditionalGeneration(
         logits, loss = compute_logits_and_loss(
             self.lm_head, outputs.last_hidden_state, labels, smoothing, num_items_in_batch, skip_logits
         )
+        others: dict[str, Any] = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return Seq2SeqLMOutput(
-            loss=cast(torch.FloatTensor | None, loss),
-            logits=cast(torch.FloatTensor | None, logits),
-            past_key_values=outputs.past_key_values,
-            decoder_hidden_states=outputs.decoder_hidden_states,
-            decoder_attentions=outputs.decoder_attentions,
-            cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
-            encoder_hidden_states=outputs.encoder_hidden_states,
-            encoder_attentions=outputs.encoder_attentions,
+            loss=cast(torch.FloatTensor | None, loss), logits=cast(torch.FloatTensor | None, logits), **others
         )

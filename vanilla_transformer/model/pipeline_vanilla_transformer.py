@@ -1,10 +1,8 @@
 """The text-to-text pipelines of transformers 4 for transformers 5, which removed them.
 
-`TranslationPipeline`, `SummarizationPipeline` and `Text2TextGenerationPipeline` serve every encoder-decoder text model
-of the library (Marian, M2M100, NLLB, mBART, T5, BART, ...), with transformers 4's inputs, outputs and arguments.
-
-The file needs nothing but torch and transformers, so that a checkpoint can carry it: with `trust_remote_code=True`,
-`pipeline()` then works where this package is not installed.
+They serve every encoder-decoder text model of the library (Marian, M2M100, NLLB, mBART, T5, BART, ...), with
+transformers 4's inputs, outputs and arguments. The file needs nothing but torch and transformers, so that any
+checkpoint can carry it: with `trust_remote_code=True`, `pipeline()` then works where this package is not installed.
 """
 
 import copy
@@ -62,15 +60,12 @@ def map_by_length(
 ) -> Iterator[Result]:
     """Applies a function to batches of items of like length, and gives the results in the order of the items.
 
-    Whatever the number of items, at most `window_size` of them are held, results not yet taken included. The batch
-    that holds the oldest item comes first, so that results keep coming.
+    `function` maps a batch, its longest item first, to a result for each item. `read` returns the next items with their
+    lengths: as many as it is told, or fewer at the end. Items of length 0 come in batches of their own. `fits` says how
+    many items a batch may have whose longest one has this length.
 
-    Args:
-        function: Maps a batch, its longest item first, to a result for each item.
-        read: Returns the next items with their lengths: as many as it is told, or fewer at the end. Items of length 0
-            come in batches of their own.
-        fits: How many items a batch may have whose longest one has this length.
-        window_size: How many items to hold; None for all, in which case the longest batch comes first.
+    At most `window_size` items are held, results not yet taken included. The batch that holds the oldest item comes
+    first, so that results keep coming. With None all are held, and the longest batch comes first.
     """
     waiting: list[tuple[int, int, Item]] = []  # shortest first; the numbers are negative, so that older ones come last
     results: dict[int, Result] = {}
@@ -118,9 +113,8 @@ def count_sentences(
 ) -> int:
     """How many sentences a batch may have, at least one.
 
-    `longest` is the number of tokens of its longest source; fewer than 16 count as 16, since short sources too are
-    searched. There may be a limit of sentences, and one of sentences * rows * longest, where `rows` are the beams or
-    samples of a sentence.
+    There may be a limit of sentences, and one of sentences * rows * longest, where `longest` is the number of tokens of
+    the longest source (at least 16, since short sources too are searched) and `rows` the beams of a sentence.
     """
     limits = [] if batch_size is None else [batch_size]
     if max_batch_tokens is not None:
@@ -179,9 +173,7 @@ class _ModelOutputs:
     """What the model makes of encoded texts, in their order, computed in batches of texts of like length."""
 
     def __init__(self, encoded: Any, run: Callable[[list[Any]], list[Any]], fits: Callable[[int], int]) -> None:
-        self.encoded = encoded
-        self.run = run
-        self.fits = fits
+        self.encoded, self.run, self.fits = encoded, run, fits
 
     def __iter__(self) -> Iterator[Any]:
         remaining = iter(self.encoded)
@@ -202,8 +194,7 @@ class _StopSequences(StoppingCriteria):
     """
 
     def __init__(self, tokenizer: Any, stop_sequences: list[str]) -> None:
-        self.tokenizer = tokenizer
-        self.stop_sequences = stop_sequences
+        self.tokenizer, self.stop_sequences = tokenizer, stop_sequences
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
         """Looks at all sequences, (batch, target_length), and says which are done, (batch,)."""
@@ -283,9 +274,9 @@ class Text2TextGenerationPipeline(Pipeline):
 
         Returns:
             For a text, a list with a dict for each returned sequence. For a list, the dicts in a flat list if each
-            text gave one sequence, otherwise a list of lists. For datasets and generators, an iterator with a list of
-            dicts for each text, in the order of the texts. The dicts hold `{return_name}_text` (str), or
-            `{return_name}_token_ids`, a tensor of shape (target_length,), and with `return_scores` also `score`.
+            text gave one sequence, otherwise a list of lists. For datasets and generators, an iterator over such lists.
+            The dicts hold `{return_name}_text` (str), or `{return_name}_token_ids`, a tensor of shape (target_length,),
+            and with `return_scores` also `score`.
 
         Raises:
             TypeError: If an input is not a text.
@@ -330,10 +321,7 @@ class Text2TextGenerationPipeline(Pipeline):
         return PipelineIterator(outputs, self.postprocess, postprocess_params)
 
     def check_inputs(self, input_length: int, min_length: int, max_length: int | None) -> bool:
-        """Says whether inputs of so many tokens, and outputs between these limits, promise a good result, or warns.
-
-        `max_length` is None where the model takes it from the input.
-        """
+        """Whether such lengths promise a good result, or warns; a `max_length` of None depends on the input."""
         limit = min(self._tokenizer_limit() or _UNLIMITED, self._position_limit() or _UNLIMITED)
         if input_length > limit:
             logger.warning(
@@ -494,11 +482,9 @@ class Text2TextGenerationPipeline(Pipeline):
     def _position_limit(self) -> int | None:
         config = self.model.config
         encoder_config = getattr(config, "encoder", config)  # composite models keep one config for each stack
-        for name in ("max_encoder_position_embeddings", "max_position_embeddings"):
-            limit = getattr(encoder_config, name, None)
-            if isinstance(limit, int) and limit > 0:
-                return limit
-        return None
+        names = ("max_encoder_position_embeddings", "max_position_embeddings")
+        limits = [getattr(encoder_config, name, None) for name in names]
+        return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
 
 
 class SummarizationPipeline(Text2TextGenerationPipeline):

@@ -108,8 +108,8 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         tokenizer_file: Path of a `tokenizer.json`, treated likewise.
         target_tokenizer_object: The target's, if it has a vocabulary of its own.
         target_tokenizer_file: Path of the target's `target_tokenizer.json`.
-        separate_vocabs: Saved with two vocabularies, so that neither is the second file missed, nor one taken that
-            another tokenizer left there.
+        separate_vocabs: Saved by a tokenizer with two vocabularies. Without it, a target's file is not read: another
+            tokenizer may have left it in the folder.
         kwargs: Whatever `PreTrainedTokenizerFast` takes, such as `model_max_length`, `padding_side`, `add_bos_token`,
             `add_eos_token` and `split_special_tokens`. Whether `<s>` begins and `</s>` ends a text is saved; either can
             be given anew without the other.
