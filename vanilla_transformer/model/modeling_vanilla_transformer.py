@@ -14,8 +14,8 @@ Masks are true (or 1) where attention is allowed and false (or 0) at padding.
 `project(linear, x)` is `linear(x)` by the faster matrix library, and `fold_rows` lets the beams of a sentence share its
 source. Unless told otherwise, faster code that is tested to be equal stands in for some of this: torch's SDPA for
 equation 1 (`attn_implementation="eager"` runs ours), a chunked loss in training (`skip_logits=False` builds the
-logits), and from the second token of a generation on a fast step for the decoder's layers (see
-`decoding_vanilla_transformer.py`; not with eager attention).
+logits), and from the second token of a generation on `decoding_vanilla_transformer.py` for the decoder's layers (not
+with eager attention).
 """
 
 import math
