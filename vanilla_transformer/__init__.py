@@ -4,6 +4,8 @@ Importing this package registers the model and its tokenizer with the Auto class
 "translation", "summarization" and "text2text-generation" back to `transformers.pipeline`.
 """
 
+from importlib.metadata import PackageNotFoundError, version
+
 from .model.configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
 from .model.decoder_only_vanilla_transformer import VanillaTransformerDecoderModel, VanillaTransformerForCausalLM
 from .model.encoder_only_vanilla_transformer import (
@@ -17,7 +19,10 @@ from .model.pipeline_vanilla_transformer import SummarizationPipeline, Text2Text
 from .model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from .registration import register_auto_classes, register_pipeline_tasks
 
-__version__ = "0.1.0"
+try:
+    __version__ = version("vanilla-transformer")
+except PackageNotFoundError:  # run from its source, and not installed
+    __version__ = "0+unknown"
 
 __all__ = [
     "PRESETS",

@@ -31,7 +31,7 @@ from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer
 from vanilla_transformer.files import PARTIAL_FOLDER, replacing_files
 from vanilla_transformer.inference.evaluate import make_compute_metrics
 from vanilla_transformer.inference.metrics.sacrebleu_scores import find_bleu_tokenizer
-from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig, name_both_stacks
+from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.tasks import TRANSLATION, Task, find_prefix, get_task
 
@@ -147,8 +147,6 @@ def build_config(
         settings["decoder_start_token_id"] = tokenizer.bos_token_id
     if langs is not None and "langs" in legal:
         settings["langs"] = langs
-    if isinstance(base, VanillaTransformerConfig):
-        overrides = name_both_stacks(overrides)
     for name, value in overrides.items():
         settings[base.attribute_map.get(name, name)] = value
     try:

@@ -39,7 +39,7 @@ from vanilla_transformer.hub.facts import is_hub_name
 from vanilla_transformer.hub.files import CARD_NAME, select_files
 from vanilla_transformer.inference.evaluate import to_perplexity
 from vanilla_transformer.model.loss_vanilla_transformer import IGNORED_LABEL
-from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
+from vanilla_transformer.model.pretrained_vanilla_transformer import VanillaTransformerPreTrainedModel
 
 from .averaging import AverageCheckpoints
 from .checkpoints import find_last_whole_checkpoint
