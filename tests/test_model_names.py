@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vanilla_transformer.files import check_model_name, explain_missing_model
-from vanilla_transformer.inference.translate import load_model_and_tokenizer
+from vanilla_transformer.inference.loading import load_model_and_tokenizer
 
 
 @pytest.mark.parametrize(

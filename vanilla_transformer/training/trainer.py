@@ -44,7 +44,7 @@ from vanilla_transformer.hub.pushing import (
     take_snapshot,
     write_card_to_push,
 )
-from vanilla_transformer.inference.evaluate import to_perplexity
+from vanilla_transformer.inference.scores import to_perplexity
 from vanilla_transformer.model.loss_vanilla_transformer import IGNORED_LABEL
 from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
 
