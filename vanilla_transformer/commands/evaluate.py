@@ -169,9 +169,9 @@ def load_pairs(arguments: EvaluationArguments, task: Task) -> Dataset:
     # Its generators are needed for nothing else.
     from vanilla_transformer.data.numbers_and_dates import numbers_and_dates
 
-    split: Any = arguments.dataset_split
     languages = {"source_lang": arguments.source_lang or "en", "target_lang": arguments.target_lang or "de"}
-    pairs = numbers_and_dates(**languages, split=split)
+    options: Any = {"split": arguments.dataset_split, **languages}
+    pairs = numbers_and_dates(**options)
     return pairs.select(range(min(arguments.max_samples or len(pairs), len(pairs))))
 
 
