@@ -29,7 +29,7 @@ from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerB
 
 from vanilla_transformer.commands.command_line import make_argument_parser
 from vanilla_transformer.files import check_new_file, check_text_output, new_file
-from vanilla_transformer.inference.translate import InferenceArguments
+from vanilla_transformer.inference.arguments import InferenceArguments
 from vanilla_transformer.visualization import (
     AttentionMap,
     align_file,

@@ -17,7 +17,7 @@ from vanilla_transformer.files import (
     new_file,
     new_folder,
 )
-from vanilla_transformer.inference.translate import load_model_and_tokenizer
+from vanilla_transformer.inference.loading import load_model_and_tokenizer
 
 
 def run_alone(program: str, *arguments: str | Path) -> str:

@@ -26,7 +26,7 @@ from vanilla_transformer.export.ctranslate2 import (
     list_tokens,
 )
 from vanilla_transformer.export.ctranslate2_model import CTranslate2Model, load_for_ctranslate2
-from vanilla_transformer.inference.evaluate import score_loss
+from vanilla_transformer.inference.scores import score_loss
 from vanilla_transformer.inference.translate import translate, translate_file, translate_n_best
 
 pytest.importorskip("ctranslate2")

@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from vanilla_transformer import PRESETS, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.inference.evaluate import score_loss, score_translations
+from vanilla_transformer.inference.evaluate import score_translations
+from vanilla_transformer.inference.scores import score_loss
 from vanilla_transformer.training.table3 import (
     PAPER,
     Measurement,

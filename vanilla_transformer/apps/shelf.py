@@ -14,7 +14,7 @@ from transformers.utils.hub import cached_file
 
 from vanilla_transformer.data.vocabularies import load_needed_tokenizer
 from vanilla_transformer.files import check_model_name, explain_missing_model, find_damage
-from vanilla_transformer.inference.translate import load_model_and_tokenizer
+from vanilla_transformer.inference.loading import load_model_and_tokenizer
 
 from .answers import DemoError, DemoModel
 from .examples import find_examples, read_training_data

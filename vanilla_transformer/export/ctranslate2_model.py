@@ -19,7 +19,7 @@ from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, Gene
 from vanilla_transformer.conversion.errors import refuse
 from vanilla_transformer.data.vocabularies import load_needed_tokenizer
 from vanilla_transformer.files import digest_files
-from vanilla_transformer.inference.translate import load_model_and_tokenizer
+from vanilla_transformer.inference.loading import load_model_and_tokenizer
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.generation_vanilla_transformer import MAX_EXTRA_TOKENS
 from vanilla_transformer.model.loss_vanilla_transformer import IGNORED_LABEL

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.files import check_model_name
-from vanilla_transformer.inference.translate import InferenceArguments
+from vanilla_transformer.inference.arguments import InferenceArguments
 
 from .ctranslate2_model import is_exported_to_ctranslate2, load_for_ctranslate2
 from .onnx_model import is_exported_to_onnx, load_for_onnx

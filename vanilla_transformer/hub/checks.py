@@ -28,13 +28,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, loggi
 from vanilla_transformer.data.vocabularies import get_vocabularies
 from vanilla_transformer.files import find_damage, list_weights_problems
 from vanilla_transformer.model.configuration_vanilla_transformer import AUTO_MAP, VanillaTransformerConfig
-<<<<<<< HEAD
-from vanilla_transformer.model.pretrained_vanilla_transformer import suggest_fields
 from vanilla_transformer.tasks import TRANSLATION, SingleStack, Task, find_single_stack, find_task
-=======
-from vanilla_transformer.single_stacks import SingleStack, find_single_stack
-from vanilla_transformer.tasks import TRANSLATION, Task, find_task
->>>>>>> model
 
 from .files import (
     CARD_NAME,

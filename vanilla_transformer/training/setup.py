@@ -30,7 +30,7 @@ from vanilla_transformer.data.streams import sample_pairs
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
 from vanilla_transformer.files import PARTIAL_FOLDER, replacing_files
 from vanilla_transformer.inference.evaluate import make_compute_metrics
-from vanilla_transformer.inference.metrics.sacrebleu_scores import find_bleu_tokenizer
+from vanilla_transformer.inference.scores import find_bleu_tokenizer
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.tasks import TRANSLATION, Task, find_prefix, get_task
