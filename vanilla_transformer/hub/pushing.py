@@ -6,13 +6,13 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Unpack
 
-from huggingface_hub import CommitInfo, ModelCard, hf_hub_download, upload_folder
+from huggingface_hub import CommitInfo, hf_hub_download, upload_folder
 from huggingface_hub.errors import RemoteEntryNotFoundError
 from transformers.utils import logging
 
 from vanilla_transformer.files import replacing_files
 
-from .card import CardMetadata, build_model_card, merge_edited_cards, says_the_same, write_model_card
+from .card import Card, CardMetadata, choose_card, make_card, read_card
 from .files import CARD_NAME, select_files
 
 logger = logging.get_logger(__name__)
@@ -90,27 +90,20 @@ def write_card_to_push(
     Raises:
         ValueError: If a file of the folder, or the card on the Hub, is damaged.
     """
-    generated = build_model_card(folder, repo_id=repo_id, **metadata)
-    write_model_card(folder, repo_id=repo_id, **metadata)
+    here, there = read_card(Path(folder) / CARD_NAME), None
     try:
-        there = hf_hub_download(repo_id, CARD_NAME, revision=revision, token=token)
+        path = Path(hf_hub_download(repo_id, CARD_NAME, revision=revision, token=token))
+        there = Card.parse(path.read_bytes(), f"{CARD_NAME} of {repo_id} on the Hub")
     except RemoteEntryNotFoundError:
-        return
-    here = ModelCard.load(Path(folder) / CARD_NAME)
+        pass
     try:
-        merged, conflicts = merge_edited_cards(here, ModelCard.load(there), generated)
-    # Besides ValueError, YAML's own errors.
-    except Exception as error:
-        raise ValueError(f"{CARD_NAME} of {repo_id} on the Hub is damaged. {describe_error(error)}") from error
-    if conflicts:
-        logger.warning(
-            f"{CARD_NAME} was edited both in {folder} and on the Hub, at the same place: "
-            f"{', '.join(dict.fromkeys(conflicts))}. What stands there in the folder is pushed; the other stays in the "
-            f"history of {repo_id}."
-        )
-    if not says_the_same(merged, here):
-        with replacing_files(folder) as partial:
-            (partial / CARD_NAME).write_text(merged.content, encoding="utf-8", newline="")
+        existing = choose_card(here, there)
+    except ValueError as error:
+        logger.warning(f"{error} The one in {folder} is pushed; the other stays in the history of {repo_id}.")
+        existing = here
+    text = make_card(folder, existing, repo_id=repo_id, is_pushed=True, **metadata)
+    with replacing_files(folder) as partial:
+        (partial / CARD_NAME).write_text(text, encoding="utf-8", newline="")
 
 
 def push_snapshot(
