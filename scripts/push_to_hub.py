@@ -9,7 +9,7 @@ and the model does its task here and in a process without this package, which ru
 translates, or as an encoder or decoder alone it classifies, answers, writes or encodes. Pickles and what looks like a
 secret are refused. Then it shows what it will push, pushes it, and prints the address.
 
-What users wrote into the model card, here and on the Hub, stays. The card that was pushed is in the folder afterwards.
+What users wrote into the model card stays. The card that was pushed is in the folder afterwards.
 Log in with `hf auth login`, or set the variable HF_TOKEN.
 """
 
@@ -19,8 +19,7 @@ from typing import Literal
 from transformers import HfArgumentParser
 
 from vanilla_transformer.commands.command_line import make_argument_parser
-from vanilla_transformer.hub.errors import PushError
-from vanilla_transformer.hub.push import PlannedPush, plan_push
+from vanilla_transformer.hub.push import PlannedPush, PushError, plan_push
 
 
 @dataclass
@@ -60,7 +59,7 @@ class PushArguments:
     )
     card: Literal["folder", "hub"] | None = field(
         default=None,
-        metadata={"help": "If the card was edited at the same place in the folder and on the Hub, whose edits count."},
+        metadata={"help": "If the card was edited both in the folder and on the Hub, whose edits count."},
     )
     token: str | None = field(
         default=None,
@@ -105,13 +104,12 @@ def main(argv: list[str] | None = None) -> None:
         if arguments.dry_run:
             print("Nothing is wrong with it. Nothing was pushed (--dry_run).")
             return
-        changes = plan.changes  # not so any more afterwards
         url = plan.push(arguments.commit_message)
     except PushError as error:
         raise SystemExit(f"{parser.prog}: {error}") from error
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    print(f"Pushed: {url}" if changes else f"Nothing has changed: {url}")
+    print(f"Pushed: {url}" if plan.has_changed else f"Nothing has changed: {url}")
     if plan.commit_url:
         print(f"Commit: {plan.commit_url}")
 

@@ -36,7 +36,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 import vanilla_transformer  # noqa: F401  (registers the model with the Auto classes)
 from vanilla_transformer.commands.command_line import USAGE, make_argument_parser
 from vanilla_transformer.files import AVERAGED_FOLDER
-from vanilla_transformer.hub.errors import PushError, check_token
+from vanilla_transformer.hub.push import PushError, check_token
 from vanilla_transformer.tasks import get_task, record_task
 from vanilla_transformer.training.arguments import (
     DataArguments,
