@@ -81,7 +81,7 @@ def attention_page(attention: AttentionMap, *, title: str = "Attention") -> str:
     data = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
     # Nothing within a script element is text but its end, so that no "<" may be there; JSON has another way to say it.
     parts = {"TITLE": html.escape(title), "DATA": data.replace("<", "\\u003c")}
-    template = files(__package__).joinpath("attention_page.html").read_text(encoding="utf-8")
+    template = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     return re.sub("@(TITLE|DATA)@", lambda found: parts[found.group(1)], template)
 
 
