@@ -3,6 +3,8 @@
 import importlib
 import sys
 
+from vanilla_transformer.commands.command_line import utf8_to_a_reader_who_may_leave
+
 # The command `train-tokenizer` is in the module commands/train_tokenizer.py, and so on.
 COMMANDS = {
     "train": "train a model on pairs of texts, or go on with one",
@@ -38,7 +40,8 @@ def main(argv: list[str] | None = None) -> None:
     """Runs the command that the first of the arguments (`argv`, else the command line's) names."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
-        print(describe())
+        with utf8_to_a_reader_who_may_leave():
+            print(describe())
     elif name in COMMANDS:
         importlib.import_module(f"vanilla_transformer.commands.{name.replace('-', '_')}").main(rest)
     else:
