@@ -68,25 +68,10 @@ def save_space(
     options: Sequence[str] = (),
     title: str | None = None,
 ) -> Path:
-    """Writes the folder of a Space, complete or not at all.
+    """Writes the folder of a Space, complete or not at all, and returns its path.
 
-    Args:
-        folder: The folder to be: not there yet, or empty.
-        model_name_or_path: The model: a folder, of which the files that belong on the Hub are copied, or a name on the
-            Hub, which the Space loads it by. `None`: none until somebody names one on the page.
-        examples: Example sentences; `None`: such as suit the model.
-        options: Other options of the command, such as `--source_lang=en`.
-        title: The Space's name. Default: the folder's.
-
-    Returns:
-        The folder's path.
-
-    Raises:
-        FileExistsError: If the folder is there and not empty.
-        FileNotFoundError: If there is no such model.
-        ImportError: If Gradio, whose version the Space is to have, is not installed, or this package is not.
-        ValueError: If the model's folder holds no weights that can be uploaded, or it, the options, the examples or
-            the package something that must not be: a pickle, or what looks like a secret.
+    A model in a folder is copied, one of the Hub is loaded by its name; without one, people name it on the page.
+    Nothing is written with a pickle or what looks like a secret in the model, options, examples or package.
     """
     path = check_new_folder(os.path.expanduser(folder))
     name = None if model_name_or_path is None else os.path.expanduser(model_name_or_path)
