@@ -31,11 +31,11 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer, HfArgumentParser, TrainerState
+from transformers import AutoTokenizer, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.commands.command_line import make_argument_parser
+from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
 from vanilla_transformer.data.corpora import load_parallel_corpus
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
 from vanilla_transformer.inference.evaluate import score_translations
@@ -164,7 +164,7 @@ class Job:
         return state.global_step >= self.steps
 
 
-def make_parser() -> HfArgumentParser:
+def make_parser() -> OptionParser:
     """Returns the parser of the command line."""
     argument_classes: Any = (Table3Arguments, DataArguments)
     return make_argument_parser(argument_classes, __doc__)

@@ -15,14 +15,14 @@ equations.
 from dataclasses import dataclass, field
 
 import torch
-from transformers import HfArgumentParser, set_seed
+from transformers import set_seed
 from walkthrough_steps import learning_steps, model_steps
 from walkthrough_steps.chinese import CHINESE
 from walkthrough_steps.english import ENGLISH
 from walkthrough_steps.printing import Printer
 from walkthrough_steps.walk import Walk
 
-from vanilla_transformer.commands.command_line import make_argument_parser, utf8_to_a_reader_who_may_leave
+from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser, utf8_to_a_reader_who_may_leave
 
 TEXTS = {"en": ENGLISH, "zh": CHINESE}
 
@@ -69,7 +69,7 @@ def run(arguments: WalkthroughArguments) -> None:
     walk.out.say("outro")
 
 
-def make_parser() -> HfArgumentParser:
+def make_parser() -> OptionParser:
     """The command line's parser."""
     return make_argument_parser(WalkthroughArguments, __doc__, shows_defaults=True)
 

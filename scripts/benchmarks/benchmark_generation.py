@@ -54,10 +54,10 @@ from benchmark_models import (
     set_search,
 )
 from benchmark_tools import Clock, PeakMemory, check_at_least_one, check_device, describe_run, start_process
-from transformers import AutoTokenizer, HfArgumentParser
+from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.commands.command_line import make_argument_parser
+from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
 from vanilla_transformer.conversion.systems.marian import to_marian
 from vanilla_transformer.data.corpora import open_text
 from vanilla_transformer.inference.translate import translate
@@ -148,7 +148,7 @@ class BenchmarkArguments:
         self.side = [name for name in SIDES if name in chosen]
 
 
-def make_parser() -> HfArgumentParser:
+def make_parser() -> OptionParser:
     """The command line's parser."""
     return make_argument_parser(BenchmarkArguments, __doc__)
 

@@ -31,11 +31,11 @@ import pyarrow.compute  # type: ignore[import-untyped]
 import pyarrow.parquet  # type: ignore[import-untyped]
 from benchmark_tools import check_at_least_one
 from torch.utils.data import DataLoader
-from transformers import AutoTokenizer, DataCollatorForSeq2Seq, HfArgumentParser, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, DataCollatorForSeq2Seq, PreTrainedTokenizerBase
 from transformers.utils.logging import tqdm
 
 import vanilla_transformer  # noqa: F401 (registers the tokenizer with AutoTokenizer)
-from vanilla_transformer.commands.command_line import make_argument_parser
+from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
 from vanilla_transformer.data.stream_batches import StreamingTokenBatches
 from vanilla_transformer.data.streams import sample_pairs, stream_parallel_corpus, tokenize_stream
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
@@ -78,7 +78,7 @@ class BenchmarkArguments:
             raise ValueError(f"{STATUS}, where Linux tells the peak memory of a process, is missing.")
 
 
-def make_parser() -> HfArgumentParser:
+def make_parser() -> OptionParser:
     """The command line's parser."""
     return make_argument_parser(BenchmarkArguments, __doc__)
 

@@ -40,7 +40,6 @@ from benchmark_tools import Clock, PeakMemory, check_at_least_one, check_device,
 from torch import nn
 from transformers import (
     DataCollatorForSeq2Seq,
-    HfArgumentParser,
     MarianConfig,
     MarianMTModel,
     PrinterCallback,
@@ -51,7 +50,7 @@ from transformers import (
 from transformers.trainer_pt_utils import LabelSmoother
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.commands.command_line import make_argument_parser
+from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
 from vanilla_transformer.data.batching import TokenBatchSampler, pair_lengths
 from vanilla_transformer.data.corpora import load_parallel_corpus
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
@@ -132,7 +131,7 @@ class BenchmarkArguments:
         check_device(self.device)
 
 
-def make_parser() -> HfArgumentParser:
+def make_parser() -> OptionParser:
     """The command line's parser."""
     return make_argument_parser(BenchmarkArguments, __doc__)
 

@@ -26,10 +26,10 @@ from typing import Any
 import torch
 from benchmark_models import set_search
 from benchmark_tools import Clock, PeakMemory, check_at_least_one, check_device, describe_run, start_process
-from transformers import AutoTokenizer, HfArgumentParser
+from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.commands.command_line import make_argument_parser
+from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
 from vanilla_transformer.conversion.systems.marian import to_marian
 from vanilla_transformer.data.corpora import open_text
 from vanilla_transformer.inference.translate import one_line, translate_lines
@@ -79,7 +79,7 @@ class BenchmarkArguments:
         check_device(self.device)
 
 
-def make_parser() -> HfArgumentParser:
+def make_parser() -> OptionParser:
     """The command line's parser."""
     return make_argument_parser(BenchmarkArguments, __doc__)
 

@@ -15,9 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import HfArgumentParser
-
-from vanilla_transformer.commands.command_line import make_argument_parser
+from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
 from vanilla_transformer.data.corpora import read_lines
 from vanilla_transformer.inference.arguments import InferenceArguments
 from vanilla_transformer.visualization import align_lines, collect_attention, split_words
@@ -108,7 +106,7 @@ def check(arguments: CheckArguments) -> None:
         print(f"{'mean' if layer is None else layer:<5}  {precision:9.1%}  {recall:6.1%}")
 
 
-def make_parser() -> HfArgumentParser:
+def make_parser() -> OptionParser:
     """Returns the parser of the command line."""
     return make_argument_parser(CheckArguments, __doc__)
 

@@ -24,9 +24,8 @@ from typing import Any
 
 import torch
 import yaml
-from transformers import HfArgumentParser
 
-from vanilla_transformer.commands.command_line import make_argument_parser
+from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
 from vanilla_transformer.conversion.converted import Batch, ConvertedModel, check_logits, compare_with
 from vanilla_transformer.conversion.systems.joeynmt import convert_joeynmt, read_settings, read_symbols
 from vanilla_transformer.conversion.systems.opennmt_py import SPECIAL_TOKENS, convert_opennmt_py, read_opennmt_py
@@ -361,7 +360,7 @@ class CheckArguments:
     sentences: int = field(default=100, metadata={"help": "Number of sentences to translate. Default: 100."})
 
 
-def make_parser() -> HfArgumentParser:
+def make_parser() -> OptionParser:
     """The command line's parser."""
     return make_argument_parser(CheckArguments, __doc__)
 

@@ -25,13 +25,12 @@ from torch import nn
 from transformers import (
     AutoModelForSeq2SeqLM,
     BitsAndBytesConfig,
-    HfArgumentParser,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     TorchAoConfig,
 )
 
-from vanilla_transformer.commands.command_line import make_argument_parser
+from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
 from vanilla_transformer.data.corpora import load_parallel_corpus
 from vanilla_transformer.inference.arguments import InferenceArguments
 from vanilla_transformer.inference.evaluate import score_translations
@@ -99,7 +98,7 @@ class QuantizationArguments(InferenceArguments):
             raise ValueError(f"--max_samples is {self.max_samples}; it must be at least 1.")
 
 
-def make_parser() -> HfArgumentParser:
+def make_parser() -> OptionParser:
     """The command line's parser."""
     return make_argument_parser(QuantizationArguments, __doc__)
 

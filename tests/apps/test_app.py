@@ -48,11 +48,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 class TestArguments:
     @pytest.fixture
-    def app(self, monkeypatch: pytest.MonkeyPatch, scripts_directory: Path) -> Any:
-        monkeypatch.syspath_prepend(scripts_directory)
+    def app(self, monkeypatch: pytest.MonkeyPatch) -> Any:
         for name in ("MODEL_NAME_OR_PATH", "SPACE_ID", "GRADIO_SERVER_NAME"):
             monkeypatch.delenv(name, raising=False)
-        return importlib.import_module("app")
+        return importlib.import_module("vanilla_transformer.commands.app")
 
     def test_let_others_load_models_only_where_that_is_wanted(self, app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         assert app.AppArguments().others == "any"

@@ -21,17 +21,13 @@ from packaging.specifiers import SpecifierSet
 from vanilla_transformer.apps import spaces
 from vanilla_transformer.apps.answers import DemoModel, Settings, translate_text
 from vanilla_transformer.apps.spaces import save_space
+from vanilla_transformer.commands import app
 from vanilla_transformer.tasks import TASKS, record_task
 
 pytest.importorskip("gradio", reason="a Space needs Gradio: the extra [demo]")
 
 PATIENCE = 60  # seconds, on a busy machine
 SECRET = "hf_" + "AbCdEfGhIj" * 3
-
-
-@pytest.fixture(scope="module")
-def app(scripts_directory: Path) -> Path:
-    return scripts_directory / "app.py"
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +48,8 @@ def find_files(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_front_matter_says_how_the_hub_runs_it(app: Path, repository_root: Path, tmp_path: Path) -> None:
-    space = save_space(tmp_path / "my-space", app, model_name_or_path="someone/model", title='"Letters": a test')
+def test_front_matter_says_how_the_hub_runs_it(repository_root: Path, tmp_path: Path) -> None:
+    space = save_space(tmp_path / "my-space", model_name_or_path="someone/model", title='"Letters": a test')
     project = tomllib.loads((repository_root / "pyproject.toml").read_text())["project"]
     extras = [line for extra in ("demo", "convert") for line in project["optional-dependencies"][extra]]
     demanded = [Requirement(line) for line in (*project["dependencies"], *extras)]
@@ -65,7 +61,7 @@ def test_front_matter_says_how_the_hub_runs_it(app: Path, repository_root: Path,
     (gradio,) = [requirement for requirement in demanded if requirement.name == "gradio"]
     assert card["sdk_version"] == version("gradio")
     assert gradio.specifier.contains(card["sdk_version"])
-    assert (space / card["app_file"]).read_bytes() == app.read_bytes()
+    assert card["app_file"] == "app.py"
     required = [Requirement(line) for line in (space / "requirements.txt").read_text().splitlines()]
     assert sorted(map(str, required)) == sorted(map(str, demanded))
     # What tokenizers of MarianMT and T5 are read with.
@@ -73,8 +69,8 @@ def test_front_matter_says_how_the_hub_runs_it(app: Path, repository_root: Path,
     assert shlex.split((space / "app.args").read_text()) == ["--model_name_or_path=someone/model"]
 
 
-def test_folder_is_complete_or_absent(app: Path, model: Path, tmp_path: Path) -> None:
-    space = save_space(tmp_path / "space", app, model_name_or_path=str(model), examples=["ab", "cd"])
+def test_folder_is_complete_or_absent(model: Path, tmp_path: Path) -> None:
+    space = save_space(tmp_path / "space", model_name_or_path=str(model), examples=["ab", "cd"])
     files = find_files(space)
     kept = {name for name in find_files(model) if name.endswith((".json", ".py", ".safetensors")) and "/" not in name}
     assert {name for name in files if name.startswith("model/")} == {f"model/{name}" for name in kept}
@@ -87,7 +83,7 @@ def test_folder_is_complete_or_absent(app: Path, model: Path, tmp_path: Path) ->
     assert SpaceCard.load(space / "README.md").data.models is None
     assert (space / "app.args").read_text() == ""
     with pytest.raises(FileExistsError, match="not empty"):
-        save_space(space, app, model_name_or_path=str(model))
+        save_space(space, model_name_or_path=str(model))
     assert find_files(space) == files
     wrong = tmp_path / "no-weights"
     shutil.copytree(model, wrong, ignore=shutil.ignore_patterns("*.safetensors"))
@@ -100,52 +96,47 @@ def test_folder_is_complete_or_absent(app: Path, model: Path, tmp_path: Path) ->
         ("/no/such/model", "There is no folder /no/such/model"),
     ):
         with pytest.raises((OSError, ValueError), match=message):
-            save_space(tmp_path / "none", app, model_name_or_path=str(folder))
+            save_space(tmp_path / "none", model_name_or_path=str(folder))
         assert not (tmp_path / "none").exists()
 
 
 def test_package_is_what_would_be_installed(
-    app: Path, repository_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repository_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkout = tmp_path / "checkout"
-    package = checkout / "vanilla_transformer"
+    package = tmp_path / "vanilla_transformer"
     shutil.copytree(repository_root / package.name, package, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("LICENSE", "pyproject.toml"):
-        shutil.copyfile(repository_root / name, checkout / name)
     monkeypatch.setattr(spaces, "PACKAGE_FOLDER", package)
     own = find_files(package)
-    assert {"__init__.py", "attention_page.html", "model_card.md", "py.typed", "export/__init__.py"} <= own
+    assert {"__init__.py", "visualization/page.html", "hub/model_card.md", "py.typed", "export/__init__.py"} <= own
     for name in (".env", ".hidden.py", "x.pkl", "export/notes.txt", "scratch/a.py", ".venv/b/__init__.py", "c/d.html"):
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text(f"HF_TOKEN={SECRET}")
-    space = save_space(tmp_path / "space", app, model_name_or_path="a/b")
+    space = save_space(tmp_path / "space", model_name_or_path="a/b")
     assert find_files(space / package.name) == own
     # What belongs to the package is no safer for that.
     (package / "own.py").write_text(f"\nTOKEN = '{SECRET}'\n")
     with pytest.raises(
         ValueError, match=r"vanilla_transformer/own\.py, line 2, has what looks like a token of the Hub"
     ):
-        save_space(tmp_path / "none", app, model_name_or_path="a/b")
+        save_space(tmp_path / "none", model_name_or_path="a/b")
     assert not (tmp_path / "none").exists()
 
 
-def test_secrets_are_refused_wherever_they_are(app: Path, tmp_path: Path) -> None:
+def test_secrets_are_refused_wherever_they_are(tmp_path: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"options": ["--source_lang=en", f"--source_prefix={SECRET}"]}, r"app\.args, line 3"),
         ({"examples": ["ab", f"ab {SECRET}"]}, r"examples\.txt, line 2"),
     ]
     for given, place in wrong:
         with pytest.raises(ValueError, match=rf"{place}, has what looks like a token of the Hub") as caught:
-            save_space(tmp_path / "none", app, model_name_or_path="a/b", **given)
+            save_space(tmp_path / "none", model_name_or_path="a/b", **given)
         assert SECRET not in str(caught.value)
         assert not list(tmp_path.iterdir())
 
 
-def test_script_takes_over_its_options(
-    monkeypatch: pytest.MonkeyPatch, scripts_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_space_takes_over_the_options(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(scripts_directory)
-    app = importlib.import_module("app")
     (tmp_path / "lines.txt").write_text("ab\n\n cd \n", encoding="utf-8")
     options = ["--source_lang=en", "--source_prefix=translate English to German: ", "--other_models=hub"]
     other = ["--server_port=1234", "--device=cpu", f"--examples={tmp_path / 'lines.txt'}"]
@@ -164,9 +155,9 @@ def test_script_takes_over_its_options(
     assert "There is no model to show" in capsys.readouterr().err
 
 
-def test_space_runs_from_anywhere_with_its_own_package(app: Path, model: Path, tmp_path: Path) -> None:
-    space = save_space(tmp_path / "space", app, model_name_or_path=str(model), options=["--max_source_tokens=20"])
-    page = space / "vanilla_transformer" / "attention_page.html"
+def test_space_runs_from_anywhere_with_its_own_package(model: Path, tmp_path: Path) -> None:
+    space = save_space(tmp_path / "space", model_name_or_path=str(model), options=["--max_source_tokens=20"])
+    page = space / "vanilla_transformer" / "visualization" / "page.html"
     page.write_text(page.read_text(encoding="utf-8").replace("<h1>", "<h1>Of the Space: "), encoding="utf-8")
     environment = {**os.environ, "SPACE_ID": "someone/space", "GRADIO_SERVER_NAME": "127.0.0.1"}
     command = [sys.executable, str(space / "app.py")]

@@ -1,6 +1,5 @@
-"""The command-line scripts: their help, one model from training to translation, and what they say to wrong input."""
+"""One model from training to translation by the commands, and what training says to wrong input."""
 
-import importlib
 import json
 import os
 import re
@@ -19,8 +18,6 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig,
 from vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerTokenizer
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-# The others are what scripts share.
-NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py") if "\ndef main(" in path.read_text(encoding="utf-8"))
 ENGLISH = ("one", "two", "three", "four", "five", "six")
 GERMAN = ("eins", "zwei", "drei", "vier", "fünf", "sechs")
 
@@ -94,34 +91,6 @@ def trained(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) 
     assert "pairs: 30 train, 6 validation" in result.stdout
     assert f"The model is in {output_dir}" in result.stdout
     return output_dir
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_help_shows_the_commands_to_copy_and_every_option(
-    name: str, main: Callable[[str], Main], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(name)("--help")
-    assert end.value.code == 0
-    text = capsys.readouterr().out
-    assert f"\n    python scripts/{name}.py --" in text
-    script = importlib.import_module(name)
-    for action in script.make_parser()._actions:
-        assert action.help, f"{action.option_strings} is not explained"
-        assert action.option_strings[0] in text
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_error_is_not_buried(name: str, main: Callable[[str], Main], capsys: pytest.CaptureFixture[str]) -> None:
-    """A line of usage, and what is wrong; no argument is the beginning of another."""
-    with pytest.raises(SystemExit) as end:
-        main(name)("--no_such_argument")
-    assert end.value.code == 2
-    usage, *error = capsys.readouterr().err.splitlines()
-    assert usage.startswith("usage: ")
-    assert "[-h] [--argument value ...]" in usage
-    assert len(error) <= 3
-    assert not importlib.import_module(name).make_parser().allow_abbrev
 
 
 @pytest.mark.parametrize("name", ["demo", "test"])

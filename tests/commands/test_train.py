@@ -14,15 +14,13 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.training import callbacks
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 ENGLISH = ("one", "two", "three", "four", "five", "six")
 GERMAN = ("eins", "zwei", "drei", "vier", "fünf", "sechs")
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    return importlib.import_module("train")
+def script() -> Any:
+    return importlib.import_module("vanilla_transformer.commands.train")
 
 
 @pytest.fixture

@@ -237,12 +237,8 @@ def test_the_side_of_an_error_is_named(source: Any, target: Any, options: dict[s
 
 
 @pytest.fixture(scope="module")
-def script(scripts_directory: Path) -> Iterator[ModuleType]:
-    specification = importlib.util.spec_from_file_location("train_tokenizer", scripts_directory / "train_tokenizer.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
+def script() -> Iterator[ModuleType]:
+    module = importlib.import_module("vanilla_transformer.commands.train_tokenizer")
     yield module
     # main() turned it up for its process.
     logging.getLogger("vanilla_transformer").setLevel(logging.NOTSET)
@@ -384,6 +380,6 @@ def test_script_help(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> 
         script.main(["--help"])
     assert ended.value.code == 0
     printed = capsys.readouterr().out
-    assert "python scripts/train_tokenizer.py --files train.en train.de.gz" in printed
+    assert "vanilla-transformer train-tokenizer --files train.en train.de.gz" in printed
     for action in script.make_parser()._actions:
         assert action.help

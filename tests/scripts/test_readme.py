@@ -6,6 +6,7 @@ import ast
 import importlib
 import re
 import shutil
+import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch import nn
 from transformers import AutoModelForSeq2SeqLM
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.conversion.sources import SOURCES
 from vanilla_transformer.conversion.systems.torch_module import to_torch_nn
 from vanilla_transformer.model import (
     attention_vanilla_transformer,
@@ -207,7 +209,7 @@ def test_every_script_is_listed() -> None:
 
 def test_every_module_is_in_the_layout() -> None:
     layout = read(README).split("\n## How the code is laid out\n")[1].split("\n## ")[0]
-    modules = {path.name for path in (ROOT / "vanilla_transformer").glob("*.py")} - {"__init__.py"}
+    modules = {path.name for path in (ROOT / "vanilla_transformer").glob("*.py")} - {"__init__.py", "__main__.py"}
     assert modules == set(re.findall(r"`(\w+\.py)`", layout))
 
 
@@ -225,12 +227,13 @@ def test_every_dotted_name_exists(name: str) -> None:
 
 
 @cache
-def options_of(script: str) -> set[str]:
-    """Names of a script's options."""
-    module: Any = importlib.import_module(script)
+def options_of(command: str | None, script: str | None) -> set[str]:
+    """Names of the options of a command, or of a script."""
+    name = script or f"vanilla_transformer.commands.{command}".replace("-", "_")
+    module: Any = sys.modules[importlib.import_module(name).main.__module__]  # most scripts only call a command
     parsers = [module.make_parser()]
-    if script == "convert_checkpoint":
-        parsers += [module.make_parser(source_format) for source_format in module.SOURCES]
+    if module.__name__.endswith("convert"):
+        parsers += [module.make_parser(source_format) for source_format in SOURCES]
     return {option for parser in parsers for option in parser._option_string_actions}
 
 
@@ -240,14 +243,15 @@ def scripts_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("scripts_importable")
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", [*FILES, ".github/workflows/release.yml"])
 def test_every_option_of_a_command_exists(name: str) -> None:
-    shell = "\n".join(code for language, code in FENCED.findall(read(name)) if language == "bash")
-    lines = [*shell.replace("\\\n", " ").splitlines(), *code_spans(name)]
-    commands = [command for line in lines for command in re.split(r" \| | && | # ", line)]
-    for command in commands:
-        if match := re.search(r"scripts/(\w+)\.py(.*)", command):
-            unknown = set(re.findall(r"(?<!\S)--\w+", match[2])) - options_of(match[1])
+    shell = read(name)
+    if name.endswith(".md"):
+        code = "".join(code for language, code in FENCED.findall(shell) if language == "bash")
+        shell = "\n".join([code, *code_spans(name)])
+    for command in re.split(r" \| | && | # |\n", shell.replace("\\\n", " ")):
+        if match := re.search(r"(?:vanilla-transformer ([a-z][a-z-]*)|scripts/(\w+)\.py)( .*)", command):
+            unknown = set(re.findall(r"(?<!\S)--\w+", match[3])) - options_of(match[1], match[2])
             assert not unknown, f"{command}: {unknown}"
 
 

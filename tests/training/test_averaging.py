@@ -643,5 +643,5 @@ class TestScript:
             script.main(["--help"])
         assert stop.value.code == 0
         shown = capsys.readouterr().out
-        assert "python scripts/average_checkpoints.py --model_dir" in shown
+        assert "vanilla-transformer average --model_dir" in shown
         assert "--greater_is_better" in shown

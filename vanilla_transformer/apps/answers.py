@@ -1,8 +1,4 @@
-"""What the page of `scripts/app.py` asks of a model: translations with scores, and where it looked.
-
-Models are loaded in `demo_models.py`, and the page is `demo_page.py`; nothing here needs Gradio. A [`DemoError`] is
-written for the person at the page. Any other error is a fault of the program.
-"""
+"""What the page asks of a model: translations with scores, and where it looked; nothing here needs Gradio."""
 
 import math
 import re
@@ -36,12 +32,7 @@ _PAIR = re.compile(r"translation_([^_]+)_to_([^_]+)")
 
 
 class DemoError(Exception):
-    """What the person at the page should read and can do something about.
-
-    Args:
-        message: What the page shows.
-        whole: The same at full length, for a terminal or a log; `None`: there is no more to say.
-    """
+    """What the person at the page should read and can do something about; `whole` is for a terminal or a log."""
 
     def __init__(self, message: str, whole: str | None = None) -> None:
         super().__init__(message)
@@ -50,46 +41,27 @@ class DemoError(Exception):
 
 @dataclass(frozen=True)
 class Settings:
-    """How to translate a text.
+    """How to translate a text."""
 
-    Args:
-        num_beams: 1 to `MAX_BEAMS`; 1 is greedy search, which has no scores.
-        length_penalty: Above 0 favours longer translations; without effect on greedy search.
-        source_lang: With multilingual tokenizers: the source language in the tokenizer's spelling.
-        target_lang: The target language, likewise.
-        source_prefix: Put before the text, for T5 and its like.
-        max_source_tokens: The longest text, in tokens, special ones and prefix included. `None`: such as the model was
-            trained with. Longer ones than it can read are refused in any case.
-    """
-
-    num_beams: int = DEFAULT_BEAMS
-    length_penalty: float = 1.0
-    source_lang: str | None = None
+    num_beams: int = DEFAULT_BEAMS  # 1 to MAX_BEAMS; 1 is greedy search, which has no scores
+    length_penalty: float = 1.0  # above 0 favours longer translations; without effect on greedy search
+    source_lang: str | None = None  # of multilingual models, in the tokenizer's spelling
     target_lang: str | None = None
-    source_prefix: str = ""
-    max_source_tokens: int | None = None
+    source_prefix: str = ""  # put before the text, for T5 and its like
+    max_source_tokens: int | None = None  # special ones and prefix included; default: as the model was trained with
 
 
 @dataclass
 class DemoModel:
-    """A model with all that the page shows of it.
+    """An encoder-decoder model in evaluation mode, with all that the page shows of it."""
 
-    Args:
-        name: Its folder or name on the Hub.
-        model: An encoder-decoder model, in evaluation mode.
-        tokenizer: Its tokenizer.
-        examples: Texts to try it with.
-        max_source_length: The tokens that its sources were cut to in training; `None`: as many as is usual.
-    """
-
-    name: str
+    name: str  # its folder or name on the Hub
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     examples: tuple[str, ...] = ()
-    max_source_length: int | None = None
+    max_source_length: int | None = None  # what sources were cut to in training, in tokens
     # Languages are set in the tokenizer and attention is switched in the model, so that requests take turns.
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    # What it is for.
     task: Task = field(init=False)
     # What the page starts with: read once, since the tokenizer's languages change with every request.
     settings: Settings = field(init=False)
@@ -143,35 +115,19 @@ class DemoModel:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the page shows for a text.
+    """What the page shows for a text."""
 
-    Args:
-        translations: As many as there were beams, best first.
-        attention: Where the model looked while it wrote the best one; `None`: see `note`.
-        seconds: What the translation took.
-        note: Why there is no attention to be shown.
-    """
-
-    translations: tuple[Translation, ...]
-    attention: AttentionMap | None
+    translations: tuple[Translation, ...]  # as many as there were beams, best first
+    attention: AttentionMap | None  # of the best one
     seconds: float
-    note: str = ""
+    note: str = ""  # why there is no attention
 
 
 def translate_text(demo: DemoModel, text: str, settings: Settings) -> Answer:
     """Translates one text and looks into the model; texts of several people wait for each other.
 
-    Args:
-        demo: The model.
-        text: The text. White space around it is dropped, and line breaks become spaces, if the model is one for
-            translation; others get it as it is, as in their training.
-        settings: How to translate.
-
-    Returns:
-        The translations with their scores, and the attention weights of the best one.
-
-    Raises:
-        DemoError: If there is no text, it is too long, or a setting is not legal for this model.
+    A model for translation gets the text as one line, without white space around it; others get it as it is, as in
+    their training. A `DemoError` says that there is no text, that it is too long, or that a setting is not legal.
     """
     settings = _check_settings(settings)
     source = _check_text(demo, settings, text)

@@ -1,4 +1,4 @@
-"""The page of `scripts/app.py`, made with Gradio: what is on it, and what of `demo.py` answers to which button."""
+"""The page, made with Gradio: what is on it, and what answers to which button."""
 
 import functools
 import html
@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from vanilla_transformer.files import explain_missing
-from vanilla_transformer.hub.words import get_task_words
 from vanilla_transformer.tasks import TRANSLATION
 from vanilla_transformer.visualization.page import attention_page
 
@@ -25,7 +24,12 @@ logger = logging.getLogger(__name__)
 
 _QUEUE_SIZE = 32
 _ERROR_SECONDS = 20
-_COLUMN_WIDTHS = ("64px", "96px", "100px")
+# What the model does with a text, and what comes out, by the names of tasks.
+_WORDS = {
+    "translation": ("translate", "Translation"),
+    "summarization": ("summarize", "Summary"),
+    "text2text": ("generate", "Output"),
+}
 _NO_ATTENTION = '<p class="nothing-yet">Here you will see where the model looks while it writes.</p>'
 # Every paragraph has the direction of its own script. The table's last column takes what the others leave.
 _CSS = """
@@ -81,11 +85,7 @@ Result = TypeVar("Result")
 
 
 def import_gradio() -> Any:
-    """Returns Gradio, told to report nothing about its use and to keep no record of the requests.
-
-    Raises:
-        ImportError: If it is not installed.
-    """
+    """Returns Gradio, told to report nothing about its use and to keep no record of the requests."""
     os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_RUN_HISTORY="False")
     with explain_missing("The page needs Gradio", extra="demo", packages="gradio"):
         import gradio
@@ -93,35 +93,17 @@ def import_gradio() -> Any:
 
 
 def build_page(shelf: ModelShelf, settings: Settings | None = None) -> "gradio.Blocks":
-    """Builds the page; `launch_page` shows it.
+    """Builds the page, with the first model loaded if there is one; `launch_page` shows it.
 
-    Args:
-        shelf: The models. The first one, if there is one, is loaded now.
-        settings: The longest text, and the languages and the prefix that the first model starts with. Beams and length
-            penalty start as each model has them.
-
-    Returns:
-        Gradio's page. Its API has one function, `/translate`: the text and the settings to the translation, a table of
-        all translations, a remark, and the attention as HTML.
-
-    Raises:
-        DemoError: If the first model cannot be loaded.
-        ImportError: If Gradio is not installed.
+    `settings` has the longest text, and languages and prefix of the first model. The page's API has one function,
+    `/translate`: text and settings to the translation, a table of all, a remark, and the attention as HTML.
     """
     page: gradio.Blocks = _Page(shelf, settings or Settings()).blocks
     return page
 
 
 def launch_page(page: "gradio.Blocks", **options: Any) -> str:
-    """Opens the page to browsers, and returns at once.
-
-    Args:
-        page: What `build_page` made.
-        **options: Options of Gradio's `launch`, such as `server_name`, `server_port` and `share`.
-
-    Returns:
-        The page's address on this machine.
-    """
+    """Opens the page to browsers, and returns its address at once; `options` are those of Gradio's `launch`."""
     common = {"prevent_thread_lock": True, "quiet": True, "show_error": True, "enable_monitoring": False}
     _, address, _ = page.launch(css=_CSS, head=_HEAD, footer_links=["api", "gradio"], **common, **options)
     return str(address)
@@ -149,10 +131,7 @@ def for_people(function: Callable[Parameters, Result]) -> Callable[Parameters, R
 
 
 class _Page:
-    """The parts of the page, and what happens when they are used.
-
-    A session remembers the name of its model and nothing else; the models are everybody's.
-    """
+    """The page's parts, and what happens when they are used; a session remembers no more than its model's name."""
 
     def __init__(self, shelf: ModelShelf, settings: Settings) -> None:
         self.gr = gr = import_gradio()
@@ -188,8 +167,8 @@ class _Page:
             task, languages, examples = demo.task, demo.languages, [[example] for example in demo.examples]
             summary = f"Model `{demo.name}`: {demo.summary}"
             most = demo.count_most_characters(self.settings.max_source_tokens)
-        words = get_task_words(task)
-        verb, result, kind = words.verb, words.result.capitalize(), "sentence" if task is TRANSLATION else "text"
+        verb, result = _WORDS[task.name]
+        kind = "sentence" if task is TRANSLATION else "text"
         return {
             "heading": {"value": f"# {verb.capitalize()}, and see where the model looks"},
             "summary": {"value": summary},
@@ -223,23 +202,23 @@ class _Page:
         gr = self.gr
         with gr.Row():
             self.num_beams = gr.Slider(
+                label="Beam size",
+                info="1 is greedy search.",
+                elem_id="beams",
                 minimum=1,
                 maximum=MAX_BEAMS,
                 step=1,
-                label="Beam size",
-                info="1 is greedy search.",
                 buttons=[],
-                elem_id="beams",
                 **look["num_beams"],
             )
             self.length_penalty = gr.Slider(
+                label="Length penalty",
+                info="More: longer translations.",
+                elem_id="length-penalty",
                 minimum=0,
                 maximum=3,
                 step=0.1,
-                label="Length penalty",
-                info="More: longer translations.",
                 buttons=[],
-                elem_id="length-penalty",
                 **look["length_penalty"],
             )
 
@@ -250,7 +229,7 @@ class _Page:
         )
         self.n_best = gr.Dataframe(
             datatype=["number", "number", "str"],
-            column_widths=list(_COLUMN_WIDTHS),
+            column_widths=["64px", "96px", "100px"],
             label="The best, with their log-probability divided by the length penalty",
             interactive=False,
             wrap=True,
@@ -327,14 +306,8 @@ class _Page:
         source_prefix: str | None,
     ) -> tuple[str, list[list[Any]], str, str]:
         """Translates a text, and shows what the model looked at."""
-        settings = Settings(
-            num_beams=num_beams,
-            length_penalty=length_penalty,
-            source_lang=source_lang,
-            target_lang=target_lang,
-            source_prefix=source_prefix or "",
-            max_source_tokens=self.settings.max_source_tokens,
-        )
+        most = self.settings.max_source_tokens
+        settings = Settings(num_beams, length_penalty, source_lang, target_lang, source_prefix or "", most)
         answer = translate_text(self.shelf.get(model_name), text or "", settings)
         rows = [
             [rank, "" if score is None else round(score, 4), translation]

@@ -1,7 +1,7 @@
-"""The folder of a Hugging Face Space: the page of `scripts/app.py`, with all that it needs where nothing else is.
+"""The folder of a Hugging Face Space: the page of `vanilla-transformer app`, with all that it needs.
 
 A Space is a git repository of the Hub which says in the front matter of its README.md how it is run. This one brings
-this package as it is here, and so needs neither a release of it nor a repository to install it from.
+this package as it is here, and so needs no release of it.
 """
 
 import glob
@@ -9,25 +9,34 @@ import os
 import shlex
 import shutil
 import sys
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import version
+from importlib.metadata import distribution, version
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import SpaceCardData
+from packaging.requirements import Requirement
 
 from vanilla_transformer.files import check_model_name, check_new_folder, explain_missing, new_folder
-from vanilla_transformer.hub.files import PACKAGE_FOLDER, Selection, find_refused_files, select_files
+from vanilla_transformer.hub.files import Selection, find_refused_files, select_files
 
-APP_FILE = "app.py"
 ARGUMENTS_FILE = "app.args"
 EXAMPLES_FILE = "examples.txt"
 MODEL_FOLDER = "model"
-_EXTRA = "demo"
+PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
+_APP_FILE = "app.py"
 # Whichever model is shown in the end, its tokenizer may be of sentencepiece, as MarianMT's and T5's are. It is little.
-_EXTRAS = (_EXTRA, "convert")
+_EXTRAS = ("demo", "convert")
+_PACKAGE_FILES = ("*.py", "py.typed", "*.html", "*.json", "*.md")
 
+_APP = '''"""The page of this Space."""
+
+from pathlib import Path
+
+from vanilla_transformer.commands.app import main
+
+if __name__ == "__main__":
+    main(space=Path(__file__).resolve().parent)
+'''
 _README = """---
 {card}
 ---
@@ -53,113 +62,80 @@ On your own machine, with Python {python_version} or newer:
 
 def save_space(
     folder: str | os.PathLike[str],
-    app: str | os.PathLike[str],
     *,
     model_name_or_path: str | None,
     examples: Sequence[str] | None = None,
     options: Sequence[str] = (),
     title: str | None = None,
 ) -> Path:
-    """Writes the folder of a Space, complete or not at all.
+    """Writes the folder of a Space, complete or not at all, and returns its path.
 
-    Args:
-        folder: The folder to be: not there yet, or empty.
-        app: `scripts/app.py`.
-        model_name_or_path: The model: a folder, of which the files that belong on the Hub are copied, or a name on the
-            Hub, which the Space loads it by. `None`: none until somebody names one on the page.
-        examples: Example sentences; `None`: such as suit the model.
-        options: Other options for the app, such as `--source_lang=en`.
-        title: The Space's name. Default: the folder's.
-
-    Returns:
-        The folder's path.
-
-    Raises:
-        FileExistsError: If the folder is there and not empty.
-        FileNotFoundError: If there is no such model, or this package is not in a checkout of its repository.
-        ImportError: If Gradio, whose version the Space is to have, is not installed.
-        ValueError: If the model's folder holds no weights that can be uploaded, or it, the options, the examples or
-            the package something that must not be: a pickle, or what looks like a secret.
+    A model in a folder is copied, one of the Hub is loaded by its name; without one, people name it on the page.
+    Nothing is written with a pickle or what looks like a secret in the model, options, examples or package.
     """
     path = check_new_folder(os.path.expanduser(folder))
-    project = _read_project()
     name = None if model_name_or_path is None else os.path.expanduser(model_name_or_path)
     if name is not None:
         check_model_name(name)
     is_on_hub = name is not None and not os.path.isdir(name)
     arguments = [f"--model_name_or_path={name}", *options] if is_on_hub else list(options)
     title = title or path.resolve().name
+    python_version = f"{sys.version_info.major}.{sys.version_info.minor}"  # known to do, unlike that of Spaces
+    with explain_missing("A Space has the version of Gradio that is installed here", extra="demo", packages="gradio"):
+        sdk_version = version("gradio")
+    card = SpaceCardData(
+        title=title,
+        sdk="gradio",
+        sdk_version=sdk_version,
+        python_version=python_version,
+        app_file=_APP_FILE,
+        models=[str(name)] if is_on_hub else None,
+    ).to_yaml()
+    model = f"The model `{name}`" if is_on_hub else "A model" if name is None else f"The model in `{MODEL_FOLDER}/`"
+    own = distribution("vanilla-transformer")
     with new_folder(path) as partial:
-        card = _make_card(title, name if is_on_hub else None)
-        model = f"The model `{name}`" if is_on_hub else "A model" if name is None else f"The model in `{MODEL_FOLDER}/`"
-        readme = _README.format(card=card, title=title, model=model, python_version=_python_version())
-        _write(partial / "README.md", readme)
-        _write(partial / "requirements.txt", "\n".join(_find_requirements(project)) + "\n")
-        _write(partial / ARGUMENTS_FILE, "".join(f"{shlex.quote(argument)}\n" for argument in arguments))
+        texts = {
+            "README.md": _README.format(card=card, title=title, model=model, python_version=python_version),
+            "requirements.txt": "\n".join(_find_requirements(own.requires or [])) + "\n",
+            "LICENSE": own.read_text("licenses/LICENSE") or "",
+            _APP_FILE: _APP,
+            ARGUMENTS_FILE: "".join(f"{shlex.quote(argument)}\n" for argument in arguments),
+        }
         if examples is not None:
-            _write(partial / EXAMPLES_FILE, "".join(f"{example}\n" for example in examples))
-        shutil.copyfile(app, partial / APP_FILE)
-        shutil.copyfile(PACKAGE_FOLDER.parent / "LICENSE", partial / "LICENSE")
-        _copy_files(_find_package_files(project), partial / PACKAGE_FOLDER.name)
+            texts[EXAMPLES_FILE] = "".join(f"{example}\n" for example in examples)
+        for file, text in texts.items():
+            (partial / file).write_text(text, encoding="utf-8", newline="\n")
+        _copy_files(_find_package_files(), partial / PACKAGE_FOLDER.name)
         if name is not None and not is_on_hub:
             _copy_files(_find_model_files(Path(name)), partial / MODEL_FOLDER)
         _check_files(partial)
     return path
 
 
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8", newline="\n")
+def _find_requirements(lines: Sequence[str]) -> list[str]:
+    """What must be installed for the page: of the package's requirements those without an extra, and two extras."""
+    found = set()
+    for requirement in map(Requirement, lines):
+        marker, requirement.marker = requirement.marker, None
+        if marker is None or any(marker.evaluate({"extra": extra}) for extra in _EXTRAS):
+            found.add(str(requirement))
+    return sorted(found, key=str.lower)
 
 
-def _read_project() -> dict[str, Any]:
-    """What pyproject.toml says of this package."""
-    path = PACKAGE_FOLDER.parent / "pyproject.toml"
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no {path}: a Space is made in a checkout of this package's repository.")
-    return tomllib.loads(path.read_text(encoding="utf-8"))
-
-
-def _find_requirements(project: dict[str, Any]) -> list[str]:
-    own, extras = project["project"]["dependencies"], project["project"]["optional-dependencies"]
-    return sorted({*own, *(line for extra in _EXTRAS for line in extras[extra])}, key=str.lower)
-
-
-def _find_package_files(project: dict[str, Any]) -> dict[str, Path]:
-    """What installing this package would bring, by the paths in its folder, whatever else lies there."""
-    data = project["tool"]["setuptools"]["package-data"]
-    files = {}
-    for folder in _find_packages(PACKAGE_FOLDER):
-        package = ".".join(folder.relative_to(PACKAGE_FOLDER.parent).parts)
-        for pattern in ("*.py", *data.get("*", ()), *data.get(package, ())):
-            found = (folder / name for name in glob.iglob(pattern, root_dir=folder))
-            files.update({path.relative_to(PACKAGE_FOLDER).as_posix(): path for path in found})
-    return files
+def _find_package_files() -> dict[str, Path]:
+    """What installing this package brings, by the paths in its folder, whatever else lies there."""
+    return {
+        (folder / name).relative_to(PACKAGE_FOLDER).as_posix(): folder / name
+        for folder in _find_packages(PACKAGE_FOLDER)
+        for pattern in _PACKAGE_FILES
+        for name in glob.iglob(pattern, root_dir=folder)
+    }
 
 
 def _find_packages(folder: Path) -> Iterator[Path]:
     yield folder
     for name in glob.iglob("*/__init__.py", root_dir=folder):
         yield from _find_packages((folder / name).parent)
-
-
-def _python_version() -> str:
-    """This one's: it is known to do, unlike the one that Spaces have unless told otherwise."""
-    return f"{sys.version_info.major}.{sys.version_info.minor}"
-
-
-def _make_card(title: str, model: str | None) -> str:
-    """The front matter by which the Hub knows how to run the Space."""
-    with explain_missing("A Space has the version of Gradio that is installed here", extra=_EXTRA, packages="gradio"):
-        sdk_version = version("gradio")
-    card = SpaceCardData(
-        title=title,
-        sdk="gradio",
-        sdk_version=sdk_version,
-        python_version=_python_version(),
-        app_file=APP_FILE,
-        models=None if model is None else [model],
-    )
-    return card.to_yaml()
 
 
 def _find_model_files(folder: Path) -> dict[str, Path]:

@@ -1,45 +1,138 @@
-"""What the command lines of the scripts have in common."""
+"""What the commands share: a parser made from dataclasses, and one way to say what is wrong.
+
+Nothing here imports torch or transformers, which take seconds: `--help` must not wait for them.
+"""
 
 import argparse
+import dataclasses
 import io
+import logging
 import os
+import re
 import sys
+import typing
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from transformers import HfArgumentParser
-
 USAGE = "%(prog)s [-h] [--argument value ...]"
+INTERRUPTED = 130  # the exit status of a process that Ctrl-C ended, as shells have it
+
+
+def option(help: str, default: Any = dataclasses.MISSING, **metadata: Any) -> Any:
+    """A field of a dataclass of options; one without a default must be given."""
+    return dataclasses.field(default=default, metadata={"help": help, **metadata})
+
+
+class OptionParser(argparse.ArgumentParser):
+    """A parser whose options are the fields of dataclasses, as transformers' `HfArgumentParser` makes them.
+
+    Args:
+        classes: The dataclasses. A field's help is in its metadata.
+        options: The arguments of `argparse.ArgumentParser`.
+    """
+
+    def __init__(self, classes: Sequence[type], **options: Any) -> None:
+        super().__init__(**options)
+        self.classes = classes
+        for each in classes:
+            hints = typing.get_type_hints(each)
+            for field in dataclasses.fields(each):
+                self._add_field(field, hints[field.name])
+
+    def _add_field(self, field: "dataclasses.Field[Any]", hint: Any) -> None:
+        options: dict[str, Any] = dict(field.metadata)
+        aliases = options.pop("aliases", [])
+        if field.default_factory is not dataclasses.MISSING:
+            options["default"] = field.default_factory()
+        elif field.default is not dataclasses.MISSING:
+            options["default"] = field.default
+        else:
+            options["required"] = True
+        members = typing.get_args(hint)
+        kind = next(member for member in members if member is not type(None)) if type(None) in members else hint
+        if typing.get_origin(kind) is typing.Literal:
+            options["choices"] = typing.get_args(kind)
+        elif typing.get_origin(kind) is list:
+            options |= {"type": typing.get_args(kind)[0], "nargs": "+"}
+        elif kind is bool:
+            options["type"] = _read_bool
+            if hint is bool:  # a switch: its name alone says true
+                options |= {"nargs": "?", "const": True}
+        else:
+            options["type"] = kind
+        self.add_argument(*_spell(field.name), *aliases, **options)
+        if field.default is True:
+            options = {"action": "store_false", "dest": field.name, "help": options.get("help")}
+            self.add_argument(*_spell(f"no_{field.name}"), **options)
+
+    def parse_args_into_dataclasses(
+        self, args: Sequence[str] | None = None, return_remaining_strings: bool = False
+    ) -> tuple[Any, ...]:
+        """Returns an instance of each dataclass and, if asked for, a list of the arguments that none of them has."""
+        namespace, rest = self.parse_known_args(args)
+        if rest and not return_remaining_strings:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        parsed = [
+            each(**{field.name: getattr(namespace, field.name) for field in dataclasses.fields(each)})
+            for each in self.classes
+        ]
+        return (*parsed, rest) if return_remaining_strings else tuple(parsed)
+
+
+def _spell(name: str) -> list[str]:
+    """An option may be written with underscores or with hyphens."""
+    return list(dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"]))
+
+
+def _read_bool(text: str) -> bool:
+    if text.lower() in ("yes", "true", "t", "y", "1"):
+        return True
+    if text.lower() in ("no", "false", "f", "n", "0"):
+        return False
+    raise argparse.ArgumentTypeError(f"{text!r} must be true or false")
 
 
 class _DefaultsHelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Shows the defaults, and the description as it stands."""
 
 
-def make_argument_parser(
-    argument_classes: type | Sequence[type],
-    description: str | None,
-    *,
-    shows_defaults: bool = False,
-    usage: str = USAGE,
-) -> HfArgumentParser:
-    """Returns a parser for the fields of dataclasses.
+def parser_options(description: str | None, *, shows_defaults: bool = False, usage: str = USAGE) -> dict[str, Any]:
+    """The arguments that every command's parser has.
 
     Args:
-        argument_classes: The dataclass, or several.
-        description: The script's docstring, shown as it stands.
-        shows_defaults: Whether the help gives every default; else what an argument's own help says of it.
-        usage: What stands ahead of every error, where the library's own lists all arguments.
+        description: The command's docstring, shown as it stands; its examples name the command.
+        shows_defaults: Whether the help gives every default; else what an option's own help says of it.
+        usage: What stands ahead of every error, where argparse would list all options.
     """
-    classes: Any = argument_classes
-    return HfArgumentParser(
-        classes,
-        description=description,
-        formatter_class=_DefaultsHelpFormatter if shows_defaults else argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # a misspelt argument is an error, not the beginning of another one
-        usage=usage,
-    )
+    command = re.search(r"vanilla-transformer [a-z-]+", description or "")
+    return {
+        "prog": command and command[0],
+        "description": description,
+        "formatter_class": _DefaultsHelpFormatter if shows_defaults else argparse.RawDescriptionHelpFormatter,
+        "allow_abbrev": False,  # a misspelt option is an error, not the beginning of another one
+        "usage": usage,
+    }
+
+
+def make_argument_parser(
+    argument_classes: type | Sequence[type], description: str | None, *, shows_defaults: bool = False
+) -> OptionParser:
+    """Returns a parser for the fields of one dataclass or several; `description` is the command's docstring."""
+    classes = [argument_classes] if isinstance(argument_classes, type) else argument_classes
+    return OptionParser(classes, **parser_options(description, shows_defaults=shows_defaults))
+
+
+@contextmanager
+def explaining_errors(parser: argparse.ArgumentParser, interrupted: str = "Interrupted.") -> Iterator[None]:
+    """Ends the process with one line for what is wrong with the input (status 2), and for Ctrl-C (status 130)."""
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    try:
+        yield
+    except (ImportError, OSError, ValueError) as error:
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        parser.exit(INTERRUPTED, f"\n{interrupted}\n")
 
 
 @contextmanager

@@ -1,0 +1,210 @@
+"""`vanilla-transformer`: its commands, that its help waits for nothing, and the scripts that do the same."""
+
+import importlib
+import os
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import pytest
+
+from vanilla_transformer.__main__ import COMMANDS, main
+from vanilla_transformer.commands.command_line import make_argument_parser
+
+# Their options are classes of transformers, or of a room that imports torch.
+SLOW = {"train", "translate", "evaluate", "plot-attention"}
+SCRIPTS = {
+    **{name: name.replace("-", "_") for name in ("train", "train-tokenizer", "translate", "app", "plot-attention")},
+    "evaluate": "evaluate_translation",
+    "convert": "convert_checkpoint",
+    "export": "export_model",
+    "push": "push_to_hub",
+    "plot-curves": "plot_learning_curves",
+    "average": "average_checkpoints",
+}
+
+
+def import_command(name: str) -> Any:
+    if importlib.util.find_spec(f"vanilla_transformer.commands.{name.replace('-', '_')}") is None:
+        pytest.skip(f"{name} is not there yet")
+    return importlib.import_module(f"vanilla_transformer.commands.{name.replace('-', '_')}")
+
+
+def refuse(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    assert end.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"]])
+def test_every_command_is_listed_with_a_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    main(arguments)
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert lines == [[name, what] for name, what in COMMANDS.items()]
+    files = (Path(__file__).parents[2] / "vanilla_transformer" / "commands").glob("[!_]*.py")
+    found = {path.stem.replace("_", "-") for path in files} - {"command-line"}
+    assert found <= set(COMMANDS)
+    assert set(COMMANDS) - found <= {"evaluate"}
+
+
+def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refuse("trian", "--help", capsys=capsys)
+    assert said.startswith("vanilla-transformer: there is no command 'trian'. There are: train, ")
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+class TestEveryCommand:
+    def test_help_begins_with_commands_to_copy_and_has_every_option(
+        self, name: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        command = import_command(name)
+        with pytest.raises(SystemExit) as end:
+            main([name, "--help"])
+        assert end.value.code == 0
+        text = capsys.readouterr().out
+        assert text.startswith(f"usage: vanilla-transformer {name} [-h] [--argument value ...]")
+        examples = text.split("\n\n")[2]
+        assert f"vanilla-transformer {name} --" in examples
+        assert all(line.startswith("    ") for line in examples.splitlines())
+        parser = command.make_parser()
+        assert not parser.allow_abbrev
+        for action in parser._actions:
+            assert action.help, f"{action.option_strings} is not explained"
+            assert action.option_strings[0] in text
+
+    def test_an_error_is_not_buried(self, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+        import_command(name)
+        usage, *error = refuse(name, "--no_such_argument", capsys=capsys).splitlines()
+        assert usage.startswith(f"usage: vanilla-transformer {name} [-h] [--argument value ...]")
+        assert len(error) <= 3
+
+    def test_script_is_the_same_command(
+        self, name: str, monkeypatch: pytest.MonkeyPatch, scripts_directory: Path
+    ) -> None:
+        monkeypatch.syspath_prepend(str(scripts_directory))
+        assert importlib.import_module(SCRIPTS[name]).main is import_command(name).main
+
+
+@pytest.mark.parametrize("name", [None, *(name for name in COMMANDS if name not in SLOW)])
+def test_help_imports_no_torch(name: str | None, tmp_path: Path) -> None:
+    words = ["--help"] if name is None else [name, "--help"]
+    command = [sys.executable, "-X", "importtime", "-m", "vanilla_transformer", *words]
+    done = subprocess.run(command, capture_output=True, check=True, cwd=tmp_path, text=True)
+    assert done.stdout.startswith("usage: vanilla-transformer")
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "vanilla_transformer" in imported
+    assert not {"torch", "transformers", "datasets", "numpy", "huggingface_hub"} & imported
+
+
+def test_python_runs_the_package_and_knows_its_models(tmp_path: Path) -> None:
+    """With a command that works, everything is registered as for everybody else."""
+    (tmp_path / "config.json").write_text('{"model_type": "vanilla_transformer"}')
+    command = [sys.executable, "-m", "vanilla_transformer"]
+    done = subprocess.run([*command, "--help"], capture_output=True, check=True, cwd=tmp_path, text=True)
+    assert "train-tokenizer" in done.stdout
+    words = ["export", "--model_name_or_path", str(tmp_path), "--format", "onnx", "--output_dir", str(tmp_path / "out")]
+    done = subprocess.run([*command, *words], capture_output=True, check=False, cwd=tmp_path, text=True)
+    assert done.returncode == 2
+    assert "no file named model.safetensors" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("path", ["vanilla-transformer/program.py", "vanilla-transformer.py"])
+def test_other_programs_that_ask_for_help_get_the_whole_package(path: str, tmp_path: Path) -> None:
+    program = tmp_path / path
+    program.parent.mkdir(exist_ok=True)
+    program.write_text("from vanilla_transformer import VanillaTransformerConfig\nprint(VanillaTransformerConfig())\n")
+    done = subprocess.run([sys.executable, program, "--help"], capture_output=True, check=True, text=True)
+    assert "d_model" in done.stdout
+
+
+def test_the_console_script_is_there(tmp_path: Path, repository_root: Path) -> None:
+    project = tomllib.loads((repository_root / "pyproject.toml").read_text())["project"]
+    ((name, value),) = project["scripts"].items()
+    assert EntryPoint(name, value, "console_scripts").load() is main
+    # As pip writes it.
+    script = tmp_path / name
+    module, _, function = value.partition(":")
+    script.write_text(f"import sys\nfrom {module} import {function}\n{function}()\nprint('torch' in sys.modules)\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(repository_root), os.environ["PYTHONPATH"]])}
+    done = subprocess.run([sys.executable, script], capture_output=True, check=True, text=True, env=environment)
+    assert done.stdout.startswith("usage: vanilla-transformer COMMAND")
+    assert done.stdout.endswith("False\n")
+
+
+@dataclass
+class Options:
+    """Of every kind."""
+
+    needed: str = field(metadata={"help": "Must be given."})
+    numbers: list[int] | None = field(default=None, metadata={"help": "Any number."})
+    rate: float = field(default=0.5, metadata={"help": "A number."})
+    kind: Literal["one", "two"] | None = field(default=None, metadata={"help": "A choice."})
+    switch: bool = field(default=False, metadata={"help": "Off unless it is named."})
+    kept_on: bool = field(default=True, metadata={"help": "On unless it is switched off."})
+    either: bool | None = field(default=None, metadata={"help": "Not said by default."})
+    names: list[str] = field(default_factory=lambda: ["a"], metadata={"help": "Several.", "aliases": ["--called"]})
+
+
+class TestOptions:
+    """They are read as transformers' HfArgumentParser reads them."""
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            [],
+            ["--numbers", "1", "-2", "--rate=2", "--kind", "two", "--names", "b", "c"],
+            ["--switch", "--no_kept_on", "--either", "yes"],
+            ["--switch", "false", "--kept_on", "0", "--either", "n"],
+            ["--no-kept-on", "--kept-on", "T", "--called", "b"],
+        ],
+    )
+    def test_give_a_dataclass(self, words: list[str]) -> None:
+        from transformers import HfArgumentParser
+
+        library: Any = HfArgumentParser(Options)  # type: ignore[arg-type]
+        arguments = ["--needed", "x", *words]
+        assert make_argument_parser(Options, None).parse_args_into_dataclasses(
+            arguments
+        ) == library.parse_args_into_dataclasses(arguments, look_for_args_file=False)
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            ([], "required: --needed"),
+            (["--needed", "x", "--kind", "three"], "invalid choice: 'three'"),
+            (["--needed", "x", "--switch", "perhaps"], "'perhaps' must be true or false"),
+            (["--needed", "x", "--rate", "fast"], "invalid float value: 'fast'"),
+            (["--needed", "x", "--nee", "y"], "unrecognized arguments: --nee y"),
+        ],
+    )
+    def test_are_refused(self, words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            make_argument_parser(Options, None).parse_args_into_dataclasses(words)
+        assert message in capsys.readouterr().err
+
+
+def test_the_names_in_help_are_those_of_the_package() -> None:
+    """They are written down in the commands, since importing them takes seconds."""
+    from vanilla_transformer.commands import convert, export, train_tokenizer, translate
+    from vanilla_transformer.conversion.sources import SOURCES
+    from vanilla_transformer.conversion.targets import TARGETS
+    from vanilla_transformer.export.ctranslate2 import QUANTIZATIONS
+    from vanilla_transformer.export.onnx import OLDEST_OPSET
+    from vanilla_transformer.model.pipeline_vanilla_transformer import WINDOW_SIZE
+
+    def choices(command: Any, name: str) -> set[str]:
+        return set(next(action for action in command.make_parser()._actions if action.dest == name).choices)
+
+    assert choices(convert, "format") == set(SOURCES)
+    assert choices(convert, "to") == set(TARGETS)
+    assert get_args(export.Quantization) == QUANTIZATIONS
+    assert f"Default: {OLDEST_OPSET}," in export.make_parser().format_help()
+    assert f"Default: {WINDOW_SIZE}," in translate.make_parser().format_help()
+    assert train_tokenizer.TokenizerArguments("x", files=["x"]).vocab_size == 37000

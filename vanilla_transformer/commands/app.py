@@ -1,0 +1,201 @@
+r"""Show a model on a page: text in, translations with their scores and a map of the attention out.
+
+    pip install "vanilla-transformer[demo]"     # or [demo,convert], for tokenizers of sentencepiece as MarianMT's
+    vanilla-transformer app --model_name_or_path out/my-model
+    vanilla-transformer app --model_name_or_path facebook/nllb-200-distilled-600M \
+        --source_lang eng_Latn --target_lang deu_Latn
+
+Then open the address that is printed, http://127.0.0.1:7860 as a rule; Ctrl-C ends it. Any encoder-decoder model of
+text will do. Only this machine can reach the page unless --server_name says otherwise, and only then can other models
+be loaded on it unless --other_models says otherwise. Nothing is reported to anybody, and nothing is fetched but models
+that are asked for by their names on the Hub.
+
+--save_space writes the folder of a Hugging Face Space with this page: the options that were given, the model's folder
+if it has one, this package, and what must be installed. Try it here (`python my-space/app.py`), and upload it; the
+second command makes the Space, if there is none yet.
+
+    vanilla-transformer app --model_name_or_path out/my-model --save_space my-space
+    hf upload my-name/my-space my-space --repo-type space
+"""
+
+import os
+import shlex
+import signal
+import sys
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+from .command_line import OptionParser, explaining_errors, make_argument_parser, option
+
+# Options that a Space takes over. The others are about this machine.
+_SPACE_OPTIONS = (
+    *("revision", "trust_remote_code", "dtype", "source_lang", "target_lang", "source_prefix", "max_source_tokens"),
+    "other_models",
+)
+
+
+@dataclass
+class AppArguments:
+    """Which model to show, and to whom."""
+
+    model_name_or_path: str | None = option(
+        "Folder or Hub name of a sequence-to-sequence model. Default: the environment variable MODEL_NAME_OR_PATH, or "
+        "in a Space its folder `model`, or none until somebody names one on the page.",
+        None,
+    )
+    revision: str = option("Branch, tag or commit on the Hub. Default: main.", "main")
+    trust_remote_code: bool = option("Let code from this checkpoint run.", False)
+    device: str = option("auto (default: cuda, mps or cpu), or one such as cuda:1.", "auto")
+    dtype: str = option("auto (default: as saved), float32, bfloat16 or float16.", "auto")
+    source_lang: str | None = option("Of multilingual models: en, eng_Latn, ...", None)
+    target_lang: str | None = option("Of multilingual models: de, deu_Latn, ...", None)
+    source_prefix: str = option("Put before each text, for T5 and its like.", "")
+    max_source_tokens: int | None = option(
+        "The longest text, in tokens. Default: what the model's sources were cut to in training, or else what is "
+        "usual: 256, and 1024 for summarization.",
+        None,
+    )
+    examples: str | None = option(
+        "UTF-8 text, an example sentence per line. Default: in a Space its examples.txt, or such as suit the model.",
+        None,
+    )
+    other_models: Literal["any", "hub", "none"] | None = option(
+        "Which other models the page loads: any, those of the Hub (hub), or none. They run no code of their own; "
+        "private ones are read with your token. Default: any if only this machine reaches the page, else none.",
+        None,
+    )
+    server_name: str | None = option(
+        "0.0.0.0 to let others in. Default: GRADIO_SERVER_NAME, or this machine only (127.0.0.1).", None
+    )
+    server_port: int | None = option("Default: GRADIO_SERVER_PORT, or the first free one from 7860 on.", None)
+    share: bool = option("Make a public link by Gradio's own servers.", False)
+    save_space: str | None = option("Write the folder of a Hugging Face Space instead; it must not exist yet.", None)
+
+    def __post_init__(self) -> None:
+        self.model_name_or_path = self.model_name_or_path or os.environ.get("MODEL_NAME_OR_PATH") or None
+        if self.examples is not None:
+            self.examples = os.path.expanduser(self.examples)
+        if self.max_source_tokens is not None and self.max_source_tokens < 1:
+            raise ValueError(f"max_source_tokens is {self.max_source_tokens}; it must be at least 1.")
+        if self.model_name_or_path is None and self.others == "none":
+            raise ValueError(
+                "There is no model to show and none can be loaded on the page: give --model_name_or_path, or set "
+                "MODEL_NAME_OR_PATH."
+            )
+
+    @property
+    def others(self) -> Literal["any", "hub", "none"]:
+        """Which other models the page loads."""
+        return self.other_models or ("none" if self.is_public else "any")
+
+    @property
+    def is_public(self) -> bool:
+        """Whether more than this machine can reach the page."""
+        name = self.server_name or os.environ.get("GRADIO_SERVER_NAME") or "127.0.0.1"
+        is_space = self.save_space is not None or "SPACE_ID" in os.environ
+        return self.share or is_space or name not in ("127.0.0.1", "localhost", "::1")
+
+    @property
+    def space_options(self) -> list[str]:
+        """The options for a Space that are not as they are without being given."""
+        defaults = {each.name: each.default for each in fields(self)}
+        given = {name: getattr(self, name) for name in _SPACE_OPTIONS if getattr(self, name) != defaults[name]}
+        return [f"--{name}={value}" for name, value in given.items()]
+
+
+def make_parser() -> OptionParser:
+    """The command line's parser."""
+    return make_argument_parser(AppArguments, __doc__)
+
+
+def read_examples(path: str | None) -> list[str] | None:
+    """The lines of a file that are not empty."""
+    from vanilla_transformer.data.corpora import read_lines
+
+    return None if path is None else [line.strip() for line in read_lines(path) if line.strip()]
+
+
+def read_space(folder: Path) -> list[str]:
+    """The options of the Space in a folder; none where there is no Space."""
+    from vanilla_transformer.apps.spaces import ARGUMENTS_FILE, EXAMPLES_FILE, MODEL_FOLDER
+
+    options = []
+    if (folder / MODEL_FOLDER / "config.json").is_file() and not os.environ.get("MODEL_NAME_OR_PATH"):
+        options.append(f"--model_name_or_path={folder / MODEL_FOLDER}")
+    if (folder / EXAMPLES_FILE).is_file():
+        options.append(f"--examples={folder / EXAMPLES_FILE}")
+    if (folder / ARGUMENTS_FILE).is_file():
+        options += shlex.split((folder / ARGUMENTS_FILE).read_text(encoding="utf-8"), comments=True)
+    return options
+
+
+def show(arguments: AppArguments) -> None:
+    """Loads the model and serves the page until Ctrl-C, or until the system asks for an end."""
+    from vanilla_transformer.apps.answers import Settings
+    from vanilla_transformer.apps.page import build_page, launch_page
+    from vanilla_transformer.apps.shelf import ModelShelf
+
+    shelf = ModelShelf(
+        arguments.model_name_or_path,
+        others=arguments.others,
+        examples=read_examples(arguments.examples),
+        device=arguments.device,
+        dtype=arguments.dtype,
+        revision=arguments.revision,
+        trust_remote_code=arguments.trust_remote_code,
+    )
+    settings = Settings(
+        source_lang=arguments.source_lang,
+        target_lang=arguments.target_lang,
+        source_prefix=arguments.source_prefix,
+        max_source_tokens=arguments.max_source_tokens,
+    )
+    page = build_page(shelf, settings)
+    address = launch_page(
+        page, server_name=arguments.server_name, server_port=arguments.server_port, share=arguments.share
+    )
+    print(f"The page is at {address} (Ctrl-C ends it)", flush=True)
+    if page.share_url:
+        print(f"and for everybody at {page.share_url}", flush=True)
+    try:
+        while page.is_running:
+            time.sleep(0.2)
+    finally:
+        page.close(verbose=False)
+
+
+def save(arguments: AppArguments, folder: str) -> None:
+    """Writes a Space that will show what these arguments show."""
+    from vanilla_transformer.apps.spaces import save_space
+
+    space = save_space(
+        folder,
+        model_name_or_path=arguments.model_name_or_path,
+        examples=read_examples(arguments.examples),
+        options=arguments.space_options,
+    )
+    print(f"The Space is in {space}; upload it with: hf upload NAME/{space.name} {space} --repo-type space")
+
+
+def main(argv: list[str] | None = None, *, space: Path | None = None) -> None:
+    """Parses the arguments (`argv`, else the command line's) over those of a Space's folder, and shows the page."""
+    parser = make_parser()
+    # Containers are stopped with this signal.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with explaining_errors(parser):
+        given = sys.argv[1:] if argv is None else argv
+        # What comes later wins.
+        (arguments,) = parser.parse_args_into_dataclasses([*(read_space(space) if space else []), *given])
+        from vanilla_transformer.apps.answers import DemoError
+
+        try:
+            if arguments.save_space is None:
+                show(arguments)
+            else:
+                save(arguments, arguments.save_space)
+        except DemoError as error:
+            parser.error(error.whole)
+        except KeyboardInterrupt:
+            print("The page is closed.")

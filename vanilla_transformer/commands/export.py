@@ -1,0 +1,102 @@
+r"""Take a trained model to another runtime.
+
+    vanilla-transformer export --model_name_or_path out/my-model --format ctranslate2 --output_dir out/my-model-ct2
+    vanilla-transformer export --model_name_or_path out/my-model --format ctranslate2 --quantization int8 \
+        --output_dir out/my-model-int8
+    vanilla-transformer export --model_name_or_path out/my-model --format onnx --output_dir out/my-model-onnx
+
+The output folder must be new or empty; it is complete when the command ends well, and not there otherwise. It holds
+what translating needs besides: the tokenizer and the generation config.
+"""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from .command_line import OptionParser, explaining_errors, make_argument_parser, option
+
+# Options that not all formats have.
+OPTIONS = {"ctranslate2": ("quantization", "max_positions"), "onnx": ("opset",)}
+# As export/ctranslate2.py has them.
+Quantization = Literal[
+    "float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16"
+]
+
+
+@dataclass
+class ExportArguments:
+    """Which model becomes what, and where."""
+
+    model_name_or_path: str = option("Folder or Hub name of a model of this package.")
+    output_dir: str = option("Folder for the exported model: a new one, or an empty one.")
+    format: Literal["ctranslate2", "onnx"] = option(
+        "ctranslate2: for CTranslate2 (see --quantization and --max_positions); onnx: for ONNX Runtime and others (see "
+        "--opset), compared with the original in the end."
+    )
+    revision: str = option("Branch, tag or commit on the Hub. Default: main.", "main")
+    trust_remote_code: bool = option("Let code from the checkpoint run.", False)
+    quantization: Quantization | None = option(
+        "CTranslate2: how weights are written. Default: as saved. Computation may still be asked for in another type.",
+        None,
+    )
+    max_positions: int | None = option(
+        "CTranslate2: the most tokens of a text, where positions are sinusoids. Default: 4096.", None
+    )
+    opset: int | None = option("ONNX: version of its operators. Default: 18, the oldest that torch writes.", None)
+
+    def __post_init__(self) -> None:
+        foreign = [
+            f"--{name} {getattr(self, name)} is for --format {other}"
+            for other, names in OPTIONS.items()
+            for name in names
+            if other != self.format and getattr(self, name) is not None
+        ]
+        if foreign:
+            raise ValueError(f"{', '.join(foreign)}; this is --format {self.format}.")
+
+
+def make_parser() -> OptionParser:
+    """The command line's parser."""
+    return make_argument_parser(ExportArguments, __doc__)
+
+
+def export(model: Any, tokenizer: Any, arguments: ExportArguments) -> Path:
+    """Writes the folder of the runtime."""
+    given = {name: getattr(arguments, name) for name in OPTIONS[arguments.format]}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if arguments.format == "onnx":
+        from vanilla_transformer.export.onnx import export_onnx
+
+        return export_onnx(model, arguments.output_dir, tokenizer=tokenizer, **options)
+    from vanilla_transformer.export.ctranslate2 import export_ctranslate2
+
+    return export_ctranslate2(model, arguments.output_dir, tokenizer=tokenizer, **options)
+
+
+def run(arguments: ExportArguments) -> None:
+    """Loads the model and its tokenizer, if it has one, and exports them."""
+    from transformers import AutoModelForSeq2SeqLM
+
+    from vanilla_transformer.data.vocabularies import load_tokenizer
+    from vanilla_transformer.files import check_new_folder, explain_missing_model
+
+    check_new_folder(arguments.output_dir)
+    name = arguments.model_name_or_path
+    place: dict[str, Any] = {"revision": arguments.revision, "trust_remote_code": arguments.trust_remote_code}
+    with explain_missing_model(name):
+        model = AutoModelForSeq2SeqLM.from_pretrained(name, dtype="auto", **place).eval()
+        tokenizer = load_tokenizer(name, **place)
+    folder = export(model, tokenizer, arguments)
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    print(f"{folder}: {size / 1e6:,.1f} MB")
+    if tokenizer is None:
+        print("The model has no tokenizer: what was exported takes and gives ids, and cannot translate text by itself.")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Parses the arguments (`argv`, else the command line's) and exports."""
+    parser = make_parser()
+    logging.getLogger("vanilla_transformer").setLevel(logging.INFO)
+    with explaining_errors(parser, "Interrupted: nothing was exported."):
+        run(*parser.parse_args_into_dataclasses(argv))

@@ -1,0 +1,104 @@
+"""Check a model's folder and push it to the Hub, in one commit or one pull request.
+
+    vanilla-transformer push --model_name_or_path out/my-model --repo_id me/my-model --dry_run
+    vanilla-transformer push --model_name_or_path out/my-model --repo_id me/my-model --license apache-2.0
+    vanilla-transformer push --model_name_or_path out/my-model --repo_id they/their-model --create_pr
+
+First it makes sure that the model works for others: weights, tokenizer, configurations and card are whole and agree,
+and the model does its task here and in a process without this package, which runs the code in the folder: it
+translates, or as a single-stack model it classifies, answers, writes or encodes. Pickles and what looks like a secret
+are refused. Then it shows what it will push, pushes it, and prints the address.
+
+What users wrote into the model card, here and on the Hub, stays. The card that was pushed is in the folder afterwards.
+Log in with `hf auth login`, or set the variable HF_TOKEN.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .command_line import OptionParser, explaining_errors, make_argument_parser, option
+
+
+@dataclass
+class PushArguments:
+    """What to push, and where to."""
+
+    model_name_or_path: str = option("The folder of a trained model.")
+    repo_id: str = option("Where to: namespace/name, or the name alone for your own namespace.")
+    private: bool = option("Make a repository that does not exist a private one.", False)
+    revision: str | None = option("A branch to push to, made if there is none. Default: main.", None)
+    create_pr: bool = option("Open a pull request instead of pushing to main.", False)
+    commit_message: str | None = option("Title of the commit.", None)
+    license: str | None = option("For the card, apache-2.0 say.", None)
+    datasets: list[str] | None = option("For the card: datasets it was trained on.", None)
+    language: list[str] | None = option(
+        "For the card, and if two are given, source and target, for a configuration that names none. Default: those "
+        "that the folder tells.",
+        None,
+    )
+    tags: list[str] | None = option("For the card: more tags.", None)
+    base_model: str | None = option("For the card: the model on the Hub whose training was continued.", None)
+    include: list[str] | None = option(
+        "Files or sub-folders, or patterns of them, to push although they are left out otherwise.", None
+    )
+    code: Literal["folder", "installed"] | None = option(
+        "If the code in the folder differs from the installed package's, push the folder's, or replace it.", None
+    )
+    card: Literal["folder", "hub"] | None = option(
+        "If the card was edited at the same place in the folder and on the Hub, whose edits count.", None
+    )
+    token: str | None = option(
+        "A token of the Hub. Others can see it in the list of processes: better set HF_TOKEN.", None
+    )
+    dry_run: bool = option("Check and show only; change neither Hub nor folder.", False)
+
+
+def make_parser() -> OptionParser:
+    """The command line's parser."""
+    return make_argument_parser(PushArguments, __doc__)
+
+
+def run(arguments: PushArguments) -> None:
+    """Checks the folder, finds out what would change on the Hub, shows and pushes it."""
+    from vanilla_transformer.hub.push import plan_push
+
+    plan = plan_push(
+        arguments.model_name_or_path,
+        arguments.repo_id,
+        private=arguments.private,
+        revision=arguments.revision,
+        create_pr=arguments.create_pr,
+        token=arguments.token,
+        include=arguments.include or [],
+        code=arguments.code,
+        card=arguments.card,
+        license=arguments.license,
+        datasets=arguments.datasets,
+        language=arguments.language,
+        tags=arguments.tags,
+        base_model=arguments.base_model,
+    )
+    if plan.problems:
+        raise SystemExit(plan.describe_problems())
+    print(plan.describe(), end="\n\n", flush=True)
+    if arguments.dry_run:
+        print("Nothing is wrong with it. Nothing was pushed (--dry_run).")
+        return
+    changes = plan.changes  # not so any more afterwards
+    url = plan.push(arguments.commit_message)
+    print(f"Pushed: {url}" if changes else f"Nothing has changed: {url}")
+    if plan.commit_url:
+        print(f"Commit: {plan.commit_url}")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Parses the arguments (`argv`, else the command line's), checks, shows and pushes."""
+    parser = make_parser()
+    with explaining_errors(parser):
+        (arguments,) = parser.parse_args_into_dataclasses(argv)
+        from vanilla_transformer.hub.errors import PushError
+
+        try:
+            run(arguments)
+        except PushError as error:
+            raise SystemExit(f"{parser.prog}: {error}") from error

@@ -1,0 +1,342 @@
+r"""Trains a Transformer on pairs of texts, or fine-tunes one, with transformers' own Seq2SeqTrainer.
+
+    vanilla-transformer train --builtin_corpus --preset small --output_dir out/numbers
+    vanilla-transformer train --preset base --train_file train.en.gz train.de.gz --validation_file val.en val.de \
+        --source_lang en --target_lang de --output_dir out/my-model
+    vanilla-transformer train --recipe paper --preset base --train_file ... --output_dir out/base
+    vanilla-transformer train --task summarization --preset small --dataset_name user/articles --output_dir out/short
+    vanilla-transformer train my_arguments.yaml
+
+A run that was stopped goes on from its last whole checkpoint when the same command is given again.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from datasets import Dataset
+from huggingface_hub.errors import HfHubHTTPError
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    HfArgumentParser,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerState,
+    set_seed,
+)
+from transformers.trainer import TRAINER_STATE_NAME
+
+from vanilla_transformer.files import AVERAGED_FOLDER
+from vanilla_transformer.hub.push import PushError, check_token
+from vanilla_transformer.tasks import get_task, record_task
+from vanilla_transformer.training.arguments import (
+    DataArguments,
+    ModelArguments,
+    RecipeArguments,
+    TranslationTrainingArguments,
+)
+from vanilla_transformer.training.checkpoints import find_last_whole_checkpoint, find_problem, list_checkpoints
+from vanilla_transformer.training.examples import Corpora, known_languages, load_corpora
+from vanilla_transformer.training.recipe import paper_recipe
+from vanilla_transformer.training.records import close_progress, write_metrics
+from vanilla_transformer.training.setup import (
+    build_config,
+    build_model,
+    build_trainer,
+    check_model_arguments,
+    check_output_dir,
+    check_streaming,
+    claim_output_dir,
+    load_or_train_tokenizer,
+    settle_prefix,
+    settle_training_arguments,
+)
+from vanilla_transformer.training.trainer import TranslationTrainer, describe_error
+
+from .command_line import INTERRUPTED, USAGE, parser_options
+
+
+def make_parser() -> HfArgumentParser:
+    """The command line's parser: transformers' own, whose training arguments have types of the library's."""
+    argument_classes: Any = (RecipeArguments, ModelArguments, DataArguments, TranslationTrainingArguments)
+    usage = f"{USAGE} | arguments.json | arguments.yaml"
+    return HfArgumentParser(argument_classes, **parser_options(__doc__, shows_defaults=True, usage=usage))
+
+
+def read_settings(path: str) -> dict[str, Any]:
+    """Reads a JSON or YAML file of arguments."""
+    text = Path(path).read_text(encoding="utf-8")
+    settings = json.loads(text) if path.endswith(".json") else yaml.safe_load(text)
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path} holds a {type(settings).__name__}: it must hold names and values of arguments.")
+    numbers = {item.name for item in fields(TranslationTrainingArguments) if "float" in str(item.type)}
+    for name in numbers & settings.keys():
+        if isinstance(settings[name], str):
+            settings[name] = float(settings[name])  # YAML takes 1e-3 for text
+    return settings
+
+
+def recipe_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults that a recipe brings, given the other settings: nothing without `recipe`."""
+    if settings.get("recipe") is None:
+        return {}
+    arguments = RecipeArguments(**{item.name: settings[item.name] for item in fields(RecipeArguments)})
+    budget = settings.get("max_source_tokens")
+    defaults = paper_recipe(
+        settings.get("preset") or "base",
+        tokens_per_batch=arguments.tokens_per_batch,
+        tokens_per_device=budget or arguments.tokens_per_device,
+        use_cpu=bool(settings.get("use_cpu")),
+    )
+    if budget:
+        defaults |= {"max_source_tokens": budget, "max_target_tokens": budget}
+    if settings.get("num_train_epochs") is not None:
+        defaults["max_steps"] = -1  # the library's value for "as many as the epochs have"
+    return defaults
+
+
+def parse(parser: HfArgumentParser, argv: list[str]) -> Any:
+    """Parses a command line, or the JSON or YAML file that is its only argument, over the defaults of a recipe."""
+    if argv and argv[0].endswith((".json", ".yaml", ".yml")):
+        if len(argv) > 1:
+            parser.error(f"{argv[0]} must be the only argument; it was followed by {' '.join(argv[1:])}")
+        settings = read_settings(argv[0])
+        recipe = {item.name: item.default for item in fields(RecipeArguments)}
+        return parser.parse_dict(recipe_defaults(recipe | settings) | settings)
+    # Twice: what a recipe depends on must be known before its defaults are.
+    given = vars(parser.parse_known_args(argv)[0])
+    if not any(word.partition("=")[0] in ("--num_train_epochs", "--num-train-epochs") for word in argv):
+        del given["num_train_epochs"]  # it is the library's default
+    parser.set_defaults(**recipe_defaults(given))
+    return parser.parse_args_into_dataclasses(argv)
+
+
+def prepare(
+    model_arguments: ModelArguments, data_arguments: DataArguments, arguments: TranslationTrainingArguments
+) -> tuple[Corpora, PreTrainedTokenizerBase, PreTrainedConfig]:
+    """Loads the pairs of texts, loads or trains the tokenizer, builds the configuration, and claims the folder."""
+    output_dir = str(arguments.output_dir)
+    task = get_task(data_arguments.task)
+    langs = known_languages(data_arguments)
+    with arguments.main_process_first(local=False, desc="preparing data and output folder"):
+        check_output_dir(output_dir, model_arguments, data_arguments)
+        prefix = settle_prefix(model_arguments, data_arguments)
+        corpora = load_corpora(data_arguments, source_prefix=prefix)
+        limit = {"model_max_length": data_arguments.lengths[0]} if task.is_bounded else {}
+        tokenizer = load_or_train_tokenizer(
+            model_arguments, corpora["train"], output_dir, sample=data_arguments.tokenizer_sample, **limit
+        )
+        config = build_config(model_arguments, tokenizer, langs=langs)
+        check_stacks(config, model_arguments)
+        record_task(config, task, prefix=prefix, langs=langs)
+        claim_output_dir(output_dir, model_arguments, data_arguments, arguments, tokenizer)
+    return corpora, tokenizer, config
+
+
+def check_stacks(config: PreTrainedConfig, arguments: ModelArguments) -> None:
+    """Refuses a single-stack model before anything is written."""
+    if not config.is_encoder_decoder:
+        where = arguments.model_name_or_path or arguments.config_name or "The configuration"
+        name = f" ({config.architectures[0]})" if config.architectures else ""
+        raise ValueError(f"{where} holds a single-stack model{name}; this command trains encoder-decoder models.")
+
+
+def check_push(arguments: TranslationTrainingArguments) -> None:
+    """Refuses `push_to_hub` without a token, before anything else is done."""
+    if arguments.push_to_hub and arguments.process_index == 0:
+        try:
+            check_token(arguments.hub_token)
+        except PushError as error:
+            raise PushError(f"push_to_hub: {error}") from error
+
+
+def find_checkpoint(arguments: TranslationTrainingArguments) -> str | None:
+    """The checkpoint that is named, or the last whole one of this run."""
+    if arguments.resume_from_checkpoint:
+        return arguments.resume_from_checkpoint
+    if arguments.save_only_model and any(Path(str(arguments.output_dir)).glob("checkpoint-*")):
+        raise ValueError(
+            f"{arguments.output_dir} holds checkpoints, but with save_only_model none of them can be resumed: give "
+            "another output_dir, or name one of them as model_name_or_path."
+        )
+    with arguments.main_process_first(local=False, desc="looking for a checkpoint"):
+        checkpoint = find_last_whole_checkpoint(str(arguments.output_dir), world_size=arguments.world_size)
+    return None if checkpoint is None else str(checkpoint)
+
+
+def read_step(checkpoint: str) -> int:
+    """The number of updates that a checkpoint has seen."""
+    return TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME)).global_step
+
+
+def take_average(trainer: TranslationTrainer, model: PreTrainedModel) -> None:
+    """Puts the average of the last checkpoints, which the run has just made, in the place of the model's weights."""
+    folder = Path(str(trainer.args.output_dir)) / AVERAGED_FOLDER
+    trainer.accelerator.wait_for_everyone()
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        if trainer.is_world_process_zero():
+            print(f"The average of the last checkpoints is in {folder}; the model divided among processes is the last.")
+        return
+    model.load_state_dict(AutoModelForSeq2SeqLM.from_pretrained(folder).state_dict())
+
+
+def describe(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, corpora: Corpora) -> str:
+    """Says in a line what is trained on what."""
+    pairs = ", ".join(
+        f"{len(dataset):,} {name}" if isinstance(dataset, Dataset) else f"a stream to {name}"
+        for name, dataset in corpora.items()
+    )
+    tokens = f"{len(tokenizer):,}"
+    if getattr(tokenizer, "separate_vocabs", False):
+        tokens += f" + {tokenizer.target_vocab_size:,}"
+    return f"{model.num_parameters():,} parameters, {tokens} tokens, pairs: {pairs}"
+
+
+def push(trainer: TranslationTrainer) -> None:
+    """Pushes the output folder; if that fails, the command ends with a message, since everything else is done."""
+    try:
+        commit = trainer.push_to_hub()
+    # Besides the Hub's own errors there are those of the connection, of xet, and of the disk.
+    except Exception as error:
+        raise SystemExit(
+            f"The model is in {trainer.args.output_dir}, but it could not be pushed to {trainer.hub_model_id}: "
+            f"{describe_error(error)}\n`vanilla-transformer push` pushes it without training again; so does this one."
+        ) from error
+    if commit is not None:
+        print(f"It is on the Hub: {commit.commit_url}")
+
+
+class Run(NamedTuple):
+    """A training that may begin."""
+
+    trainer: TranslationTrainer
+    model: PreTrainedModel
+    corpora: Corpora
+    checkpoint: str | None
+    # Updates that the checkpoint has seen: read early, since save_total_limit may delete it while the training goes on.
+    first_step: int
+
+
+def announce(run: Run, recipe: RecipeArguments) -> None:
+    """Says how large an update is, if a recipe chose that, and where a run goes on."""
+    arguments: Any = run.trainer.args
+    if recipe.recipe:
+        print(
+            f"An update: {arguments.world_size} process(es) x {arguments.gradient_accumulation_steps} passes x "
+            f"{arguments.max_source_tokens:,} source and {arguments.max_target_tokens:,} target tokens"
+        )
+    if run.checkpoint:
+        print(f"Resuming from {run.checkpoint}")
+
+
+def set_up(
+    parser: HfArgumentParser,
+    recipe: RecipeArguments,
+    model_arguments: ModelArguments,
+    data_arguments: DataArguments,
+    arguments: TranslationTrainingArguments,
+) -> Run:
+    """Checks what was asked for, makes everything that the training needs, and says what will be trained on what."""
+    try:
+        check_model_arguments(model_arguments)
+        check_streaming(data_arguments, arguments)
+        check_push(arguments)
+        set_seed(arguments.seed)
+        task = get_task(data_arguments.task)
+        corpora, tokenizer, config = prepare(model_arguments, data_arguments, arguments)
+        settle_training_arguments(
+            arguments,
+            config,
+            validates="validation" in corpora,
+            bpe_dropout=bool(data_arguments.bpe_dropout),
+            task=task,
+        )
+        checkpoint = find_checkpoint(arguments)
+        first_step = read_step(checkpoint) if checkpoint else 0
+    except (OSError, ValueError, PushError) as error:
+        parser.error(str(error))
+    bound = data_arguments.lengths[1] if task.is_bounded else None
+    model = build_model(model_arguments, config, max_new_tokens=bound)
+    try:
+        trainer = build_trainer(model, tokenizer, corpora, data_arguments, arguments)
+    except HfHubHTTPError as error:  # better now than after the training
+        parser.error(f"push_to_hub: {error}")
+    run = Run(trainer, model, corpora, checkpoint, first_step)
+    if trainer.is_world_process_zero():
+        print(describe(model, tokenizer, corpora))
+        announce(run, recipe)
+    return run
+
+
+def train(run: Run) -> None:
+    """Trains, saves the model, scores and pushes it."""
+    trainer = run.trainer
+    arguments: Any = trainer.args
+    result = trainer.train(resume_from_checkpoint=run.checkpoint)
+    if arguments.average_checkpoints:
+        take_average(trainer, run.model)
+    trainer.save_model(_internal_call=True)  # else it is pushed here already, before its scores are known
+    trainer.save_state()
+    metrics: dict[str, float] = {}
+    if result.global_step > run.first_step:
+        # A finished run that is started again has nothing to add to the record of its training.
+        if isinstance(run.corpora["train"], Dataset):
+            result.metrics["train_samples"] = len(run.corpora["train"])
+        metrics |= result.metrics
+        trainer.log_metrics("train", result.metrics)
+        trainer.save_metrics("train", result.metrics)
+        if run.first_step and trainer.is_world_process_zero():
+            print(f"Loss, seconds and tokens are those since update {run.first_step:,}, where this part began.")
+    if "validation" in run.corpora:
+        scores = trainer.evaluate()
+        metrics |= scores
+        trainer.log_metrics("eval", scores)
+        trainer.save_metrics("eval", scores)
+    write_metrics(str(arguments.output_dir), trainer.state, metrics, args=arguments, model=run.model)
+    if trainer.is_world_process_zero():
+        print(f"The model is in {arguments.output_dir}")
+    if arguments.push_to_hub:
+        push(trainer)
+
+
+def explain_stop(arguments: TranslationTrainingArguments, step: int) -> str:
+    """Says how far a run came that was stopped after so many updates, and where the same command goes on."""
+    when = f"at update {step:,}" if step else "before the first update"
+    checkpoints = list_checkpoints(str(arguments.output_dir))
+    whole = (
+        folder
+        for folder in reversed(checkpoints.values())
+        if find_problem(folder, world_size=arguments.world_size) is None
+    )
+    if checkpoint := arguments.resume_from_checkpoint or next(whole, None):
+        return f"Stopped {when}. The same command goes on from {Path(checkpoint).name}."
+    if arguments.save_only_model and checkpoints:
+        return f"Stopped {when}. With save_only_model no checkpoint can be resumed."
+    return f"Stopped {when}. There is no checkpoint yet: the same command begins again."
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Trains, saves the model, and prints its validation scores."""
+    parser = make_parser()
+    try:
+        wishes = parse(parser, sys.argv[1:] if argv is None else argv)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    arguments = wishes[-1]
+    run = None
+    try:
+        run = set_up(parser, *wishes)
+        train(run)
+    except KeyboardInterrupt:
+        if run is not None:
+            close_progress(run.trainer)
+        if arguments.process_index == 0:
+            # The terminal has written ^C into the line.
+            step = max(run.trainer.state.global_step, run.first_step) if run else 0
+            print(f"\n{explain_stop(arguments, step)}", file=sys.stderr)
+        sys.exit(INTERRUPTED)

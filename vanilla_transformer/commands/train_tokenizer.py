@@ -1,0 +1,220 @@
+r"""Train a byte-level BPE tokenizer, with one vocabulary for source and target or with one for each.
+
+    vanilla-transformer train-tokenizer --files train.en train.de.gz --vocab_size 8000 --output_dir out/tokenizer
+    vanilla-transformer train-tokenizer --files train.tsv --output_dir out/tokenizer
+    vanilla-transformer train-tokenizer --separate_vocabularies --source_files train.en --target_files train.zh \
+        --vocab_size 8000 --target_vocab_size 6000 --output_dir out/tokenizer
+    vanilla-transformer train-tokenizer --dataset_name user/corpus --source_lang en --target_lang de \
+        --output_dir out/tokenizer
+
+Prints the size of each vocabulary, how many tokens the sentences come to, and some of them cut into tokens.
+"""
+
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from .command_line import OptionParser, explaining_errors, make_argument_parser, option
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+
+TABLE_SUFFIXES = (".tsv", ".csv", ".json", ".jsonl", ".parquet")
+SAMPLE_SIZE = 5000
+
+
+def is_table(file: str) -> bool:
+    """Whether the file's name is that of a table of sentence pairs, rather than of plain text."""
+    return file.lower().removesuffix(".gz").endswith(TABLE_SUFFIXES)
+
+
+@dataclass
+class TokenizerArguments:
+    """What to train the tokenizer on, and how."""
+
+    output_dir: str = option("Folder to save the tokenizer to.")
+    files: list[str] | None = option(
+        "Any number of UTF-8 files: text with one sentence per line, or tables of sentence pairs "
+        f"({', '.join(TABLE_SUFFIXES)}); .gz too.",
+        None,
+    )
+    separate_vocabularies: bool = option(
+        "Train a vocabulary for each side. Text files then come as --source_files and --target_files, while tables and "
+        "datasets say themselves which side is which.",
+        False,
+    )
+    source_files: list[str] | None = option(
+        "With --separate_vocabularies: text files of source sentences; .gz too.", None
+    )
+    target_files: list[str] | None = option("The same for target sentences, aligned with the source's or not.", None)
+    dataset_name: str | None = option(
+        "Sentence pairs from the Hub or a local dataset folder, instead of --files.", None
+    )
+    dataset_config_name: str | None = option("The dataset's configuration, where it has several.", None)
+    split: str = option("The dataset's split. Default: train.", "train")
+    source_column: str | None = option("Column of the source texts. Default: source, or --source_lang.", None)
+    target_column: str | None = option("Column of the target texts. Default: target, or --target_lang.", None)
+    source_lang: str | None = option(
+        "Source language, as columns or the keys of a translation feature are named.", None
+    )
+    target_lang: str | None = option("Target language, likewise.", None)
+    vocab_size: int = option(
+        "Tokens in the vocabulary. Default: 37000, as in the paper for 4.5 million pairs; 8000 to 10000 suit tens of "
+        "thousands.",
+        37000,
+    )
+    target_vocab_size: int | None = option(
+        "With --separate_vocabularies: tokens in the target's. Default: --vocab_size, for either.", None
+    )
+    min_frequency: int = option("How often two tokens must meet to be merged into one. Default: 2.", 2)
+    model_max_length: int = option("Tokens that truncation leaves of a longer text. Default: 1024.", 1024)
+    overwrite_output_dir: bool = option("Replace the tokenizer that the output folder already holds.", False)
+    disable_tqdm: bool = option("Show no progress bars.", False)
+
+    def __post_init__(self) -> None:
+        if self.separate_vocabularies:
+            self._check_sides()
+            return
+        for name in ("source_files", "target_files", "target_vocab_size"):
+            if (value := getattr(self, name)) is not None:
+                raise ValueError(f"--{name} {value} needs --separate_vocabularies.")
+        if (self.files is None) == (self.dataset_name is None):
+            raise ValueError("Give either --files or --dataset_name.")
+
+    def _check_sides(self) -> None:
+        if (self.source_files is None) != (self.target_files is None):
+            raise ValueError("Give both --source_files and --target_files, or neither.")
+        given = [name for name in ("files", "dataset_name", "source_files") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError("Give one of --files (tables), --dataset_name, and --source_files with --target_files.")
+        for file in self.files or []:
+            if not is_table(file):
+                raise ValueError(
+                    f"--files {file} does not say which side it is: with --separate_vocabularies, give text files as "
+                    "--source_files and --target_files."
+                )
+
+
+def make_parser() -> OptionParser:
+    """The command line's parser."""
+    return make_argument_parser(TokenizerArguments, __doc__)
+
+
+class Texts(NamedTuple):
+    """Sentences of one file, or of one side of a table or dataset."""
+
+    name: str
+    side: Literal["source", "target"] | None
+    sentences: Sequence[str]
+
+
+def load_texts(arguments: TokenizerArguments) -> list[Texts]:
+    """The sentences by where they come from; those of `--files` that are plain text may be of either side."""
+    from vanilla_transformer.data.corpora import load_parallel_corpus, read_lines
+
+    files = list(dict.fromkeys(arguments.files or []))
+    texts = [Texts(file, None, read_lines(file)) for file in files if not is_table(file)]
+    texts += [Texts(file, "source", read_lines(file)) for file in arguments.source_files or []]
+    texts += [Texts(file, "target", read_lines(file)) for file in arguments.target_files or []]
+    names = ("source_column", "target_column", "source_lang", "target_lang")
+    columns = {name: getattr(arguments, name) for name in names}
+    corpora = {
+        file: load_parallel_corpus(files=[file], empty_lines="drop", **columns) for file in files if is_table(file)
+    }
+    if arguments.dataset_name is not None:
+        corpora[arguments.dataset_name] = load_parallel_corpus(
+            dataset_name=arguments.dataset_name,
+            dataset_config_name=arguments.dataset_config_name,
+            split=arguments.split,
+            empty_lines="drop",
+            **columns,
+        )
+    for name, corpus in corpora.items():
+        texts.append(Texts(f"{name}, source", "source", corpus["source"]))
+        texts.append(Texts(f"{name}, target", "target", corpus["target"]))
+    return texts
+
+
+def train(arguments: TokenizerArguments, texts: Sequence[Texts]) -> "VanillaTransformerTokenizer":
+    """Trains one vocabulary on all texts, or one for each side on its own."""
+    from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
+
+    if arguments.separate_vocabularies:
+        source, target = ([item.sentences for item in texts if item.side == side] for side in ("source", "target"))
+        return train_separate_tokenizer(
+            chain.from_iterable(source),
+            chain.from_iterable(target),
+            vocab_size=arguments.vocab_size,
+            target_vocab_size=arguments.target_vocab_size,
+            min_frequency=arguments.min_frequency,
+            length=sum(map(len, source)),
+            target_length=sum(map(len, target)),
+            show_progress=not arguments.disable_tqdm,
+            model_max_length=arguments.model_max_length,
+        )
+    return train_tokenizer(
+        chain.from_iterable(item.sentences for item in texts),
+        vocab_size=arguments.vocab_size,
+        min_frequency=arguments.min_frequency,
+        length=sum(len(item.sentences) for item in texts),
+        show_progress=not arguments.disable_tqdm,
+        model_max_length=arguments.model_max_length,
+    )
+
+
+def describe(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> str:
+    """Length of the sentences in tokens, over a sample of them, and two of them cut into tokens.
+
+    "▁" marks a token that begins with a space, "�" a part of a character.
+    """
+    from tokenizers import decoders
+
+    indices = random.Random(0).sample(range(len(texts)), k=min(SAMPLE_SIZE, len(texts)))
+    sample = [texts[index] for index in indices if texts[index].strip()]
+    if not sample:
+        return "  no text"
+    tokens = sum(map(len, tokenizer(sample, add_special_tokens=False, verbose=False)["input_ids"]))
+    words = sum(len(text.split()) for text in sample)
+    lines = [f"{tokens / len(sample):.1f} tokens per sentence, {tokens / words:.2f} per word, without </s>"]
+    byte_level = decoders.ByteLevel()
+    for text in sample[:2]:
+        lines.append(" ".join(byte_level.decode([token]).replace(" ", "▁") for token in tokenizer.tokenize(text)))
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def run(arguments: TokenizerArguments) -> None:
+    """Trains the tokenizer, saves it and shows what it does."""
+    from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+
+    output_dir = Path(arguments.output_dir)
+    target_file = VanillaTransformerTokenizer.vocab_files_names["target_tokenizer_file"]
+    held = [name for name in ("tokenizer.json", "tokenizer_config.json", target_file) if (output_dir / name).exists()]
+    if held and not arguments.overwrite_output_dir:
+        raise FileExistsError(f"{output_dir} holds a tokenizer ({held[0]}); --overwrite_output_dir replaces it.")
+    if output_dir.exists() and not output_dir.is_dir():
+        raise FileExistsError(f"{output_dir} is a file; --output_dir must be a folder.")
+    texts = load_texts(arguments)
+    tokenizer = train(arguments, texts)
+    tokenizer.save_pretrained(output_dir)
+    if arguments.separate_vocabularies:
+        print(f"{len(tokenizer):,} source and {tokenizer.target_vocab_size:,} target tokens, saved to {output_dir}")
+    else:
+        (output_dir / target_file).unlink(missing_ok=True)
+        print(f"{len(tokenizer):,} tokens, saved to {output_dir}")
+    for name, side, sentences in texts:
+        own = tokenizer.target_tokenizer if side == "target" else tokenizer
+        print(f"{name}: {len(sentences):,} sentences", describe(own, sentences), sep="\n")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Parses the arguments (`argv`, else the command line's) and trains."""
+    parser = make_parser()
+    logging.getLogger("vanilla_transformer").setLevel(logging.INFO)
+    with explaining_errors(parser):
+        run(*parser.parse_args_into_dataclasses(argv))

@@ -1,0 +1,108 @@
+"""Translate text line by line with any sequence-to-sequence model.
+
+    echo "A man rides a horse." | vanilla-transformer translate --model_name_or_path out/my-model --num_beams 4
+    vanilla-transformer translate --model_name_or_path out/my-model --input_file test.en --output_file test.de
+    vanilla-transformer translate --model_name_or_path out/my-model --input_file test.en --num_beams 4 --n_best 4
+
+The input may be of any size: of it, --window_size lines are held at a time, those of like length are translated
+together, and translations are written, in order, as soon as those before them are. With --n_best N, each input line
+gives N output lines, best first, of three fields with tabs in between: the input line's number, counted from 1, the
+score (log-probability over the length penalty), and the translation.
+
+With --engine ctranslate2 the same translations come several times as fast, in 8 bits above all (--dtype int8):
+
+    vanilla-transformer export --model_name_or_path out/my-model --format ctranslate2 --output_dir out/my-ct2
+    vanilla-transformer translate --engine ctranslate2 --model_name_or_path out/my-ct2 --dtype int8 --input_file test.en
+
+From a file to a file, an interrupted run goes on where it stopped when the same command is given again. An existing
+output file is not touched without --overwrite.
+"""
+
+import io
+import logging
+import sys
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from vanilla_transformer.export.engines import EngineArguments
+
+from .command_line import (
+    OptionParser,
+    explaining_errors,
+    make_argument_parser,
+    option,
+    utf8_to_a_reader_who_may_leave,
+)
+
+
+@dataclass
+class TranslationArguments(EngineArguments):
+    """What to translate, with which model, and how."""
+
+    input_file: str | None = option("UTF-8 text, one sentence per line, .gz too. Default: stdin.", None)
+    output_file: str | None = option("Needs --input_file. Default: stdout.", None)
+    overwrite: bool = option("Replace an existing output file, and do not resume an interrupted run.", False)
+    n_best: int | None = option(
+        "Write so many translations of each line, with scores; needs as many beams, and at least 2.", None
+    )
+    window_size: int | None = option(
+        "Lines held at a time, the most by which reading runs ahead of writing. Default: 4096, but 1 when typing at a "
+        "terminal.",
+        None,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.output_file is not None and self.input_file is None:
+            raise ValueError("--output_file needs --input_file; to keep the translation of stdin, redirect stdout.")
+
+
+def make_parser() -> OptionParser:
+    """The command line's parser."""
+    return make_argument_parser(TranslationArguments, __doc__)
+
+
+def open_input(input_file: str | None) -> AbstractContextManager[Iterable[str]]:
+    """The lines of the file, or of stdin read like a file: UTF-8 whatever the locale, only line feeds end a line."""
+    from vanilla_transformer.data.corpora import open_text
+
+    if input_file is not None:
+        return open_text(input_file)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8-sig", newline="\n")
+    return nullcontext(sys.stdin)
+
+
+def run(arguments: TranslationArguments) -> None:
+    """Loads the model and translates."""
+    from vanilla_transformer.inference.translate import translate_file, translate_lines
+    from vanilla_transformer.model.pipeline_vanilla_transformer import WINDOW_SIZE
+
+    model, tokenizer, options = arguments.load()
+    at_terminal = arguments.input_file is None and sys.stdin.isatty()
+    options |= {
+        "n_best": arguments.n_best,
+        "batch_size": arguments.batch_size,
+        "max_batch_tokens": arguments.max_batch_tokens,
+        "window_size": (1 if at_terminal else WINDOW_SIZE) if arguments.window_size is None else arguments.window_size,
+        "max_source_length": arguments.max_source_length,
+        "source_prefix": arguments.find_prefix(model),
+        "progress": not (arguments.disable_tqdm or at_terminal),
+    }
+    if arguments.input_file is not None and arguments.output_file is not None:
+        paths = (arguments.input_file, arguments.output_file)
+        translate_file(model, tokenizer, *paths, overwrite=arguments.overwrite, **options)
+        return
+    with utf8_to_a_reader_who_may_leave(), open_input(arguments.input_file) as lines:
+        for translation in translate_lines(model, tokenizer, lines, **options):
+            print(translation, flush=True)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Parses the arguments (`argv`, else the command line's) and translates."""
+    parser = make_parser()
+    logging.getLogger("vanilla_transformer").setLevel(logging.INFO)
+    interrupted = "Interrupted: what has been written are whole lines, in order; to a file, the same command goes on."
+    with explaining_errors(parser, interrupted):
+        run(*parser.parse_args_into_dataclasses(argv))
