@@ -12,7 +12,6 @@ from typing import Any, Literal
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils.hub import cached_file
 
-from vanilla_transformer.data.vocabularies import load_needed_tokenizer
 from vanilla_transformer.files import check_model_name, explain_missing_model
 from vanilla_transformer.inference.loading import load_model_and_tokenizer
 

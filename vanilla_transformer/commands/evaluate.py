@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers import AutoConfig, HfArgumentParser
+from transformers import AutoConfig
 
 from vanilla_transformer.data.corpora import load_parallel_corpus
 from vanilla_transformer.data.vocabularies import check_text_target
@@ -145,7 +145,7 @@ class EvaluationArguments(EngineArguments):
         return {"tokenize": self.bleu_tokenize, "lowercase": self.lowercase}
 
 
-def make_parser() -> HfArgumentParser:
+def make_parser() -> OptionParser:
     """The command line's parser."""
     return make_argument_parser(EvaluationArguments, __doc__)
 

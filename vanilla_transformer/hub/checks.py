@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 import transformers
 from huggingface_hub import ModelCard
 from safetensors import safe_open

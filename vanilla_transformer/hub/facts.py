@@ -15,8 +15,7 @@ from tokenizers import Tokenizer
 from transformers.utils import logging
 
 from vanilla_transformer.files import AVERAGED_FOLDER, AVERAGING_FILE, digest_weights, read_architecture, read_json
-from vanilla_transformer.tasks import find_single_stack
-from vanilla_transformer.tasks import TASKS, TRANSLATION, find_prefix, find_task
+from vanilla_transformer.tasks import TASKS, TRANSLATION, find_prefix, find_single_stack, find_task
 
 from .words import NOT_RECORDED, as_code, describe_search, escape, format_value, get_task_words, quote, to_number
 

@@ -25,17 +25,51 @@ _PARTS = (
     f"vocab.txt merges.txt *.spm *.model {CARD_NAME} LICENSE* NOTICE* *.png *.jpg *.svg"
 ).split()
 # Records of the training, pushed if they name no folders of this machine.
-_RECORDS = "arguments.json averaging.json conversion.json metrics.json *_results.json trainer_state.json".split()
-_TRAINING_ONLY = (
-    "optimizer*.pt optimizer*.bin scheduler.pt scaler.pt rng_state*.pth training_args.bin data_state_*.json"
-).split()
-_PICKLES = "*.bin *.pt *.pth *.pkl *.pickle *.ckpt *.joblib *.dill".split()
+_RECORDS = [
+    "arguments.json",
+    "averaging.json",
+    "conversion.json",
+    "metrics.json",
+    "*_results.json",
+    "trainer_state.json",
+]
+_TRAINING_ONLY = [
+    "optimizer*.pt",
+    "optimizer*.bin",
+    "scheduler.pt",
+    "scaler.pt",
+    "rng_state*.pth",
+    "training_args.bin",
+    "data_state_*.json",
+]
+_PICKLES = ["*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt", "*.joblib", "*.dill"]
 _PICKLE_START = re.compile(rb"\x80[\x02-\x05]")
 
-_SECRET_FILES = (
-    ".env .env.* *.env .netrc _netrc .npmrc .pypirc .htpasswd .git-credentials .ssh .aws *.pem *.key *.p12 *.pfx *.jks "
-    "*.keystore *.ppk *.kdbx id_rsa* id_dsa* id_ecdsa* id_ed25519*"
-).split()
+_SECRET_FILES = [
+    ".env",
+    ".env.*",
+    "*.env",
+    ".netrc",
+    "_netrc",
+    ".npmrc",
+    ".pypirc",
+    ".htpasswd",
+    ".git-credentials",
+    ".ssh",
+    ".aws",
+    "*.pem",
+    "*.key",
+    "*.p12",
+    "*.pfx",
+    "*.jks",
+    "*.keystore",
+    "*.ppk",
+    "*.kdbx",
+    "id_rsa*",
+    "id_dsa*",
+    "id_ecdsa*",
+    "id_ed25519*",
+]
 _SECRET_WORDS = {"secret", "secrets", "password", "passwords", "passwd", "credential", "credentials", "apikey"}
 _SECRET_CONTENTS = {
     "a token of the Hub": re.compile(r"\bhf_[A-Za-z0-9]{20,}"),
