@@ -192,10 +192,8 @@ class TestOptions:
 
 def test_the_names_in_help_are_those_of_the_package() -> None:
     """They are written down in the commands, since importing them takes seconds."""
-    from vanilla_transformer.conversion.sources import TARGETS
-
     from vanilla_transformer.commands import convert, export, train_tokenizer, translate
-    from vanilla_transformer.conversion.sources import SOURCES
+    from vanilla_transformer.conversion.sources import SOURCES, TARGETS
     from vanilla_transformer.export.ctranslate2 import QUANTIZATIONS
     from vanilla_transformer.export.onnx import OLDEST_OPSET
     from vanilla_transformer.model.pipeline_vanilla_transformer import WINDOW_SIZE
