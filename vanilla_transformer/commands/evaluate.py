@@ -64,7 +64,7 @@ from vanilla_transformer.inference.scores import find_bleu_tokenizer, score_loss
 from vanilla_transformer.inference.translate import one_line, translate
 from vanilla_transformer.tasks import TRANSLATION, Task, find_task, get_task
 
-from .command_line import make_argument_parser
+from .command_line import OptionParser, make_argument_parser
 
 DISTRIBUTIONS = (
     *("vanilla-transformer", "transformers", "torch", "tokenizers", "datasets", "sacrebleu", "rouge-score"),
