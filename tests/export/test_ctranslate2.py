@@ -273,7 +273,12 @@ def test_divided_batches_and_several_workers_change_nothing(tmp_path: Path) -> N
 
 def test_all_settings_without_a_counterpart_are_refused_together(tmp_path: Path) -> None:
     theirs = export(make(), tmp_path)
-    wrong = {"do_sample": True, "repetition_penalty": 1.2, "output_scores": True, "length_penalty_type": "none"}
+    wrong: dict[str, Any] = {
+        "do_sample": True,
+        "repetition_penalty": 1.2,
+        "output_scores": True,
+        "length_penalty_type": "none",
+    }
     with pytest.raises(ConversionError) as error:
         theirs.generate(torch.tensor([[5, 6]]), **wrong, num_return_sequences=3, decoder_input_ids=torch.tensor([[0]]))
     assert str(error.value).splitlines() == [
@@ -393,7 +398,7 @@ def test_all_reasons_against_a_model_are_given_together(tokenizer: PreTrainedTok
     assert len(lines) == 1 + len(beginnings)
     for line, beginning in zip(lines[1:], beginnings, strict=True):
         assert line.startswith(beginning)
-    sizes = {"vocab_size": 20, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
+    sizes: dict[str, Any] = {"vocab_size": 20, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
     other: Any = MarianMTModel(MarianConfig(**sizes, pad_token_id=1, decoder_start_token_id=1))
     with pytest.raises(ConversionError, match="it is MarianMTModel, not a model of this package"):
         export_ctranslate2(other, tmp_path / "out")
