@@ -228,7 +228,8 @@ def test_every_damage_is_named(folder: Path, damage: str) -> None:
     problems = check_model_folder(folder)
     assert any(problem.check == check and words in problem.message for problem in problems), problems
     # What is wrong with one part is not blamed on another.
-    assert {problem.check for problem in problems} == {check}
+    also = {"tokenizer"} if damage == "another vocabulary" else set()
+    assert {problem.check for problem in problems} == {check} | also
     assert not any(str(problem).count("/push-") for problem in problems), "names the folder, not a copy"
     assert contents(folder) == before
 
