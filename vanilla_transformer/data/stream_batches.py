@@ -83,7 +83,7 @@ class StreamingTokenBatches(IterableDataset[list[Example]]):
 
     Raises:
         ValueError: If an argument is out of its range or of the wrong kind. Iterating raises it in a worker of a
-            `DataLoader`, if an example lacks a column, and if the corpus has no pair within the budget for this rank.
+            `DataLoader`, and if the corpus has no pair within the budget for this rank.
     """
 
     def __init__(
