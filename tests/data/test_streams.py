@@ -335,7 +335,7 @@ def test_max_samples_keeps_the_first_pairs_whole(corpora: dict[str, dict[str, An
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     peaks = []
-    for size in (5_000, 50_000):
+    for size in (5_000, 25_000):
         pairs = [(f"source sentence number {number}", f"Zielsatz Nummer {number}") for number in range(size)]
         files = write_aligned(tmp_path, pairs), [write_parquet(tmp_path / "a.parquet", pairs, row_group_size=2000)]
         del pairs
