@@ -160,10 +160,6 @@ def convert_fairseq(
 
     Returns:
         The model, its tokenizer, and fairseq's way to generate (beam 5 unless the checkpoint says something else).
-
-    Raises:
-        ConversionError: If a file is missing or damaged, if the model has features that cannot be expressed (all are
-            named), or if weights, settings and dictionaries do not fit together.
     """
     read = read_fairseq(checkpoint)
     source = f"the fairseq checkpoint {read.path}"
