@@ -272,7 +272,3 @@ class TestRefusals:
         monkeypatch.setitem(sys.modules, "sacremoses", None)
         with pytest.raises(ImportError, match=r"pip install 'vanilla-transformer\[convert\]'"):
             convert_fsmt(str(wmt))
-
-    def test_another_kind_of_model_is_refused(self, converted: Path) -> None:
-        with pytest.raises(ConversionError, match=r"model_type in its config\.json is 'vanilla_transformer'"):
-            convert_fsmt(str(converted))
