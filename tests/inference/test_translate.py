@@ -118,9 +118,9 @@ def test_batches_are_filled_with_tokens_times_beams(shapes: list[tuple[int, int]
     assert shapes_of(max_batch_tokens=64, batch_size=2) == [(2, 24), (2, 20), (2, 8), (2, 8), (1, 8)]
     assert shapes_of(batch_size=6) == [(6, 24), (3, 8)]
     assert shapes_of() == [(9, 24)]
-    sentences *= 20
-    assert shapes_of()[0] == (4096 // 24, 24), "the default for a model of the library"
     assert shapes_of(max_batch_tokens=1)[0] == (1, 24), "the longest sentence is translated whatever the limit"
+    sentences *= 20
+    assert shapes_of(max_new_tokens=1)[0] == (4096 // 24, 24), "the default for a model of the library"
 
 
 def test_text_without_words_gives_no_translation() -> None:
