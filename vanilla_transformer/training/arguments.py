@@ -78,10 +78,11 @@ class DataArguments:
         "Default: what the model to go on from has for the task.",
     )
     builtin_corpus: bool = _option(False, "Train on generated numbers and dates, spelled out in two languages.")
-    train_file: list[str] | None = _option(
-        None, "Two aligned text files, source first, or one .tsv, .csv, .json(l) or .parquet; .gz too."
+    train_file: list[str] | None = field(
+        default=None,
+        metadata={"help": "Two aligned text files, source first, or one .tsv, .csv, .json(l) or .parquet; .gz too."},
     )
-    validation_file: list[str] | None = _option(None, "The same for validation.")
+    validation_file: list[str] | None = field(default=None, metadata={"help": "The same for validation."})
     dataset_name: str | None = _option(None, "A dataset of the Hub, or a local folder of one.")
     dataset_config_name: str | None = _option(None, "The dataset's configuration.")
     train_split: str = _option("train", "The dataset's split to train on.")
@@ -192,7 +193,9 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     )
     predict_with_generate: bool = _option(True, "Whether to translate when validating.")
     hub_license: str | None = _option(None, "With push_to_hub: the license that the model card names, apache-2.0 say.")
-    hub_datasets: list[str] | None = _option(None, "With push_to_hub: datasets of the Hub that the model card names.")
+    hub_datasets: list[str] | None = field(
+        default=None, metadata={"help": "With push_to_hub: datasets of the Hub that the model card names."}
+    )
     generation_num_beams: int | None = _option(
         1, "Beams when validating during training; the saved model's default is 4."
     )

@@ -33,7 +33,7 @@ from transformers.utils.hub import PushInProgress
 
 from vanilla_transformer.data.batching import IntArray, TokenBatchSampler, pair_lengths
 from vanilla_transformer.data.stream_batches import StreamingTokenBatches
-from vanilla_transformer.files import replacing_files
+from vanilla_transformer.files import read_json, replacing_files
 from vanilla_transformer.hub.card import write_model_card
 from vanilla_transformer.hub.facts import is_hub_name
 from vanilla_transformer.hub.files import CARD_NAME, select_files
@@ -85,9 +85,6 @@ class TranslationTrainer(Seq2SeqTrainer):
         train_lengths: Source and target tokens of each training pair, where the dataset does not tell: if its texts are
             tokenized only when they are read. Shapes (pairs,).
         **kwargs: As `Seq2SeqTrainer` takes them.
-
-    Raises:
-        ValueError: If a stream is to be read by workers.
     """
 
     push_in_progress: Any = None
@@ -246,12 +243,12 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     def _read_stream_state(self, checkpoint: str) -> dict[str, Any]:
         path = Path(checkpoint) / data_state_name(self.args.process_index)
-        if not path.is_file():
+        state: dict[str, Any] | None = read_json(path)
+        if state is None:
             raise ValueError(
                 f"{path} is missing: the position in the training data is known only for as many processes as wrote "
                 f"the checkpoint, and to a run that was streaming; now there are {self.args.world_size}."
             )
-        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return state
 
     def _save_rng_state(self, output_dir: str) -> None:
@@ -392,9 +389,8 @@ class TranslationTrainer(Seq2SeqTrainer):
     def create_model_card(self, **kwargs: Any) -> None:  # type: ignore[override]
         """Writes README.md into the output folder: this package's card for its own models, else the library's.
 
-        Args:
-            **kwargs: As the library's method takes them. This package's card takes `language`, `license`, `tags`,
-                `model_name`, `finetuned_from` and `dataset_tags`, and knows the others by itself.
+        The arguments are the library's. This package's card takes `language`, `license`, `tags`, `model_name`,
+        `finetuned_from` and `dataset_tags`, and knows the others by itself.
         """
         tags = kwargs.get("tags") or []
         model_tags = getattr(self.model, "model_tags", None) or []
