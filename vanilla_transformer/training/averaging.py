@@ -130,14 +130,11 @@ def select_checkpoints(
 
 
 class AverageCheckpoints(TrainerCallback):
-    """Averages a run's last checkpoints at its end, into the folder `averaged` in the Trainer's output folder.
+    """Averages a run's `last` checkpoints at its end, into the folder `averaged` in the Trainer's output folder.
 
     The main process does it, while the others go on to where they next need it. If there are fewer checkpoints than
     asked for, those are averaged, with a warning. An earlier average is left alone if it was made of the same
     checkpoints, and replaced if not. `select_checkpoints` finds the best ones instead, after the training.
-
-    Args:
-        last: How many checkpoints to average.
     """
 
     def __init__(self, last: int) -> None:
@@ -191,12 +188,10 @@ class _Weights:
         if not self.files[0].is_file():
             index = read_json(folder / SAFE_WEIGHTS_INDEX_NAME)
             self.files = [folder / name for name in sorted(set(index["weight_map"].values()))]
-        self.metadata: dict[str, str] = {}
         self.formats: dict[str, _Format] = {}
         self._file_of: dict[str, Path] = {}
         for path in self.files:
             self._open(path)
-            self.metadata |= self._tensors.metadata() or {}
             names: list[str] = self._tensors.keys()
             for name in names:
                 self._file_of[name] = path
@@ -222,8 +217,7 @@ class _Weights:
 def _check_each(folders: Sequence[Path]) -> None:
     if not folders:
         raise ValueError("There is no checkpoint to average: name at least one.")
-    twice = {folder for folder in folders if folders.count(folder) > 1}
-    problems = [f"{folder} is named more than once" for folder in twice]
+    problems = [f"{folder} is named more than once" for folder in {*folders} if folders.count(folder) > 1]
     for folder in folders:
         problem = find_weights_problem(folder)
         if not (folder / CONFIG_NAME).is_file():
@@ -290,14 +284,13 @@ def _write_mean(sources: Sequence[_Weights], folder: Path, *, max_shard_size: in
     shards = split_torch_state_dict_into_shards(
         empty, filename_pattern="model{suffix}.safetensors", max_shard_size=max_shard_size
     )
-    metadata = {**sources[-1].metadata, "format": "pt"}
     with tqdm(total=len(formats), desc="Averaging", unit="tensor", disable=not progress) as bar:
         for file_name, names in shards.filename_to_tensors.items():
             tensors = {}
             for name in names:
                 tensors[name] = _mean(name, sources)
                 bar.update()
-            save_file(tensors, folder / file_name, metadata=metadata)
+            save_file(tensors, folder / file_name, metadata={"format": "pt"})
     if shards.is_sharded:
         index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
         _write_json(folder / SAFE_WEIGHTS_INDEX_NAME, index)
