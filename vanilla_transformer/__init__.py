@@ -29,7 +29,8 @@ if not _only_help_is_wanted():
         VanillaTransformerForSequenceClassification,
         VanillaTransformerForTokenClassification,
     )
-    from .model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
+    from .model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
+    from .model.modeling_vanilla_transformer import VanillaTransformerModel
     from .model.pipeline_vanilla_transformer import (
         SummarizationPipeline,
         Text2TextGenerationPipeline,

@@ -26,7 +26,8 @@ from .model.encoder_only_vanilla_transformer import (
     VanillaTransformerForSequenceClassification,
     VanillaTransformerForTokenClassification,
 )
-from .model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
+from .model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .model.modeling_vanilla_transformer import VanillaTransformerModel
 from .model.pipeline_vanilla_transformer import (
     SummarizationPipeline,
     Text2TextGenerationPipeline,

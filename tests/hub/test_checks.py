@@ -174,10 +174,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     ),
     "a class of another architecture": (
         lambda folder: name_classes(
-            folder, AutoModel="modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration"
+            folder, AutoModel="generation_vanilla_transformer.VanillaTransformerForConditionalGeneration"
         ),
         "code",
-        "auto_map.AutoModel in config.json is modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration, "
+        "auto_map.AutoModel in config.json is generation_vanilla_transformer.VanillaTransformerForConditionalGeneration, "
         "but must be modeling_vanilla_transformer.VanillaTransformerModel here",
     ),
     "a class that there is not": (

@@ -245,7 +245,7 @@ def test_there_the_model_without_its_output_layer_loads_too(first: SimpleNamespa
 def test_there_the_code_is_the_folders(first: SimpleNamespace) -> None:
     expected = {
         "VanillaTransformerConfig": "configuration_vanilla_transformer",
-        "VanillaTransformerForConditionalGeneration": "modeling_vanilla_transformer",
+        "VanillaTransformerForConditionalGeneration": "generation_vanilla_transformer",
         "VanillaTransformerTokenizer": "tokenization_vanilla_transformer",
         "TranslationPipeline": "pipeline_vanilla_transformer",
     }
@@ -380,10 +380,14 @@ class TestFolder:
         assert {path.name for path in saved.glob("*.py")} == FILES_OF_BOTH_STACKS
 
     @pytest.mark.parametrize("name", SINGLE_STACKS)
-    def test_a_single_stack_brings_one_file_more(self, name: str, single_stack_folders: Path) -> None:
-        """All files of an encoder-decoder, since the library copies whatever their import lines name."""
-        assert {path.name for path in (single_stack_folders / name).glob("*.py")} == FILES_OF[name]
-        assert len(FILES_OF[name]) == len(FILES_OF_BOTH_STACKS) + 1
+    def test_a_single_stack_brings_its_own_file_and_no_search_and_no_pipeline(
+        self, name: str, single_stack_folders: Path
+    ) -> None:
+        found = {path.name for path in (single_stack_folders / name).glob("*.py")}
+        assert found == FILES_OF[name]
+        assert len(found - FILES_OF_BOTH_STACKS) == 1
+        not_needed = {f"{role}_vanilla_transformer.py" for role in ("generation", "search", "static_decoding", "pipeline")}
+        assert FILES_OF_BOTH_STACKS - found == not_needed
 
     @pytest.mark.parametrize(("auto_class", "role"), [(AutoConfig, "configuration"), (AutoTokenizer, "tokenization")])
     def test_configuration_and_tokenizer_bring_their_own_file(
@@ -410,7 +414,7 @@ def test_the_files_of_an_encoder_decoder() -> None:
     """More of them would make loading without the package slower, and each has its place in the README."""
     roles = "configuration modeling attention positions loss pretrained linear generation search decoding"
     roles += " static_decoding tokenization pipeline"
-    assert {f"{role}_vanilla_transformer.py" for role in roles.split()} <= FILES_OF_BOTH_STACKS
+    assert {f"{role}_vanilla_transformer.py" for role in roles.split()} == FILES_OF_BOTH_STACKS
 
 
 @pytest.mark.parametrize("name", REMOTE_FILES)

@@ -111,7 +111,7 @@ def take_out(arguments: ConversionArguments) -> None:
     from vanilla_transformer.conversion.converted import TOLERANCE
     from vanilla_transformer.conversion.sources import TARGETS
     from vanilla_transformer.data.vocabularies import load_tokenizer
-    from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+    from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
     name = arguments.model_name_or_path
     model = AutoModelForSeq2SeqLM.from_pretrained(name, dtype="auto", trust_remote_code=False)

@@ -16,7 +16,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from vanilla_transformer.files import new_folder
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 from .errors import ConversionError
 from .weights import Rule, StateDict, rename_weights

@@ -24,7 +24,7 @@ from vanilla_transformer.conversion.errors import refuse
 from vanilla_transformer.data.vocabularies import get_vocabularies, load_tokenizer
 from vanilla_transformer.files import check_new_folder, explain_missing, new_folder
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.model.positions_vanilla_transformer import LearnedPositions, SinusoidalPositions
 
 QUANTIZATIONS = (

@@ -14,8 +14,8 @@ from torch.export import Dim, ExportedProgram
 from transformers import DynamicCache, EncoderDecoderCache
 
 from vanilla_transformer.conversion.errors import refuse
+from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.model.linear_vanilla_transformer import project
-from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.model.positions_vanilla_transformer import LearnedPositions, SinusoidalPositions
 
 # By layer, by side ("decoder" or "encoder"), by kind ("key" or "value").

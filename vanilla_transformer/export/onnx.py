@@ -30,7 +30,7 @@ from transformers import __version__ as transformers_version
 from vanilla_transformer.conversion.errors import ConversionError
 from vanilla_transformer.data.vocabularies import load_tokenizer
 from vanilla_transformer.files import check_new_folder, explain_missing, new_folder
-from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 from .graphs import DecoderGraph, copy_for_tracing, longest_sequence
 from .onnx_model import DECODER_FILE, ENCODER_FILE, OnnxModel, import_onnxruntime

@@ -21,9 +21,11 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from vanilla_transformer.data.vocabularies import load_needed_tokenizer
 from vanilla_transformer.files import digest_files, explain_missing
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerGenerationMixin
+from vanilla_transformer.model.generation_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerGenerationMixin,
+)
 from vanilla_transformer.model.loss_vanilla_transformer import shift_tokens_right
-from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 ENCODER_FILE = "encoder_model.onnx"
 DECODER_FILE = "decoder_model_merged.onnx"

@@ -47,7 +47,7 @@ _CONFIG = {"AutoConfig": "configuration_vanilla_transformer.VanillaTransformerCo
 AUTO_MAP = {
     **_CONFIG,
     "AutoModel": "modeling_vanilla_transformer.VanillaTransformerModel",
-    "AutoModelForSeq2SeqLM": "modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration",
+    "AutoModelForSeq2SeqLM": "generation_vanilla_transformer.VanillaTransformerForConditionalGeneration",
 }
 _ENCODER_AUTO_MAP = {
     **_CONFIG,

@@ -1,20 +1,36 @@
-"""How the Transformer generates, where the paper says something of its own (section 6.1)."""
+"""The Transformer with its output layer (section 3.4), and how it generates (section 6.1).
+
+`modeling_vanilla_transformer.py` has all before it. The two are apart so that an encoder or a decoder alone, which
+imports the layers, does not bring the code of the searches and the pipelines along when it is saved.
+"""
 
 import copy
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import torch
-from transformers.cache_utils import EncoderDecoderCache
+from torch import nn
+from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.generation.configuration_utils import GenerationConfig, GenerationMode
 from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 from transformers.generation.utils import GenerationMixin
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
 from .attention_vanilla_transformer import check_cache_implementation
+from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .decoding_vanilla_transformer import SourceSharingCache
+from .loss_vanilla_transformer import compute_logits_and_loss, shift_tokens_right, should_skip_logits
+from .modeling_vanilla_transformer import VanillaTransformerModel
+from .pretrained_vanilla_transformer import VanillaTransformerPreTrainedModel
 from .search_vanilla_transformer import LENGTH_PENALTIES, BeamSearch, GreedySearch, SourceLengthCriteria
 from .static_decoding_vanilla_transformer import make_sharing_decoder
+
+if TYPE_CHECKING:
+    # Never executed. Saving a model copies the files that import lines name, and a process without this package finds
+    # there the pipelines that config.json names.
+    from .pipeline_vanilla_transformer import TranslationPipeline as TranslationPipeline
 
 # Section 6.1: "We set the maximum output length during inference to input length + 50".
 MAX_EXTRA_TOKENS = 50
@@ -219,4 +235,109 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         """The library's method, over the target's vocabulary: a score of each token, (returned sequences, steps)."""
         return GenerationMixin.compute_transition_scores(
             self._as_target_side(), sequences, scores, beam_indices=beam_indices, normalize_logits=normalize_logits
+        )
+
+
+class VanillaTransformerForConditionalGeneration(
+    VanillaTransformerGenerationMixin, VanillaTransformerPreTrainedModel, GenerationMixin
+):
+    """The Transformer: encoder, decoder, and the linear map whose softmax predicts the next token (3.4)."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.shared.weight"}
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        super().__init__(config)
+        # From the class's name the library would take a loss that shifts labels, and count one target too few.
+        self.loss_type = None  # type: ignore[assignment]
+        self.model = VanillaTransformerModel(config)
+        self.lm_head = nn.Linear(config.d_model, config.target_vocab_size, bias=config.lm_head_bias)
+        # Or the library forgets `length_penalty_type`, a setting it does not know, when it loads a saved model.
+        self.generation_config._from_model_config = False
+        self.post_init()
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Returns {target: source} of tied weights from the two independent flags of the configuration."""
+        shared = self.model.get_expanded_tied_weights_keys() if all_submodels else {}
+        tied = {f"model.{target}": f"model.{source}" for target, source in shared.items()}
+        if self.config.tie_word_embeddings:
+            one_table = self.config.share_encoder_decoder_embeddings
+            tied["lm_head.weight"] = "model.shared.weight" if one_table else "model.decoder.embed_tokens.weight"
+        return tied
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """Returns the source embedding table, (V, D)."""
+        return self.model.get_input_embeddings()
+
+    def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
+        """Returns the decoder's input (B, T) for labels (B, T); used by `DataCollatorForSeq2Seq`.
+
+        Raises:
+            ValueError: If the configuration lacks the start or the padding token.
+        """
+        pad_token_id, start_token_id = self.config.pad_token_id, self.config.decoder_start_token_id
+        if pad_token_id is None or start_token_id is None:
+            raise ValueError(
+                "Labels become decoder inputs by means of pad_token_id and decoder_start_token_id, but these are "
+                f"{pad_token_id} and {start_token_id} in the configuration."
+            )
+        return shift_tokens_right(labels, pad_token_id, start_token_id)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple[torch.FloatTensor, ...] | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        decoder_inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        skip_logits: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqLMOutput:
+        """Predicts the next token at each position of the target.
+
+        Arguments are those of [`VanillaTransformerModel`], and
+
+        - `labels`: target tokens (B, T), not shifted; -100 where the loss shall not count. `decoder_input_ids` are made
+          from them if not given.
+        - `skip_logits`: whether to return `logits=None`; by default in training mode with labels, whose loss then needs
+          no logits (see `fused_cross_entropy`).
+        - `num_items_in_batch`: the number of tokens to divide the loss by (see `label_smoothed_cross_entropy`).
+
+        Returns:
+            `Seq2SeqLMOutput` with `logits` (B, T, V), unless skipped, and with labels `loss`, in nats per token:
+            smoothed in training mode, the plain negative log-likelihood (log of the perplexity) in evaluation mode.
+
+        Raises:
+            ValueError: If a side's tokens are given twice or not at all, or logits are skipped and there are no labels.
+        """
+        skip_logits = should_skip_logits(skip_logits, labels, self.training)
+        num_items_in_batch = kwargs.pop("num_items_in_batch", None)
+        if labels is not None:
+            use_cache = False
+            if decoder_input_ids is None and decoder_inputs_embeds is None:
+                decoder_input_ids = cast(torch.LongTensor, self.prepare_decoder_input_ids_from_labels(labels))
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        smoothing = self.config.label_smoothing if self.training else 0.0
+        logits, loss = compute_logits_and_loss(
+            self.lm_head, outputs.last_hidden_state, labels, smoothing, num_items_in_batch, skip_logits
+        )
+        others: dict[str, Any] = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+        return Seq2SeqLMOutput(
+            loss=cast(torch.FloatTensor | None, loss), logits=cast(torch.FloatTensor | None, logits), **others
         )

@@ -19,7 +19,7 @@ from vanilla_transformer.conversion.errors import find_differences, list_head_si
 from vanilla_transformer.conversion.weights import Rule, make_config, rename_weights
 from vanilla_transformer.files import new_folder
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
 from .library import (

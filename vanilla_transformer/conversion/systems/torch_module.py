@@ -29,7 +29,7 @@ from vanilla_transformer.conversion.converted import Batch, as_float32, check_co
 from vanilla_transformer.conversion.errors import find_differences, list_head_sizes, refuse
 from vanilla_transformer.files import new_folder
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
