@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from vanilla_transformer.conversion.errors import ConversionError, find_differences, refuse
-from vanilla_transformer.conversion.weights import Rule, check_weights, read_checkpoint, rename_weights
+from vanilla_transformer.conversion.weights import Rule, check_sinusoids, check_weights, read_checkpoint, rename_weights
 
 RULES = (
     Rule(r"layers\.(\d+)\.in_proj", (r"l.\1.q", r"l.\1.k", r"l.\1.v")),
@@ -87,6 +87,11 @@ def test_a_table_that_is_computed_must_be_what_is_computed() -> None:
     weights = make_weights(1) | {"table": torch.zeros(5)}
     with pytest.raises(ConversionError, match="table is not all ones"):
         rename_weights(weights, RULES, make_shapes(1), source="it", ties=TIES)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (3, 2), (2, 3, 4), (8,)])
+def test_what_is_no_table_of_positions_is_said_to_be_none(shape: tuple[int, ...]) -> None:
+    assert "which is no table of at least four" in str(check_sinusoids(torch.zeros(shape), kind="sinusoidal"))
 
 
 def test_tied_weights_must_be_equal_and_one_is_enough() -> None:
