@@ -130,19 +130,25 @@ def plot_attention(
     )
     grid = lay_out(cell)
     figure = figure_class(figsize=grid.size, dpi=dpi)
-    text: dict[str, Any] = {"parse_math": False, "family": families}
-    font_size = min(cell * 72 * 0.75, 10.0)
     labels = [shorten(label) for label in row_labels], [shorten(label) for label in column_labels]
-    _draw_panels(figure, grid, panels, *labels, text={**text, "fontsize": font_size})
-    # The names of rows and columns stand beside the labels.
+    text: dict[str, Any] = {"parse_math": False, "family": families, "fontsize": min(cell * 72 * 0.75, 10.0)}
+    _draw_panels(figure, grid, panels, *labels, text=text)
     x, y, _, _ = grid.place(len(panels) - 1 - (len(panels) - 1) % columns)
-    x = min(x - (measure(labels[0], font_size, families) + 0.15) / grid.size[0], 0.0)
-    y -= (measure(labels[1], font_size, families) + 0.15) / grid.size[1]
-    figure.text(x, 0.5, row_name, rotation=90, ha="right", va="center", fontsize=_MIDDLE, **text)
-    figure.text(0.5, y, column_name, ha="center", va="top", fontsize=_MIDDLE, **text)
-    figure.text(0.5, 1 + _EDGE / grid.size[1], title, ha="center", va="bottom", fontsize=_LARGE, **text)
+    widths = [measure(side, text["fontsize"], families) + 0.15 for side in labels]
+    corner = min(x - widths[0] / grid.size[0], 0.0), y - widths[1] / grid.size[1]
+    _write_names(figure, corner, 1 + _EDGE / grid.size[1], (title, row_name, column_name), families)
     with ignore_missing_glyphs():
         save_picture(figure, path, overwrite=overwrite, bbox_inches="tight", pad_inches=_EDGE)
+
+
+def _write_names(
+    figure: "Figure", corner: tuple[float, float], top: float, names: tuple[str, str, str], families: list[str]
+) -> None:
+    """The title, and beside the labels, which reach down to a corner, the names of rows and columns."""
+    text: dict[str, Any] = {"parse_math": False, "family": families}
+    figure.text(corner[0], 0.5, names[1], rotation=90, ha="right", va="center", fontsize=_MIDDLE, **text)
+    figure.text(0.5, corner[1], names[2], ha="center", va="top", fontsize=_MIDDLE, **text)
+    figure.text(0.5, top, names[0], ha="center", va="bottom", fontsize=_LARGE, **text)
 
 
 def _make_panels(
