@@ -116,10 +116,8 @@ def paper_recipe(
     preset, the rows of Table 3 among them, has that of "base".
     """
     VanillaTransformerConfig.from_preset(preset)  # refuses a name that is none
-    if num_devices is None:
-        num_devices = find_num_devices()
-    if tokens_per_device is None:
-        tokens_per_device = TOKENS_PER_DEVICE
+    num_devices = find_num_devices() if num_devices is None else num_devices
+    tokens_per_device = TOKENS_PER_DEVICE if tokens_per_device is None else tokens_per_device
     passes, tokens = split_token_batch(tokens_per_batch, tokens_per_device, num_devices)
     length = _BIG if preset == "big" else _BASE
     return {
