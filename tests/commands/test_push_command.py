@@ -283,7 +283,7 @@ class TestTrouble:
             hub.failures.append(failure)
             errors = push(repo_id, status=1, xet=xet).errors
             hub.failures.clear()
-            assert "the same command again sends nothing twice that arrived" in errors
+            assert "The same command again sends nothing twice that arrived." in errors
             assert set(hub.files(repo_id)) == {".gitattributes"}
             assert contents(bart) == before
         push(repo_id, xet=xet)

@@ -343,8 +343,9 @@ class _Target:
 def _explain(error: Exception, token: str | None) -> PushError:
     """What the client says, without the token."""
     text = f"The Hub, or its client, refuses: {type(error).__name__}: {join_lines(error)}"
-    again = " Nothing changed there; the same command again sends nothing twice that arrived."
-    return PushError((text.replace(token, "<token>") if token else text) + again)
+    secret = token or get_token()
+    text = text.replace(secret, "<token>") if secret else text
+    return PushError(f"{text} The same command again sends nothing twice that arrived.")
 
 
 def _find_card(folder: Path, there: Card | None, choice: CardChoice | None) -> tuple[Card | None, dict[str, bytes]]:
