@@ -38,9 +38,10 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForC
 from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
 from vanilla_transformer.data.corpora import load_parallel_corpus
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
-from vanilla_transformer.inference.evaluate import score_loss, score_translations
-from vanilla_transformer.inference.metrics.sacrebleu_scores import find_bleu_tokenizer
-from vanilla_transformer.inference.translate import load_model_and_tokenizer, one_line, translate
+from vanilla_transformer.inference.evaluate import score_translations
+from vanilla_transformer.inference.loading import load_model_and_tokenizer
+from vanilla_transformer.inference.scores import find_bleu_tokenizer, score_loss
+from vanilla_transformer.inference.translate import one_line, translate
 from vanilla_transformer.training.arguments import DataArguments, TranslationTrainingArguments
 from vanilla_transformer.training.examples import load_corpora
 from vanilla_transformer.training.recipe import paper_recipe

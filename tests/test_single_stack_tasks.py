@@ -9,7 +9,6 @@ import copy
 import math
 import random
 import re
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -17,12 +16,10 @@ from typing import Any, cast
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file
 from tiny_single_stacks import SINGLE_STACKS, TRAINABLE, main_output, make_single_stack, run
 from tiny_vanilla import assert_close, make_sentences
 from transformers import (
     AutoModelForCausalLM,
-    AutoModelForQuestionAnswering,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoModelForTextEncoding,
@@ -36,7 +33,6 @@ from transformers import (
     pipeline,
 )
 
-import vanilla_transformer
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
@@ -183,41 +179,6 @@ def test_token_classification(whole: Path, tokenizer: VanillaTransformerTokenize
     assert right > 0.95 * total
 
 
-def test_question_answering(whole: Path, tokenizer: VanillaTransformerTokenizer, tmp_path: Path) -> None:
-    """Which word follows the one asked for? Version 5 of the library has no pipeline for this head."""
-
-    def draw(chooser: random.Random) -> tuple[str, str, str]:
-        words = chooser.sample(WORDS, 4)
-        index = chooser.randrange(3)
-        return words[index], " ".join(words), words[index + 1]
-
-    def encode(question: str, context: str, answer: str) -> dict[str, Any]:
-        encoding = tokenizer(question, context)
-        place = next(
-            index
-            for index, side in enumerate(encoding.sequence_ids())
-            if side == 1 and cast(Any, encoding.token_to_chars(index)).start == context.index(answer)
-        )
-        return {**encoding, "start_positions": place, "end_positions": place}
-
-    training, tests = split(draw, 4000)
-    model = AutoModelForQuestionAnswering.from_pretrained(whole)
-    examples = [encode(*example) for example in training]
-    make_trainer(model, tmp_path, examples, DataCollatorWithPadding(tokenizer), max_steps=350).train()
-
-    loaded = AutoModelForQuestionAnswering.from_pretrained(save(model, tokenizer, tmp_path / "saved"))
-    questions, contexts, answers = zip(*tests, strict=True)
-    batch = tokenizer(list(questions), list(contexts), padding=True, return_tensors="pt", return_offsets_mapping=True)
-    offsets = batch.pop("offset_mapping")
-    with torch.no_grad():
-        outputs = loaded(**batch)
-    right = 0
-    for row, (context, answer) in enumerate(zip(contexts, answers, strict=True)):
-        start, end = (int(logits[row].argmax()) for logits in (outputs.start_logits, outputs.end_logits))
-        right += context[offsets[row, start, 0] : offsets[row, end, 1]] == answer
-    assert right > 160
-
-
 def test_text_generation(whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Say three words again, and stop. Texts begin with `<s>`; `</s>` ends those for training, but no prompt.
 
@@ -346,41 +307,6 @@ def test_a_language_models_loss_in_the_trainer(
     assert trainer.state.log_history[-2]["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-3)
 
 
-@pytest.mark.parametrize("name", ["VanillaTransformerForSequenceClassification", "VanillaTransformerForCausalLM"])
-def test_the_trainers_checkpoints(name: str, tokenizer: VanillaTransformerTokenizer, tmp_path: Path) -> None:
-    """A training that goes on from a checkpoint ends where one without a stop does, and the best model is put back."""
-    examples = uneven_examples(name)
-
-    def train(checkpoint: str | None = None) -> tuple[Trainer, dict[str, torch.Tensor]]:
-        trainer = make_trainer(
-            make_single_stack(name, vocab_size=len(tokenizer), dropout=0.1),
-            tmp_path,
-            examples,
-            collator_for(name, tokenizer),
-            tokenizer,
-            max_steps=4,
-            warmup_steps=0,
-            greater_is_better=True,  # than a small loss, so that the last model is not the one to put back
-            eval_strategy="steps",
-            save_strategy="steps",
-            eval_steps=1,
-            save_steps=1,
-            load_best_model_at_end=True,
-        )
-        trainer.train(resume_from_checkpoint=checkpoint)
-        return trainer, load_file(tmp_path / "training" / "checkpoint-4" / "model.safetensors")
-
-    trainer, last = train()
-    assert trainer.state.best_model_checkpoint is not None
-    best = SINGLE_STACKS[name].from_pretrained(trainer.state.best_model_checkpoint)
-    assert Path(trainer.state.best_model_checkpoint).name != "checkpoint-4"
-    for key, tensor in cast(Any, trainer.model).state_dict().items():
-        assert torch.equal(tensor, best.state_dict()[key])
-    shutil.rmtree(tmp_path / "training" / "checkpoint-4")
-    _, resumed = train(str(tmp_path / "training" / "checkpoint-2"))
-    torch.testing.assert_close(resumed, last)
-
-
 @pytest.mark.parametrize("name", TRAINABLE)
 def test_adapters(name: str, tokenizer: VanillaTransformerTokenizer, tmp_path: Path) -> None:
     """LoRA's adapter learns, is saved with a new head, and gives the same when it is loaded and when it is merged."""
@@ -427,16 +353,3 @@ def test_scripts_for_translation_refuse_halves(
         main(script)("--model_name_or_path", folder, *rest)
     assert re.search("error: .*VanillaTransformerForCausalLM", capsys.readouterr().err)
     assert not (tmp_path / "run").exists()
-
-
-# --- publishing --------------------------------------------------------------------------------------------------
-
-
-def test_a_saved_half_brings_its_code(whole: Path, tokenizer: VanillaTransformerTokenizer, tmp_path: Path) -> None:
-    """Which is what `push_to_hub` uploads."""
-    folder = Path(save(AutoModelForTokenClassification.from_pretrained(whole), tokenizer, tmp_path / "saved"))
-    package = Path(vanilla_transformer.__file__).parent / "model"
-    assert {path.name for path in folder.glob("*.py")} == {
-        path.name for path in package.glob("*_vanilla_transformer.py")
-    }
-    assert type(AutoTokenizer.from_pretrained(folder)) is VanillaTransformerTokenizer

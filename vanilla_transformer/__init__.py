@@ -5,6 +5,7 @@ Importing this package registers the model and its tokenizer with the Auto class
 """
 
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 
@@ -40,7 +41,10 @@ if not _only_help_is_wanted():
     register_auto_classes()
     register_pipeline_tasks()
 
-__version__ = "0.1.0"
+try:
+    __version__ = version("vanilla-transformer")
+except PackageNotFoundError:  # run from its source, and not installed
+    __version__ = "0+unknown"
 
 __all__ = [
     "PRESETS",

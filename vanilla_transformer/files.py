@@ -27,28 +27,13 @@ _MAX_HEADER_BYTES = 100_000_000
 # What a config.json says that changes no translation: it is for training, for the library, or about other files.
 _NOT_ARCHITECTURE = {
     *("activation_dropout", "architectures", "attention_dropout", "auto_map", "config_version", "custom_pipelines"),
-    *(
-        "dropout",
-        "dtype",
-        "is_decoder",
-        "label_smoothing",
-        "langs",
-        "processor_class",
-        "task_specific_params",
-        "tokenizer_class",
-    ),
-    *("torch_dtype", "transformers_version", "use_cache"),
+    *("dropout", "dtype", "is_decoder", "label_smoothing", "langs", "processor_class", "task_specific_params"),
+    *("tokenizer_class", "torch_dtype", "transformers_version", "use_cache"),
 }
 
 
 def check_new_folder(folder: str | os.PathLike[str]) -> Path:
-    """Makes sure that a folder can be made, before long work is done for it.
-
-    Args:
-        folder: The folder to be: not there yet, or empty.
-
-    Returns:
-        Its path.
+    """Makes sure that a folder can be made, before long work is done for it; returns its path.
 
     Raises:
         FileExistsError: If it is a file, a folder with something in it, the current folder, or a mount point.
@@ -56,18 +41,22 @@ def check_new_folder(folder: str | os.PathLike[str]) -> Path:
         PermissionError: If it may not be made there.
     """
     path = Path(folder)
-    if path.is_dir():
+    if os.path.lexists(path):
         reason = _find_reason_to_keep(path)
         if reason is not None:
             raise FileExistsError(f"{path} is {reason}. Name a folder that is not there yet, or an empty one.")
-    elif os.path.lexists(path):
-        raise FileExistsError(f"{path} is a file. Name a folder that is not there yet, or an empty one.")
-    _check_parents(path)
+    lowest = next(parent for parent in Path(os.path.realpath(path)).parents if os.path.lexists(parent))
+    if not lowest.is_dir():
+        raise NotADirectoryError(f"{path} cannot be made: {lowest} is a file, not a folder.")
+    if not os.access(lowest, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path} cannot be made: nothing may be written to {lowest}.")
     return path
 
 
 def _find_reason_to_keep(path: Path) -> str | None:
-    """Says what it is about a folder that forbids that another takes its place, if anything."""
+    """Why no folder can take the place of what is there, if there is a reason."""
+    if not path.is_dir():
+        return "a file"
     if any(path.iterdir()):
         return "a folder that is not empty"
     if os.path.ismount(path.resolve()):
@@ -77,37 +66,19 @@ def _find_reason_to_keep(path: Path) -> str | None:
     return None
 
 
-def _check_parents(path: Path) -> None:
-    """Makes sure that the folders above are there and can be written to, or can be made.
-
-    Raises:
-        NotADirectoryError: If one of them is a file.
-        PermissionError: If nothing may be made in the lowest that is there.
-    """
-    parents = Path(os.path.realpath(path)).parents
-    lowest = next(parent for parent in parents if os.path.lexists(parent))
-    if not lowest.is_dir():
-        raise NotADirectoryError(f"{path} cannot be made: {lowest} is a file, not a folder.")
-    if not os.access(lowest, os.W_OK | os.X_OK):
-        raise PermissionError(f"{path} cannot be made: nothing may be written to {lowest}.")
-
-
 @contextmanager
 def new_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
     """Makes a folder that is complete or absent, whenever the process ends.
+
+    Yields a folder beside it to fill, named `.NAME-*.partial`. At the end it takes its place; after an exception it is
+    removed. Only a process that is killed (SIGKILL, a power cut) leaves it behind, to be deleted by hand.
 
     Args:
         folder: The folder to be: not there yet, or empty, in which case it keeps its permissions. Folders above it are
             made if need be.
 
-    Yields:
-        A folder beside it to fill, named `.NAME-*.partial`. At the end it takes its place; after an exception it is
-        removed. It is left behind, to be deleted by hand, only by a process that is killed (SIGKILL, a power cut).
-
     Raises:
-        FileExistsError: If it is a file, a folder with something in it, the current folder, or a mount point.
-        NotADirectoryError: If a file is in the place of a folder above it.
-        PermissionError: If it may not be made there.
+        OSError: As `check_new_folder`.
     """
     path = check_new_folder(folder).resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,17 +101,10 @@ def new_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def check_new_file(path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-    """Makes sure that a file can be written, before long work is done for it.
-
-    Args:
-        path: The file to be.
-        overwrite: Whether a file of this name may be replaced.
-
-    Returns:
-        Its path.
+    """Makes sure that a file can be written, before long work is done for it; returns its path.
 
     Raises:
-        FileExistsError: If it is there and must not be replaced, or is a folder.
+        FileExistsError: If it is there and must not be replaced (`overwrite`), or is a folder.
     """
     file = Path(path)
     if file.is_dir():
@@ -153,15 +117,7 @@ def check_new_file(path: str | os.PathLike[str], *, overwrite: bool = False) -> 
 def check_text_output(
     path: str | os.PathLike[str], *, inputs: Iterable[str | os.PathLike[str]], overwrite: bool = False
 ) -> Path:
-    """Makes sure that a text can be written to a file, as plain text and without harm to those that it is made from.
-
-    Args:
-        path: The file to be.
-        inputs: The files that are read.
-        overwrite: Whether a file of this name may be replaced.
-
-    Returns:
-        Its path.
+    """Makes sure that a file can be written as plain text, without harm to the files (`inputs`) that it is made from.
 
     Raises:
         FileExistsError: If it is there and must not be replaced, or is a folder.
@@ -179,12 +135,8 @@ def check_text_output(
 def new_file(path: str | os.PathLike[str], *, overwrite: bool = False) -> Iterator[Path]:
     """Writes a file that is complete or absent, whenever the process ends.
 
-    Args:
-        path: The file to be. Folders above it are made if need be.
-        overwrite: Whether a file of this name may be replaced, which happens at the end.
-
-    Yields:
-        A path beside it to write to. At the end it takes its place; after an exception it is removed.
+    Yields a path beside it to write to. At the end it takes its place, and replaces a file of this name if `overwrite`
+    allows that; after an exception it is removed. Folders above it are made if need be.
 
     Raises:
         FileExistsError: If it is there and must not be replaced, or is a folder.
@@ -204,12 +156,8 @@ def new_file(path: str | os.PathLike[str], *, overwrite: bool = False) -> Iterat
 def replacing_files(folder: str | os.PathLike[str]) -> Iterator[Path]:
     """Writes files in such a way that a process that is killed leaves each of them as it was, or as it shall be.
 
-    Args:
-        folder: Where the files belong; it is made if need be.
-
-    Yields:
-        An empty folder `_partial` in it to write them into. At the end they take their places, in the order of their
-        names; after an exception they do not.
+    Yields an empty folder `_partial` in `folder` to write them into. At the end they take their places, in the order of
+    their names; after an exception they do not.
     """
     partial = Path(folder) / PARTIAL_FOLDER
     shutil.rmtree(partial, ignore_errors=True)
@@ -232,25 +180,14 @@ def digest_files(paths: Iterable[Path]) -> dict[str, str]:
 
 
 def digest_weights(folder: str | os.PathLike[str]) -> dict[str, str]:
-    """Tells a model's weights from those that the same folder holds after more training.
-
-    Args:
-        folder: A folder with a model in safetensors, sharded or not.
-
-    Returns:
-        As `digest_files`, of the files of weights; empty if there are none.
-    """
+    """Digests of a folder's weights in safetensors, which tell them from those that it holds after more training."""
     return digest_files(sorted(Path(folder).glob("model*.safetensors")))
 
 
 def read_architecture(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Tells a configuration from others with which the same weights would translate differently.
+    """The fields of a config.json, without those that only training or the library looks at.
 
-    Args:
-        config: The content of a config.json.
-
-    Returns:
-        Its fields, without those that training or the library only looks at.
+    With other values of these the same weights would translate differently.
     """
     return {name: value for name, value in config.items() if name not in _NOT_ARCHITECTURE and not name.startswith("_")}
 
@@ -264,15 +201,9 @@ def read_json(path: Path) -> Any:
 
 
 def find_damage(path: str | os.PathLike[str]) -> str | None:
-    """Says what is wrong with a file of safetensors; no tensor is read.
+    """Says what is wrong with a file of safetensors, as the end of a sentence; no tensor is read.
 
     The format has no checksum: a file of the right length with other numbers in it is not found.
-
-    Args:
-        path: The file.
-
-    Returns:
-        What is wrong, as the end of a sentence that begins with the file's name, or `None`.
     """
     if not Path(path).is_file():
         return "is missing"
@@ -310,54 +241,33 @@ def _explain_damage(path: Path, error: SafetensorError) -> str:
 
 
 def find_weights_problem(checkpoint: str | os.PathLike[str]) -> str | None:
-    """Says what is missing from a checkpoint's weights, and does not care about what else it takes to resume.
-
-    Args:
-        checkpoint: A folder with a model in safetensors, sharded or not.
-
-    Returns:
-        The first problem found, or `None` if the weights are whole.
-    """
-    return next(_weights_problems(Path(checkpoint)), None)
+    """What `list_weights_problems` finds first."""
+    return next(iter(list_weights_problems(checkpoint)), None)
 
 
 def list_weights_problems(checkpoint: str | os.PathLike[str]) -> list[str]:
-    """Says all that is missing from a checkpoint's weights, where `find_weights_problem` says what it finds first.
-
-    Args:
-        checkpoint: A folder with a model in safetensors, sharded or not.
-
-    Returns:
-        The problems, none if the weights are whole.
-    """
-    return list(_weights_problems(Path(checkpoint)))
-
-
-def _weights_problems(folder: Path) -> Iterator[str]:
+    """Says what is missing from a checkpoint's weights, sharded or not; nothing else of it is looked at."""
+    folder = Path(checkpoint)
     paths = set(folder.glob("*.safetensors"))
     for path in sorted(folder.glob("*.safetensors.index.json")):
         index = read_json(path)
         if not isinstance(index, dict) or not isinstance(index.get("weight_map"), dict):
-            yield f"{path.name} is damaged"
-            return
+            return [f"{path.name} is damaged"]
         paths |= {folder / str(name) for name in index["weight_map"].values()}
-    if not paths:
-        yield "there are no weights"
+    problems = [] if paths else ["there are no weights"]
     for path in sorted(paths):
         shard = _SHARD.fullmatch(path.name)
         if shard and not (folder / f"{shard[1]}.safetensors.index.json").is_file():
-            yield f"{path.name} is a part of weights without an index"
+            problems.append(f"{path.name} is a part of weights without an index")
         if not path.is_file():
-            yield f"{path.name} is missing"
+            problems.append(f"{path.name} is missing")
         elif find_damage(path):
-            yield f"{path.name} is cut off or damaged"
+            problems.append(f"{path.name} is cut off or damaged")
+    return problems
 
 
 def check_model_name(model_name_or_path: str | os.PathLike[str]) -> None:
-    """Makes sure that it is a folder, or may be a name on the Hub: where it is neither, the Hub's client only puzzles.
-
-    Args:
-        model_name_or_path: What the user gave.
+    """Makes sure that it is a folder, or may be a name on the Hub, whose client gives puzzling errors for other names.
 
     Raises:
         FileNotFoundError: If there is no such folder, and no model on the Hub can have that name.
@@ -376,14 +286,7 @@ def check_model_name(model_name_or_path: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def explain_missing_model(model_name_or_path: str | os.PathLike[str]) -> Iterator[None]:
-    """Says of a model that cannot be loaded that there is no such folder, before what the Hub's client has to say.
-
-    Args:
-        model_name_or_path: The model that is loaded within.
-
-    Raises:
-        OSError: If there is no such model (see [`check_model_name`]), or the Hub cannot be asked.
-    """
+    """Says of a model that cannot be loaded within that there is no such folder, before what the Hub's client says."""
     check_model_name(model_name_or_path)
     try:
         yield
@@ -399,13 +302,7 @@ def explain_missing_model(model_name_or_path: str | os.PathLike[str]) -> Iterato
 def explain_missing(reason: str, *, extra: str, packages: str) -> Iterator[None]:
     """Lets an import that fails say how to install what it needs.
 
-    Args:
-        reason: The message's beginning: "BLEU, chrF and TER need sacrebleu".
-        extra: The extra of this package that brings it.
-        packages: What pip calls it.
-
-    Raises:
-        ImportError: If what is done inside raises one.
+    `reason` begins the message ("BLEU, chrF and TER need sacrebleu"); `extra` of this package brings the `packages`.
     """
     try:
         yield

@@ -41,10 +41,10 @@ _DISTILBART = ("sshleifer/distilbart-cnn-12-6", "a4f8f3e")
 
 
 class _ModelWithoutHead:
-    """What AutoModel finds: it loads the whole, the encoder or the decoder, whichever a configuration describes.
+    """What AutoModel finds: it loads the encoder-decoder, encoder or decoder that a configuration describes.
 
-    The library itself can choose by the class that a configuration was saved with, but a new configuration names none,
-    and that of a model with a head names that.
+    The library can choose by the class that a configuration was saved with. A new configuration names none, and that of
+    a model with a head names the head.
     """
 
     config_class = VanillaTransformerConfig
@@ -92,7 +92,7 @@ def register_auto_classes() -> None:
 
 
 class _LanguagePairDefaults(dict[tuple[str, str], dict[str, tuple[str, str]]]):
-    """Default models by language pair. There is none without a pair, which the library's own message does not tell."""
+    """Default models by language pair, of which the library's own message does not tell."""
 
     def __contains__(self, key: object) -> bool:
         if key == "model":  # the library asks for this when the task names no languages
@@ -106,9 +106,8 @@ class _LanguagePairDefaults(dict[tuple[str, str], dict[str, tuple[str, str]]]):
 def register_pipeline_tasks() -> None:
     """Brings back the `pipeline()` tasks translation, translation_xx_to_yy, summarization and text2text-generation.
 
-    They serve every encoder-decoder model of the library. A task that works, be it the library's own or registered by
-    somebody else, is left alone, and calling this again changes nothing. Without a model, `summarization`,
-    `text2text-generation` and `translation_en_to_{de,fr,ro}` load what transformers 4 loaded.
+    They serve every encoder-decoder model of the library. A task that works already is left alone, so that calling this
+    again changes nothing. Without a model the tasks load what transformers 4 loaded.
     """
     registry = pipelines.PIPELINE_REGISTRY
     classes: dict[str, tuple[type[Text2TextGenerationPipeline], dict[Any, Any]]] = {

@@ -1,4 +1,4 @@
-"""The tasks that a model can be trained for: their columns, lengths and scores, and what is saved of them.
+"""What models are for: the tasks of encoder-decoders with their columns, lengths and scores; those of single stacks.
 
 A model's configuration says in `task_specific_params`, as T5's does, which tasks of `pipeline()` it is for, and what to
 put before each source; a model for translation without such a prefix says nothing.
@@ -10,32 +10,23 @@ from typing import Any, Literal
 
 from transformers import PreTrainedConfig
 
+from .model.configuration_vanilla_transformer import VanillaTransformerConfig
+
 TaskName = Literal["translation", "summarization", "text2text"]
 
 
 @dataclass(frozen=True)
 class Task:
-    """A task.
-
-    Attributes:
-        name: What the scripts call it.
-        pipeline: What `pipeline()` calls it.
-        columns: Pairs of columns that hold its sources and targets in usual datasets.
-        scores: What a validation computes from texts.
-        best_by: Which of these chooses the best checkpoint.
-        max_source_length: Tokens that sources are cut to, unless told otherwise.
-        max_target_length: Tokens that targets are cut to.
-        is_bounded: Whether a new model writes no more tokens than its targets have, rather than as many as the source
-            and 50 more.
-    """
+    """A task of encoder-decoders."""
 
     name: TaskName
-    pipeline: str
-    columns: tuple[tuple[str, str], ...]
+    pipeline: str  # what `pipeline()` calls it
+    columns: tuple[tuple[str, str], ...]  # names of its sources and targets in usual datasets
     scores: tuple[str, ...]
-    best_by: str
-    max_source_length: int
+    best_by: str  # the score that chooses the best checkpoint
+    max_source_length: int  # tokens that sources are cut to, unless told otherwise
     max_target_length: int
+    # Whether a new model writes no more tokens than its targets have, rather than as many as the source and 50 more.
     is_bounded: bool
 
 
@@ -93,11 +84,7 @@ TRANSLATION = TASKS["translation"]
 
 
 def get_task(name: str) -> Task:
-    """The task of that name.
-
-    Raises:
-        ValueError: If there is none.
-    """
+    """The task of that name; a `ValueError` if there is none."""
     if name not in TASKS:
         raise ValueError(f"task={name!r}: must be one of {', '.join(TASKS)}.")
     return TASKS[name]
@@ -118,14 +105,7 @@ def _belongs(entry: str, task: Task) -> bool:
 
 
 def find_task(config: PreTrainedConfig | Mapping[str, Any]) -> Task:
-    """The task that a model is for.
-
-    Args:
-        config: Its configuration, or what config.json holds.
-
-    Returns:
-        The one that the configuration names; translation if it names none or, as T5's does, several.
-    """
+    """The task that a configuration, or the content of its file, names; translation if it names none or several."""
     named = [task for task in TASKS.values() if any(_belongs(entry, task) for entry in _entries(config))]
     return named[0] if len(named) == 1 else TRANSLATION
 
@@ -137,16 +117,7 @@ def _entries_to_ask(task: Task, langs: Sequence[str] | None) -> list[str]:
 
 
 def find_prefix(config: PreTrainedConfig | Mapping[str, Any], task: Task, *, langs: Sequence[str] | None = None) -> str:
-    """What a model wants before each source.
-
-    Args:
-        config: Its configuration, or what config.json holds.
-        task: What it is used for.
-        langs: Source and target language, for models that translate several pairs.
-
-    Returns:
-        The prefix; empty where the configuration has none for the task.
-    """
+    """What a model wants before each source when used for the task; `langs` are its source and target language."""
     entries = _entries(config)
     prefixes = (entries[name].get("prefix") for name in _entries_to_ask(task, langs) if name in entries)
     return next((str(prefix) for prefix in prefixes if prefix), "")
@@ -155,11 +126,7 @@ def find_prefix(config: PreTrainedConfig | Mapping[str, Any], task: Task, *, lan
 def record_task(config: PreTrainedConfig, task: Task, *, prefix: str = "", langs: Sequence[str] | None = None) -> None:
     """Writes into a configuration, in place, what its model is trained for.
 
-    Args:
-        config: The configuration; what it says of other tasks is dropped, for the model will unlearn them.
-        task: The task.
-        prefix: What stands before each source.
-        langs: Source and target language.
+    What it says of other tasks is dropped, for the model will unlearn them.
     """
     entries = {name: dict(entry) for name, entry in _entries(config).items() if _belongs(name, task)}
     for name in _entries_to_ask(task, langs):
@@ -169,3 +136,55 @@ def record_task(config: PreTrainedConfig, task: Task, *, prefix: str = "", langs
             entries.setdefault(name, {}).pop("prefix", None)
     if entries or _entries(config):
         config.task_specific_params = entries or None
+
+
+@dataclass(frozen=True)
+class SingleStack:
+    """A kind of model that is one stack of the Transformer."""
+
+    name: str
+    side: Literal["encoder", "decoder"]
+    class_name: str  # what the name of its class ends with
+    pipeline: str  # its task, as the Hub calls it, and `pipeline()` where that knows it
+    auto_class: str
+    has_labels: bool = False
+    writes: bool = False  # texts
+
+
+SINGLE_STACKS = (
+    SingleStack("encoder", "encoder", "EncoderModel", "feature-extraction", "AutoModelForTextEncoding"),
+    SingleStack(
+        "text classifier",
+        "encoder",
+        "ForSequenceClassification",
+        "text-classification",
+        "AutoModelForSequenceClassification",
+        has_labels=True,
+    ),
+    SingleStack(
+        "token classifier",
+        "encoder",
+        "ForTokenClassification",
+        "token-classification",
+        "AutoModelForTokenClassification",
+        has_labels=True,
+    ),
+    SingleStack("reader", "encoder", "ForQuestionAnswering", "question-answering", "AutoModelForQuestionAnswering"),
+    SingleStack("decoder", "decoder", "DecoderModel", "feature-extraction", "AutoModel"),
+    SingleStack("language model", "decoder", "ForCausalLM", "text-generation", "AutoModelForCausalLM", writes=True),
+)
+
+
+def find_single_stack(settings: Mapping[str, Any]) -> SingleStack | None:
+    """The single stack that the content of a config.json describes: by `architectures`, else the one without a head.
+
+    `None` for an encoder-decoder, and for the library's own models.
+    """
+    is_own = settings.get("model_type") == VanillaTransformerConfig.model_type
+    if not is_own or settings.get("is_encoder_decoder", True):
+        return None
+    side = "decoder" if settings.get("is_decoder") else "encoder"
+    plain, *others = (stack for stack in SINGLE_STACKS if stack.side == side)
+    names = settings.get("architectures")
+    named = str(names[0]) if isinstance(names, list) and names else ""
+    return next((stack for stack in others if named.endswith(stack.class_name)), plain)

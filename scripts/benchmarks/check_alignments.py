@@ -17,7 +17,7 @@ from typing import Any
 
 from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
 from vanilla_transformer.data.corpora import read_lines
-from vanilla_transformer.inference.translate import InferenceArguments
+from vanilla_transformer.inference.arguments import InferenceArguments
 from vanilla_transformer.visualization import align_lines, collect_attention, split_words
 
 Pairs = Sequence[tuple[Sequence[str], Sequence[str]]]  # of words

@@ -26,9 +26,11 @@ import torch
 import yaml
 
 from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
-from vanilla_transformer.conversion.converted import ConvertedModel
-from vanilla_transformer.conversion.systems.joeynmt import convert_joeynmt
-from vanilla_transformer.conversion.systems.opennmt_py import convert_opennmt_py
+from vanilla_transformer.conversion.converted import Batch, ConvertedModel, check_logits, compare_with
+from vanilla_transformer.conversion.systems.joeynmt import convert_joeynmt, read_settings, read_symbols
+from vanilla_transformer.conversion.systems.opennmt_py import SPECIAL_TOKENS, convert_opennmt_py, read_opennmt_py
+from vanilla_transformer.conversion.tokenizers.vocabularies import align_special_tokens
+from vanilla_transformer.data.vocabularies import get_vocabularies
 
 BEAMS, LONGEST = 4, 20
 SIDES = ("src", "tgt")
@@ -121,6 +123,7 @@ def measure(
     distribution: str,
     configuration: str,
     converted: ConvertedModel,
+    compute: Callable[[Batch], torch.Tensor],
     corpus: Corpus,
     translations: dict[int, list[str]],
     **search: Any,
@@ -131,6 +134,7 @@ def measure(
         distribution: The name under which the system is installed.
         configuration: What is special about the model.
         converted: The converted model.
+        compute: Computes the original's logits (B, T, V) of a batch of `draw_batch`.
         corpus: Whose test sentences were translated.
         translations: The original's translations, by number of beams.
         **search: Settings of the search that the converted model lacks.
@@ -138,10 +142,10 @@ def measure(
     Returns:
         A row of the table.
     """
-    difference, tokenizer = converted.check(), converted.tokenizer
+    tokenizer: Any = converted.tokenizer
     model: Any = converted.model
-    if difference is None or tokenizer is None:
-        raise RuntimeError(f"{converted.source} came without a comparison or without a tokenizer.")
+    logits = compare_with(compute, model)
+    difference = check_logits(*logits, f"The converted model computes something else than {converted.source}")
     batch = tokenizer(corpus.sources, padding=True, return_tensors="pt")
     same = {}
     for num_beams, expected in translations.items():
@@ -206,7 +210,38 @@ def check_joeynmt(corpus: Corpus, steps: int) -> Iterator[Row]:
                 for num_beams, file in files.items()
             }
             converted = convert_joeynmt(folder / "model")
-            yield measure("joeynmt", configuration, converted, corpus, translations)
+            compute = load_joeynmt(folder / "model", converted)
+            yield measure("joeynmt", configuration, converted, compute, corpus, translations)
+
+
+def load_joeynmt(folder: Path, converted: ConvertedModel) -> Callable[[Batch], torch.Tensor]:
+    """Returns what computes the logits of JoeyNMT's own model, the only checkpoint's in a folder."""
+    modeling, vocabulary = import_module("joeynmt.model"), import_module("joeynmt.vocabulary")
+    settings = read_settings(folder / "config.yaml")
+    tokenizer: Any = converted.tokenizer
+    vocabularies = [sorted(vocab, key=lambda token: vocab[token]) for vocab in get_vocabularies(tokenizer)]
+    source, target = (vocabulary.Vocabulary(tokens, read_symbols(settings)) for tokens in vocabularies)
+    original = modeling.build_model(settings["model"], src_vocab=source, trg_vocab=target).eval()
+    checkpoint = next(folder / name for name in ("best.ckpt", "latest.ckpt") if (folder / name).is_file())
+    original.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["model_state"])
+
+    def compute(batch: Batch) -> torch.Tensor:
+        mask = batch["attention_mask"].bool()
+        sources = {"src": batch["input_ids"], "src_length": mask.sum(dim=1), "src_mask": mask[:, None]}
+        hidden, *_ = original(return_type="encode", **sources)
+        targets = batch["decoder_input_ids"]
+        logits, *_ = original(
+            return_type="decode",
+            encoder_output=hidden,
+            encoder_hidden=None,
+            src_mask=mask[:, None],
+            trg_input=targets,
+            unroll_steps=targets.shape[1],
+            trg_mask=torch.ones_like(targets)[:, None].bool(),
+        )
+        return logits
+
+    return compute
 
 
 OPENNMT_PY = """
@@ -279,7 +314,31 @@ def check_opennmt_py(corpus: Corpus, steps: int) -> Iterator[Row]:
                 translations[num_beams] = output.read_text(encoding="utf-8").splitlines()
             search_settings = {"length_penalty": 0.0, "max_new_tokens": LONGEST}
             converted = convert_opennmt_py(model)
-            yield measure("OpenNMT-py", configuration, converted, corpus, translations, **search_settings)
+            compute = load_opennmt_py(model, converted)
+            yield measure("OpenNMT-py", configuration, converted, compute, corpus, translations, **search_settings)
+
+
+def load_opennmt_py(path: Path, converted: ConvertedModel) -> Callable[[Batch], torch.Tensor]:
+    """Returns what computes the logits of OpenNMT-py's own model, with the target's tokens in the converted order."""
+    building, parsing = import_module("onmt.model_builder"), import_module("onmt.utils.parse")
+    inputting = import_module("onmt.inputters.inputter")
+    content = read_opennmt_py(path)
+    opt = parsing.ArgumentParser.ckpt_model_opts(content["opt"])
+    config = converted.model.config
+    opt.add_qkvbias, opt.add_ffnbias = config.attention_bias, config.ffn_bias
+    original = building.build_base_model(opt, inputting.dict_to_vocabs(content["vocab"])).eval()
+    torch.nn.Module.load_state_dict(original, content["weights"])  # its own method empties the dictionary
+    tokens, target_tokens = content["vocab"]["src"], content["vocab"]["tgt"]
+    rows = torch.tensor(align_special_tokens(tokens, target_tokens, tuple(SPECIAL_TOKENS.values())))
+
+    def compute(batch: Batch) -> torch.Tensor:
+        targets = rows[batch["decoder_input_ids"]]
+        targets = torch.cat([targets, targets[:, :1]], dim=1)  # the last one is for the loss only
+        lengths = batch["attention_mask"].sum(dim=1)
+        hidden, _ = original(batch["input_ids"][..., None], targets[..., None], lengths)
+        return original.generator(hidden)[..., rows]
+
+    return compute
 
 
 # Each raises ImportError where the system is not installed.

@@ -32,9 +32,11 @@ from transformers import (
 
 from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
 from vanilla_transformer.data.corpora import load_parallel_corpus
+from vanilla_transformer.inference.arguments import InferenceArguments
 from vanilla_transformer.inference.evaluate import score_translations
-from vanilla_transformer.inference.metrics.sacrebleu_scores import find_bleu_tokenizer
-from vanilla_transformer.inference.translate import InferenceArguments, select_device, translate
+from vanilla_transformer.inference.loading import select_device
+from vanilla_transformer.inference.scores import find_bleu_tokenizer
+from vanilla_transformer.inference.translate import translate
 
 NUMBERS = ("megabytes", "bleu", "chrf", "exact_match", "same", "tokens_per_second")
 HEADINGS = ("MB", "BLEU", "chrF", "exact", "same", "tokens/s")

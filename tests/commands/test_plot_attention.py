@@ -11,7 +11,7 @@ import pytest
 from library_models import make_marian, make_tokenizer
 from matplotlib.image import imread
 
-from vanilla_transformer.inference.translate import load_model_and_tokenizer
+from vanilla_transformer.inference.loading import load_model_and_tokenizer
 from vanilla_transformer.visualization.attention import align_words, collect_attention, format_pharaoh
 
 Run = Callable[..., None]

@@ -29,7 +29,6 @@ from tiny_seq2seq import make_model as make_bart
 from tiny_seq2seq import make_tokenizer as make_bart_tokenizer
 from transformers import AutoTokenizer
 
-from vanilla_transformer.hub.card import write_model_card
 from vanilla_transformer.hub.files import CODE_FOLDER
 
 DRIVER = """
@@ -130,7 +129,7 @@ class TestPush:
             f"Commit: {hub.endpoint}/{repo_id}/commit/{commit}",
         ]
         assert "license" not in found.said
-        assert re.search(r"model\.safetensors +\d+\.\d kB  new", found.said)
+        assert re.search(r"model\.safetensors +\d+\.\d kB\n", found.said)
         assert re.search(r"training_args\.bin +needed only to resume", found.said)
         assert commits(hub, repo_id) == ["The first", "initial commit"]
         assert hub.repo(repo_id).private
@@ -143,14 +142,13 @@ class TestPush:
         # Again, there is nothing to do.
         again = push(repo_id, xet=xet).said
         assert again.splitlines()[-1] == f"Nothing has changed: {hub.endpoint}/{repo_id}"
-        assert "model.safetensors" not in again
         assert len(commits(hub, repo_id)) == 2
 
     def test_a_dry_run_changes_nothing(self, hub: LocalHub, push: Push, bart: Path) -> None:
         before, seen = contents(bart), len(hub.requests)
         found = push("alice/dry", "--dry_run")
         assert found.said.splitlines()[-1] == "Nothing is wrong with it. Nothing was pushed (--dry_run)."
-        assert "It translates 'A man rides a horse.' as 'w" in found.said
+        assert "Tried: 'A man rides a horse.' becomes 'w" in found.said
         assert "No license is given" in found.said
         assert {request["method"] for request in hub.requests[seen:]} <= {"GET", "HEAD"}
         assert "alice/dry" not in hub.repos
@@ -169,7 +167,7 @@ class TestPush:
             for words in (
                 "pytorch_model.bin is a pickle",
                 ".env looks like a secret",
-                "generation_config.json is missing",
+                "generation_config: ",
             ):
                 assert words in errors
         assert "alice/refused" not in hub.repos
@@ -180,7 +178,7 @@ class TestPush:
         (bart / "model.safetensors").unlink()
         make_bart().save_pretrained(bart, max_shard_size="5KB")
         found = push("alice/shards")
-        assert re.search(r"model\.safetensors +\d+\.\d kB  deleted", found.said)
+        assert re.search(r"model\.safetensors +deleted", found.said)
         newest = hub.repo("alice/shards").history()[0]
         assert "model.safetensors" not in newest["files"]
         assert "config.json" not in newest["changed"]
@@ -216,7 +214,7 @@ class TestPush:
         push("alice/open")
         before = hub.files("alice/open")
         edit_json(bart / "generation_config.json", max_new_tokens=5)
-        assert "propose the change with --create_pr" in push("alice/open", "--token", "hf_bob", status=1).errors
+        assert "403" in push("alice/open", "--token", "hf_bob", status=1).errors
         found = push("alice/open", "--token", "hf_bob", "--create_pr")
         assert f"Pushed: {hub.endpoint}/alice/open/discussions/1" in found.said.splitlines()
         assert hub.files("alice/open") == before
@@ -224,45 +222,34 @@ class TestPush:
 
 
 class TestCard:
-    def test_edits_on_the_hub_survive(self, hub: LocalHub, push: Push, bart: Path) -> None:
+    def test_edits_on_one_side_survive(self, hub: LocalHub, push: Push, bart: Path) -> None:
         push("alice/card", "--license", "mit")
-        edit_on_the_hub(hub, "alice/card", "README.md", "# card", "# card\n\nHello from the Hub.")
+        edit_on_the_hub(hub, "alice/card", "README.md", "license: mit", "license: mit\nthumbnail: a.png")
         push("alice/card", "--tags", "shiny")
+        append(bart / "README.md", "\nHello from here.\n")
+        found = push("alice/card")
         card = hub.read("alice/card", "README.md")
-        for words in (b"Hello from the Hub.", b"license: mit", b"- shiny"):
+        for words in (b"Hello from here.", b"license: mit", b"- shiny", b"thumbnail: a.png"):
             assert words in card
         assert (bart / "README.md").read_bytes() == card
-
-    def test_edits_in_the_folder_survive(self, hub: LocalHub, push: Push, bart: Path) -> None:
-        push("alice/here")
-        for words in ("Hello from here.", "Goodbye from here."):
-            append(bart / "README.md", f"\n{words}\n")
-            push("alice/here")
-            assert words.encode() in hub.read("alice/here", "README.md")
+        assert "README.md.bak" not in found.said
 
     @pytest.mark.parametrize("choice", ["folder", "hub"])
-    def test_the_same_place_edited_on_both_sides_is_for_the_user_to_choose(
+    def test_edits_on_both_sides_are_for_the_user_to_choose(
         self, hub: LocalHub, push: Push, bart: Path, choice: str
     ) -> None:
         repo_id = f"alice/both-{choice}"
         push(repo_id)
-        edit_on_the_hub(hub, repo_id, "README.md", "## Limits", "## Limits of the Hub")
-        edit_on_the_hub(hub, repo_id, "README.md", "## Use", "## Use of the Hub")
-        card = bart / "README.md"
-        card.write_text(card.read_text().replace("## Limits", "## Limits of the folder"))
-        append(card, "\nFrom the folder.\n")
+        content = hub.read(repo_id, "README.md").decode()
+        edit_on_the_hub(hub, repo_id, "README.md", content, content + "\nFrom the hub.\n")
+        append(bart / "README.md", "\nFrom the folder.\n")
         before = contents(bart)
-        errors = push(repo_id, status=1).errors
-        assert (
-            "README.md was edited both in the folder and on the Hub, at the same place: the section limits." in errors
-        )
+        assert "README.md was edited both in the folder and on the Hub." in push(repo_id, status=1).errors
         assert contents(bart) == before
-        assert len(commits(hub, repo_id)) == 4
+        assert len(commits(hub, repo_id)) == 3
         found = push(repo_id, "--card", choice)
         pushed = hub.read(repo_id, "README.md").decode()
-        for words in ("## Use of the Hub", "From the folder.", f"## Limits of the {choice.replace('hub', 'Hub')}"):
-            assert words in pushed
-        assert pushed.count("## Limits") == 1
+        assert ("From the hub." in pushed, "From the folder." in pushed) == (choice == "hub", choice == "folder")
         # What is lost on the Hub is in its history; what is lost here stays beside the card.
         backup = bart / "README.md.bak-1"
         assert backup.exists() == (choice == "hub") == ("README.md.bak-1" in found.said)
@@ -271,44 +258,18 @@ class TestCard:
             push(repo_id)
             assert [path.name for path in bart.glob("*.bak*")] == [backup.name]
 
-    def test_edits_of_different_places_are_merged_again_and_again(self, hub: LocalHub, push: Push, bart: Path) -> None:
-        push("alice/merged")
-        for number in range(2):
-            edit_on_the_hub(hub, "alice/merged", "README.md", "## Limits", f"## Limits\n\n- Hub {number}.")
-            append(bart / "README.md", f"\nFolder {number}.\n")
-            push("alice/merged", "--tags", f"tag-{number}")
-        card = hub.read("alice/merged", "README.md").decode()
-        for words in ("- Hub 0.", "- Hub 1.", "Folder 0.", "Folder 1.", "- tag-0", "- tag-1"):
-            assert card.count(words) == 1
-        assert (bart / "README.md").read_text() == card
-        assert not list(bart.glob("*.bak*"))
-
-    def test_ordinary_edits_of_the_folders_card_can_be_pushed(self, hub: LocalHub, push: Push, bart: Path) -> None:
-        card = write_model_card(bart)
-        text = card.read_text()
-        limits = re.search(r"<!-- generated: limits .*?<!-- end: limits -->\n", text, re.DOTALL)
-        assert limits is not None
-        edits = {
-            "deleted": text.replace(limits[0], ""),
-            "without-body": text.replace("\n".join(limits[0].splitlines()[1:-1]) + "\n", ""),
-            "without-comments": text.replace(limits[0], "\n".join(limits[0].splitlines()[1:-1]) + "\n"),
-            "moved": text.replace(limits[0], "").replace("<!-- generated: use", f"{limits[0]}\n<!-- generated: use"),
-            "windows": text.replace("\n", "\r\n"),
-        }
-        for name, edited in edits.items():
-            card.write_bytes(edited.encode())
-            push(f"alice/{name}", "--dry_run")
-            if name == "deleted":
-                push("alice/deleted")
-                assert b"## Limits" not in hub.read("alice/deleted", "README.md")
-                (bart / "_pushed.json").unlink()  # as if by another machine
+    def test_a_card_by_hand_is_pushed_as_it_is(self, hub: LocalHub, push: Push, bart: Path) -> None:
+        card = b"---\nlicense: mit\n---\n# Mine\r\n"
+        (bart / "README.md").write_bytes(card)
+        assert "README.md was not made by this package and is pushed as it is" in push("alice/hand").said
+        assert hub.read("alice/hand", "README.md") == (bart / "README.md").read_bytes() == card
 
     def test_a_damaged_card_on_one_side_gives_way_to_the_other(self, hub: LocalHub, push: Push, bart: Path) -> None:
         push("alice/damaged")
         (bart / "README.md").write_text("---\nlicense: [mit\n---\nMine.\n")
         errors = push("alice/damaged", status=1).errors
-        assert "the one in the folder cannot be read" in errors
-        assert errors.count("card:") == 1
+        assert "README.md cannot be read as a model card" in errors
+        assert "is missing" not in errors
         push("alice/damaged", "--card", "hub")
         assert "Mine." in (bart / "README.md.bak-1").read_text()
 
@@ -326,7 +287,7 @@ class TestTrouble:
             hub.failures.append(failure)
             errors = push(repo_id, status=1, xet=xet).errors
             hub.failures.clear()
-            assert "the same command again completes the push" in errors
+            assert "the same command again sends nothing twice that arrived" in errors
             assert set(hub.files(repo_id)) == {".gitattributes"}
             assert contents(bart) == before
         push(repo_id, xet=xet)
@@ -341,21 +302,20 @@ class TestTrouble:
         python.run('plan = plan_push(folder, "alice/busy")', folder=str(bart))
         edit_on_the_hub(hub, "alice/busy", "config.json", "{", "{ ")
         found = python.run("try:\n    plan.push()\nexcept PushError as error:\n    said = str(error)\nsaid")
-        assert "alice/busy has changed on the Hub meanwhile. Nothing was pushed" in found
+        assert "412" in found
         assert commits(hub, "alice/busy")[0] == "by hand"
 
     def test_tokens_that_may_not(self, hub: LocalHub, push: Push, bart: Path) -> None:
         push("alice/guarded", "--private")
         before = hub.repo("alice/guarded").refs.copy(), set(hub.repos)
         edit_json(bart / "generation_config.json", max_new_tokens=5)
-        says = {
-            ("alice/guarded", "hf_nobody"): "does not accept the token",
-            ("alice/guarded", "hf_reader"): "The token may not write to alice/guarded",
-            ("alice/guarded", "hf_bob"): "The token may not make the repository alice/guarded",
-            ("alice/another", "hf_reader"): "The token may not make the repository alice/another",
-        }
-        for (repo_id, token), words in says.items():
-            assert words in push(repo_id, "--token", token, status=1).errors
+        for repo_id, token, status in (
+            ("alice/guarded", "hf_nobody", "401"),
+            ("alice/guarded", "hf_reader", "403"),
+            ("alice/guarded", "hf_bob", "403"),
+            ("alice/another", "hf_reader", "403"),
+        ):
+            assert f"{status} " in push(repo_id, "--token", token, status=1).errors
         assert (hub.repo("alice/guarded").refs.copy(), set(hub.repos)) == before
 
     def test_no_token(self, hub: LocalHub, push: Push, python: RemotePython) -> None:
@@ -364,7 +324,7 @@ class TestTrouble:
             found = push("alice/anonymous", status=1)
         finally:
             python.run('os.environ["HF_TOKEN"] = token')
-        assert "needs a token of the Hub. Log in with `hf auth login`" in found.errors
+        assert "Log in with `hf auth login`" in found.errors
         assert "alice/anonymous" not in hub.repos
 
     def test_arguments_that_cannot_be(self, hub: LocalHub, push: Push) -> None:
@@ -378,16 +338,15 @@ class TestTrouble:
         }
         for arguments, words in says.items():
             assert words in push(*arguments, status=2).errors
-        found = push("alice/new", "--license", "No Such", status=1)
-        assert "license='No Such' is none that the Hub knows" in found.said
-        assert 'The Hub, or its client, refuses: Invalid metadata in README.md. - "license"' in found.errors
+        assert (
+            'Invalid metadata in README.md. - "license"' in push("alice/new", "--license", "No Such", status=1).errors
+        )
         assert len(commits(hub, "alice/public")) == 2
 
     def test_no_network(self, push: Push) -> None:
         nobody = "http://127.0.0.1:9"
-        assert f"{nobody} cannot be reached" in push("alice/far", status=1, endpoint=nobody).errors
-        found = push("alice/far", "--dry_run", endpoint=nobody)
-        assert "All files are listed as new." in found.said
+        assert "refuses: ConnectError" in push("alice/far", status=1, endpoint=nobody).errors
+        assert f"{nobody} cannot be reached" in push("alice/far", "--dry_run", endpoint=nobody).said
 
 
 def test_a_half_is_tried_at_its_own_task(hub: LocalHub, python: RemotePython, tmp_path: Path) -> None:
@@ -403,7 +362,7 @@ def test_a_half_is_tried_at_its_own_task(hub: LocalHub, python: RemotePython, tm
     tokenizer.save_pretrained(folder)
     pushed = python.run("push(*argv)", argv=arguments)
     assert f"Pushed: {hub.endpoint}/alice/writer" in pushed["said"].splitlines(), pushed
-    assert re.search(r"It continues 'A man rides a horse\.' with .*, here and without this package\.", pushed["said"])
+    assert re.search(r"Tried: 'A man rides a horse\.' becomes .*, here and without this package\.", pushed["said"])
     card = hub.read("alice/writer", "README.md").decode()
     for words in ("pipeline_tag: text-generation", "base_model: alice/translator", "base_model_relation: finetune"):
         assert f"\n{words}\n" in card
@@ -435,8 +394,8 @@ def test_a_model_that_brings_its_code_is_tried_without_the_package(
     pushed = python.run("push(*argv)", argv=[*arguments, "installed"])
     assert "From the installed package, not from the folder: pipeline_vanilla_transformer.py." in pushed["said"]
     assert "here and without this package." in pushed["said"]
-    assert "config.json gets langs=['en', 'de'], which brings the task translation_en_to_de." in pushed["said"]
-    assert f"It translates '{('a man rides ' * 20)[:99]}…' as '" in pushed["said"]
+    assert "config.json gets langs=['en', 'de']." in pushed["said"]
+    assert f"Tried: '{('a man rides ' * 20)[:99]}…' becomes '" in pushed["said"]
     assert f"Pushed: {hub.endpoint}/alice/vanilla" in pushed["said"].splitlines()
     config = json.loads(hub.read("alice/vanilla", "config.json"))
     assert (config["langs"], config["custom_pipelines"]) == (["en", "de"], tasks)

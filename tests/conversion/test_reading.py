@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from vanilla_transformer.conversion.errors import ConversionError
-from vanilla_transformer.conversion.reading import check_weights, read_checkpoint
+from vanilla_transformer.conversion.weights import check_weights, read_checkpoint
 
 WEIGHTS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(1)}
 

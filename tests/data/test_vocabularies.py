@@ -17,8 +17,9 @@ from vanilla_transformer.data.vocabularies import get_vocabularies, load_tokeniz
 from vanilla_transformer.export.ctranslate2 import export_ctranslate2
 from vanilla_transformer.export.ctranslate2_model import CTranslate2Model, load_for_ctranslate2
 from vanilla_transformer.hub.checks import check_model_folder
-from vanilla_transformer.inference.evaluate import score_loss
-from vanilla_transformer.inference.translate import load_model_and_tokenizer, translate, translate_file
+from vanilla_transformer.inference.loading import load_model_and_tokenizer
+from vanilla_transformer.inference.scores import score_loss
+from vanilla_transformer.inference.translate import translate, translate_file
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 TEXTS = ["a man rides a horse", "two dogs run"]

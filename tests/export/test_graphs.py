@@ -10,7 +10,7 @@ from conftest import RunPython
 from tiny_vanilla import TWO_VOCABULARIES, assert_close, logits_of, make_model, make_sentences, pad
 
 from vanilla_transformer.conversion.errors import ConversionError
-from vanilla_transformer.export.graphs import DecoderGraph, EncoderGraph, copy_for_tracing, export_program
+from vanilla_transformer.export.graphs import DecoderGraph, copy_for_tracing, export_program
 from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
 
 # The position tables have 24 rows.
@@ -83,10 +83,10 @@ def test_a_saved_program_needs_nothing_but_torch(tmp_path: Path, run_python: Run
 def test_the_decoder_goes_on_from_any_cache(positions: str) -> None:
     model: Any = make_model(decoder_layers=3, position_embedding_type=positions, d_k=3, d_v=5)
     copied = copy_for_tracing(model)
-    encoder, decoder = EncoderGraph(copied), DecoderGraph(copied)
+    decoder = DecoderGraph(copied)
     inputs = make_inputs([5, 3, 9], 40)
     targets, mask = inputs.pop("decoder_input_ids"), inputs["attention_mask"]
-    states = encoder(**inputs)["last_hidden_state"]
+    states = copied.model.encoder(**inputs).last_hidden_state
     nothing = {"key": torch.zeros(3, 2, 0, 3), "value": torch.zeros(3, 2, 0, 5)}
     past = {str(number): {"decoder": nothing, "encoder": nothing} for number in range(3)}
     logits = []

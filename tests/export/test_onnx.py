@@ -16,7 +16,6 @@ import torch
 from conftest import RunPython
 from letters import TOKENIZER
 from tiny_vanilla import TWO_VOCABULARIES, assert_close, logits_of, make_model, make_sentences, pad
-from torch.export import Dim
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer.conversion.errors import ConversionError
@@ -25,7 +24,7 @@ from vanilla_transformer.export.engines import EngineArguments
 from vanilla_transformer.export.graphs import copy_for_tracing
 from vanilla_transformer.export.onnx import compare_onnx, export_onnx
 from vanilla_transformer.export.onnx_model import OnnxModel, is_exported_to_onnx, load_for_onnx
-from vanilla_transformer.inference.evaluate import score_loss
+from vanilla_transformer.inference.scores import score_loss
 from vanilla_transformer.inference.translate import translate, translate_n_best
 from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
 
@@ -37,7 +36,7 @@ onnx_ir = pytest.importorskip("onnx_ir")
 
 TESTS = Path(__file__).parents[1]
 SOURCES = ["A man.", "Two big dogs run", "", "x"]
-# Between them all kinds of layers, tables, heads and biases. Others are traced in test_export_tracing.py.
+# Between them all kinds of layers, tables, heads and biases. Others are traced in test_graphs.py.
 MODELS: dict[str, dict[str, Any]] = {
     "paper": {"decoder_layers": 1, "vocab_size": len(TOKENIZER), "max_position_embeddings": 64},
     "other": {
@@ -154,12 +153,9 @@ def test_nothing_is_read_beyond_the_table_of_learned_positions(export: Export) -
     # Padding needs no positions.
     assert_close(exported(**{**inputs, **longer}).logits, exported(**inputs).logits)
     longer["attention_mask"][:, -3:] = 1
-    with pytest.raises(ValueError, match="A sequence of 26 tokens is too long for learned positions"):
-        exported(**{**inputs, **longer})
-    with pytest.raises(Exception, match="indices element out of data bounds"):
-        exported.encoder.session.run(None, {name: values.numpy() for name, values in longer.items()})
-    with pytest.raises(ValueError, match="A sequence of 24 tokens"):
-        exported(**make_inputs([3]), decoder_input_ids=torch.zeros(1, 24, dtype=torch.long))
+    for more in (longer, {"decoder_input_ids": torch.zeros(2, 24, dtype=torch.long)}):
+        with pytest.raises(Exception, match="indices element out of data bounds"):
+            exported(**{**inputs, **more})
 
 
 def test_a_process_without_torch_translates(export: Export, run_python: RunPython) -> None:
@@ -207,8 +203,7 @@ def test_sinusoids_are_exact_at_any_position() -> None:
         def forward(self, indices: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"sinusoids": self.positions(indices, indices.shape[1])}
 
-    sizes = {"indices": {0: Dim("batch_size"), 1: Dim("length")}}
-    graph = exporting._export(Positions(), {"indices": torch.zeros(2, 3, dtype=torch.long)}, sizes, opset=18)
+    graph = exporting._export(Positions(), {"indices": (exporting._BATCH, exporting._SOURCE)}, opset=18)
     session = onnxruntime.InferenceSession(onnx_ir.to_proto(graph).SerializeToString())
     indices = np.arange(100_000).reshape(4, -1)
     (found,) = session.run(None, {"indices": indices})
@@ -292,7 +287,6 @@ def test_an_export_that_computes_something_else_is_not_kept(
     with pytest.raises(ConversionError, match=r"computes something else than the original: logits differ by"):
         export_onnx(other, tmp_path / "different")
     assert [path.name for path in tmp_path.iterdir()] == ["same"]
-    export_onnx(other, tmp_path / "unchecked", check=False)
 
 
 def test_what_is_refused(export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +305,7 @@ def test_what_is_refused(export: Export, tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(ValueError, match="device is 'mps'"):
         load_for_onnx(str(folder), device="mps")
     exported: Any = OnnxModel(folder)
-    with pytest.raises(ValueError, match="output_attentions must be unset"):
+    with pytest.raises(TypeError, match="output_attentions"):
         exported(**make_inputs([2]), decoder_input_ids=torch.tensor([[0]]), output_attentions=True)
     with pytest.raises(ValueError, match="Give decoder_input_ids"):
         exported(**make_inputs([2]))

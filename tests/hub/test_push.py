@@ -26,7 +26,7 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForC
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
 from vanilla_transformer.hub import trial as hub_trial
 from vanilla_transformer.hub.card import build_model_card
-from vanilla_transformer.single_stacks import SINGLE_STACKS
+from vanilla_transformer.tasks import SINGLE_STACKS
 
 REMOTE_FILES = {
     path.name: path.read_bytes()

@@ -158,7 +158,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], Any], str, str]] = {
         LANGUAGE_MODEL,
         lambda folder: edit_json(folder / "config.json", decoder_layers=3),
         "weights",
-        "they fit decoder_layers=2 (not 3)",
+        "these weights that the model has are missing",
     ),
     "a weight of the whole": (
         "VanillaTransformerEncoderModel",
@@ -189,7 +189,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], Any], str, str]] = {
         LANGUAGE_MODEL,
         lambda folder: (folder / "generation_config.json").unlink(),
         "generation_config",
-        "is missing",
+        "generation_config.json",
     ),
     "no names of code": (
         READER,

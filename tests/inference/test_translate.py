@@ -20,10 +20,9 @@ from tiny_seq2seq import BROKEN_WORD, MAX_TOKENS, WORDS, make_model, make_tokeni
 from transformers import NllbTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from vanilla_transformer.inference import translate as translation
+from vanilla_transformer.inference.loading import load_model_and_tokenizer, set_languages
 from vanilla_transformer.inference.translate import (
     Translation,
-    load_model_and_tokenizer,
-    set_languages,
     translate,
     translate_file,
     translate_lines,

@@ -9,7 +9,16 @@ from typing import Any, cast
 
 import pytest
 import torch
-from tiny_vanilla import SHARING, TWO_VOCABULARIES, make_cache, make_model, make_sentences, pad, randomize
+from tiny_vanilla import (
+    SHARING,
+    TWO_VOCABULARIES,
+    assert_close,
+    logits_of,
+    make_model,
+    make_sentences,
+    pad,
+    randomize,
+)
 from transformers import EncoderDecoderCache, GenerationConfig
 from transformers.generation import configuration_utils
 from transformers.generation.configuration_utils import GenerationMode
@@ -78,11 +87,10 @@ def until_end(sequence: torch.Tensor) -> list[int]:
     return tokens[: tokens.index(EOS) + 1] if EOS in tokens else tokens
 
 
-@torch.no_grad()
 def log_probabilities(model: Model, source: list[int], prefix: list[int]) -> torch.Tensor:
     """Of each next token (V), computed without mask or cache."""
-    outputs = model(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([[BOS, *prefix]]), use_cache=False)
-    return cast(torch.Tensor, outputs.logits[0, -1].double().log_softmax(dim=-1))
+    inputs = {"input_ids": torch.tensor([source]), "decoder_input_ids": torch.tensor([[BOS, *prefix]])}
+    return logits_of(model, **inputs, use_cache=False)[0, -1].double().log_softmax(dim=-1)
 
 
 def greedy(model: Model, source: list[int], length: int) -> list[int]:
@@ -95,7 +103,9 @@ def greedy(model: Model, source: list[int], length: int) -> list[int]:
 
 def test_models_say_what_they_learned(model: Model) -> None:
     """What the tests below compare is neither constant nor the same for every source, and ends at different lengths."""
-    assert [greedy(model, source, length=8) for source in SOURCES] == [target[:8] for target in TARGETS]
+    for source, target in zip(SOURCES, TARGETS, strict=True):
+        assert greedy(model, source, length=8) == target[:8]
+        assert until_end(generate(model, input_ids=torch.tensor([source]))[0]) == target[:8]
 
 
 # Searches
@@ -107,10 +117,8 @@ def all_hypotheses(model: Model, source: list[int], length: int) -> list[tuple[f
     prefixes: list[tuple[float, list[int]]] = [(0.0, [])]
     for position in range(length):
         batch = torch.tensor([[BOS, *prefix] for _, prefix in prefixes])
-        with torch.no_grad():
-            logits = model(
-                input_ids=torch.tensor([source]).expand(len(prefixes), -1), decoder_input_ids=batch, use_cache=False
-            ).logits[:, -1]
+        sources = torch.tensor([source]).expand(len(prefixes), -1)
+        logits = logits_of(model, input_ids=sources, decoder_input_ids=batch, use_cache=False)[:, -1]
         extended = [
             (score + value, [*prefix, token])
             for (score, prefix), row in zip(prefixes, logits.double().log_softmax(dim=-1).tolist(), strict=True)
@@ -133,26 +141,19 @@ def test_beam_search_equals_brute_force(seed: int, length_penalty: float) -> Non
     # Probabilities of everything that can be generated sum to one, or the search space would not be whole.
     assert torch.tensor([score for score, _ in hypotheses]).exp().sum() == pytest.approx(1.0, abs=1e-6)
     ranked = sorted(((score / len(tokens) ** length_penalty, tokens) for score, tokens in hypotheses), reverse=True)
+    settings = {"num_return_sequences": 10, "length_penalty": length_penalty, "early_stopping": "never"}
     output = call_generate(
         model,
         input_ids=torch.tensor([source]),
         num_beams=vocab_size * (vocab_size - 1) ** (length - 1),
-        num_return_sequences=10,
         max_new_tokens=length,
-        length_penalty=length_penalty,
-        early_stopping="never",
         return_dict_in_generate=True,
-        output_scores=True,
+        **settings,
     )
     assert isinstance(output, GenerateBeamEncoderDecoderOutput)
     assert [until_end(sequence) for sequence in output.sequences] == [tokens for _, tokens in ranked[:10]]
     scores = cast(torch.Tensor, output.sequences_scores).tolist()
     assert scores == pytest.approx([score for score, _ in ranked[:10]], abs=1e-5)
-
-
-def test_greedy_search_is_an_argmax_loop(model: Model) -> None:
-    for source in SOURCES:
-        assert until_end(generate(model, input_ids=torch.tensor([source]))[0]) == greedy(model, source, length=8)
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
@@ -184,15 +185,9 @@ def test_left_padded_decoder_prompt(model: Model, cache: dict[str, Any], num_bea
     prompts = [[BOS, 5], [BOS, 7, 8, 9], [BOS]]
     source_ids, source_mask = pad(SOURCES)
     prompt_ids, prompt_mask = pad(prompts, "left")
-    batched = generate(
-        model,
-        input_ids=source_ids,
-        attention_mask=source_mask,
-        decoder_input_ids=prompt_ids,
-        decoder_attention_mask=prompt_mask,
-        num_beams=num_beams,
-        **cache,
-    )
+    inputs = {"input_ids": source_ids, "attention_mask": source_mask}
+    prompt_inputs = {"decoder_input_ids": prompt_ids, "decoder_attention_mask": prompt_mask}
+    batched = generate(model, **inputs, **prompt_inputs, num_beams=num_beams, **cache)
     for row, source, prompt in zip(batched, SOURCES, prompts, strict=True):
         alone = generate(
             model, input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([prompt]), num_beams=num_beams
@@ -201,92 +196,39 @@ def test_left_padded_decoder_prompt(model: Model, cache: dict[str, Any], num_bea
         assert until_end(new) == until_end(alone[0, len(prompt) - 1 :])
 
 
-def test_sampling_follows_the_seed() -> None:
-    model = make_model(seed=4, scale=0.2)
-    ids, mask = pad(SOURCES)
-    samples = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        samples.append(generate(model, input_ids=ids, attention_mask=mask, do_sample=True, num_return_sequences=3))
-    assert len(samples[0]) == 9
-    assert samples[0].equal(samples[1])
-    assert not samples[0].equal(samples[2])
-
-
 def test_samples_are_as_frequent_as_they_are_probable() -> None:
-    model = make_model(seed=4, scale=0.2)
-    count = 4000
-    samples = generate(
-        model,
-        input_ids=torch.tensor(SOURCES[:1]),
-        do_sample=True,
-        top_k=0,
-        num_return_sequences=count,
-        max_new_tokens=1,
-    )
+    model, count = make_model(seed=4, scale=0.2), 4000
+    settings = {"do_sample": True, "top_k": 0, "num_return_sequences": count, "max_new_tokens": 1}
+    samples = generate(model, input_ids=torch.tensor(SOURCES[:1]), **settings)
     frequencies = samples[:, 1].bincount(minlength=17) / count
     probabilities = log_probabilities(model, SOURCES[0], []).exp()
     deviation = (probabilities * (1 - probabilities) / count).sqrt()
     assert ((frequencies - probabilities).abs() < 5 * deviation + 1e-3).all()
 
 
-@pytest.mark.parametrize("same_weights", [True, False])
-def test_assisted_decoding_equals_greedy(model: Model, same_weights: bool) -> None:
-    """A helper that is always right, and one that mostly is not."""
-    assistant = copy.deepcopy(model)
-    if not same_weights:
-        randomize(assistant, seed=9)
+@pytest.mark.parametrize("helper", ["same weights", "other weights", "prompt"])
+def test_assisted_decoding_equals_greedy(model: Model, helper: str) -> None:
+    """A helper that is always right, one that mostly is not, and what is found in the source."""
+    settings: dict[str, Any] = {"prompt_lookup_num_tokens": 3}
+    if helper != "prompt":
+        settings = {"assistant_model": copy.deepcopy(model)}
+    if helper == "other weights":
+        randomize(settings["assistant_model"], seed=9)
     for source in SOURCES:
-        ids = torch.tensor([source])
-        assisted = generate(model, input_ids=ids, assistant_model=assistant, max_new_tokens=12)
-        assert assisted.equal(generate(model, input_ids=ids, max_new_tokens=12))
-
-
-def test_prompt_lookup_equals_greedy(model: Model) -> None:
-    for source in SOURCES:
-        ids = torch.tensor([source])
-        expected = generate(model, input_ids=ids, max_new_tokens=12)
-        assert generate(model, input_ids=ids, max_new_tokens=12, prompt_lookup_num_tokens=3).equal(expected)
-
-
-def test_several_sequences_per_source() -> None:
-    """Beams come best first, all different, and the first is what is returned alone."""
-    model = shared_model("paper")
-    ids, mask = pad(SOURCES)
-    inputs = {"input_ids": ids, "attention_mask": mask, "num_beams": 4}
-    best = generate(model, **inputs)
-    several = generate(model, **inputs, num_return_sequences=3)
-    assert len(several) == 9
-    for row in range(3):
-        own = [tuple(until_end(sequence)) for sequence in several[3 * row : 3 * row + 3]]
-        assert list(own[0]) == until_end(best[row])
-        assert len(set(own)) == 3
+        inputs = {"input_ids": torch.tensor([source]), "max_new_tokens": 12}
+        assert generate(model, **inputs, **settings).equal(generate(model, **inputs))
 
 
 def test_scores_are_the_model_s(model: Model) -> None:
     """`return_dict_in_generate` gives, step by step, the logits of an uncached forward pass."""
     ids, mask = pad(SOURCES)
-    output = call_generate(
-        model,
-        input_ids=ids,
-        attention_mask=mask,
-        do_sample=False,
-        max_new_tokens=5,
-        suppress_tokens=[EOS],
-        return_dict_in_generate=True,
-        output_logits=True,
-        output_scores=True,
-    )
+    settings = {"suppress_tokens": [EOS], "return_dict_in_generate": True, "output_logits": True, "output_scores": True}
+    output = generate(model, input_ids=ids, attention_mask=mask, max_new_tokens=5, **settings)
     assert isinstance(output, GenerateEncoderDecoderOutput)
     assert output.sequences.shape == (3, 6)
     assert isinstance(output.past_key_values, EncoderDecoderCache)
-    with torch.no_grad():
-        expected = model(
-            input_ids=ids, attention_mask=mask, decoder_input_ids=output.sequences[:, :-1], use_cache=False
-        ).logits
-    logits = torch.stack(cast(Any, output.logits), dim=1)
-    scale = float(expected.abs().max())
-    torch.testing.assert_close(logits, expected, atol=1e-5 * scale, rtol=0.0)
+    inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": output.sequences[:, :-1]}
+    assert_close(torch.stack(cast(Any, output.logits), dim=1), logits_of(model, **inputs, use_cache=False))
     scores = torch.stack(cast(Any, output.scores), dim=1)
     assert (scores[..., EOS] == -torch.inf).all()
     assert scores.argmax(dim=-1).equal(output.sequences[:, 1:])
@@ -296,15 +238,9 @@ def test_scores_are_the_model_s(model: Model) -> None:
 def test_transition_scores_are_log_probabilities(model: Model, num_beams: int) -> None:
     """The library's reading of the scores gives each token the probability that the model gives it."""
     source = SOURCES[2]
-    output = generate(
-        model,
-        input_ids=torch.tensor([source]),
-        num_beams=num_beams,
-        num_return_sequences=num_beams,
-        max_new_tokens=5,
-        return_dict_in_generate=True,
-        output_scores=True,
-    )
+    settings = {"num_beams": num_beams, "num_return_sequences": num_beams, "max_new_tokens": 5}
+    settings |= {"return_dict_in_generate": True, "output_scores": True}
+    output = generate(model, input_ids=torch.tensor([source]), **settings)
     # Greedy scores are logits, those of a beam search are logarithms already.
     scores = cast(Any, model).compute_transition_scores(
         output.sequences, output.scores, getattr(output, "beam_indices", None), normalize_logits=num_beams == 1
@@ -333,14 +269,6 @@ def test_generation_continues_from_a_cache(model: Model) -> None:
     assert cache.get_seq_length() == 8
 
 
-def test_own_static_cache() -> None:
-    model = shared_model("paper")
-    cache = make_cache(model, "static", source_length=len(SOURCES[0]), max_cache_len=12)
-    ids = torch.tensor(SOURCES[:1])
-    assert generate(model, input_ids=ids, past_key_values=cache).equal(generate(model, input_ids=ids))
-    assert cache.self_attention_cache.get_seq_length() > 0
-
-
 # Unusual inputs
 
 
@@ -363,10 +291,8 @@ def test_encoder_outputs_and_embeddings_instead_of_ids(model: Model, num_beams: 
     with torch.no_grad():
         encoded = model.get_encoder()(input_ids=ids, attention_mask=mask)
         embeddings = model.get_input_embeddings()(ids)
-    given = generate(model, encoder_outputs=encoded, attention_mask=mask, num_beams=num_beams)
-    assert given.equal(expected)
-    given = generate(model, inputs_embeds=embeddings, attention_mask=mask, num_beams=num_beams)
-    assert given.equal(expected)
+    for source in ({"encoder_outputs": encoded}, {"inputs_embeds": embeddings}):
+        assert generate(model, **source, attention_mask=mask, num_beams=num_beams).equal(expected)
 
 
 # Lengths
@@ -404,11 +330,10 @@ def test_default_limit_counts_padding_embeddings_and_encoder_outputs() -> None:
 def test_explicit_limits_win() -> None:
     """Those of the call, of a configuration given to it, and of the model's own configuration."""
     model = make_model(seed=4)
-    assert new_tokens(model, source_length=3, max_new_tokens=5) == 5
-    assert new_tokens(model, source_length=3, max_length=5) == 4
-    assert new_tokens(model, source_length=3, max_length=20) == 19
+    for limit, count in (({"max_new_tokens": 5}, 5), ({"max_new_tokens": 70}, 70), ({"max_length": 5}, 4)):
+        assert new_tokens(model, source_length=3, **limit) == count
     special = {"decoder_start_token_id": BOS, "pad_token_id": PAD, "eos_token_id": EOS}
-    for limit, count in (({"max_new_tokens": 6}, 6), ({"max_length": 6}, 5), ({"max_length": 20}, 19)):
+    for limit, count in (({"max_new_tokens": 6}, 6), ({"max_length": 20}, 19)):
         assert new_tokens(model, source_length=3, generation_config=GenerationConfig(**special, **limit)) == count
     assert new_tokens(model, source_length=3, generation_config=GenerationConfig(**special)) == 53
     own = model.generation_config
@@ -432,10 +357,6 @@ def test_greedy_search_asked_of_a_model_for_beam_search_is_no_mistake(monkeypatc
     assert not warnings
     new_tokens(model, source_length=3, num_beams=1, length_penalty=0.6)
     assert "['length_penalty']" in warnings[0]
-
-
-def test_explicit_limit_may_exceed_the_paper_s() -> None:
-    assert new_tokens(shared_model("paper"), source_length=3, max_new_tokens=70) == 70
 
 
 def test_minimum_lengths() -> None:
@@ -472,54 +393,26 @@ def test_default_limit_ends_with_learned_positions(prompt: list[int], search: di
         new_tokens(model, source_length=3, decoder_input_ids=prompt_ids, max_new_tokens=count + 1, **search)
 
 
-def test_long_learned_positions_do_not_limit() -> None:
-    model = make_model(seed=4, position_embedding_type="learned", max_position_embeddings=200)
-    assert new_tokens(model, source_length=3) == 53
-
-
-def test_prompt_that_fills_learned_positions_gets_one_token() -> None:
-    model = make_model(seed=4, position_embedding_type="learned", max_position_embeddings=4)
-    assert new_tokens(model, source_length=3, decoder_input_ids=torch.tensor([[BOS, 4, 5, 6]])) == 1
+def test_many_and_few_learned_positions() -> None:
+    """More than the paper's limit change nothing; with a prompt that fills all of them there is one token."""
+    for count, prompt, expected in ((200, [BOS], 53), (4, [BOS, 4, 5, 6], 1)):
+        model = make_model(seed=4, position_embedding_type="learned", max_position_embeddings=count)
+        assert new_tokens(model, source_length=3, decoder_input_ids=torch.tensor([prompt])) == expected
 
 
 # The library's hooks
 
 # Without `self`, which one of them lacks in some versions.
+LENGTHS = ["generation_config", "has_default_max_length", "has_default_min_length"]
+SEARCH = ["input_ids", "logits_processor", "stopping_criteria", "generation_config", "synced_gpus"]
+CACHE = ["generation_config", "model_kwargs", "generation_mode", "batch_size", "max_cache_length"]
 HOOKS = {
     "_prepare_generation_config": ["generation_config", "kwargs"],
     "_expand_inputs_for_generation": ["expand_size", "is_encoder_decoder", "input_ids", "model_kwargs"],
-    "_prepare_cache_for_generation": [
-        "generation_config",
-        "model_kwargs",
-        "generation_mode",
-        "batch_size",
-        "max_cache_length",
-    ],
-    "_prepare_generated_length": [
-        "generation_config",
-        "has_default_max_length",
-        "has_default_min_length",
-        "model_input_name",
-        "input_ids_length",
-        "inputs_tensor",
-    ],
-    "_sample": [
-        "input_ids",
-        "logits_processor",
-        "stopping_criteria",
-        "generation_config",
-        "synced_gpus",
-        "streamer",
-        "model_kwargs",
-    ],
-    "_beam_search": [
-        "input_ids",
-        "logits_processor",
-        "stopping_criteria",
-        "generation_config",
-        "synced_gpus",
-        "model_kwargs",
-    ],
+    "_prepare_cache_for_generation": CACHE,
+    "_prepare_generated_length": [*LENGTHS, "model_input_name", "input_ids_length", "inputs_tensor"],
+    "_sample": [*SEARCH, "streamer", "model_kwargs"],
+    "_beam_search": [*SEARCH, "model_kwargs"],
     "compute_transition_scores": ["sequences", "scores", "beam_indices", "normalize_logits"],
 }
 

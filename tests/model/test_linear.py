@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import io
-import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +12,6 @@ from hypothesis import strategies as st
 from tiny_vanilla import make_model
 from torch import nn
 from torch.autograd import forward_ad
-from torch.nn.utils import parametrizations, prune
-from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from vanilla_transformer.model import linear_vanilla_transformer as linear_module
@@ -136,19 +130,6 @@ def test_what_needs_no_gradient_gets_none_and_costs_nothing(frozen: str, always_
     assert len(always_onednn) == 1 + len(kept)
 
 
-def test_results_are_the_same_bits_every_time() -> None:
-    """Large enough that a library would share the work out among threads."""
-    inputs, layer = torch.randn(700, 256), Linear(256, 512)
-    results = []
-    for _ in range(3):
-        layer.zero_grad()
-        output = multiply(inputs, layer.weight, layer.bias)
-        output.square().mean().backward()
-        results.append([output.detach(), *(parameter.grad for parameter in layer.parameters())])
-    for other in results[1:]:
-        torch.testing.assert_close(other, results[0], rtol=0.0, atol=0.0)
-
-
 # With what torch does to a layer
 
 
@@ -158,75 +139,6 @@ def test_it_is_used_where_it_is_faster(always_onednn: list[tuple[int, ...]], gra
     with torch.set_grad_enabled(grad):
         assert_same(ours(torch.ones(4, 8, 6)), theirs(torch.ones(4, 8, 6)))
     assert always_onednn == [(4, 8, 6, 5, 6)]
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointing(reentrant: bool, always_onednn: list[tuple[int, ...]]) -> None:
-    ours, theirs = twins(6, 5)
-    inputs = torch.randn(32, 6, requires_grad=True)
-    checkpoint(lambda states: ours(states).tanh(), inputs, use_reentrant=reentrant).sum().backward()
-    found = [inputs.grad, ours.weight.grad, ours.bias.grad]
-    assert_same(found, list(torch.autograd.grad(theirs(inputs).tanh().sum(), [inputs, theirs.weight, theirs.bias])))
-    assert len(always_onednn) == 4  # twice forward
-
-
-def test_hooks_and_shared_weights(always_onednn: list[tuple[int, ...]]) -> None:
-    """All kinds of hooks are called, and a weight that two layers share gets the sum of both gradients."""
-    first, second = Linear(6, 6), Linear(6, 6)
-    second.weight = first.weight
-    called: list[str] = []
-    first.register_forward_pre_hook(lambda *_: called.append("before"))
-    first.register_forward_hook(lambda *_: called.append("after"))
-    first.register_full_backward_hook(lambda *_: called.append("backward"))
-    first.weight.register_post_accumulate_grad_hook(lambda _: called.append("accumulated"))
-    inputs = torch.randn(32, 6, requires_grad=True)
-    second(first(inputs)).sum().backward()
-    assert called[:2] == ["before", "after"]
-    assert sorted(called[2:]) == ["accumulated", "backward"]
-    weight = first.weight.detach().clone().requires_grad_()
-    hidden = nn.functional.linear(inputs, weight, first.bias)
-    nn.functional.linear(hidden, weight, second.bias).sum().backward()
-    assert_same(first.weight.grad, weight.grad)
-    assert always_onednn
-
-
-@pytest.mark.parametrize(
-    "change", [parametrizations.weight_norm, lambda layer: prune.l1_unstructured(layer, "weight", amount=0.5)]
-)
-def test_weights_that_are_computed(change: Callable[[nn.Linear], nn.Module]) -> None:
-    inputs = torch.randn(32, 6)
-    found = []
-    for layer in map(change, twins(6, 5)):
-        output = layer(inputs)
-        output.cos().sum().backward()
-        found.append([output.detach(), *(parameter.grad for parameter in layer.parameters())])
-    assert_same(found[0], found[1])
-
-
-@pytest.mark.parametrize("kind", ["deepcopy", "pickle", "torch.save"])
-def test_copies(kind: str) -> None:
-    layer = Linear(6, 5)
-    if kind == "deepcopy":
-        other = copy.deepcopy(layer)
-    elif kind == "pickle":
-        other = pickle.loads(pickle.dumps(layer))
-    else:
-        buffer = io.BytesIO()
-        torch.save(layer, buffer)
-        buffer.seek(0)
-        other = torch.load(buffer, weights_only=False)
-    assert type(other) is Linear
-    assert other(torch.ones(32, 6)).equal(layer(torch.ones(32, 6)))
-
-
-def test_inference_mode(always_onednn: list[tuple[int, ...]]) -> None:
-    ours, theirs = twins(6, 5)
-    with torch.inference_mode():
-        inputs = torch.randn(32, 6)
-        assert_same(ours(inputs), theirs(inputs))
-    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
-        ours(inputs)
-    assert always_onednn
 
 
 class Tripled(nn.Linear):

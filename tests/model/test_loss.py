@@ -18,9 +18,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrizations
-from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from vanilla_transformer.model import loss_vanilla_transformer as loss_module
 from vanilla_transformer.model.loss_vanilla_transformer import (
@@ -29,10 +27,6 @@ from vanilla_transformer.model.loss_vanilla_transformer import (
     fused_cross_entropy,
     has_plain_weights,
     label_smoothed_cross_entropy,
-)
-
-chunks_exist = pytest.mark.skipif(
-    not hasattr(nn, "LinearCrossEntropyOptions"), reason="this torch has no cross-entropy in chunks"
 )
 
 
@@ -126,7 +120,7 @@ def test_loss_is_smoothed_in_training_only(smoothing: float, divisor: int | None
     assert with_logits.loss.item() == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("compute", ["plain", pytest.param("lean", marks=chunks_exist)])
+@pytest.mark.parametrize("compute", ["plain", "fused"])
 @given(
     # From a single row to several chunks of them.
     rows=st.one_of(st.integers(1, 8), st.integers(120, 400)),
@@ -154,8 +148,8 @@ def test_value_and_gradients_are_those_of_the_definition(
     layer, hidden_states, labels = make_problem(rows, d_model, vocabulary, bias, ignored, seed)
     labels[0, 0] = 1
     hidden_states.requires_grad_()
-    assert has_plain_weights(layer, hidden_states) == hasattr(nn, "LinearCrossEntropyOptions")
-    if compute == "lean":
+    assert has_plain_weights(layer, hidden_states)
+    if compute == "fused":
         loss = fused_cross_entropy(layer, hidden_states, labels, smoothing, count)
     else:
         loss = label_smoothed_cross_entropy(layer(hidden_states), labels, smoothing, count)
@@ -164,24 +158,22 @@ def test_value_and_gradients_are_those_of_the_definition(
     assert_close(gradients(loss, hidden_states, layer), oracle(layer, hidden_states, labels, smoothing, divisor))
 
 
-@chunks_exist
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("count", [None, 5])
 def test_a_batch_without_labels_that_count(count: int | None, smoothing: float) -> None:
     """The loss is that of the plain computation (0 / 0 or 0 / 5), and no gradient is broken by it."""
     layer, hidden_states, labels = make_problem(300, 8, 17, bias=True, ignored=1.0)
     hidden_states.requires_grad_()
-    lean = gradients(fused_cross_entropy(layer, hidden_states, labels, smoothing, count), hidden_states, layer)
+    fused = gradients(fused_cross_entropy(layer, hidden_states, labels, smoothing, count), hidden_states, layer)
     logits = layer(hidden_states)
     plain = gradients(label_smoothed_cross_entropy(logits, labels, smoothing, count), hidden_states, layer)
-    torch.testing.assert_close(lean, plain, rtol=0.0, atol=0.0, equal_nan=True)
-    assert not any(tensor.any() for name, tensor in lean.items() if name != "loss")
+    torch.testing.assert_close(fused, plain, rtol=0.0, atol=0.0, equal_nan=True)
+    assert not any(tensor.any() for name, tensor in fused.items() if name != "loss")
 
 
 # Half precision
 
 
-@chunks_exist
 def test_autocast_to_float16_costs_the_loss_no_digit() -> None:
     """On a CPU, float32 states and weights give under autocast the loss and gradients of float32."""
     layer, hidden_states, labels = make_problem(400, 24, 90, bias=True, ignored=0.2)
@@ -192,7 +184,6 @@ def test_autocast_to_float16_costs_the_loss_no_digit() -> None:
     assert_close(gradients(loss, hidden_states, layer), oracle(layer, hidden_states, labels, 0.1, None))
 
 
-@chunks_exist
 def test_autocast_leaves_double_precision() -> None:
     layer, hidden_states, labels = make_problem(400, 24, 90, bias=True, ignored=0.2)
     layer, hidden_states = layer.double(), hidden_states.double().requires_grad_()
@@ -202,16 +193,15 @@ def test_autocast_leaves_double_precision() -> None:
     assert_close(found, oracle(layer, hidden_states, labels, 0.1, None), tolerance=1e-7)
 
 
-@chunks_exist
 def test_autocast_to_bfloat16_costs_no_more_than_where_the_logits_are_built() -> None:
     """Loss and gradients are as near to those of double precision as torch's own autocast brings them, or nearer."""
     layer, hidden_states, labels = make_problem(400, 24, 90, bias=True, ignored=0.2)
     hidden_states.requires_grad_()
     exact = oracle(layer, hidden_states, labels, 0.1, None)
     errors = []
-    for lean in (True, False):
+    for is_fused in (True, False):
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            if lean:
+            if is_fused:
                 loss = fused_cross_entropy(layer, hidden_states, labels, 0.1)
             else:
                 loss = label_smoothed_cross_entropy(layer(hidden_states), labels, 0.1)
@@ -222,7 +212,6 @@ def test_autocast_to_bfloat16_costs_no_more_than_where_the_logits_are_built() ->
         assert errors[0][name] <= 1.1 * by_torch, name
 
 
-@chunks_exist
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_weights_are_rounded_once(dtype: torch.dtype) -> None:
     """Of a model in half precision the loss is exact, and its gradients are right to their type's last digit."""
@@ -235,7 +224,6 @@ def test_half_precision_weights_are_rounded_once(dtype: torch.dtype) -> None:
     assert_close(found, expected, tolerance=2 * torch.finfo(dtype).eps)
 
 
-@chunks_exist
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_losses_of_half_precision_products_are_added_in_float32(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -305,7 +293,6 @@ def test_when_logits_are_returned(training: bool, skip_logits: bool | None) -> N
         assert model(**batch, skip_logits=skip_logits).logits.shape == (3, 5, 17)
 
 
-@chunks_exist
 def test_no_tensor_as_large_as_the_logits_is_allocated() -> None:
     """A whole training step holds a chunk of rows of them at most; where the logits are asked for, all of them."""
     model = make_model(vocab_size=600, label_smoothing=0.1, lm_head_bias=True, max_position_embeddings=400).train()
@@ -321,7 +308,6 @@ def test_no_tensor_as_large_as_the_logits_is_allocated() -> None:
     assert largest_allocation(step) == logits * MINIMUM_ROWS // rows
 
 
-@chunks_exist
 def test_the_second_derivative_needs_the_logits() -> None:
     """Gradients are made in the forward pass: once used they are gone, unless logits are asked for."""
     model = make_model(attention="eager").train()
@@ -335,15 +321,6 @@ def test_the_second_derivative_needs_the_logits() -> None:
     assert second.abs().sum() > 0
 
 
-def test_generation_in_training_mode_sees_no_skipped_logits() -> None:
-    """The default does not reach `generate`, which has no labels."""
-    model: Any = make_model()
-    ids, mask = pad(make_sentences([3, 6, 2]))
-    expected = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=5)
-    generated = model.train().generate(input_ids=ids, attention_mask=mask, max_new_tokens=5)
-    assert generated.tolist() == expected.tolist()
-
-
 def test_gradient_checkpointing_and_frozen_tables() -> None:
     """Recomputed layers, or weights that need no gradient, leave the others as they are."""
     model = make_model(label_smoothing=0.1, tie_word_embeddings=False).train()
@@ -355,33 +332,12 @@ def test_gradient_checkpointing_and_frozen_tables() -> None:
     assert_close(loss_and_gradients(model, **make_batch()), expected)
 
 
-def test_compiled_training_step() -> None:
-    """`torch.compile(fullgraph=True)` takes the loss with skipped logits too."""
-    model = make_model(label_smoothing=0.1).train()
-    expected = loss_and_gradients(model, **make_batch())
-    torch._dynamo.reset()
-    compiled: Any = torch.compile(model, fullgraph=True, backend="aot_eager")
-    assert compiled(**make_batch()).logits is None
-    found = loss_and_gradients(compiled, **make_batch())
-    assert_close({name.removeprefix("_orig_mod."): tensor for name, tensor in found.items()}, expected)
-    torch._dynamo.reset()
-
-
 @pytest.fixture
 def _process_group(tmp_path: Path) -> Iterator[None]:
     """A world of one process."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("_process_group")
-def test_distributed_data_parallel() -> None:
-    """DDP's wrapper finds the loss, and a gradient for every parameter."""
-    model = make_model(label_smoothing=0.1).train()
-    expected = loss_and_gradients(model, **make_batch(), skip_logits=False)
-    found = loss_and_gradients(DistributedDataParallel(model), **make_batch())
-    assert_close({name.removeprefix("module."): tensor for name, tensor in found.items()}, expected)
 
 
 @pytest.mark.usefixtures("_process_group")
@@ -481,22 +437,6 @@ def test_an_output_layer_that_is_more_than_its_weights_is_called(name: str) -> N
     assert_close(found, {key: expected[key] for key in found})
 
 
-def test_hooks_see_the_whole_logits() -> None:
-    """A hook on the output layer, or on every module, is called once with all logits and may change them."""
-    layer, hidden_states, labels = make_problem(300, 8, 17)
-    shapes: list[tuple[int, ...]] = []
-
-    def hook(module: nn.Module, _: Any, output: torch.Tensor) -> None:
-        if module is layer:
-            shapes.append(tuple(output.shape))
-
-    for register in (layer.register_forward_hook, nn.modules.module.register_module_forward_hook):
-        with register(hook):
-            compute_logits_and_loss(layer, hidden_states, labels, 0.1, None, skip_logits=True)
-    assert shapes == [(2, 300, 17)] * 2
-    assert has_plain_weights(layer, hidden_states) == hasattr(nn, "LinearCrossEntropyOptions")
-
-
 def test_offloaded_weights() -> None:
     """Offloading by accelerate brings the weights back only for the layer's own call."""
     layer, hidden_states, labels = make_problem(300, 8, 17)
@@ -524,65 +464,4 @@ def test_weights_that_are_not_there_or_do_not_fit() -> None:
     assert not has_plain_weights(layer, hidden_states)
 
 
-def test_torch_without_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An older torch trains with the same loss and gradients, and skips the same logits."""
-    model = make_model(label_smoothing=0.1).train()
-    expected = loss_and_gradients(model, **make_batch())
-    monkeypatch.delattr(nn, "LinearCrossEntropyOptions", raising=False)
-    monkeypatch.delattr(nn.functional, "linear_cross_entropy", raising=False)
-    assert model(**make_batch()).logits is None
-    assert_close(loss_and_gradients(model, **make_batch()), expected)
-
-
 # The library's trainer
-
-
-class LogitsTrainer(Seq2SeqTrainer):
-    """Asks for the logits in every step."""
-
-    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        returned = super().compute_loss(model, {**inputs, "skip_logits": False}, *args, **kwargs)
-        logits = model(**inputs, skip_logits=False).logits if model.training else None
-        assert logits is None or logits.shape[:2] == inputs["labels"].shape
-        return returned
-
-
-@pytest.mark.parametrize("bf16", [False, True])
-def test_trainer_with_gradient_accumulation(bf16: bool, tmp_path: Path) -> None:
-    """Step by step the same losses as with logits, and logits in evaluation; what is skipped needs no column."""
-    sentences = make_sentences([5, 2, 7, 3, 4, 6, 2, 8, 3, 5, 2, 4], vocab_size=17)
-    rows = [{"input_ids": sentence, "labels": sentence[::-1]} for sentence in sentences]
-    results = []
-    for trainer_class in (Seq2SeqTrainer, LogitsTrainer):
-        model = make_model(label_smoothing=0.1)
-        arguments = Seq2SeqTrainingArguments(
-            str(tmp_path / trainer_class.__name__),
-            per_device_train_batch_size=2,
-            gradient_accumulation_steps=3,
-            num_train_epochs=2,
-            learning_rate=0.01,
-            optim="sgd",
-            logging_steps=1,
-            save_strategy="no",
-            report_to="none",
-            use_cpu=True,
-            bf16=bf16,
-            disable_tqdm=True,
-        )
-        trainer = trainer_class(model=model, args=arguments, train_dataset=rows, data_collator=collate)
-        trainer.train()
-        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-        assert len(losses) == 4
-        results.append((losses, {name: tensor.clone() for name, tensor in model.state_dict().items()}))
-        predictions = trainer.predict(rows).predictions  # type: ignore[arg-type]
-        assert isinstance(predictions, tuple)
-        assert predictions[0].shape == (12, 8, 17)
-    torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-2 if bf16 else 1e-5, atol=0.0)
-    torch.testing.assert_close(results[0][1], results[1][1], rtol=0.0, atol=5e-3 if bf16 else 1e-5)
-
-
-def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
-    """Pads with what the mask hides and the loss ignores."""
-    ids, mask = pad([row["input_ids"] for row in rows])
-    labels, counted = pad([row["labels"] for row in rows])
-    return {"input_ids": ids, "attention_mask": mask, "labels": labels.masked_fill(counted == 0, -100)}

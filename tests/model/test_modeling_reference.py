@@ -14,14 +14,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from naive_transformer import NaiveTransformer, position_encoding, scaled_dot_product_attention
+from naive_transformer import NaiveTransformer, position_encoding
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM, FSMTConfig, FSMTForConditionalGeneration, MarianConfig, MarianMTModel
-from transformers.models.fsmt.modeling_fsmt import SinusoidalPositionalEmbedding
-from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.model.attention_vanilla_transformer import CrossAttention, SelfAttention
 from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
 
 EMBEDDINGS: dict[str, dict[str, Any]] = {
@@ -447,39 +444,6 @@ def test_logits_equal_torch_nn_transformer(
 
 # --- the worked example ------------------------------------------------------------------------------------------
 
-X = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
-W_Q = [[0.5, 0.7], [0.8, 0.9]]
-W_K = [[0.3, 0.4], [0.6, 0.5]]
-W_V = [[0.2, 0.3], [0.4, 0.5]]
-CONTEXT = [[3.3966, 4.4954], [3.4000, 4.5000], [3.4000, 4.5000]]
-
-
-def test_worked_example_naively() -> None:
-    """The reference gives the published context vectors (row vectors times matrices, one head, d_k = d_v = 2)."""
-    queries, keys, values = (np.array(X) @ np.array(w) for w in (W_Q, W_K, W_V))
-    contexts = [scaled_dot_product_attention(query, list(keys), list(values))[0] for query in queries]
-    np.testing.assert_allclose(contexts, CONTEXT, rtol=0.0, atol=5e-5)
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("attention_class", [SelfAttention, CrossAttention])
-def test_worked_example_in_the_model(attention_class: type[SelfAttention | CrossAttention], attention: str) -> None:
-    """Either attention module with these weights, and an output projection that does nothing, gives that context."""
-    config = VanillaTransformerConfig(d_model=2, encoder_attention_heads=1, decoder_attention_heads=1)
-    config._attn_implementation = attention
-    module = attention_class(config=config, num_heads=1, layer_idx=0, is_causal=False).eval()
-    weights = {
-        "q_proj.weight": W_Q,
-        "k_proj.weight": W_K,
-        "v_proj.weight": W_V,
-        "out_proj.weight": [[1.0, 0.0], [0.0, 1.0]],
-    }
-    # torch multiplies by the transpose of what it stores.
-    module.load_state_dict({name: torch.tensor(weight).T for name, weight in weights.items()})
-    inputs = [torch.tensor([X])] * (2 if attention_class is CrossAttention else 1)
-    context = module(*inputs)[0]
-    torch.testing.assert_close(context, torch.tensor([CONTEXT]), rtol=0.0, atol=5e-5)
-
 
 # --- positions ---------------------------------------------------------------------------------------------------
 
@@ -531,28 +495,6 @@ def test_shift_is_linear(kind: str, half: int, position: int, k: int) -> None:
     )
     moved = torch.einsum("fij,fj->fi", rotations, torch.stack(here, dim=-1))
     torch.testing.assert_close(moved, torch.stack(there, dim=-1), rtol=0.0, atol=1e-11)
-
-
-@pytest.mark.parametrize("rows", [50, 300])
-def test_concatenated_sinusoids_are_marian_s(rows: int) -> None:
-    """Our concatenated table is Marian's, row by row, also where ours has to be extended."""
-    marian = MarianSinusoidalPositionalEmbedding(num_positions=300, embedding_dim=16).create_weight()
-    positions = make_positions(kind="sinusoidal_concatenated", d_model=16, max_position_embeddings=rows)
-    torch.testing.assert_close(positions(torch.arange(300)[None], 300)[0], marian, rtol=0.0, atol=1e-6)
-
-
-@pytest.mark.parametrize("rows", [50, 400])
-def test_tensor2tensor_sinusoids_are_fairseq_s(rows: int) -> None:
-    """Our third table with an offset of padding index + 1 is FSMT's, which takes its angles in float32 and grows."""
-    padding_idx = 1
-    fsmt = SinusoidalPositionalEmbedding(num_positions=52, embedding_dim=16, padding_idx=padding_idx)
-    theirs = fsmt(torch.full((1, 300), 5))[0]
-    positions = make_positions(
-        kind="sinusoidal_tensor2tensor", d_model=16, max_position_embeddings=rows, position_offset=padding_idx + 1
-    )
-    ours = positions(torch.arange(300)[None], 300)[0]
-    rounding = 1e-6 + 3e-7 * torch.arange(2, 302)
-    assert ((ours - theirs).abs() <= rounding[:, None]).all()
 
 
 # --- other implementations in the library ------------------------------------------------------------------------

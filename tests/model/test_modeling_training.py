@@ -26,7 +26,6 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.model import loss_vanilla_transformer as loss_module
 from vanilla_transformer.model.attention_vanilla_transformer import (
     fold_rows,
     in_float32,
@@ -72,20 +71,6 @@ def uneven_examples() -> list[dict[str, Any]]:
         {"input_ids": [*source, 2], "attention_mask": [1] * (len(source) + 1), "labels": [*target, 2]}
         for source, target in zip(sources, targets, strict=True)
     ]
-
-
-def test_gradient_accumulation_counts_tokens() -> None:
-    """Four batches of two sentences give the gradient of one batch of eight, though they differ in tokens."""
-    model = make_model(label_smoothing=0.1).train()
-    examples = uneven_examples()
-    collator = DataCollatorForSeq2Seq(make_tokenizer(), model=model)
-    model(**collator(examples)).loss.backward()
-    expected = gradients_of(model)
-    model.zero_grad()
-    num_items = torch.tensor(sum(len(example["labels"]) for example in examples))
-    for start in range(0, 8, 2):
-        model(**collator(examples[start : start + 2]), num_items_in_batch=num_items).loss.backward()
-    torch.testing.assert_close(gradients_of(model), expected, atol=1e-6, rtol=1e-5)
 
 
 def test_gradient_accumulation_in_the_trainer(tmp_path: Path) -> None:
@@ -232,23 +217,7 @@ def test_folding_rows() -> None:
         fold_rows(states, 4)
 
 
-# The loss on a CPU and elsewhere
-
-
-@pytest.mark.skipif(not hasattr(nn, "LinearCrossEntropyOptions"), reason="this torch has no cross-entropy in chunks")
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_of_other_devices(smoothing: float, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What other devices run, torch's own chunks, gives on a CPU what a CPU gives."""
-    model = make_model(label_smoothing=smoothing, lm_head_bias=bias).train()
-    ids, mask = pad(make_sentences([90, 110, 100]))  # more than one chunk
-    labels = ids.masked_fill(mask == 0, -100)
-    ours = take_step(model, ids, mask, labels)
-    monkeypatch.setattr(loss_module, "_add_losses_on_cpu", loss_module._add_losses)
-    theirs = take_step(model, ids, mask, labels)
-    assert ours.keys() == theirs.keys()
-    for name, gradient in theirs.items():
-        assert_close(ours[name], gradient)
+# The loss
 
 
 def take_step(model: Model, ids: torch.Tensor, mask: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -139,7 +139,7 @@ def tables_of(model: Model) -> dict[str, torch.Tensor]:
     return {name: table.detach().clone() for name, table in tables.items() if table is not None}
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     sharing=st.sampled_from(sorted(RESIZABLE)),
     lm_head_bias=st.booleans(),

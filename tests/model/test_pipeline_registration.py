@@ -180,44 +180,6 @@ class TestRegistration:
 
 
 class TestOtherProcesses:
-    SCRIPT = """
-import sys
-sys.path.insert(0, sys.argv[1])
-{steps}
-from transformers import pipeline
-for task, expected in {{"translation": "{owner}", "translation_en_to_de": "{owner}",
-                        "summarization": "SummarizationPipeline",
-                        "text2text-generation": "Text2TextGenerationPipeline"}}.items():
-    found = type(pipeline(task, model=sys.argv[2], device="cpu")).__name__
-    assert found == expected, (task, found, expected)
-"""
-    OURS = "from vanilla_transformer.registration import register_pipeline_tasks; register_pipeline_tasks()"
-    FOREIGN = """
-from transformers import Pipeline, pipelines, AutoModelForSeq2SeqLM
-class Foreign(Pipeline):
-    _load_tokenizer = True
-    _load_processor = _load_image_processor = _load_video_processor = _load_feature_extractor = False
-    def _sanitize_parameters(self, **kwargs): return {}, {}, {}
-    def preprocess(self, text): return text
-    def _forward(self, inputs): return inputs
-    def postprocess(self, outputs): return outputs
-pipelines.PIPELINE_REGISTRY.register_pipeline("translation", pipeline_class=Foreign, pt_model=AutoModelForSeq2SeqLM)
-"""
-
-    @pytest.mark.parametrize(
-        ("steps", "owner"),
-        [
-            ([OURS, OURS], "TranslationPipeline"),
-            ([FOREIGN, OURS], "Foreign"),
-        ],
-        ids=["twice", "after another plugin"],
-    )
-    def test_order_of_imports(
-        self, steps: list[str], owner: str, folder: Path, run_python: RunPython, repository_root: Path
-    ) -> None:
-        script = self.SCRIPT.format(steps="\n".join(steps), owner=owner)
-        run_python("-c", script, repository_root, folder)
-
     def test_a_checkpoint_that_carries_the_file_needs_no_package(
         self, folder: Path, tmp_path: Path, run_python: RunPython
     ) -> None:

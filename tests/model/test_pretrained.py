@@ -19,19 +19,13 @@ from transformers import (
     AutoModel,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
     pipeline,
 )
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
-from vanilla_transformer.files import find_damage
-from vanilla_transformer.model.modeling_vanilla_transformer import (
-    VanillaTransformerEncoder,
-    VanillaTransformerPreTrainedModel,
-)
-from vanilla_transformer.model.pretrained_vanilla_transformer import WeightsFileError
+from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerEncoder
+from vanilla_transformer.model.pretrained_vanilla_transformer import VanillaTransformerPreTrainedModel, WeightsFileError
 from vanilla_transformer.training.averaging import average_checkpoints
 
 TEXTS = ["a man rides a horse", "two dogs"]
@@ -123,7 +117,8 @@ class TestNothingIsUnpickled:
         ):
             # pipeline() makes a ValueError of it.
             message = refusal(lambda load=load: load(trapped), (WeightsFileError, ValueError))  # type: ignore[misc]
-            assert f"{trapped} has its weights in a pickle ({PICKLE})" in message
+            assert str(trapped) in message
+            assert f"Weights in a pickle ({PICKLE}) are not read" in message
             assert "use_safetensors=False" in message
             assert "save_pretrained" in message
         assert len(AutoTokenizer.from_pretrained(trapped)) == 275
@@ -157,32 +152,8 @@ class TestNothingIsUnpickled:
         message = refusal(
             lambda: AutoModelForSeq2SeqLM.from_pretrained("someone/something", cache_dir=tmp_path / "cache")
         )
-        assert "someone/something has its weights in a pickle" in message
-        assert not mark.exists()
-
-    @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", PICKLE])
-    def test_nor_to_resume(self, name: str, mark: Path, tmp_path: Path) -> None:
-        """The Trainer has torch read tensors and nothing else, and has no use for the other two files."""
-        rows = [{"input_ids": torch.tensor([5, 6, 2]), "labels": torch.tensor([6, 5, 2])}] * 4
-        arguments = Seq2SeqTrainingArguments(
-            output_dir=str(tmp_path / "run"),
-            max_steps=1,
-            save_steps=1,
-            per_device_train_batch_size=2,
-            use_cpu=True,
-            disable_tqdm=True,
-            report_to="none",
-        )
-        Seq2SeqTrainer(model=make_model(), args=arguments, train_dataset=rows).train()
-        checkpoint = tmp_path / "run" / "checkpoint-1"
-        torch.save(Trap(mark), checkpoint / name)
-        arguments.max_steps = 2
-        trainer = Seq2SeqTrainer(model=make_model(), args=arguments, train_dataset=rows)
-        if name in ("training_args.bin", PICKLE):
-            trainer.train(resume_from_checkpoint=str(checkpoint))
-        else:
-            with pytest.raises(pickle.UnpicklingError, match="weights_only"):
-                trainer.train(resume_from_checkpoint=str(checkpoint))
+        assert "someone/something" in message
+        assert "Weights in a pickle" in message
         assert not mark.exists()
 
     def test_nor_in_an_adapter(self, copy: Copy, mark: Path, tmp_path: Path) -> None:
@@ -201,7 +172,7 @@ class TestNothingIsUnpickled:
         write_cache(tmp_path / "cache", adapter, [name])
         load = VanillaTransformerForConditionalGeneration.from_pretrained
         message = refusal(lambda: load("someone/something", cache_dir=tmp_path / "cache"))
-        assert "someone/something has its weights in a pickle (adapter_model.bin)" in message
+        assert "adapter_model.bin is not a safetensors file" in message
         assert not mark.exists()
 
 
@@ -240,75 +211,56 @@ class TestDamagedFiles:
     @pytest.mark.parametrize(
         ("damage", "complaint"),
         [
-            (lambda whole: whole[:-4], r"cut off: its header announces (\d+) bytes, and the file has (\d+)\."),
-            (lambda whole: whole + b"more", r"damaged: its header announces (\d+) bytes, and the file has (\d+)\."),
-            (lambda whole: whole[:50], r"cut off: its header alone takes \d+ bytes, and the file has 50\."),
-            (lambda whole: whole[:5], r"cut off: it has 5 bytes\."),
-            (lambda whole: b"", r"empty\."),
-            (lambda whole: b"<!DOCTYPE html><html>", r"not a safetensors file: it begins with b'<!DOCTYP'\."),
-            (lambda whole: LFS_POINTER, r"a pointer of git-lfs and not the weights: run `git lfs pull`"),
-            (lambda whole: bytes(len(whole)), r"damaged: its header cannot be read"),
-            (lambda whole: whole[:8] + b"!" + whole[9:], r"damaged: its header cannot be read \("),
-            (lambda whole: whole.replace(b'"F32"', b'"F64"', 1), r"damaged \("),
+            (lambda whole: whole[:-4], "cut off or damaged ("),
+            (lambda whole: whole[:5], "cut off or damaged ("),
+            (lambda whole: b"", "cut off or damaged ("),
+            (lambda whole: b"<!DOCTYPE html><html>", "cut off or damaged ("),
+            (lambda whole: LFS_POINTER, "a pointer of git-lfs and not the weights: run `git lfs pull`"),
         ],
+        ids=["cut off", "header cut off", "empty", "a page", "a pointer"],
     )
-    def test_are_named_and_explained(self, copy: Copy, damage: Callable[[bytes], bytes], complaint: str) -> None:
-        folder = copy()
-        whole = (folder / WEIGHTS).read_bytes()
-        (folder / WEIGHTS).write_bytes(damage(whole))
+    @pytest.mark.parametrize("dtype", ["float32", None])  # without one the library looks for it in the weights
+    def test_are_named(self, copy: Copy, damage: Callable[[bytes], bytes], complaint: str, dtype: str | None) -> None:
+        folder = copy(dtype=dtype)
+        (folder / WEIGHTS).write_bytes(damage((folder / WEIGHTS).read_bytes()))
         message = refusal(lambda: AutoModelForSeq2SeqLM.from_pretrained(folder))
-        found = re.search(f"{re.escape(str(folder / WEIGHTS))} is {complaint}", message)
-        assert found, message
-        if found.groups():
-            assert found.groups() == (str(len(whole)), str(len(damage(whole))))
+        assert f"{folder / WEIGHTS} is {complaint}" in message
         assert "download them again" in message
 
-    def test_also_where_the_library_looks_for_a_dtype_in_them(self, copy: Copy) -> None:
-        folder = copy(dtype=None)
-        (folder / WEIGHTS).write_bytes(b"")
-        assert f"{folder / WEIGHTS} is empty" in refusal(lambda: AutoModel.from_pretrained(folder))
-
-    def test_whole_files(self, saved: Path, tmp_path: Path) -> None:
-        assert find_damage(saved / WEIGHTS) is None
-        assert find_damage(tmp_path / "none") == "is missing"
+    def test_of_the_hub(self, copy: Copy, tmp_path: Path) -> None:
+        folder = copy()
+        (folder / WEIGHTS).write_bytes(LFS_POINTER)
+        write_cache(tmp_path / "cache", folder, [])
+        load = AutoModelForSeq2SeqLM.from_pretrained
+        message = refusal(lambda: load("someone/something", cache_dir=tmp_path / "cache"))
+        assert f"{WEIGHTS} is a pointer of git-lfs" in message
 
     def test_shards(self, sharded: Path, copy: Copy) -> None:
-        """All that is wrong is said at once."""
+        """All that is damaged is said at once; the library names a file that is missing."""
         folder = copy(sharded)
-        first, second, *_ = sorted(folder.glob("*.safetensors"))
-        first.unlink()
+        first, second, third, *_ = sorted(folder.glob("*.safetensors"))
+        first.write_bytes(b"")
         second.write_bytes(LFS_POINTER)
         message = refusal(lambda: AutoModelForSeq2SeqLM.from_pretrained(folder))
-        assert f"{first} is missing." in message
+        assert f"{first} is cut off" in message
         assert f"{second} is a pointer of git-lfs" in message
+        shutil.rmtree(folder)
+        copy(sharded)
+        third.unlink()
+        assert third.name in refusal(lambda: AutoModelForSeq2SeqLM.from_pretrained(folder), OSError)
 
-    @pytest.mark.parametrize(
-        "text", ["{", LFS_POINTER.decode(), '{"metadata": {}}', "[]", '{"weight_map": {"a": "b"}}']
-    )
+    @pytest.mark.parametrize("text", ["{", LFS_POINTER.decode()])
     def test_an_index(self, sharded: Path, copy: Copy, text: str) -> None:
         folder = copy(sharded)
         (folder / INDEX).write_text(text)
-        message = refusal(lambda: AutoModelForSeq2SeqLM.from_pretrained(folder))
-        assert f"{folder / INDEX} is damaged" in message
-
-    def test_an_index_of_other_files(self, sharded: Path, copy: Copy) -> None:
-        folder = copy(sharded)
-        name = "model.encoder.layers.0.fc1.weight"
-        shard = folder / json.loads((folder / INDEX).read_text())["weight_map"][name]
-        tensors = load_file(shard)
-        del tensors[name]
-        save_file(tensors, shard, metadata={"format": "pt"})
-        message = refusal(lambda: AutoModelForSeq2SeqLM.from_pretrained(folder), RuntimeError)
-        assert f"Promised by the index, which therefore belongs to other files:\n    {name}\n" in message
+        assert f"{folder / INDEX} is " in refusal(lambda: AutoModelForSeq2SeqLM.from_pretrained(folder))
 
     def test_other_failures_keep_their_errors(self, saved: Path, copy: Copy) -> None:
         with pytest.raises(TypeError, match="no_such_argument"):
             AutoModelForSeq2SeqLM.from_pretrained(saved, no_such_argument=1)
         folder = copy()
         (folder / WEIGHTS).unlink()
-        message = refusal(lambda: AutoModelForSeq2SeqLM.from_pretrained(folder), OSError)
-        assert WEIGHTS in message
-        assert "pickle" not in message
+        assert WEIGHTS in refusal(lambda: AutoModelForSeq2SeqLM.from_pretrained(folder), OSError)
 
 
 class WithNewHead(VanillaTransformerPreTrainedModel):
@@ -326,59 +278,35 @@ class TestDisagreement:
         message = refusal(
             lambda: AutoModelForSeq2SeqLM.from_pretrained(saved, decoder_ffn_dim=30, vocab_size=270), RuntimeError
         )
-        lines = {line.strip() for line in message.splitlines()}
-        assert {
-            "model.decoder.layers.{0-1}.fc1.weight: [20, 16], [30, 16]",
-            "model.decoder.layers.{0-1}.fc1.bias: [20], [30]",
-            "model.decoder.layers.{0-1}.fc2.weight: [16, 20], [16, 30]",
-            "model.shared.weight: [275, 16], [270, 16]",
-            "The weights fit decoder_ffn_dim=20 (not 30), vocab_size=275 (not 270).",
-        } <= lines
-        assert len([line for line in lines if re.search(r"\], \[", line)]) == 4
-
-    def test_layers_of_different_shapes_are_listed_apart(self, copy: Copy) -> None:
-        """The library's own report would give both the shape of the last."""
-        folder = copy()
-        tensors = load_file(folder / WEIGHTS)
-        tensors["model.decoder.layers.1.fc1.bias"] = torch.zeros(7)
-        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-        message = refusal(lambda: AutoModelForSeq2SeqLM.from_pretrained(folder, decoder_ffn_dim=30), RuntimeError)
-        assert "model.decoder.layers.0.fc1.bias: [20], [30]" in message
-        assert "model.decoder.layers.1.fc1.bias: [7], [30]" in message
+        for name, found, wanted in (
+            ("model.decoder.layers.{0, 1}.fc1.weight", [20, 16], [30, 16]),
+            ("model.decoder.layers.{0, 1}.fc1.bias", [20], [30]),
+            ("model.decoder.layers.{0, 1}.fc2.weight", [16, 20], [16, 30]),
+            ("model.shared.weight", [275, 16], [270, 16]),
+        ):
+            assert re.search(rf"{re.escape(name)} .*{re.escape(str(found))}.*{re.escape(str(wanted))}", message)
+        assert message.count("MISMATCH") == 4
 
     @pytest.mark.parametrize("model_class", [AutoModel, AutoModelForSeq2SeqLM])
     @pytest.mark.parametrize(
-        ("fields", "missing", "unexpected", "hint"),
+        ("fields", "missing", "unexpected"),
         [
-            ({"encoder_layers": 3}, "encoder.layers.{1-2}.fc1.weight", None, "encoder_layers=1 (not 3)"),
-            ({"decoder_layers": 1}, None, "decoder.layers.1.encoder_attn.q_proj.weight", "decoder_layers=2 (not 1)"),
-            ({"attention_bias": True}, "decoder.layers.{0-1}.self_attn.q_proj.bias", None, None),
-            ({"ffn_bias": False}, None, "encoder.layers.0.fc2.bias", None),
-            ({"normalize_before": True}, "decoder.layer_norm.weight", None, None),
-            ({"position_embedding_type": "learned"}, "encoder.embed_positions.weight", None, None),
-            (
-                {"share_encoder_decoder_embeddings": False},
-                "decoder.embed_tokens.weight",
-                "shared.weight",
-                None,
-            ),
+            ({"encoder_layers": 3}, "encoder.layers.{1, 2}.fc1.weight", None),
+            ({"decoder_layers": 1}, None, "decoder.layers.1.encoder_attn.q_proj.weight"),
+            ({"attention_bias": True}, "decoder.layers.{0, 1}.self_attn.q_proj.bias", None),
+            ({"ffn_bias": False}, None, "encoder.layers.0.fc2.bias"),
+            ({"normalize_before": True}, "decoder.layer_norm.weight", None),
+            ({"position_embedding_type": "learned"}, "encoder.embed_positions.weight", None),
+            ({"share_encoder_decoder_embeddings": False}, "decoder.embed_tokens.weight", "shared.weight"),
         ],
     )
     def test_names(
-        self,
-        saved: Path,
-        model_class: Any,
-        fields: dict[str, Any],
-        missing: str | None,
-        unexpected: str | None,
-        hint: str | None,
+        self, saved: Path, model_class: Any, fields: dict[str, Any], missing: str | None, unexpected: str | None
     ) -> None:
         message = refusal(lambda: model_class.from_pretrained(saved, **fields), RuntimeError)
-        absent, _, extra = message.partition("In the file, and not in the model:")
-        assert ("In the model, and not in the file:" in absent) == (missing is not None)
-        assert missing is None or re.search(rf"    (model\.)?{re.escape(missing)}\n", absent)
-        assert unexpected is None or re.search(rf"    (model\.)?{re.escape(unexpected)}\n", extra)
-        assert hint is None or f"The weights fit {hint}." in message
+        for name, status in ((missing, "MISSING"), (unexpected, "UNEXPECTED")):
+            assert (status in message) == (name is not None)
+            assert name is None or re.search(rf"(model\.)?{re.escape(name)} *\| {status}", message)
         # As in the library, the user may want it so.
         model, info = model_class.from_pretrained(
             saved, **fields, ignore_mismatched_sizes=True, output_loading_info=True
@@ -397,13 +325,13 @@ class TestDisagreement:
     def test_a_model_of_its_own_class_must_be_whole(self, saved: Path) -> None:
         """Untied in the configuration only, the output layer would be random."""
         message = refusal(lambda: AutoModelForSeq2SeqLM.from_pretrained(saved, tie_word_embeddings=False), RuntimeError)
-        assert "In the model, and not in the file:\n    lm_head.weight\n" in message
+        assert re.search(r"lm_head\.weight *\| MISSING", message)
 
     def test_weights_of_something_else(self, saved: Path, copy: Copy) -> None:
         folder = copy()
         save_file({"bert.pooler.weight": torch.zeros(2)}, folder / WEIGHTS, metadata={"format": "pt"})
         message = refusal(lambda: AutoModel.from_pretrained(folder), RuntimeError)
-        assert "In the file, and not in the model:\n    bert.pooler.weight\n" in message
+        assert re.search(r"bert\.pooler\.weight *\| UNEXPECTED", message)
         # Names in a file begin with "model.encoder", so none of them is this class's.
         refusal(lambda: VanillaTransformerEncoder.from_pretrained(saved), RuntimeError)
 
@@ -459,4 +387,4 @@ class TestDisagreement:
         wrong = make_config(vocab_size=275, encoder_layers=2)
         for way in ways[:1] + ways[2:]:
             source = {"pretrained_model_name_or_path": saved, **way, "config": wrong}
-            assert "encoder_layers=1 (not 2)" in refusal(lambda source=source: load(**source), RuntimeError)  # type: ignore[misc]
+            assert "encoder.layers.1.fc1" in refusal(lambda source=source: load(**source), RuntimeError)  # type: ignore[misc]

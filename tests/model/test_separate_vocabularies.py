@@ -3,7 +3,6 @@
 import copy
 import json
 import pickle
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,16 @@ from typing import Any
 import pytest
 import torch
 from conftest import RunPython
-from datasets import Dataset
 from hypothesis import example, given
 from hypothesis import strategies as st
 from test_tokenization import files_of, nfc
 from tiny_vanilla import make_model
 from tokenizers import Tokenizer, models
-from transformers import AutoTokenizer, DataCollatorForSeq2Seq, TextIteratorStreamer, pipeline
+from transformers import AutoTokenizer, DataCollatorForSeq2Seq, pipeline
 
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
-from vanilla_transformer.inference.translate import translate, translate_file
+from vanilla_transformer.inference.translate import translate
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
 SOURCES = ["a man rides a horse", "two men ride two horses", "the man is riding", "  a horse is  a horse 🐎", ""]
@@ -56,12 +54,6 @@ def same_encoding(encoded: Any, expected: Any) -> bool:
     return dict(encoded) == dict(expected) and [one.tokens for one in encoded.encodings] == [
         one.tokens for one in expected.encodings
     ]
-
-
-def test_the_sides_differ() -> None:
-    """Otherwise the tests below could not tell them apart."""
-    assert SOURCE(text="ein Mann")["input_ids"] != TARGET("ein Mann")["input_ids"]
-    assert TARGET.decode(SOURCE("a man")["input_ids"]) != "a man</s>"
 
 
 # --- encoding and decoding ---
@@ -107,12 +99,6 @@ def test_sides_as_arguments_by_position_pairs_words_and_tensors() -> None:
     assert torch.equal(tensors["labels"], TARGET(TARGETS, padding=True, return_tensors="pt")["input_ids"])
     with pytest.raises(ValueError, match="either `text` or `text_target`"):
         TOKENIZER()
-
-
-def test_max_target_length_limits_the_targets() -> None:
-    both = TOKENIZER(SOURCES, text_target=TARGETS, truncation=True, max_length=5, max_target_length=3)
-    assert both["input_ids"] == SOURCE(SOURCES, truncation=True, max_length=5)["input_ids"]
-    assert both["labels"] == TARGET(TARGETS, truncation=True, max_length=3)["input_ids"]
 
 
 def test_tokens_and_sizes_are_the_sources() -> None:
@@ -362,16 +348,6 @@ def test_pipeline_and_translate_read_targets(model: Any) -> None:
     assert translate(model, TOKENIZER, texts, num_beams=2, progress=False) == expected
 
 
-def test_streamers_read_targets(model: Any) -> None:
-    streamer = TextIteratorStreamer(TOKENIZER, skip_special_tokens=True, timeout=60)
-    inputs = TOKENIZER("a man", return_tensors="pt")
-    generating = threading.Thread(target=model.generate, kwargs={**inputs, "streamer": streamer})
-    generating.start()
-    text = "".join(streamer)
-    generating.join()
-    assert text == expected_translation(model, "a man")
-
-
 def test_stop_strings_are_the_target_tokenizers(model: Any) -> None:
     free = expected_translation(model, "a man")
     stop = free.split()[2]
@@ -382,37 +358,6 @@ def test_stop_strings_are_the_target_tokenizers(model: Any) -> None:
     assert free.startswith(text)
     assert stop in text
     assert len(text) < len(free)
-
-
-def test_a_file_begun_with_another_target_vocabulary_is_not_resumed(
-    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(**arguments: Any) -> Any:
-        raise KeyboardInterrupt
-
-    source, output = tmp_path / "source.txt", tmp_path / "output.txt"
-    source.write_text("a man\n")
-    with monkeypatch.context() as patch:
-        patch.setattr(model, "generate", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            translate_file(model, TOKENIZER, source, output, progress=False)
-    other = train_separate_tokenizer(SOURCES * 3, TARGETS * 3, vocab_size=290, target_vocab_size=299)
-    assert other.get_vocab() == TOKENIZER.get_vocab()
-    with pytest.raises(FileExistsError, match=r"other settings \(vocabulary\)"):
-        translate_file(model, other, source, output, progress=False)
-    translate_file(model, TOKENIZER, source, output, progress=False)
-    assert output.read_text() == expected_translation(model, "a man") + "\n"
-
-
-def tokenize(batch: dict[str, list[str]]) -> Any:
-    return TOKENIZER(batch["source"], text_target=batch["target"])
-
-
-def test_processes_share_the_work() -> None:
-    pairs = Dataset.from_dict({"source": SOURCES * 4, "target": TARGETS * 4})
-    mapped = pairs.map(tokenize, batched=True, num_proc=2)
-    assert mapped["input_ids"] == SOURCE(SOURCES * 4)["input_ids"]
-    assert mapped["labels"] == TARGET(TARGETS * 4)["input_ids"]
 
 
 def test_threads_do_not_mix_the_sides_up() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +18,6 @@ from tiny_single_stacks import DECODERS, ENCODERS, SINGLE_STACKS, TRAINABLE, mai
 from tiny_vanilla import ALL_SHARING, SHARING, assert_close, make_config, make_model, make_sentences, pad
 from torch import nn
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -98,46 +98,6 @@ def test_saving_and_loading(name: str, sharing: str, tmp_path: Path) -> None:
     assert torch.equal(main_output(run(loaded, input_ids=ids)), main_output(run(model, input_ids=ids)))
 
 
-@pytest.mark.parametrize("name", SINGLE_STACKS)
-def test_ties_are_declared(name: str, tmp_path: Path) -> None:
-    """What a file lacks, because it is another's table, is what the class says is tied."""
-    model = make_single_stack(name)
-    model.save_pretrained(tmp_path)
-    missing = model.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=False).missing_keys
-    assert set(missing) == set(model._tied_weights_keys)
-
-
-@pytest.mark.parametrize("name", SINGLE_STACKS)
-def test_initial_values(name: str) -> None:
-    """Built on the meta device and given nothing, as `from_pretrained` does it: only `_init_weights` sets values."""
-    config = make_config(
-        vocab_size=400,
-        d_model=64,
-        encoder_ffn_dim=128,
-        decoder_ffn_dim=128,
-        tie_word_embeddings=False,
-        lm_head_bias=True,
-    )
-    model: Any = getattr(package, name).from_pretrained(None, config=config, state_dict={})
-    check_ties(model)
-    for module_name, module in model.named_modules():
-        if isinstance(module, nn.LayerNorm):
-            assert (module.weight == 1).all()
-            assert (module.bias == 0).all()
-        elif isinstance(module, nn.Embedding) or module_name == "lm_head":
-            rows = module.weight.detach()
-            if isinstance(module, nn.Embedding):
-                assert (rows[config.pad_token_id] == 0).all()
-            assert float(rows[2:].std()) == pytest.approx(config.d_model**-0.5, rel=0.05), module_name
-        elif isinstance(module, nn.Linear):
-            bound = math.sqrt(6 / (module.in_features + module.out_features))
-            assert 0.8 * bound < float(module.weight.detach().abs().max()) <= bound, module_name
-        if isinstance(module, nn.Linear) and module.bias is not None:
-            assert (module.bias == 0).all(), module_name
-    [positions] = [module for key, module in model.named_modules() if key.endswith("embed_positions")]
-    assert float(positions.weight[7, 3]) == pytest.approx(math.cos(7 / 10000 ** (2 / 64)), abs=1e-6)
-
-
 SIZES = st.lists(st.tuples(st.integers(4, 30), st.sampled_from([None, 8]), st.booleans()), min_size=1, max_size=3)
 
 
@@ -206,34 +166,6 @@ def test_from_the_whole(name: str, sharing: str, wholes: dict[str, Path], caplog
     assert half.config.num_hidden_layers == depth
 
 
-@pytest.mark.parametrize("name", ["VanillaTransformerForTokenClassification", "VanillaTransformerForCausalLM"])
-def test_files_in_pieces(name: str, wholes: dict[str, Path], tmp_path: Path) -> None:
-    """A half is saved in several files and loaded from them, its own or the whole's."""
-    half = SINGLE_STACKS[name].from_pretrained(wholes["shared-tied"])
-    for model in (half, AutoModelForSeq2SeqLM.from_pretrained(wholes["shared-tied"])):
-        folder = tmp_path / type(model).__name__
-        model.save_pretrained(folder, max_shard_size="3KB")
-        assert len(list(folder.glob("*.safetensors"))) > 2
-        found = SINGLE_STACKS[name].from_pretrained(folder).base_model.state_dict()
-        assert all(torch.equal(tensor, found[key]) for key, tensor in half.base_model.state_dict().items())
-
-
-@pytest.mark.parametrize("name", SINGLE_STACKS)
-def test_the_librarys_names_of_sizes(name: str, wholes: dict[str, Path], tmp_path: Path) -> None:
-    """`num_hidden_layers` and `num_attention_heads` are those of the stack that there is, whichever it is."""
-    sizes: dict[str, Any] = {"num_hidden_layers": 3, "num_attention_heads": 4}
-    config = AutoConfig.for_model("vanilla_transformer", vocab_size=17, hidden_size=16, **sizes)
-    model = getattr(package, name)(config)
-    layers = model.base_model.get_submodule(model.side).layers
-    assert (len(layers), layers[0].self_attn.num_heads) == (3, 4)
-    model.save_pretrained(tmp_path)
-    for folder in (tmp_path, wholes["shared-tied"]):
-        with pytest.raises(RuntimeError, match=rf"fit {model.side}_layers=\d \(not 7\)"):
-            getattr(package, name).from_pretrained(folder, num_hidden_layers=7)
-    model.config.num_hidden_layers = 5
-    assert (model.config.encoder_layers, model.config.decoder_layers) == (5, 5)
-
-
 @pytest.mark.parametrize(("begins", "starts"), [(None, 1), (0, 2), (5, None)])
 def test_texts_begin_with_what_starts_the_decoder(begins: int | None, starts: int | None, tmp_path: Path) -> None:
     """Marian's starts with padding and has no `<s>`, fairseq's with `</s>`."""
@@ -250,16 +182,6 @@ def test_texts_begin_with_what_starts_the_decoder(begins: int | None, starts: in
         assert whole.generate(torch.tensor([[4, 5]]), max_new_tokens=2)[0, 0] == starts
 
 
-@pytest.mark.parametrize("name", ENCODERS)
-def test_encoder_states_are_the_wholes(name: str, wholes: dict[str, Path]) -> None:
-    whole = AutoModelForSeq2SeqLM.from_pretrained(wholes["two-vocabularies-tied"])
-    half = SINGLE_STACKS[name].from_pretrained(wholes["two-vocabularies-tied"])
-    ids, mask = pad(make_sentences([3, 6], vocab_size=17))
-    expected = run(whole.get_encoder(), input_ids=ids, attention_mask=mask).last_hidden_state
-    states = run(half, input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states
-    torch.testing.assert_close(states[-1], expected, atol=0.0, rtol=0.0)
-
-
 def test_a_language_model_has_a_search_of_its_own(wholes: dict[str, Path]) -> None:
     """Beams and length penalties of a translation model are not taken over, unless they are asked for."""
     model = AutoModelForCausalLM.from_pretrained(wholes["shared-tied"])
@@ -271,14 +193,6 @@ def test_a_language_model_has_a_search_of_its_own(wholes: dict[str, Path]) -> No
     assert model.generation_config.num_beams == 3
 
 
-def test_a_language_models_own_search_is_kept(wholes: dict[str, Path], tmp_path: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(wholes["shared-tied"])
-    model.generation_config.update(do_sample=True, top_k=5)
-    model.save_pretrained(tmp_path)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path).generation_config
-    assert (again.do_sample, again.top_k) == (True, 5)
-
-
 @pytest.mark.parametrize("name", ["VanillaTransformerForSequenceClassification", "VanillaTransformerForCausalLM"])
 def test_a_saved_half_does_not_promise_what_the_whole_does(name: str, wholes: dict[str, Path], tmp_path: Path) -> None:
     SINGLE_STACKS[name].from_pretrained(wholes["shared-tied"]).save_pretrained(tmp_path)
@@ -288,7 +202,7 @@ def test_a_saved_half_does_not_promise_what_the_whole_does(name: str, wholes: di
     assert settings["auto_map"][SINGLE_STACKS[name].__name__].endswith(f".{name}")
     for reference in settings["auto_map"].values():
         module, _, attribute = reference.partition(".")
-        assert hasattr(getattr(package, module), attribute)
+        assert hasattr(import_module(f"vanilla_transformer.model.{module}"), attribute)
         assert (tmp_path / f"{module}.py").is_file()
 
 
@@ -355,7 +269,7 @@ def test_the_attention_over_the_source_is_new_as_a_whole_only(tmp_path: Path) ->
     tensors = load_file(tmp_path / "model.safetensors")
     name = "model.decoder.layers.0.encoder_attn.q_proj.weight"
     save_file({**tensors, name: torch.zeros(16, 16)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(RuntimeError, match=r"not in the file:[\s\S]*layers\.1\.encoder_attn\.q_proj"):
+    with pytest.raises(RuntimeError, match=r"disagree[\s\S]*encoder_attn\.q_proj\.weight *\| MISSING"):
         AutoModelForSeq2SeqLM.from_pretrained(tmp_path, is_encoder_decoder=True)
 
 
@@ -363,8 +277,8 @@ class TestWhatDoesNotFit:
     @pytest.mark.parametrize(
         ("name", "advice"),
         [
-            ("VanillaTransformerForTokenClassification", "of an encoder alone .*AutoModelForTokenClassification"),
-            ("VanillaTransformerForCausalLM", "of a decoder alone .*AutoModelForCausalLM"),
+            ("VanillaTransformerForTokenClassification", "of one encoder alone .*AutoModelForTokenClassification"),
+            ("VanillaTransformerForCausalLM", "of one decoder alone .*AutoModelForCausalLM"),
         ],
     )
     def test_a_half_is_not_the_whole(self, name: str, advice: str, tmp_path: Path) -> None:
@@ -380,20 +294,19 @@ class TestWhatDoesNotFit:
         model.save_pretrained(tmp_path)
         is_decoder = saved.endswith("CausalLM")
         other, auto_class = "encoder" if is_decoder else "decoder", SINGLE_STACKS[saved].__name__
-        message = rf"is an? {other}, but .* saved by {saved}\): load it with .*{auto_class}"
+        message = rf"is one {other}, but .* saved by {saved}\): load it with .*{auto_class}"
         for name in ENCODERS if is_decoder else DECODERS:
             with pytest.raises(ValueError, match=message):
                 getattr(package, name).from_pretrained(tmp_path)
-            with pytest.raises(ValueError, match=r"configuration is of an? .* alone"):
+            with pytest.raises(ValueError, match=r"configuration is of one .* alone"):
                 getattr(package, name)._from_config(model.config)
 
     @pytest.mark.parametrize("name", ["VanillaTransformerForQuestionAnswering", "VanillaTransformerForCausalLM"])
-    def test_other_sizes_are_explained(self, name: str, wholes: dict[str, Path]) -> None:
-        with pytest.raises(RuntimeError, match=r"fit d_model=16 \(not 8\)"):
-            SINGLE_STACKS[name].from_pretrained(wholes["separate-tied"], d_model=8)
+    def test_other_sizes_are_refused(self, name: str, wholes: dict[str, Path]) -> None:
         side = "decoder" if name in DECODERS else "encoder"
-        with pytest.raises(RuntimeError, match=rf"fit {side}_layers=\d \(not 5\)"):
-            SINGLE_STACKS[name].from_pretrained(wholes["separate-tied"], **{f"{side}_layers": 5})
+        for field, value in (("d_model", 8), (f"{side}_layers", 5)):
+            with pytest.raises(RuntimeError, match="disagree with VanillaTransformerConfig"):
+                SINGLE_STACKS[name].from_pretrained(wholes["separate-tied"], **{field: value})
 
     def test_a_file_of_this_class_must_be_whole(self, tmp_path: Path) -> None:
         make_single_stack("VanillaTransformerForSequenceClassification").save_pretrained(tmp_path)

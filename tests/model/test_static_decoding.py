@@ -16,7 +16,7 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import strategies as st
-from test_beam_search import BOS, EOS, MODELS, ForbidRepeating, StopAfter, make_batch, search, shared_model
+from test_search import BOS, EOS, MODELS, OPTIONS, change_search, make_batch, search, shared_model
 from tiny_vanilla import make_cache, make_config, make_model
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
@@ -26,10 +26,15 @@ from torch.utils._pytree import tree_leaves
 from transformers import CompileConfig, GenerationConfig
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.model import static_decoding_vanilla_transformer
-from vanilla_transformer.model.cache_vanilla_transformer import SourceSharingCache
-from vanilla_transformer.model.static_decoding_vanilla_transformer import StaticDecoder
-from vanilla_transformer.model.static_step_vanilla_transformer import Bucket, KeptSteps, StepState, decode_step
+from vanilla_transformer.model.decoding_vanilla_transformer import SourceSharingCache
+from vanilla_transformer.model.static_decoding_vanilla_transformer import (
+    Bucket,
+    KeptSteps,
+    StaticDecoder,
+    StepState,
+    decode_step,
+    make_sharing_decoder,
+)
 
 Recorded = list[tuple[Bucket, int]]
 
@@ -56,7 +61,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Recorded:
         recorded.append((bucket, state.histories[0].keys.data_ptr()))
         return decode_step(model, state)
 
-    monkeypatch.setattr(static_decoding_vanilla_transformer, "decode_step", record)
+    monkeypatch.setattr(StaticDecoder, "run", staticmethod(record))
     return recorded
 
 
@@ -83,9 +88,7 @@ def assert_same(model: Any, **arguments: Any) -> None:
     lengths=st.lists(st.integers(0, 7), min_size=1, max_size=9),
     side=st.sampled_from(["left", "right"]),
     num_beams=st.sampled_from([1, 1, 2, 4, 5]),
-    options=st.sets(
-        st.sampled_from(["shorter", "repeat", "two ends", "no end", "prompt", "padded prompt", "custom", "no limit"])
-    ),
+    options=st.sets(st.sampled_from(OPTIONS)),
     data=st.data(),
 )
 @hypothesis.settings(max_examples=60)
@@ -102,24 +105,10 @@ def test_the_search_without_static_memory_finds_the_same(
             "early_stopping": data.draw(st.sampled_from([False, True, "never"]), "early_stopping"),
             "return_dict_in_generate": data.draw(st.booleans(), "return_dict_in_generate"),
         }
-    prompt = torch.tensor([[BOS, 5, 6]]).repeat(len(lengths), 1)
-    mask = torch.ones_like(prompt)
-    mask[0, data.draw(st.integers(0, 2), "padding")] = 0
-    changes: dict[str, dict[str, Any]] = {
-        "shorter": {"no_repeat_ngram_size": 2},
-        "repeat": {"repetition_penalty": 1.4},
-        "two ends": {"eos_token_id": [EOS, 5]},
-        "no end": {"eos_token_id": None},
-        "prompt": {"decoder_input_ids": prompt},
-        "padded prompt": {"decoder_input_ids": prompt, "decoder_attention_mask": mask},
-        "custom": {
-            "logits_processor": [ForbidRepeating(len(lengths) * num_beams)],
-            "stopping_criteria": [StopAfter(7)],
-        },
-        "no limit": {"max_new_tokens": None},
-    }
-    for option in sorted(options):
-        arguments |= changes[option]
+    padding = data.draw(st.integers(0, 2), "padding")
+    arguments |= change_search(options, len(lengths), num_beams, padding)
+    if data.draw(st.booleans(), "no limit"):
+        arguments["max_new_tokens"] = None
     assert_same(shared_model(name, seed), **arguments)
 
 
@@ -188,14 +177,6 @@ def test_places_that_were_left_take_no_positions() -> None:
 
 def test_more_positions_than_the_table_of_sinusoids_has() -> None:
     assert_same(shared_model("sdpa"), **make_batch([1, 2]), num_beams=2, max_new_tokens=30, suppress_tokens=[EOS])
-
-
-def test_sampled_beams_are_the_same() -> None:
-    results = []
-    for find in (search, search_static):
-        torch.manual_seed(0)
-        results.append(find(shared_model("sdpa"), **make_batch([5, 2, 6]), num_beams=3, do_sample=True))
-    assert results[0].equal(results[1])
 
 
 def test_half_precision_in_several_ways() -> None:
@@ -448,9 +429,9 @@ def test_everything_is_on_the_model_s_device(kind: str) -> None:
         prompts, longer = (torch.zeros(rows, 4, length).long() for rows, length in ((5, 2), (1, 3)))
         beams, staying = torch.zeros(5, 4).long(), torch.zeros(1).long()
     config = GenerationConfig(num_beams=4, cache_implementation="static")
-    assert StaticDecoder.suits(model, inputs, config)
     with torch.no_grad(), OnOneDevice():
-        decoder = StaticDecoder(model, inputs, config)
+        decoder = make_sharing_decoder(model, inputs, config)
+        assert isinstance(decoder, StaticDecoder)
         assert decoder.step(prompts).shape == (20, 17)
         decoder.follow(beams)
         decoder.keep_sentences(staying)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import RunPython
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
@@ -409,19 +408,3 @@ def test_tokenizer_json_says_it_all(tmp_path: Path) -> None:
     assert plain.batch_decode(plain(texts)["input_ids"], skip_special_tokens=True) == texts
     rust = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert [encoding.ids for encoding in rust.encode_batch(texts)] == TOKENIZER(texts)["input_ids"]
-
-
-def test_a_process_without_the_package_loads_the_tokenizer(tmp_path: Path, run_python: RunPython) -> None:
-    TOKENIZER.save_pretrained(tmp_path / "saved")
-    program = """
-import json, sys
-sys.modules["vanilla_transformer"] = None  # importing it fails
-from transformers import AutoTokenizer
-tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
-tokenizer.save_pretrained(sys.argv[2])
-print(json.dumps([type(tokenizer).__module__.partition(".")[0], tokenizer(json.loads(sys.argv[3]))["input_ids"]]))
-"""
-    result = run_python("-c", program, tmp_path / "saved", tmp_path / "again", json.dumps(SENTENCES))
-    assert json.loads(result.stdout) == ["transformers_modules", TOKENIZER(SENTENCES)["input_ids"]]
-    assert result.stderr == ""
-    assert files_of(tmp_path / "again") == files_of(tmp_path / "saved")

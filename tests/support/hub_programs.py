@@ -36,7 +36,7 @@ TRAINERS = {
 
 
 class WaitForPushes(TrainerCallback):
-    """Trains on when a push is done: the library overwrites files while it uploads them, and such a push fails."""
+    """Trains on when a push is done: files are replaced while they are uploaded, and such a push may fail."""
 
     def __init__(self, trainer: Seq2SeqTrainer) -> None:
         self.trainer = trainer
@@ -77,8 +77,7 @@ def make_trainer(trainer: str, *, model: str = "vanilla", **settings: Any) -> Se
 def train(trainer: str, *, resume: str | None = None, push: dict[str, Any] | None = None, **settings: Any) -> None:
     """Trains for four steps with two checkpoints, and pushes at the end, with the arguments `push`."""
     instance = make_trainer(trainer, **settings)
-    if trainer == "library":
-        instance.add_callback(WaitForPushes(instance))
+    instance.add_callback(WaitForPushes(instance))
     instance.train(resume_from_checkpoint=resume)
     instance.push_to_hub(**push or {})
 

@@ -28,11 +28,13 @@ def rows_of(card: ModelCard) -> dict[str, str]:
     return {row[0]: row[1] for row in cells if len(row) == 2}
 
 
-def part(card: ModelCard, name: str) -> str:
-    """A section's text."""
-    begin = card.text.index("\n", card.text.index(f"<!-- generated: {name} "))
-    return card.text[begin + 1 : card.text.index(f"\n<!-- end: {name} -->")]
+def part(card: ModelCard, heading: str) -> str:
+    """The text of the section with this heading."""
+    begin = card.text.index(f"\n## {heading}\n") + len(heading) + 5
+    end = min(place for mark in ("\n## ", "\n<!-- end") if (place := card.text.find(mark, begin)) > 0)
+    return card.text[begin:end].strip()
 
 
-def names_of(card: ModelCard) -> list[str]:
-    return [line.split()[2] for line in card.text.splitlines() if line.startswith("<!-- generated: ")]
+def summary_of(card: ModelCard) -> str:
+    """What stands before the first section, in one line."""
+    return " ".join(card.text[card.text.index("\n# ") : card.text.index("\n## ")].split())

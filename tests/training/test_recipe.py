@@ -12,7 +12,6 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, get_scheduler
 
-import vanilla_transformer.training.recipe as recipe
 from vanilla_transformer import (
     PRESETS,
     VanillaTransformerConfig,
@@ -21,14 +20,12 @@ from vanilla_transformer import (
 )
 from vanilla_transformer.training.arguments import TranslationTrainingArguments
 from vanilla_transformer.training.recipe import (
-    choose_tokens_per_device,
     find_num_devices,
     find_warmup_problem,
     paper_learning_rate,
     paper_recipe,
     paper_training_arguments,
     split_token_batch,
-    training_bytes_per_token,
 )
 
 TOKENIZER = VanillaTransformerTokenizer()
@@ -216,72 +213,6 @@ class TestTokenBatch:
         assert not torch.distributed.is_initialized()
 
 
-class TestMemory:
-    def measure(self, config: VanillaTransformerConfig, sentences: int = 4, length: int = 24) -> float:
-        """Bytes per token that autograd really keeps for the backward pass, parameters aside."""
-        model = VanillaTransformerForConditionalGeneration(config).train()
-        parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-        kept: dict[int, torch.Tensor] = {}
-
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
-            kept[tensor.untyped_storage().data_ptr()] = tensor
-            return tensor
-
-        ids = torch.randint(4, config.vocab_size, (sentences, length))
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            output = model(input_ids=ids, labels=ids)
-        assert output.loss is not None
-        total = sum(tensor.untyped_storage().nbytes() for pointer, tensor in kept.items() if pointer not in parameters)
-        return total / ids.numel()
-
-    @pytest.mark.parametrize(
-        ("preset", "changes"),
-        [
-            ("tiny", {}),
-            ("small", {"vocab_size": 1000}),
-            ("B-dk16", {"vocab_size": 500, "encoder_layers": 2, "decoder_layers": 1}),
-            ("C-ff4096", {"vocab_size": 500, "encoder_layers": 1, "decoder_layers": 2}),
-        ],
-    )
-    def test_the_estimate_is_above_what_autograd_keeps_but_not_far(self, preset: str, changes: dict[str, Any]) -> None:
-        config = VanillaTransformerConfig.from_preset(preset, **changes)
-        assert 1 <= training_bytes_per_token(config) / self.measure(config) <= 2
-
-    def test_without_a_gpu_it_is_4096(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        assert choose_tokens_per_device(VanillaTransformerConfig.from_preset("base")) == 4096
-
-    def test_with_a_gpu_a_run_on_the_cpu_still_has_4096(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        assert choose_tokens_per_device(VanillaTransformerConfig.from_preset("base"), use_cpu=True) == 4096
-
-    @given(gigabytes=st.integers(1, 300), preset=st.sampled_from(["tiny", "base", "big", "C-N8"]))
-    def test_on_a_gpu_half_of_the_memory_is_not_exceeded_and_doubling_would(self, gigabytes: int, preset: str) -> None:
-        config = VanillaTransformerConfig.from_preset(preset)
-        tokens = recipe._tokens_that_fit(config, gigabytes * 2**30)
-        assert tokens >= 1024
-        assert math.log2(tokens).is_integer()
-        with torch.device("meta"):
-            model = VanillaTransformerForConditionalGeneration(config)
-        state = 4 * 4 * sum(parameter.numel() for parameter in model.parameters())
-        half = gigabytes * 2**29
-        if tokens > 1024:
-            assert state + tokens * training_bytes_per_token(config) <= half
-        assert state + 2 * tokens * training_bytes_per_token(config) > half
-
-    def test_the_smallest_gpu_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        class Properties:
-            def __init__(self, total_memory: int) -> None:
-                self.total_memory = total_memory
-
-        memories = [80 * 2**30, 16 * 2**30]
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties(memories[index]))
-        config = VanillaTransformerConfig.from_preset("base")
-        assert choose_tokens_per_device(config) == recipe._tokens_that_fit(config, 16 * 2**30) == 4096
-
-
 class TestArguments:
     def test_the_papers_numbers_for_base(self, tmp_path: Path) -> None:
         arguments = make_arguments(tmp_path)
@@ -363,10 +294,6 @@ class TestArguments:
     def test_the_batch_can_be_divided_otherwise(self, tmp_path: Path) -> None:
         arguments = make_arguments(tmp_path, tokens_per_batch=8000, tokens_per_device=1000, num_devices=2)
         assert (arguments.gradient_accumulation_steps, arguments.max_target_tokens) == (4, 1000)
-
-    def test_unknown_names_are_refused_with_similar_ones(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=r"Not fields .*: qqq, warmup_step \(similar: warmup_steps"):
-            make_arguments(tmp_path, warmup_step=3, qqq=1)
 
     def test_unknown_presets_are_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="no preset 'bigger'"):

@@ -232,14 +232,6 @@ class TestProgress:
         assert positions[-1] == STEPS
         assert positions == sorted(positions)
 
-    def test_every_log_is_a_line_if_asked(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        trainer = make_trainer(tmp_path, disable_tqdm=False)
-        use_token_progress(trainer, write_logs=True)
-        trainer.train()
-        lines = capsys.readouterr().out.splitlines()
-        assert sum("'grad_norm'" in line for line in lines) == STEPS
-        assert sum("'eval_loss'" in line for line in lines) == STEPS // 2
-
     def test_nothing_is_drawn_after_it_is_closed(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         class Interrupt(TrainerCallback):
             def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:

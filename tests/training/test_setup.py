@@ -445,8 +445,6 @@ class TestConfig:
             assert (config.activation_function, config.position_offset) == ("gelu", 2)
             assert config.normalize_before == (name != "preset")
             assert config.decoder_layers == 2
-            both: Any = build_config(ModelArguments(**base, config_overrides="num_hidden_layers=3"), TOKENIZER)
-            assert (both.encoder_layers, both.decoder_layers) == (3, 3)
 
     def test_only_a_new_model_takes_the_tokenizers_vocabulary(self, saved_model: Path) -> None:
         new: Any = build_config(ModelArguments(config_name=str(saved_model)), TOKENIZER)

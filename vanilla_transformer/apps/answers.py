@@ -11,14 +11,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer.inference.translate import (
-    Translation,
-    is_multilingual,
-    length_limit,
-    one_line,
-    set_languages,
-    translate_n_best,
-)
+from vanilla_transformer.inference.loading import is_multilingual, set_languages
+from vanilla_transformer.inference.translate import Translation, length_limit, one_line, translate_n_best
 from vanilla_transformer.model.pipeline_vanilla_transformer import is_vanilla
 from vanilla_transformer.tasks import TRANSLATION, Task, find_prefix, find_task
 from vanilla_transformer.visualization.attention import AttentionMap, collect_attention

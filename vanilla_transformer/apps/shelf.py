@@ -13,7 +13,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils.hub import cached_file
 
 from vanilla_transformer.files import check_model_name, explain_missing_model
-from vanilla_transformer.inference.translate import load_model_and_tokenizer
+from vanilla_transformer.inference.loading import load_model_and_tokenizer
 
 from .answers import DemoError, DemoModel
 

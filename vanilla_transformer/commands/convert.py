@@ -18,7 +18,9 @@ import shlex
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from .command_line import OptionParser, explaining_errors, make_argument_parser, option
+from vanilla_transformer.inference.arguments import option
+
+from .command_line import OptionParser, explaining_errors, make_argument_parser
 
 
 @dataclass
@@ -79,7 +81,7 @@ def find_format(argv: list[str] | None) -> str | None:
 
 def bring_in(arguments: ConversionArguments, source_format: str | None, options: dict[str, Any]) -> None:
     """Converts a model of another system, checks and saves it."""
-    from vanilla_transformer.conversion.comparing import TOLERANCE
+    from vanilla_transformer.conversion.converted import TOLERANCE
     from vanilla_transformer.conversion.sources import convert
 
     converted = convert(arguments.model_name_or_path, source_format, **options)
@@ -108,8 +110,8 @@ def take_out(arguments: ConversionArguments) -> None:
     """Converts a model of ours and saves it."""
     from transformers import AutoModelForSeq2SeqLM
 
-    from vanilla_transformer.conversion.comparing import TOLERANCE
-    from vanilla_transformer.conversion.targets import TARGETS
+    from vanilla_transformer.conversion.converted import TOLERANCE
+    from vanilla_transformer.conversion.sources import TARGETS
     from vanilla_transformer.data.vocabularies import load_tokenizer
     from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 

@@ -9,14 +9,16 @@ and the model does its task here and in a process without this package, which ru
 translates, or as a single-stack model it classifies, answers, writes or encodes. Pickles and what looks like a secret
 are refused. Then it shows what it will push, pushes it, and prints the address.
 
-What users wrote into the model card, here and on the Hub, stays. The card that was pushed is in the folder afterwards.
+What users wrote into the model card stays. The card that was pushed is in the folder afterwards.
 Log in with `hf auth login`, or set the variable HF_TOKEN.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from .command_line import OptionParser, explaining_errors, make_argument_parser, option
+from vanilla_transformer.inference.arguments import option
+
+from .command_line import OptionParser, explaining_errors, make_argument_parser
 
 
 @dataclass
@@ -45,7 +47,7 @@ class PushArguments:
         "If the code in the folder differs from the installed package's, push the folder's, or replace it.", None
     )
     card: Literal["folder", "hub"] | None = option(
-        "If the card was edited at the same place in the folder and on the Hub, whose edits count.", None
+        "If the card was edited both in the folder and on the Hub, whose edits count.", None
     )
     token: str | None = option(
         "A token of the Hub. Others can see it in the list of processes: better set HF_TOKEN.", None
@@ -84,9 +86,8 @@ def run(arguments: PushArguments) -> None:
     if arguments.dry_run:
         print("Nothing is wrong with it. Nothing was pushed (--dry_run).")
         return
-    changes = plan.changes  # not so any more afterwards
     url = plan.push(arguments.commit_message)
-    print(f"Pushed: {url}" if changes else f"Nothing has changed: {url}")
+    print(f"Pushed: {url}" if plan.has_changed else f"Nothing has changed: {url}")
     if plan.commit_url:
         print(f"Commit: {plan.commit_url}")
 
@@ -96,7 +97,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = make_parser()
     with explaining_errors(parser):
         (arguments,) = parser.parse_args_into_dataclasses(argv)
-        from vanilla_transformer.hub.errors import PushError
+        from vanilla_transformer.hub.push import PushError
 
         try:
             run(arguments)

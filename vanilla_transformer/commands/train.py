@@ -32,8 +32,7 @@ from transformers import (
 from transformers.trainer import TRAINER_STATE_NAME
 
 from vanilla_transformer.files import AVERAGED_FOLDER
-from vanilla_transformer.hub.errors import PushError, check_token
-from vanilla_transformer.hub.pushing import describe_error
+from vanilla_transformer.hub.push import PushError, check_token
 from vanilla_transformer.tasks import get_task, record_task
 from vanilla_transformer.training.arguments import (
     DataArguments,
@@ -57,7 +56,7 @@ from vanilla_transformer.training.setup import (
     settle_prefix,
     settle_training_arguments,
 )
-from vanilla_transformer.training.trainer import TranslationTrainer
+from vanilla_transformer.training.trainer import TranslationTrainer, describe_error
 
 from .command_line import INTERRUPTED, USAGE, parser_options
 

@@ -1,10 +1,15 @@
-"""A model brought from another system: what every converter returns, how it is checked and saved."""
+"""A model brought from another system: what every converter returns, how it is compared, checked and saved.
 
+Shapes: B  sentences, S  source length, T  target length, V  target vocabulary.
+"""
+
+import copy
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
@@ -13,11 +18,14 @@ from vanilla_transformer.files import new_folder
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
-from .comparing import check_logits
 from .errors import ConversionError
-from .weights import Rule, rename_weights
+from .weights import Rule, StateDict, rename_weights
 
 CONVERSION_NAME = "conversion.json"
+TOLERANCE = 1e-5  # of logits in float32, relative to the largest
+_LENGTHS, _TARGET_LENGTH = (12, 7, 1), 9  # of the compared sentences; less where the positions end before
+
+Batch = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +75,7 @@ class ConvertedModel:
         """
         if self.compare is None:
             return None
-        expected, actual = self.compare()
-        return check_logits(expected, actual, f"The converted model computes something else than {self.source}")
+        return check_logits(*self.compare(), f"The converted model computes something else than {self.source}")
 
     def save(
         self, folder: str | os.PathLike[str], *, max_shard_size: int | str = "50GB", difference: float | None = None
@@ -98,26 +105,16 @@ class ConvertedModel:
 
 def build_model(
     config: VanillaTransformerConfig,
-    weights: Mapping[str, torch.Tensor],
+    weights: StateDict,
     rules: Iterable[Rule],
     *,
     source: str,
     generation_config: GenerationConfig | None = None,
 ) -> VanillaTransformerForConditionalGeneration:
-    """Makes a model with the weights of another system.
+    """Makes a model, in evaluation mode and with memory of its own, with the weights of another system.
 
-    Args:
-        config: The configuration that computes what the other system does.
-        weights: The other system's weights, by their names there; the model has their floating-point type.
-        rules: What becomes of each name.
-        source: What is converted, for messages.
-        generation_config: How the model generates by default; `None`: as its configuration says.
-
-    Returns:
-        The model in evaluation mode, with memory of its own.
-
-    Raises:
-        ConversionError: If names or shapes do not fit (see `rename_weights`), or there are weights of several types.
+    It has the weights' floating-point type. Without a `generation_config` it generates as its configuration says. What
+    does not fit is listed as in [`rename_weights`].
     """
     with torch.device("meta"):
         empty = VanillaTransformerForConditionalGeneration(config)
@@ -134,3 +131,75 @@ def build_model(
     if generation_config is not None:
         model.generation_config = generation_config
     return model.eval()
+
+
+# --- The same logits --------------------------------------------------------------------------------------------------
+
+
+def draw_batch(config: VanillaTransformerConfig) -> Batch:
+    """Draws sources of unequal lengths, padded on the right, and targets of equal ones.
+
+    Returns `input_ids` and `attention_mask` (B, S), and `decoder_input_ids` (B, T), which begin with the start symbol.
+    Apart from that no token is a special one.
+    """
+    generator = torch.Generator().manual_seed(0)
+    most = max(config.max_position_embeddings - config.position_offset, 1)
+    lengths = [min(length, most) for length in _LENGTHS]
+    special = {config.pad_token_id, config.bos_token_id, config.eos_token_id, config.decoder_start_token_id}
+
+    def draw(vocab_size: int, length: int) -> torch.Tensor:
+        legal = torch.tensor([token for token in range(vocab_size) if token not in special])
+        return legal[torch.randint(len(legal), (len(_LENGTHS), length), generator=generator)]
+
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    sources = draw(config.vocab_size, max(lengths)).masked_fill(~mask, config.pad_token_id or 0)
+    targets = draw(config.target_vocab_size, min(_TARGET_LENGTH, most))
+    targets[:, 0] = config.decoder_start_token_id or 0
+    return {"input_ids": sources, "attention_mask": mask.long(), "decoder_input_ids": targets}
+
+
+def compare_with(
+    compute: Callable[[Batch], torch.Tensor], model: VanillaTransformerForConditionalGeneration
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the logits (B, T, V) of `compute`, which is the original in float32, and the model's, of one batch."""
+    batch = draw_batch(model.config)
+    with torch.no_grad():
+        expected = compute(batch)  # with a copy in float32 that is gone before the next is made
+        return expected, as_float32(model)(**batch, use_cache=False).logits
+
+
+def check_logits(expected: torch.Tensor, actual: torch.Tensor, subject: str) -> float:
+    """Returns the largest difference of logits (B, T, V) as a fraction of the largest; refuses more than `TOLERANCE`.
+
+    `subject` is a sentence's beginning: "The converted model computes something else than X".
+    """
+    difference = float((expected - actual).abs().max() / expected.abs().max())
+    if not difference <= TOLERANCE:
+        raise ConversionError(
+            f"{subject}: logits differ by {difference:.1e} of the largest, and may by {TOLERANCE:.0e}. This is an error"
+            " of the converter, or the original has a feature that it does not know of."
+        )
+    return difference
+
+
+def check_counterpart(
+    compute: Callable[[Batch], torch.Tensor], model: VanillaTransformerForConditionalGeneration, name: str
+) -> float:
+    """Makes sure that what was made of a model, which may be in training mode, computes the same logits (B, T, V).
+
+    `compute` gets a batch on the model's device, and computes in float32; `name` is the counterpart's.
+    """
+    batch = {name: tensor.to(model.device) for name, tensor in draw_batch(model.config).items()}
+    was_training = model.training
+    try:
+        with torch.no_grad():
+            expected = as_float32(model.eval())(**batch, use_cache=False).logits
+            return check_logits(expected, compute(batch), f"{name} computes something else than this model")
+    finally:
+        model.train(was_training)
+
+
+def as_float32(model: Any) -> Any:
+    """Returns a model, or a copy of it if it is not in float32."""
+    is_precise = all(tensor.dtype == torch.float32 for tensor in model.parameters())
+    return model if is_precise else copy.deepcopy(model).float()

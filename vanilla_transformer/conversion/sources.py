@@ -1,4 +1,4 @@
-"""The systems that models can come from: how each is called, recognised and asked to convert."""
+"""The systems that models can come from and go to: how each is called, recognised and asked to convert."""
 
 import inspect
 import os
@@ -15,29 +15,20 @@ from transformers import PreTrainedConfig
 
 from .converted import ConvertedModel, Origin
 from .errors import ConversionError
-from .reading import scan_pickles
 from .systems.annotated import AnnotatedSettings, convert_annotated
 from .systems.fairseq import convert_fairseq
 from .systems.fsmt import convert_fsmt
 from .systems.joeynmt import convert_joeynmt
-from .systems.marian import convert_marian
+from .systems.marian import convert_marian, save_as_marian
 from .systems.opennmt_py import convert_opennmt_py
-from .systems.torch_module import WEIGHTS_NAME
+from .systems.torch_module import WEIGHTS_NAME, save_as_torch_nn
 from .systems.torch_nn import TorchSettings, convert_torch_nn, read_torch_settings
-
-_NO_DEFAULT = inspect.Parameter.empty
+from .weights import scan_pickles
 
 
 @dataclass(frozen=True)
 class Option:
-    """What a user may say of a model of some format.
-
-    Args:
-        name: Its name.
-        type: `str`, `int`, `float` or `bool`.
-        default: What it is if nobody says.
-        help: What it means.
-    """
+    """What a user may say of a model of some format: a `str`, `int`, `float` or `bool`."""
 
     name: str
     type: type
@@ -66,12 +57,10 @@ class Source:
         described: Any = self.settings or self.convert
         signature, hints = inspect.signature(described), typing.get_type_hints(described)
         help_texts = _read_arguments(described)
-        keywords = [
-            parameter for parameter in signature.parameters.values() if parameter.kind is parameter.KEYWORD_ONLY
-        ]
         return [
-            Option(parameter.name, _simple_type(hints[parameter.name]), parameter.default, help_texts[parameter.name])
-            for parameter in keywords
+            Option(name, _simple_type(hints[name]), parameter.default, help_texts[name])
+            for name, parameter in signature.parameters.items()
+            if parameter.kind is parameter.KEYWORD_ONLY
         ]
 
     def __call__(self, path: str, **options: Any) -> ConvertedModel:
@@ -97,6 +86,9 @@ SOURCES: dict[str, Source] = {
     "joeynmt": Source("a Transformer of JoeyNMT 2: the folder of its training, or a checkpoint in it", convert_joeynmt),
 }
 
+# Each takes our model, its tokenizer and the folder to make, complete or absent.
+TARGETS: dict[str, Callable[..., Path]] = {"marian": save_as_marian, "torch_nn": save_as_torch_nn}
+
 
 def _read_arguments(described: Any) -> dict[str, str]:
     """The section Args of a Google-style docstring, each text on one line."""
@@ -112,26 +104,11 @@ def _simple_type(hint: Any) -> type:
 
 
 def detect_format(path: str) -> str:
-    """Finds out which system a model is of; nothing in its files is run.
-
-    Args:
-        path: A folder, a file, or a name on the Hub.
-
-    Returns:
-        A key of `SOURCES`.
-
-    Raises:
-        ConversionError: If it is of none of them.
-    """
-    found = (
-        _detect_folder(Path(path))
-        if os.path.isdir(path)
-        else _detect_names(Path(path))
-        if os.path.isfile(path)
-        else None
-    )
-    if found is None and not os.path.isfile(path):
-        found = _detect_library_model(path)
+    """Finds out which of `SOURCES` a folder, a file or a name on the Hub is of; nothing in it is run."""
+    if os.path.isfile(path):
+        found = _detect_names(Path(path))
+    else:
+        found = (_detect_folder(Path(path)) if os.path.isdir(path) else None) or _detect_library_model(path)
     if found is None:
         raise ConversionError(
             f"{path} is not recognised as a model of one of {', '.join(SOURCES)}. Say which it is of, if it is."

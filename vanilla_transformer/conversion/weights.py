@@ -1,26 +1,136 @@
-r"""The strict key renamer: every weight is renamed, known to be needless, or reported.
+r"""Weights of other systems: read without running code, and renamed strictly.
 
 A table of rules says what becomes of each name:
 
     RULES = (
-        Rule(r"encoder\.layers\.(\d+)\.self_attn\.in_proj_weight", IN_PROJECTION),       # one tensor becomes three
-        Rule(r"(encoder|decoder)\.norm\.(weight|bias)", r"model.\1.layer_norm.\2"),      # renamed
-        Rule(r"(encoder|decoder)\.version", ()),                                         # known, and not needed
+        Rule(r"encoder\.layers\.(\d+)\.self_attn\.in_proj_weight", IN_PROJECTION),  # one tensor becomes three
+        *module_rules({r"(encoder|decoder)\.norm": r"model.\1.layer_norm"}),         # renamed, weight and bias
+        Rule(r"(encoder|decoder)\.version", ()),                                    # known, and not needed
     )
 
 Names are matched whole, and the first rule that matches counts. What no rule matches, what the model needs and nothing
 gave, and what has another shape than the model's is reported together, so that one run tells everything.
+
+Shapes: D  d_model, N  number of positions, V  vocabulary.
 """
 
+import os
+import pickle
+import pickletools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
-from .errors import ConversionError
+from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
 
+from .errors import ConversionError, refuse
+
+StateDict = Mapping[str, torch.Tensor]
+
+# What torch says of a pickle that names more than tensors.
+CODE_IN_PICKLE = re.compile(r"GLOBAL ([\w.]+)")
 MOST_NAMES = 12  # listed of each kind
+
+
+# --- Reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_checkpoint(path: str | os.PathLike[str], *, allowed: Sequence[Any] = ()) -> Any:
+    """Reads what `torch.save` wrote, or a safetensors file, to the CPU; refuses what would have to be run.
+
+    `allowed` are the classes and functions that the pickle may name besides tensors and Python's own containers, each
+    as in `torch.serialization.safe_globals`: itself, or (itself, the name that the file has for it).
+    """
+    path = Path(path)
+    if not path.is_file():
+        kind = "a folder" if path.is_dir() else "no file"
+        raise ConversionError(f"{path} is {kind}: name the file of the checkpoint.")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        with torch.serialization.safe_globals(list(allowed)), warnings.catch_warnings():
+            # The error, if there is one, says that torch.save did not write the pickle.
+            warnings.filterwarnings("ignore", message="Detected pickle protocol")
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except SafetensorError as error:
+        raise ConversionError(f"{path} is not a whole safetensors file: {error}") from error
+    except pickle.UnpicklingError as error:
+        raise ConversionError(_explain_refusal(path, str(error))) from error
+    except Exception as error:  # the bytes of a damaged pickle can raise anything
+        raise ConversionError(f"{path} ({path.stat().st_size:,} bytes) is truncated or damaged: {error}") from error
+
+
+def _explain_refusal(path: Path, message: str) -> str:
+    found = CODE_IN_PICKLE.search(message)
+    if found is None:
+        return f"{path} is no checkpoint that torch.save wrote, or it is damaged: {message.splitlines()[0]}"
+    return (
+        f"{path} holds more than weights: it needs {found[1]}, and reading that would run code of the file. Save its "
+        "weights alone (with torch.save, or as safetensors) in the system that made it."
+    )
+
+
+def scan_pickles(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yields name and argument of each legible operation in a file of `torch.save`, and does none of them."""
+    with path.open("rb") as file:
+        try:
+            if zipfile.is_zipfile(file):
+                archive = zipfile.ZipFile(file)
+                pickles: list[IO[bytes]] = [
+                    archive.open(name) for name in archive.namelist() if name.endswith("/data.pkl")
+                ]
+            else:
+                file.seek(0)
+                pickles = [file] * 4  # torch's old format: its number, its version, the machine, the content
+            for stream in pickles:
+                yield from ((opcode.name, argument) for opcode, argument, _ in pickletools.genops(stream))
+        except Exception:  # the bytes of a damaged pickle can raise anything; the next reader tells what is wrong
+            return
+
+
+def check_weights(content: Any, path: str | os.PathLike[str], place: str = "") -> dict[str, torch.Tensor]:
+    """Returns what was read at `place` ("its entry 'model'") of a file if it is a dictionary of tensors."""
+    where = f"{path}, {place}," if place else f"{path}"
+    if not isinstance(content, Mapping) or not content:
+        raise ConversionError(f"{where} is no state dict (a dictionary of weights) but {type(content).__name__}.")
+    strange = [name for name, value in content.items() if not isinstance(value, torch.Tensor)]
+    if strange:
+        raise ConversionError(f"{where} holds more than weights: {', '.join(map(repr, strange[:8]))}.")
+    return dict(content)
+
+
+def read_state_dict(original: StateDict | str | os.PathLike[str]) -> dict[str, torch.Tensor]:
+    """Returns a state dict, or the only one in a file, without the `_orig_mod.` that torch.compile puts into names."""
+    if isinstance(original, Mapping):
+        weights = check_weights(original, "What was given")
+    else:
+        content = read_checkpoint(original)
+        entries = [name for name in content if _is_state_dict(content[name])] if isinstance(content, Mapping) else []
+        if len(entries) > 1:
+            raise ConversionError(
+                f"{original} holds several state dicts, {', '.join(map(repr, entries))}: read the file with torch.load "
+                "and give the one that is meant."
+            )
+        place = f"its entry {entries[0]!r}" if entries else ""
+        weights = check_weights(content[entries[0]] if entries else content, original, place)
+    return {name.replace("_orig_mod.", ""): tensor for name, tensor in weights.items()}
+
+
+def _is_state_dict(value: Any) -> bool:
+    return isinstance(value, Mapping) and bool(value) and all(isinstance(item, torch.Tensor) for item in value.values())
+
+
+# --- Renaming ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -48,33 +158,39 @@ class Rule:
         if not names:
             return {}
         changed = tensor if self.change is None else self.change(tensor)
-        if len(names) == 1:
-            return {names[0]: changed}
         if changed.ndim == 0 or changed.shape[0] % len(names):
             raise ValueError(f"has the shape {tuple(changed.shape)}, which cannot be divided by {len(names)}")
-        return dict(zip(names, changed.chunk(len(names)), strict=True))
+        return dict(zip(names, changed.chunk(len(names)) if len(names) > 1 else [changed], strict=True))
+
+
+def module_rules(names: Mapping[str, str], *, theirs: str = "", ours: str = "") -> list[Rule]:
+    """Makes a rule for each module, whose weight and bias keep these names; `theirs` and `ours` are put in front."""
+    return [
+        Rule(rf"{theirs}{their_name}\.(?P<kind>weight|bias)", rf"{ours}{our_name}.\g<kind>")
+        for their_name, our_name in names.items()
+    ]
 
 
 def rename_weights(
-    weights: Mapping[str, torch.Tensor],
+    weights: StateDict,
     rules: Iterable[Rule],
     shapes: Mapping[str, torch.Size],
     *,
     source: str,
     ties: Mapping[str, str] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Gives weights the names of this package's model.
+    """Gives weights the names of another model.
 
     Args:
-        weights: The weights of the other system, by their names there.
+        weights: The weights by the names that they have.
         rules: What becomes of each name; the first that matches counts.
-        shapes: The names that the model has, with their shapes.
+        shapes: The names that the other model has, with their shapes.
         source: What is converted, for messages.
         ties: Names of weights that are others', as {name: the other's name}; of each such pair one is enough, and where
             both are there they must be equal.
 
     Returns:
-        The weights by the model's names, all of `shapes`.
+        The weights by the new names, all of `shapes`.
 
     Raises:
         ConversionError: Lists the weights that no rule knows, that two weights become, that are missing, wrongly
@@ -134,3 +250,83 @@ def _report(source: str, kinds: Mapping[str, Sequence[str]]) -> None:
             lines += [f"  {kind}:", *(f"    {name}" for name in names[:MOST_NAMES]), *rest]
     if lines:
         raise ConversionError("\n".join([f"The weights of {source} do not fit the model:", *lines]))
+
+
+# --- What weights tell ------------------------------------------------------------------------------------------------
+
+
+def make_config(source: str, reasons: Sequence[str] = (), /, **fields: Any) -> VanillaTransformerConfig:
+    """Makes the configuration; refuses values that are not legal, together with other reasons to refuse the source."""
+    subject = f"This package has no counterpart of {source}"
+    try:
+        config = VanillaTransformerConfig(**fields)
+    except StrictDataclassError as error:
+        refuse(subject, [*reasons, " ".join(str(error).split())])
+        raise
+    refuse(subject, reasons)
+    return config
+
+
+def check_entries(source: str, weights: StateDict, dimensions: Mapping[str, int]) -> None:
+    """Refuses a state dict that lacks weights from which sizes are read, or has them with other `dimensions`."""
+    refuse(
+        f"The sizes of {source} cannot be read from its weights",
+        [
+            f"{name} is missing" if name not in weights else f"{name} has the shape {tuple(weights[name].shape)}"
+            for name, number in dimensions.items()
+            if name not in weights or weights[name].ndim != number
+        ],
+    )
+
+
+def count_layers(weights: StateDict, prefix: str) -> int:
+    """Returns the number of layers whose weights begin with `prefix` and a number from 0."""
+    found = (re.match(re.escape(prefix) + r"(\d+)\.", name) for name in weights)
+    return 1 + max((int(match[1]) for match in found if match), default=-1)
+
+
+def describe_tables(weights: StateDict, source: str, target: str, output: str) -> dict[str, Any]:
+    """Returns the fields of the configuration that the embeddings and the output layer's weight, all (V, D), tell.
+
+    Equal tables are one; without an output layer it is the target's table.
+    """
+    shared = torch.equal(weights[source], weights[target])
+    return {
+        "vocab_size": weights[source].shape[0],
+        "decoder_vocab_size": None if shared else weights[target].shape[0],
+        "share_encoder_decoder_embeddings": shared,
+        "tie_word_embeddings": output not in weights or torch.equal(weights[target], weights[output]),
+        "lm_head_bias": output.removesuffix("weight") + "bias" in weights,
+    }
+
+
+def check_sinusoids(table: torch.Tensor, *, kind: str, starts: Iterable[int] = (0,), skip: int = 0) -> str | None:
+    """Says in what a table differs from sinusoids, which the model computes; `None` if in nothing.
+
+    Args:
+        table: (N, D), (N, 1, D) or (1, N, D).
+        kind: A name of `SINUSOIDS`.
+        starts: The positions that the first row may be of.
+        skip: Number of first rows that no token gets.
+    """
+    rows = as_rows(table)
+    if rows is None or rows.shape[1] % 2 or rows.shape[1] < 4:
+        return f"has the shape {tuple(table.shape)}, which is no table of at least four, and evenly many, columns"
+    problem = None
+    for start in starts:
+        positions = torch.arange(start, start + rows.shape[0], dtype=torch.float64)
+        errors = (rows.double().cpu() - SINUSOIDS[kind](positions, rows.shape[1])).abs().amax(dim=1)[skip:]
+        # The angles may be of float32, which errs by more at later positions.
+        allowed = 1e-6 * (1 + positions[skip:]) + torch.finfo(rows.dtype).eps
+        wrong = (~(errors <= allowed)).nonzero().flatten().tolist()
+        if not wrong:
+            return None
+        problem = f"position {start + skip + wrong[0]} differs by {errors[wrong[0]]:.1e}"
+    return f"is not the table of {kind!r} positions: {problem}"
+
+
+def as_rows(table: torch.Tensor) -> torch.Tensor | None:
+    """Returns a table (N, D) that may have a dimension of one more, (N, 1, D) or (1, N, D); or `None`."""
+    if table.ndim == 3 and 1 in table.shape[:2]:
+        return table.flatten(0, 1)
+    return table if table.ndim == 2 and table.is_floating_point() else None

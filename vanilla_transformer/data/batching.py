@@ -1,12 +1,11 @@
 """Batches filled to a budget of tokens instead of a number of pairs, with little padding on both sides.
 
-`TokenBatchSampler` serves datasets with a length; `stream_batches` does the same for streams. Both let `plan_batches`
-decide which lengths go together.
+`TokenBatchSampler` serves datasets with a length, `StreamingTokenBatches` of stream_batches.py serves streams. Both let
+`plan_batches` decide which pairs go together.
 """
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -21,48 +20,14 @@ logger = logging.get_logger(__name__)
 
 IntArray = npt.NDArray[np.int64]
 
-# What one more batch costs, in padded tokens, as a share of both budgets together: a batch is closed early only where
-# that saves more padding than this. The higher ones serve to keep to a number of batches.
-_BATCH_COSTS = (0.1, 0.2, 0.5, 2.0)
-# Pairs of one shape are handed out in lots of at most this share of a batch, so that batches can be filled up.
-_LOT_SHARE = 1 / 16
-# Numbers of groups that are tried, as multiples of the square root of the number of batches.
-_GROUP_FACTORS = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6)
+# By how much the sizes of one group differ, as a logarithm.
+_GROUP_WIDTH = 0.06
 # How far chance may favour one side over the other, as a logarithm; more changes batches more, but pads more too.
 _TILT = 0.05
+# How often an epoch is planned anew if it has too many batches.
+_TRIES = 8
 
 SHOWN_LEFT_OUT = 5
-
-
-@dataclass(frozen=True)
-class BatchPlan:
-    """Which lengths make up which batch; `deal` puts the pairs in.
-
-    A *shape* is a pair of lengths (source, target) that occurs in the data.
-
-    Attributes:
-        shapes: The shape of each pair, as an index; shape (pairs,).
-        slots: The shape that each place asks for, batch after batch; shape (pairs,).
-        starts: Place where each batch begins; shape (batches,).
-    """
-
-    shapes: IntArray
-    slots: IntArray
-    starts: IntArray
-
-    def deal(self, rng: np.random.Generator | None = None) -> list[IntArray]:
-        """Puts pairs into the batches.
-
-        Args:
-            rng: Deals pairs of the same shape out at random; without it they keep their order.
-
-        Returns:
-            For each batch the indices of its pairs. Each pair is in exactly one batch.
-        """
-        pairs = np.arange(len(self.shapes)) if rng is None else rng.permutation(len(self.shapes))
-        by_place = np.empty_like(pairs)
-        by_place[_stable_order(self.slots)] = pairs[_stable_order(self.shapes[pairs])]
-        return np.split(by_place, self.starts[1:])
 
 
 def plan_batches(
@@ -71,51 +36,51 @@ def plan_batches(
     *,
     max_source_tokens: int,
     max_target_tokens: int,
-    rng: np.random.Generator,
-    most_batches: int | None = None,
-) -> BatchPlan:
-    """Puts lengths together so that both sides need little padding and batches are full.
+    rng: np.random.Generator | None = None,
+) -> list[IntArray]:
+    """Sorts pairs by length and cuts them greedily into full batches; returns the indices of each batch's pairs.
 
-    As many pairs of one shape as fill a batch make a batch of their own, without any padding. The others are laid
-    out in a line along which both lengths change slowly: groups of similar size (the larger of the two shares that a
-    pair takes of its budgets), and within each group by the difference of the shares, up in one group and down in the
-    next. The line is then cut where that pads least, with a price on each batch so that they stay large. Chance moves
-    the limits of the groups, so that from epoch to epoch different lengths meet.
+    The size of a pair is the larger of the two shares that it takes of its budgets. Pairs of similar size form a group.
+    Within a group they are sorted by the difference of the shares: up in one group, down in the next, so that both
+    lengths change slowly. Chance (`rng`) moves the limits of the groups and shuffles pairs of equal lengths. Without
+    it, these keep their order.
 
-    Args:
-        source_lengths: Tokens of each source, shape (pairs,); none over `max_source_tokens`.
-        target_lengths: Tokens of each target, shape (pairs,); none over `max_target_tokens`.
-        max_source_tokens: Most padded source tokens of a batch: number of pairs times the longest.
-        max_target_tokens: The same for the target.
-        rng: Source of the chance.
-        most_batches: Make fewer batches, with more padding, as far as these are needed to get down to this number;
-            the plan may still have more.
-
-    Returns:
-        The plan; it depends on nothing but the arguments.
+    Both lengths have the shape (pairs,), and none is over its budget.
     """
     base = int(target_lengths.max()) + 1
-    keys, shapes, counts = np.unique(source_lengths * base + target_lengths, return_inverse=True, return_counts=True)
+    # Sorting lengths instead of pairs takes little time for millions of pairs: few of their lengths differ.
+    keys, kinds, counts = np.unique(source_lengths * base + target_lengths, return_inverse=True, return_counts=True)
     source, target = np.divmod(keys, base)
-    capacity = np.minimum(max_source_tokens // np.maximum(source, 1), max_target_tokens // np.maximum(target, 1))
-    whole, rest = np.divmod(counts, capacity)
-    full = np.repeat(np.arange(len(keys)), whole)
+    shift, tilt = (0.0, 0.0) if rng is None else (rng.random(), rng.uniform(-_TILT, _TILT))
+    source_share, target_share = source / max_source_tokens * np.exp(tilt), target / max_target_tokens
+    size, difference = np.maximum(source_share, target_share), source_share - target_share
+    group = np.floor(np.log(np.maximum(size, 1e-9)) / _GROUP_WIDTH + shift).astype(np.int64)
+    order = np.lexsort((np.where(group % 2 == 0, difference, -difference), group))
+    sizes = _fill(source[order], target[order], counts[order], (max_source_tokens, max_target_tokens))
 
-    lots = _Lots.split(source, target, rest, capacity)
-    budgets = (max_source_tokens, max_target_tokens)
-    lots = lots.take(_line(lots, budgets, rng))
-    for cost in _BATCH_COSTS:
-        cuts = _cut(lots, cost=cost * sum(budgets))
-        if most_batches is None or len(full) + len(cuts) <= most_batches:
-            break
-    line_batch = np.repeat(np.arange(len(cuts)), np.diff(np.append(cuts, len(lots.shape))))
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    pairs = np.arange(len(source_lengths)) if rng is None else rng.permutation(len(source_lengths))
+    pairs = pairs[np.argsort(rank[kinds.reshape(-1)[pairs]], kind="stable")]
+    return np.split(pairs, np.cumsum(sizes)[:-1])
 
-    sizes = np.concatenate([capacity[full], np.bincount(line_batch, lots.count, len(cuts)).astype(np.int64)])
-    return BatchPlan(
-        shapes=shapes.reshape(-1),
-        slots=np.concatenate([np.repeat(full, capacity[full]), np.repeat(lots.shape, lots.count)]),
-        starts=np.cumsum(sizes) - sizes,
-    )
+
+def _fill(source: IntArray, target: IntArray, counts: IntArray, budgets: tuple[int, int]) -> list[int]:
+    """Sizes of the batches if each takes as many of the next pairs as fit; `counts` pairs have the same lengths."""
+    sizes: list[int] = []
+    pairs = longest_source = longest_target = 0
+    for source_length, target_length, count in zip(source.tolist(), target.tolist(), counts.tolist(), strict=True):
+        left = count
+        while left:
+            longest_source, longest_target = max(source_length, longest_source), max(target_length, longest_target)
+            capacity = min(budgets[0] // max(longest_source, 1), budgets[1] // max(longest_target, 1))
+            fitting = min(left, max(0, capacity - pairs))
+            pairs += fitting
+            left -= fitting
+            if left:
+                sizes.append(pairs)
+                pairs = longest_source = longest_target = 0
+    return [*sizes, pairs]
 
 
 class TokenBatchSampler(Sampler[list[int]]):
@@ -196,13 +161,14 @@ class TokenBatchSampler(Sampler[list[int]]):
         self._left_out = np.flatnonzero(~fits)
         self._report_left_out(source, target, max_source_tokens=max_source_tokens, max_target_tokens=max_target_tokens)
         self._lengths = (source[fits], target[fits])
-        self._plan_batches = partial(
+        self._plan = partial(
             plan_batches, *self._lengths, max_source_tokens=max_source_tokens, max_target_tokens=max_target_tokens
         )
         # The number of batches is that of this plan in each epoch, and with each seed.
-        self._base_plan = self._plan_batches(rng=np.random.default_rng(0))
-        self._rounds = -(-len(self._base_plan.starts) // num_replicas)
-        self._epoch_plan: tuple[int, BatchPlan] | None = None
+        plans = [self._plan(rng=np.random.default_rng(number)) for number in range(3)] if shuffle else [self._plan()]
+        self._base_plan = max(plans, key=len)
+        self._rounds = -(-len(self._base_plan) // num_replicas)
+        self._epoch_plan: tuple[int, list[IntArray]] | None = None
         if self._rounds * num_replicas > len(self._kept):
             raise ValueError(
                 f"num_replicas={num_replicas} needs at least {self._rounds * num_replicas} pairs to give each rank "
@@ -265,25 +231,12 @@ class TokenBatchSampler(Sampler[list[int]]):
         for batch in batches if self.rank is None else batches[self.rank :: self.num_replicas]:
             yield self._kept[batch].tolist()
 
-    def _plan(self) -> BatchPlan:
-        """The plan of the current epoch; it has no more batches than the base plan."""
-        if not self.shuffle:
-            return self._base_plan
-        if self._epoch_plan is None or self._epoch_plan[0] != self.epoch:
-            most = len(self._base_plan.starts)
-            plan = self._plan_batches(rng=np.random.default_rng((0, self.seed, self.epoch)), most_batches=most)
-            self._epoch_plan = (self.epoch, plan if len(plan.starts) <= most else self._base_plan)
-        return self._epoch_plan[1]
-
     def _global_batches(self) -> list[IntArray]:
         """The batches of all ranks in the order of the epoch; their number goes up in `num_replicas`."""
-        number = len(self._base_plan.starts)
-        if self.shuffle:
-            rng = np.random.default_rng((1, self.seed, self.epoch))
-            batches = _split_largest(self._plan().deal(rng), number)
-            batches = [batches[index] for index in rng.permutation(number)]
-        else:
-            batches = self._plan().deal()
+        if self._epoch_plan is None or self._epoch_plan[0] != self.epoch:
+            self._epoch_plan = (self.epoch, self._plan_epoch())
+        batches = self._epoch_plan[1]
+        number = len(batches)
         last_round = number % self.num_replicas
         if not last_round:
             return batches
@@ -291,6 +244,17 @@ class TokenBatchSampler(Sampler[list[int]]):
         if sum(map(len, batches[first:])) < self.num_replicas:
             first = 0  # too few pairs in the last round: split the largest batches, wherever they are
         return batches[:first] + _split_largest(batches[first:], self._rounds * self.num_replicas - first)
+
+    def _plan_epoch(self) -> list[IntArray]:
+        """As many batches as the base plan has."""
+        if not self.shuffle:
+            return self._base_plan
+        rng = np.random.default_rng((self.seed, self.epoch))
+        number = len(self._base_plan)
+        plans = (self._plan(rng=rng) for _ in range(_TRIES))
+        plan = next((plan for plan in plans if len(plan) <= number), self._base_plan)
+        batches = _split_largest(plan, number)
+        return [batches[index] for index in rng.permutation(number)]
 
 
 def check_budget(*, max_source_tokens: int, max_target_tokens: int, seed: int) -> None:
@@ -372,88 +336,3 @@ def _split_largest(batches: list[IntArray], number: int) -> list[IntArray]:
         for half in (index, len(batches) - 1):
             heapq.heappush(heap, (-len(batches[half]), half))
     return batches
-
-
-@dataclass(frozen=True)
-class _Lots:
-    """Parcels of pairs of one shape, which go into a batch together; all arrays have the shape (lots,)."""
-
-    shape: IntArray
-    source: IntArray
-    target: IntArray
-    count: IntArray
-    capacity: IntArray  # pairs of this shape that make a full batch
-
-    @classmethod
-    def split(cls, source: IntArray, target: IntArray, counts: IntArray, capacity: IntArray) -> "_Lots":
-        most = np.maximum(1, (capacity * _LOT_SHARE).astype(np.int64))
-        parts = -(-counts // most)
-        shape = np.repeat(np.arange(len(counts)), parts)
-        part = np.arange(len(shape)) - np.repeat(np.cumsum(parts) - parts, parts)
-        # The remainder is spread: lots of one shape differ by one pair at most.
-        count = counts[shape] // parts[shape] + (part < counts[shape] % parts[shape])
-        return cls(shape, source[shape], target[shape], count, capacity[shape])
-
-    def take(self, order: IntArray) -> "_Lots":
-        return _Lots(*(values[order] for values in (self.shape, self.source, self.target, self.count, self.capacity)))
-
-
-def _line(lots: _Lots, budgets: tuple[int, int], rng: np.random.Generator) -> IntArray:
-    """The order of the lots that pads least when it is simply filled up, among several numbers of groups."""
-    source_share = lots.source / budgets[0] * np.exp(rng.uniform(-_TILT, _TILT))
-    target_share = lots.target / budgets[1]
-    size, difference = np.maximum(source_share, target_share), source_share - target_share
-    _, value = np.unique(size, return_inverse=True)
-    weights = np.bincount(value, lots.count * size)
-    # Where each size lies among all tokens, from 0 to 1; a size is never divided among groups.
-    middle = (np.cumsum(weights) - weights / 2) / max(weights.sum(), 1e-12)
-    batches = np.sqrt(max(1.0, float((lots.count / lots.capacity).sum())))
-    orders = []
-    for groups in sorted({max(1, round(batches * factor)) for factor in _GROUP_FACTORS}):
-        group = np.floor(middle * groups + rng.random()).astype(np.int64)[value]
-        orders.append(np.lexsort((np.where(group % 2 == 0, difference, -difference), group)))
-    return min(orders, key=lambda order: _greedy_padded_tokens(lots.take(order), budgets))
-
-
-def _greedy_padded_tokens(lots: _Lots, budgets: tuple[int, int]) -> int:
-    """Padded tokens of both sides if each batch takes whole lots as long as they fit."""
-    total = pairs = longest_source = longest_target = 0
-    for source, target, count in zip(lots.source.tolist(), lots.target.tolist(), lots.count.tolist(), strict=True):
-        new_source, new_target = max(source, longest_source), max(target, longest_target)
-        if (pairs + count) * new_source > budgets[0] or (pairs + count) * new_target > budgets[1]:
-            total += pairs * (longest_source + longest_target)
-            pairs, new_source, new_target = 0, source, target
-        pairs += count
-        longest_source, longest_target = new_source, new_target
-    return total + pairs * (longest_source + longest_target)
-
-
-def _cut(lots: _Lots, *, cost: float) -> IntArray:
-    """First lots of the batches that divide the line at the least padded tokens plus `cost` for each batch."""
-    number = len(lots.count)
-    before = np.concatenate([[0], np.cumsum(lots.count)])
-    # A batch from lot i holds capacity[i] pairs at most.
-    reach = np.searchsorted(before, before[:-1] + lots.capacity, side="right") - 1
-    best = np.full(number + 1, np.inf)
-    best[0] = 0.0
-    previous = np.zeros(number + 1, dtype=np.int64)
-    for first in range(number):
-        last = reach[first]
-        pairs = before[first + 1 : last + 1] - before[first]
-        fits = pairs <= np.minimum.accumulate(lots.capacity[first:last])
-        longest = np.maximum.accumulate(lots.source[first:last]) + np.maximum.accumulate(lots.target[first:last])
-        price = np.where(fits, best[first] + pairs * longest + cost, np.inf)
-        better = np.flatnonzero(price < best[first + 1 : last + 1])
-        best[first + 1 + better] = price[better]
-        previous[first + 1 + better] = first
-    cuts = []
-    end = number
-    while end:
-        end = int(previous[end])
-        cuts.append(end)
-    return np.array(cuts[::-1], dtype=np.int64)
-
-
-def _stable_order(values: IntArray) -> IntArray:
-    """A stable argsort of small non-negative numbers; numpy sorts 16-bit ones several times faster."""
-    return np.argsort(values.astype(np.uint16) if values.max(initial=0) < 2**16 else values, kind="stable")

@@ -265,14 +265,13 @@ class StreamingTokenBatches(IterableDataset[list[Example]]):
     def _window_batches(self, window: _Window) -> list[list[int]]:
         """Indices of the window's examples, batch by batch; they depend on place and lengths only."""
         rng = np.random.default_rng((1, self.seed, window.start.number, window.start.window, self.rank))
-        plan = plan_batches(
+        batches = plan_batches(
             np.array(window.source_lengths, dtype=np.int64),
             np.array(window.target_lengths, dtype=np.int64),
             max_source_tokens=self.max_source_tokens,
             max_target_tokens=self.max_target_tokens,
             rng=rng,
         )
-        batches = plan.deal(rng)
         return [batches[index].tolist() for index in rng.permutation(len(batches))]
 
     def _count(self, window: _Window, members: list[int]) -> None:

@@ -5,13 +5,13 @@ model can be has a place in it but for some activation functions. Three things a
 
 - The maps to queries, keys and values are one matrix with heads of one size. Where d_k and d_v differ, the smaller
   heads are filled up with zeros, which changes no product.
-- Positions are a table always. That of sinusoids has as many rows as `max_positions` says; longer texts are refused.
+- Positions are always a table. That of sinusoids has as many rows as `max_positions` says; longer texts are refused.
 - A vocabulary is a list of tokens, all different, as long as the embedding table. Ids that the tokenizer has no token
   for get made-up ones.
 """
 
+import copy
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -51,27 +51,10 @@ ACTIVATIONS = {
 
 
 def import_ctranslate2() -> ModuleType:
-    """The package ctranslate2, with its converters and specifications.
-
-    Raises:
-        ImportError: If it is not installed; says how to install it.
-    """
+    """The package ctranslate2, with its specifications."""
     with explain_missing("CTranslate2 is not installed", extra="export", packages="ctranslate2"):
         import ctranslate2
-        import ctranslate2.converters.transformers
     return cast(ModuleType, ctranslate2)
-
-
-def register_ctranslate2_loader() -> None:
-    """Teaches CTranslate2's own `TransformersConverter` this package's models, in the running process.
-
-    Its command line, ct2-transformers-converter, imports no other package and so never learns of them.
-
-    Raises:
-        ImportError: If CTranslate2 is not installed.
-    """
-    register = import_ctranslate2().converters.transformers.register_loader
-    register("VanillaTransformerConfig")(VanillaTransformerLoader)
 
 
 def export_ctranslate2(
@@ -113,10 +96,10 @@ def export_ctranslate2(
     if quantization not in (None, *QUANTIZATIONS):
         reasons.append(f"quantization is {quantization!r} (can be: {', '.join(QUANTIZATIONS)})")
     refuse("The model cannot be exported to CTranslate2", reasons)
+    if exported is model and quantization is not None and quantization.startswith("int"):
+        exported = copy.deepcopy(model)  # CTranslate2 makes integers of weights where they are
     spec = make_spec(exported, tokenizer, max_positions)
     spec.validate()
-    if exported is model and quantization is not None and quantization.startswith("int"):
-        _copy_weights(spec)
     spec.optimize(quantization)
     with new_folder(folder) as partial:
         spec.save(str(partial))
@@ -127,51 +110,20 @@ def export_ctranslate2(
     return Path(folder)
 
 
-class VanillaTransformerLoader:
-    """What CTranslate2's `TransformersConverter` asks of a kind of model: see `register_ctranslate2_loader`."""
-
-    architecture_name = "AutoModelForSeq2SeqLM"
-
-    def __call__(self, model: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
-        """Makes the specification.
-
-        Args:
-            model: The model.
-            tokenizer: Its tokenizer.
-
-        Returns:
-            CTranslate2's `TransformerSpec`, with weights and vocabularies.
-
-        Raises:
-            ConversionError: If CTranslate2 cannot compute the model; lists all reasons.
-        """
-        refuse("The model cannot be exported to CTranslate2", find_reasons(model, tokenizer))
-        return make_spec(model, tokenizer)
-
-
 # What cannot be exported
 
 
 def find_reasons(
     model: Any, tokenizer: PreTrainedTokenizerBase | None = None, max_positions: int | None = None
 ) -> list[str]:
-    """Says why a model cannot be exported to CTranslate2.
-
-    Args:
-        model: The model.
-        tokenizer: Its tokenizer, if there is one.
-        max_positions: See `export_ctranslate2`.
-
-    Returns:
-        All reasons; none if it can.
-    """
+    """Returns all reasons why a model cannot be exported to CTranslate2."""
     config = model.config
     if not isinstance(config, VanillaTransformerConfig):
         return [
             f"it is {type(model).__name__}, not a model of this package (CTranslate2's own ct2-transformers-converter "
             "knows many of the library's)"
         ]
-    reasons = list(_find_strange_maps(model))
+    reasons = _find_strange_maps(model)
     if config.activation_function not in ACTIVATIONS:
         names = ", ".join(map(repr, ACTIVATIONS))
         reasons.append(f"activation_function is {config.activation_function!r} (can be: {names})")
@@ -182,27 +134,26 @@ def find_reasons(
     special = _find_special_ids(model)
     reasons += [f"{name} is None: CTranslate2 needs one" for name, value in special.items() if value is None]
     if tokenizer is not None:
-        vocabularies = zip(("source", "target"), get_vocabularies(tokenizer), strict=True)
         sizes = {"source": config.vocab_size, "target": config.target_vocab_size}
-        reasons += [
-            f"the tokenizer has {side} tokens up to id {max(vocabulary.values())}, the model {sizes[side]} embeddings"
-            for side, vocabulary in vocabularies
-            if max(vocabulary.values()) >= sizes[side]
-        ]
+        for (side, size), vocabulary in zip(sizes.items(), get_vocabularies(tokenizer), strict=True):
+            largest = max(vocabulary.values())
+            if largest >= size:
+                reasons.append(f"the tokenizer has {side} tokens up to id {largest}, the model {size} embeddings")
     return reasons
 
 
-def _find_strange_maps(model: nn.Module) -> Iterator[str]:
-    """Weights in another form would be written as if they were all there is: adapters would be lost."""
+def _find_strange_maps(model: nn.Module) -> list[str]:
+    """Names the first weight in another form: it would be written as if it were all there is, without adapters."""
+    known = (nn.Linear, nn.LayerNorm, nn.Embedding, SinusoidalPositions, LearnedPositions)
     for name, module in model.named_modules():
         weight = getattr(module, "weight", None)
-        known = (nn.Linear, nn.LayerNorm, nn.Embedding, SinusoidalPositions, LearnedPositions)
         if weight is not None and (type(module) not in known or not weight.is_floating_point()):
-            yield (
-                f"{name} is {type(module).__module__}.{type(module).__name__}, whose weights may be more or other than "
-                "they seem: merge adapters, and load the model unquantized"
-            )
-            return
+            kind = f"{type(module).__module__}.{type(module).__name__}"
+            return [
+                f"{name} is {kind}, whose weights may be more or other than they seem: merge adapters, and load the "
+                "model unquantized"
+            ]
+    return []
 
 
 def _find_special_ids(model: Any) -> dict[str, int | None]:
@@ -215,18 +166,13 @@ def _find_special_ids(model: Any) -> dict[str, int | None]:
     return ids
 
 
-# Vocabularies
+# The specification
 
 
 def list_tokens(vocabulary: dict[str, int] | None, size: int) -> list[str]:
-    """Lists the tokens by their ids.
+    """Lists `size` tokens, all different, by their ids: those of ids without a token are made up.
 
-    Args:
-        vocabulary: The id of each token, all below `size`; `None` to call tokens by their ids.
-        size: How many there shall be.
-
-    Returns:
-        The tokens, all different. Those of ids without a token are made up.
+    Without a vocabulary tokens are called by their ids.
     """
     if vocabulary is None:
         return [str(token_id) for token_id in range(size)]
@@ -240,20 +186,10 @@ def list_tokens(vocabulary: dict[str, int] | None, size: int) -> list[str]:
     return [names[token_id] for token_id in range(size)]
 
 
-# The specification
-
-
 def make_spec(model: Any, tokenizer: PreTrainedTokenizerBase | None = None, max_positions: int | None = None) -> Any:
-    """Describes a model as CTranslate2 does.
+    """Describes a model that `find_reasons` finds no fault with by a `TransformerSpec`, not yet validated.
 
-    Args:
-        model: A model that `find_reasons` finds no fault with.
-        tokenizer: Its tokenizer; `None` to call tokens by their ids.
-        max_positions: See `export_ctranslate2`.
-
-    Returns:
-        CTranslate2's `TransformerSpec`, with vocabularies and the model's own weights, where they are on the CPU; not
-        yet validated.
+    Its weights are the model's own, where they are on the CPU.
     """
     specs = import_ctranslate2().specs
     config: VanillaTransformerConfig = model.config
@@ -299,18 +235,6 @@ def _fill_vocabularies(spec: Any, model: Any, tokenizer: PreTrainedTokenizerBase
     spec.config.decoder_start_token = target_tokens[cast(int, ids["decoder_start_token_id"])]
 
 
-def _copy_weights(spec: Any) -> None:
-    """Copies the weights of a validated specification: to integers, CTranslate2 quantizes in place."""
-    copies: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
-    for variable in spec.variables().values():
-        tensor = getattr(variable, "tensor", None)
-        if tensor is not None:
-            key = (tensor.data_ptr(), tuple(tensor.shape))
-            if key not in copies:
-                copies[key] = tensor.clone()
-            variable.tensor = copies[key]
-
-
 def _count_positions(module: SinusoidalPositions | LearnedPositions, max_positions: int | None) -> int:
     """How many tokens a text may have."""
     own = module.weight.shape[0] - module.offset
@@ -341,11 +265,9 @@ def _fill_stack(spec: Any, stack: Any, positions: torch.Tensor) -> None:
     if stack.config.has_final_layer_norm:
         _fill_norm(spec.layer_norm, stack.layer_norm)
     for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
-        _fill_attention(layer_spec.self_attention, layer.self_attn, is_fused=True)
-        _fill_norm(layer_spec.self_attention.layer_norm, layer.self_attn_layer_norm)
+        _fill_attention(layer_spec.self_attention, layer.self_attn, layer.self_attn_layer_norm, [3])
         if hasattr(layer, "encoder_attn"):
-            _fill_attention(layer_spec.attention, layer.encoder_attn, is_fused=False)
-            _fill_norm(layer_spec.attention.layer_norm, layer.encoder_attn_layer_norm)
+            _fill_attention(layer_spec.attention, layer.encoder_attn, layer.encoder_attn_layer_norm, [1, 2])
         _fill_linear(layer_spec.ffn.linear_0, layer.fc1.weight, layer.fc1.bias)
         _fill_linear(layer_spec.ffn.linear_1, layer.fc2.weight, layer.fc2.bias)
         _fill_norm(layer_spec.ffn.layer_norm, layer.final_layer_norm)
@@ -371,23 +293,20 @@ def _find_head_size(attention: Any) -> int:
     return int(max(attention.q_proj.out_features, attention.v_proj.out_features) // attention.num_heads)
 
 
-def _fill_attention(spec: Any, attention: Any, *, is_fused: bool) -> None:
-    """Fills attention: what is computed of the same states is one matrix, of which each head has as many rows."""
-    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+def _fill_attention(spec: Any, attention: Any, norm: nn.LayerNorm, groups: list[int]) -> None:
+    """Fills attention, in which so many maps at a time, of what is computed of the same states, are one matrix."""
     size = _find_head_size(attention)
-    weights = [_widen_heads(projection.weight, attention.num_heads, size) for projection in projections]
-    biases = [
-        None if projection.bias is None else _widen_heads(projection.bias, attention.num_heads, size)
-        for projection in projections
-    ]
-    groups = [slice(0, 3)] if is_fused else [slice(0, 1), slice(1, 3)]
-    for linear, group in zip(spec.linear, groups, strict=False):
-        given = [bias for bias in biases[group] if bias is not None]
-        _fill_linear(linear, torch.cat(weights[group]), torch.cat(given) if given else None)
+    maps = [attention.q_proj, attention.k_proj, attention.v_proj]
+    weights = [_widen_heads(each.weight, attention.num_heads, size) for each in maps]
+    biases = [_widen_heads(each.bias, attention.num_heads, size) for each in maps if each.bias is not None]
+    for linear, count in zip(spec.linear, groups, strict=False):
+        _fill_linear(linear, torch.cat(weights[:count]), torch.cat(biases[:count]) if biases else None)
+        weights, biases = weights[count:], biases[count:]
     # The columns of the last matrix are what the heads found.
     out = _widen_heads(attention.out_proj.weight.T, attention.num_heads, size).T
     _fill_linear(spec.linear[-1], out, attention.out_proj.bias)
     spec.queries_scale = attention.scaling
+    _fill_norm(spec.layer_norm, norm)
 
 
 def _widen_heads(rows: torch.Tensor, num_heads: int, size: int) -> torch.Tensor:

@@ -18,28 +18,8 @@ from vanilla_transformer.model.linear_vanilla_transformer import project
 from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.model.positions_vanilla_transformer import LearnedPositions, SinusoidalPositions
 
-# Sizes of what is traced. Any will do but 0 and 1, which tracing takes for constants.
-BATCH_SIZE, SOURCE_LENGTH, TARGET_LENGTH, PAST_LENGTH, CACHED_SOURCE_LENGTH = 2, 4, 2, 3, 2
-
 # By layer, by side ("decoder" or "encoder"), by kind ("key" or "value").
 Past = dict[str, dict[str, dict[str, torch.Tensor]]]
-
-
-class EncoderGraph(nn.Module):
-    """The encoder with nothing but tensors around it.
-
-    Args:
-        model: The whole model, from [`copy_for_tracing`].
-    """
-
-    def __init__(self, model: VanillaTransformerForConditionalGeneration) -> None:
-        super().__init__()
-        self.encoder = model.model.encoder
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Maps source tokens and their mask, both (B, S), to `last_hidden_state` (B, S, D)."""
-        outputs = self.encoder(input_ids=input_ids, attention_mask=attention_mask)
-        return {"last_hidden_state": outputs.last_hidden_state}
 
 
 class DecoderGraph(nn.Module):
@@ -47,9 +27,6 @@ class DecoderGraph(nn.Module):
 
     What the cache lacks of the source is computed from the encoder's output: everything at first, with K = 0, and
     nothing once K = S. So one graph does what would otherwise take two, and both hold the weights.
-
-    Args:
-        model: The whole model, from [`copy_for_tracing`].
     """
 
     def __init__(self, model: VanillaTransformerForConditionalGeneration) -> None:
@@ -64,59 +41,46 @@ class DecoderGraph(nn.Module):
         encoder_hidden_states: torch.Tensor,
         past_key_values: Past,
     ) -> dict[str, torch.Tensor]:
-        """Decodes.
+        """Decodes new target tokens (B, T), given the source's mask (B, S) and the encoder's output (B, S, D).
 
-        Args:
-            input_ids: Target tokens that are new, (B, T).
-            encoder_attention_mask: The source's mask (B, S).
-            encoder_hidden_states: The encoder's output (B, S, D).
-            past_key_values: For each layer, `decoder` keys (B, H, P, d_k) and values (B, H, P, d_v) of the target, and
-                `encoder` keys (B, H, K, d_k) and values (B, H, K, d_v) of the source.
+        The cache has, for each layer, `decoder` keys (B, H, P, d_k) and values (B, H, P, d_v) of the target, and
+        `encoder` keys (B, H, K, d_k) and values (B, H, K, d_v) of the source.
 
-        Returns:
-            `logits` (B, T, V) and, for each layer i, what the cache holds now: `present.i.decoder.key` (B, H, P + T,
-            d_k), `present.i.encoder.key` (B, H, S, d_k), and the values likewise.
+        Returns `logits` (B, T, V) and, for each layer i, what the cache holds now: `present.i.decoder.key` (B, H,
+        P + T, d_k), `present.i.encoder.key` (B, H, S, d_k), and the values likewise.
         """
-        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        cache, states = EncoderDecoderCache(DynamicCache(), DynamicCache()), encoder_hidden_states
         for number, layer in enumerate(self.decoder.layers):
             target, source = past_key_values[str(number)]["decoder"], past_key_values[str(number)]["encoder"]
             cache.self_attention_cache.update(target["key"], target["value"], number)
             attention: Any = cast(Any, layer).encoder_attn
+            # The source's keys and values from position K on are still missing.
             key, value = (
-                self._complete(source[name], attention, projection, encoder_hidden_states)
-                for name, projection in (("key", attention.k_proj), ("value", attention.v_proj))
+                torch.cat(
+                    [source[name], attention.split_heads(project(map_, states[:, source[name].shape[2] :]))], dim=2
+                )
+                for name, map_ in (("key", attention.k_proj), ("value", attention.v_proj))
             )
             cache.cross_attention_cache.update(key, value, number)
             cache.is_updated[number] = True
         outputs = self.decoder(
             input_ids=input_ids,
-            encoder_hidden_states=encoder_hidden_states,
+            encoder_hidden_states=states,
             encoder_attention_mask=encoder_attention_mask,
             past_key_values=cache,
             use_cache=True,
         )
         present = {
-            f"present.{number}.{side}.{name}": states
+            f"present.{number}.{side}.{name}": getattr(layers.layers[number], f"{name}s")
             for number in range(len(self.decoder.layers))
             for side, layers in (("decoder", cache.self_attention_cache), ("encoder", cache.cross_attention_cache))
-            for name, states in _keys_and_values(layers.layers[number]).items()
+            for name in ("key", "value")
         }
         return {"logits": self.lm_head(outputs.last_hidden_state), **present}
 
-    def _complete(
-        self, known: torch.Tensor, attention: Any, projection: nn.Linear, encoder_hidden_states: torch.Tensor
-    ) -> torch.Tensor:
-        """Adds to a source's keys or values (B, H, K, d) those of the positions from K on: (B, H, S, d)."""
-        missing = project(projection, encoder_hidden_states[:, known.shape[2] :])
-        return torch.cat([known, attention.split_heads(missing)], dim=2)
-
 
 class WholeGraph(nn.Module):
-    """Source and target to logits.
-
-    Args:
-        model: The whole model, from [`copy_for_tracing`].
-    """
+    """Source and target to logits, by a model from [`copy_for_tracing`]."""
 
     def __init__(self, model: VanillaTransformerForConditionalGeneration) -> None:
         super().__init__()
@@ -126,23 +90,15 @@ class WholeGraph(nn.Module):
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, decoder_input_ids: torch.Tensor
     ) -> torch.Tensor:
         """Maps source tokens and their mask, both (B, S), and target tokens (B, T) to logits (B, T, V)."""
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            decoder_input_ids=decoder_input_ids,
-            use_cache=False,
-        )
-        return cast(torch.Tensor, outputs.logits)
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "decoder_input_ids": decoder_input_ids}
+        return cast(torch.Tensor, self.model(**inputs, use_cache=False).logits)
 
 
 class UncheckedPositions(nn.Embedding):
     """Learned positions that leave it to the runtime to refuse what lies beyond the table.
 
-    A check of lengths, which traces like any other branch, would tie them to the table's even where the tokens beyond
-    are padding.
-
-    Args:
-        positions: The model's.
+    A check of lengths, which is traced like any other branch, would tie them to the table's even where the tokens
+    beyond are padding.
     """
 
     def __init__(self, positions: LearnedPositions) -> None:
@@ -155,24 +111,15 @@ class UncheckedPositions(nn.Embedding):
 
 
 def copy_for_tracing(model: VanillaTransformerForConditionalGeneration) -> VanillaTransformerForConditionalGeneration:
-    """Copies a model so that its graph has no limit that the model has not.
+    """Copies a model to the CPU, in float32 and evaluation mode, so that its graph has no limit that the model has not.
 
-    Args:
-        model: The model; it stays as it is.
-
-    Returns:
-        A copy on the CPU, in float32 and evaluation mode. Its sinusoids are computed at every length: the table they
-        are otherwise read from would become part of the graph, and its end the end of every sequence.
-
-    Raises:
-        ConversionError: If it is not this package's model, or its weights are quantized.
+    The copy's sinusoids are computed at every length: the table they are otherwise read from would become part of the
+    graph, and its end the end of every sequence.
     """
     reasons = []
     if not isinstance(model, VanillaTransformerForConditionalGeneration):
-        reasons.append(
-            f"it is a {type(model).__name__} (can be: a VanillaTransformerForConditionalGeneration; merge adapters "
-            "first)"
-        )
+        kind = VanillaTransformerForConditionalGeneration.__name__
+        reasons.append(f"it is a {type(model).__name__} (can be: a {kind}; merge adapters first)")
     elif getattr(model, "hf_quantizer", None) is not None:
         reasons.append("its weights are quantized (load it without quantization)")
     refuse("This model cannot be exported", reasons)
@@ -193,30 +140,20 @@ def export_program(model: VanillaTransformerForConditionalGeneration) -> Exporte
     `torch.export.load(file).module()` makes a module that takes `input_ids` (B, S), `attention_mask` (B, S) and
     `decoder_input_ids` (B, T), by these names, and returns logits (B, T, V).
 
-    Args:
-        model: The model; it stays as it is.
-
-    Returns:
-        The program, in float32. With learned positions it refuses sequences that are longer than their table, padding
-        included; with sinusoids there is no limit.
+    The program computes in float32. With learned positions it refuses sequences that are longer than their table,
+    padding included; with sinusoids there is no limit. The model stays as it is.
 
     Raises:
-        ConversionError: See [`copy_for_tracing`].
+        ConversionError: If it is not this package's model, or its weights are quantized.
     """
     copied = copy_for_tracing(model)
     longest = longest_sequence(model)
-    batch, source = Dim("batch_size"), Dim("source_length", max=longest)
-    target = Dim("target_length", max=longest)
-    inputs = {
-        "input_ids": torch.full((BATCH_SIZE, SOURCE_LENGTH), 0),
-        "attention_mask": torch.ones(BATCH_SIZE, SOURCE_LENGTH, dtype=torch.long),
-        "decoder_input_ids": torch.full((BATCH_SIZE, TARGET_LENGTH), 0),
-    }
-    shapes = {
-        "input_ids": {0: batch, 1: source},
-        "attention_mask": {0: batch, 1: source},
-        "decoder_input_ids": {0: batch, 1: target},
-    }
+    batch, source, target = Dim("batch_size"), Dim("source_length", max=longest), Dim("target_length", max=longest)
+    # Tracing takes sizes of 0 and 1 for constants.
+    sources, targets = torch.ones(2, 4, dtype=torch.long), torch.ones(2, 3, dtype=torch.long)
+    inputs = {"input_ids": sources, "attention_mask": sources.clone(), "decoder_input_ids": targets}
+    names = {"input_ids": source, "attention_mask": source, "decoder_input_ids": target}
+    shapes = {name: {0: batch, 1: length} for name, length in names.items()}
     with torch.no_grad():
         return torch.export.export(WholeGraph(copied), (), inputs, dynamic_shapes=shapes)
 
@@ -224,10 +161,5 @@ def export_program(model: VanillaTransformerForConditionalGeneration) -> Exporte
 def longest_sequence(model: VanillaTransformerForConditionalGeneration) -> int | None:
     """Returns how many tokens a sequence may have: as many as there are learned positions, or `None` for any number."""
     config = model.config
-    if config.position_embedding_type != "learned":
-        return None
-    return int(config.max_position_embeddings - config.position_offset)
-
-
-def _keys_and_values(layer: Any) -> dict[str, torch.Tensor]:
-    return {"key": layer.keys, "value": layer.values}
+    is_learned = config.position_embedding_type == "learned"
+    return int(config.max_position_embeddings - config.position_offset) if is_learned else None

@@ -16,7 +16,7 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,17 +32,7 @@ from vanilla_transformer.data.vocabularies import load_tokenizer
 from vanilla_transformer.files import check_new_folder, explain_missing, new_folder
 from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
-from .graphs import (
-    BATCH_SIZE,
-    CACHED_SOURCE_LENGTH,
-    PAST_LENGTH,
-    SOURCE_LENGTH,
-    TARGET_LENGTH,
-    DecoderGraph,
-    EncoderGraph,
-    copy_for_tracing,
-    longest_sequence,
-)
+from .graphs import DecoderGraph, copy_for_tracing, longest_sequence
 from .onnx_model import DECODER_FILE, ENCODER_FILE, OnnxModel, import_onnxruntime
 
 logger = logging.getLogger(__name__)
@@ -55,6 +45,8 @@ _LARGEST_FILE = 3 * 2**29
 
 _BATCH, _SOURCE, _TARGET = Dim("batch_size"), Dim("encoder_sequence_length"), Dim("decoder_sequence_length")
 _PAST, _CACHED_SOURCE = Dim("past_decoder_sequence_length"), Dim("past_encoder_sequence_length")
+# What these free sizes are while tracing: any will do but 0 and 1, which tracing takes for constants.
+_FREE = {_BATCH: 2, _SOURCE: 4, _TARGET: 2, _PAST: 3, _CACHED_SOURCE: 2}
 
 
 def export_onnx(
@@ -63,12 +55,11 @@ def export_onnx(
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     opset: int = OLDEST_OPSET,
-    check: bool = True,
 ) -> Path:
     """Writes a model as ONNX, in float32, with all that translating needs: the folder is complete or absent.
 
-    Sinusoids are computed in the graph, so that they end nowhere; learned positions end where they end, where the
-    runtime refuses to go on.
+    What was written is run with ONNX Runtime, and its logits are compared with PyTorch's. Sinusoids are computed in the
+    graph and have no end; beyond learned positions the runtime refuses to go on.
 
     Args:
         model: The model, or the folder or Hub name of one.
@@ -76,7 +67,6 @@ def export_onnx(
         tokenizer: The model's tokenizer. `None`: the one saved with the model, where that is a folder or name and
             there is one.
         opset: Version of ONNX's set of operators. 18 is what the most runtimes know.
-        check: Whether to run what was written with ONNX Runtime, and to compare the logits with PyTorch's.
 
     Returns:
         The folder. It holds the two graphs, the configuration, the generation config, and the tokenizer's files.
@@ -85,11 +75,9 @@ def export_onnx(
         ConversionError: If this is no model that can be exported, or what was written computes something else.
         FileExistsError: If there is something already.
         ImportError: If a package is missing, or transformers is older than its exporters.
-        ValueError: If the exporter does not know that opset.
     """
     _import_exporters()
-    if check:
-        import_onnxruntime()
+    import_onnxruntime()
     if opset < OLDEST_OPSET:
         raise ValueError(f"opset is {opset}; it must be at least {OLDEST_OPSET}.")
     check_new_folder(folder)
@@ -106,65 +94,43 @@ def export_onnx(
         copied.generation_config.save_pretrained(partial)
         if tokenizer is not None:
             tokenizer.save_pretrained(partial)
-        if check:
-            _refuse_difference(compare_onnx(copied, partial))
+        difference = compare_onnx(copied, partial)
+        logger.info("The logits of ONNX and PyTorch differ by %.1e of the largest at most.", difference)
+        if not difference <= TOLERANCE:
+            raise ConversionError(
+                f"The exported model computes something else than the original: logits differ by {difference:.1e} of "
+                f"the largest, and may by {TOLERANCE:.0e}. This is an error of the exporter or of ONNX Runtime."
+            )
     return Path(folder)
 
 
 def compare_onnx(model: VanillaTransformerForConditionalGeneration, folder: str | os.PathLike[str]) -> float:
-    """Runs a model and what was exported of it on random batches, with padding, with and without a cache.
+    """Runs a model and what was exported of it on a random batch, with padding, with and without a cache.
 
-    Args:
-        model: The model, in float32 and evaluation mode on the CPU.
-        folder: What [`export_onnx`] wrote.
-
-    Returns:
-        The largest difference of logits as a fraction of the largest logit.
+    The model is in float32 and evaluation mode on the CPU. Returns the largest difference of logits as a fraction of
+    the largest logit.
     """
     exported = OnnxModel(folder)
     longest = longest_sequence(model) or 40
     generator = torch.Generator().manual_seed(0)
-    differences = []
-    for rows, source_length, target_length in ((1, 1, 1), (3, min(longest, 19), min(longest, 13))):
-        input_ids = torch.randint(model.config.vocab_size, (rows, source_length), generator=generator)
-        targets = torch.randint(model.config.target_vocab_size, (rows, target_length), generator=generator)
-        mask = torch.ones_like(input_ids)
-        mask[1:2, source_length // 2 :] = 0
-        mask[2:3, : source_length // 3] = 0
-        with torch.no_grad():
-            expected = model(input_ids=input_ids, attention_mask=mask, decoder_input_ids=targets).logits
-        first = exported(input_ids=input_ids, attention_mask=mask, decoder_input_ids=targets[:, :1])
-        logits = [first.logits]
-        if target_length > 1:
-            rest = exported(
-                attention_mask=mask,
-                decoder_input_ids=targets[:, 1:],
-                encoder_outputs=(first.encoder_last_hidden_state,),
-                past_key_values=first.past_key_values,
-            )
-            logits.append(rest.logits)
-        differences.append((torch.cat(logits, dim=1) - expected).abs().max() / expected.abs().max())
-    # NaN if any of them is.
-    return float(torch.stack(differences).max())
-
-
-def _refuse_difference(difference: float) -> None:
-    logger.info("The logits of ONNX and PyTorch differ by %.1e of the largest at most.", difference)
-    if not difference <= TOLERANCE:
-        raise ConversionError(
-            f"The exported model computes something else than the original: logits differ by {difference:.1e} of the "
-            f"largest, and may by {TOLERANCE:.0e}. This is an error of the exporter or of ONNX Runtime."
-        )
+    input_ids = torch.randint(model.config.vocab_size, (3, min(longest, 19)), generator=generator)
+    targets = torch.randint(model.config.target_vocab_size, (3, min(longest, 13)), generator=generator)
+    mask = torch.ones_like(input_ids)
+    mask[1, input_ids.shape[1] // 2 :] = 0
+    mask[2, : input_ids.shape[1] // 3] = 0
+    with torch.no_grad():
+        expected = model(input_ids=input_ids, attention_mask=mask, decoder_input_ids=targets).logits
+    first = exported(input_ids=input_ids, attention_mask=mask, decoder_input_ids=targets[:, :1])
+    known = {"encoder_outputs": (first.encoder_last_hidden_state,), "past_key_values": first.past_key_values}
+    rest = exported(attention_mask=mask, decoder_input_ids=targets[:, 1:], **known)
+    logits = torch.cat([first.logits, rest.logits], dim=1)
+    return float((logits - expected).abs().max() / expected.abs().max())
 
 
 def _import_exporters() -> None:
-    """Makes sure that all is there before long work is done.
-
-    Raises:
-        ImportError: If something is not; says what to install.
-    """
-    packages = "onnx onnxscript onnxruntime"
-    with explain_missing("The ONNX exporter is not installed", extra="export", packages=packages):
+    """Makes sure that all is there before long work is done."""
+    names = "onnx onnxscript onnxruntime"
+    with explain_missing("The ONNX exporter is not installed", extra="export", packages=names):
         import onnx_ir  # noqa: F401
         import onnxscript  # noqa: F401
     if Version(transformers_version) < Version(OLDEST_TRANSFORMERS):
@@ -175,67 +141,49 @@ def _import_exporters() -> None:
 
 
 def _export_encoder(model: VanillaTransformerForConditionalGeneration, opset: int) -> Any:
-    inputs = {
-        "input_ids": torch.zeros(BATCH_SIZE, SOURCE_LENGTH, dtype=torch.long),
-        "attention_mask": torch.ones(BATCH_SIZE, SOURCE_LENGTH, dtype=torch.long),
-    }
-    source = {0: _BATCH, 1: _SOURCE}
-    return _export(EncoderGraph(model), inputs, {"input_ids": source, "attention_mask": source}, opset)
+    source = (_BATCH, _SOURCE)
+    return _export(model.model.encoder, {"input_ids": source, "attention_mask": source}, opset)
 
 
 def _export_decoder(model: VanillaTransformerForConditionalGeneration, opset: int) -> Any:
-    layers: Any = model.model.decoder.layers
-    past = {
-        str(number): {
-            "decoder": _make_states(layer.self_attn, PAST_LENGTH),
-            "encoder": _make_states(layer.encoder_attn, CACHED_SOURCE_LENGTH),
-        }
-        for number, layer in enumerate(layers)
-    }
-    lengths = {"decoder": _PAST, "encoder": _CACHED_SOURCE}
-    past_shapes = {
-        number: {side: {name: {0: _BATCH, 2: lengths[side]} for name in states} for side, states in sides.items()}
-        for number, sides in past.items()
-    }
-    inputs = {
-        "input_ids": torch.zeros(BATCH_SIZE, TARGET_LENGTH, dtype=torch.long),
-        "encoder_attention_mask": torch.ones(BATCH_SIZE, SOURCE_LENGTH, dtype=torch.long),
-        "encoder_hidden_states": torch.zeros(BATCH_SIZE, SOURCE_LENGTH, model.config.d_model),
-        "past_key_values": past,
-    }
-    shapes = {
-        "input_ids": {0: _BATCH, 1: _TARGET},
-        "encoder_attention_mask": {0: _BATCH, 1: _SOURCE},
-        "encoder_hidden_states": {0: _BATCH, 1: _SOURCE},
-        "past_key_values": past_shapes,
-    }
-    return _export(DecoderGraph(model), inputs, shapes, opset)
-
-
-def _make_states(attention: Any, length: int) -> dict[str, torch.Tensor]:
-    """Keys and values (B, H, length, d_k or d_v) as a cache holds them."""
+    config: Any = model.config
+    attention: Any = model.model.decoder.layers[0].self_attn
     heads = attention.num_heads
-    return {
-        name: torch.zeros(BATCH_SIZE, heads, length, projection.out_features // heads)
-        for name, projection in (("key", attention.k_proj), ("value", attention.v_proj))
+    widths = {"key": attention.k_proj.out_features // heads, "value": attention.v_proj.out_features // heads}
+    lengths = {"decoder": _PAST, "encoder": _CACHED_SOURCE}
+    states = {
+        side: {kind: (_BATCH, heads, length, width) for kind, width in widths.items()}
+        for side, length in lengths.items()
     }
+    sizes = {
+        "input_ids": (_BATCH, _TARGET),
+        "encoder_attention_mask": (_BATCH, _SOURCE),
+        "encoder_hidden_states": (_BATCH, _SOURCE, config.d_model),
+        "past_key_values": {str(number): states for number in range(config.decoder_layers)},
+    }
+    return _export(DecoderGraph(model), sizes, opset)
 
 
-def _export(graph: nn.Module, inputs: dict[str, Any], shapes: Mapping[str, Any], opset: int) -> Any:
-    """Exports one graph, with names of its free sizes, as an `onnx_ir.Model`.
+def _map(sizes: Mapping[str, Any], function: Callable[[tuple[Any, ...]], Any]) -> dict[str, Any]:
+    """Applies a function to tuples within mappings of mappings."""
+    return {name: function(each) if isinstance(each, tuple) else _map(each, function) for name, each in sizes.items()}
 
-    Args:
-        graph: What to export; it returns tensors by name.
-        inputs: Tensors to trace it with by name, in mappings or not.
-        shapes: For each tensor, the names of those of its sizes that are free.
-        opset: Version of the set of operators.
-    """
+
+def _make_input(sizes: tuple[Any, ...]) -> torch.Tensor:
+    """A tensor to trace with: tokens and masks have two sizes, states more."""
+    shape = [_FREE.get(size, size) for size in sizes]
+    return torch.ones(shape, dtype=torch.long if len(shape) == 2 else torch.float32)
+
+
+def _export(graph: nn.Module, sizes: Mapping[str, Any], opset: int) -> Any:
+    """Exports one graph as an `onnx_ir.Model`, given the sizes of its inputs, some of which are free."""
     from transformers.exporters.configs import OnnxConfig
     from transformers.exporters.exporter_onnx import OnnxExporter
 
+    shapes = _map(sizes, lambda each: {axis: size for axis, size in enumerate(each) if size in _FREE})
     with _silence():
-        config = OnnxConfig(dynamic_shapes=dict(shapes), opset_version=opset)
-        exported: Any = OnnxExporter().export(cast(Any, graph.eval()), inputs, config)
+        config = OnnxConfig(dynamic_shapes=shapes, opset_version=opset)
+        exported: Any = OnnxExporter().export(cast(Any, graph.eval()), _map(sizes, _make_input), config)
     # Older versions of transformers return torch's own ONNXProgram.
     model = exported.program if hasattr(exported, "program") else exported.model
     if model.opset_imports[""] != opset:
@@ -248,17 +196,13 @@ def _export(graph: nn.Module, inputs: dict[str, Any], shapes: Mapping[str, Any],
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
     """Keeps from the user what the exporters say about themselves: progress, and versions they were not tested with."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "transformers.exporters", "onnx_ir", "onnxscript")]
-    levels = [logger.level for logger in loggers]
-    for each in loggers:
-        each.setLevel(logging.ERROR)
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        for each, level in zip(loggers, levels, strict=True):
-            each.setLevel(level)
+        logging.disable(level)
 
 
 def _name_sizes(graph: Any, shapes: Mapping[str, Any]) -> None:
@@ -278,12 +222,10 @@ def _name_sizes(graph: Any, shapes: Mapping[str, Any]) -> None:
 
 def _forget_sources(model: Any) -> None:
     """Removes which lines of code, under which paths of this machine, each operation comes from."""
-    for node in model.graph.all_nodes():
-        node.metadata_props.clear()
-        for value in node.outputs:
-            value.metadata_props.clear()
-    for value in [*model.graph.inputs, *model.graph.initializers.values()]:
-        value.metadata_props.clear()
+    nodes = list(model.graph.all_nodes())
+    values = [*model.graph.inputs, *model.graph.initializers.values(), *(one for node in nodes for one in node.outputs)]
+    for each in [*nodes, *values]:
+        each.metadata_props.clear()
 
 
 def _save(model: Any, path: Path) -> None:

@@ -14,17 +14,12 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import nn
-from transformers import (
-    GenerationConfig,
-    GenerationMixin,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from vanilla_transformer.data.vocabularies import load_needed_tokenizer
-from vanilla_transformer.files import explain_missing
+from vanilla_transformer.files import digest_files, explain_missing
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerGenerationMixin
 from vanilla_transformer.model.loss_vanilla_transformer import shift_tokens_right
@@ -35,11 +30,7 @@ DECODER_FILE = "decoder_model_merged.onnx"
 
 
 def import_onnxruntime() -> ModuleType:
-    """The package onnxruntime.
-
-    Raises:
-        ImportError: If it is not installed; says how to install it.
-    """
+    """The package onnxruntime."""
     with explain_missing("ONNX Runtime is not installed", extra="export", packages="onnxruntime"):
         import onnxruntime
     return cast(ModuleType, onnxruntime)
@@ -59,19 +50,13 @@ class SourceKeepingCache(EncoderDecoderCache):
 
 
 class OnnxEncoder(nn.Module):
-    """The encoder.
-
-    Args:
-        session: Of `encoder_model.onnx`.
-        config: The model's configuration.
-    """
+    """The encoder: a session of `encoder_model.onnx`."""
 
     main_input_name = "input_ids"
 
-    def __init__(self, session: Any, config: VanillaTransformerConfig) -> None:
+    def __init__(self, session: Any) -> None:
         super().__init__()
         self.session = session
-        self.config = config
 
     def forward(
         self,
@@ -81,24 +66,8 @@ class OnnxEncoder(nn.Module):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> BaseModelOutput:
-        """Encodes the source.
-
-        Args:
-            input_ids: Source tokens (B, S).
-            attention_mask: (B, S); `None`: nothing is padding.
-            output_attentions: The graph does not return them.
-            output_hidden_states: The graph does not return them.
-            return_dict: What is returned can be used as either.
-
-        Returns:
-            `last_hidden_state` (B, S, D).
-
-        Raises:
-            ValueError: If the graph cannot do what is asked for, or there are not as many positions.
-        """
-        _refuse_inner_values(output_attentions=output_attentions, output_hidden_states=output_hidden_states)
+        """Encodes the source, (B, S) with a mask (B, S), to `last_hidden_state` (B, S, D), and nothing else."""
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        _check_length(self.config, int(mask.sum(dim=1).max()))
         outputs = _run(self.session, {"input_ids": input_ids, "attention_mask": mask.long()})
         return BaseModelOutput(last_hidden_state=cast(torch.FloatTensor, outputs["last_hidden_state"]))
 
@@ -106,9 +75,8 @@ class OnnxEncoder(nn.Module):
 class OnnxModel(VanillaTransformerGenerationMixin, PreTrainedModel, GenerationMixin):
     """An exported model that is called, and generates, as the original does: greedily, with beams, or sampling.
 
-    What `translate` and the other functions of translation.py ask of a model it has, too. It computes in float32 on
-    ONNX Runtime's devices, while searching is done on the CPU. It cannot be trained, and does not tell attention
-    weights or hidden states.
+    `translate` and the functions like it take it. It computes in float32 on ONNX Runtime's devices, while searching is
+    done on the CPU. It cannot be trained, and does not tell attention weights or hidden states.
 
     Args:
         folder: What `export_onnx` wrote.
@@ -118,13 +86,6 @@ class OnnxModel(VanillaTransformerGenerationMixin, PreTrainedModel, GenerationMi
     Raises:
         FileNotFoundError: If the folder holds no such model.
         ImportError: If ONNX Runtime is not installed.
-
-    Example:
-        ```python
-        model = OnnxModel("out/my-model-onnx")
-        tokenizer = AutoTokenizer.from_pretrained("out/my-model-onnx")
-        translate(model, tokenizer, ["A man rides a horse."], num_beams=4)
-        ```
     """
 
     config: VanillaTransformerConfig
@@ -155,7 +116,7 @@ class OnnxModel(VanillaTransformerGenerationMixin, PreTrainedModel, GenerationMi
             onnxruntime.InferenceSession(path / name, session_options, providers=list(providers))
             for name in (ENCODER_FILE, DECODER_FILE)
         )
-        self.encoder = OnnxEncoder(encoder, self.config)
+        self.encoder = OnnxEncoder(encoder)
         # (heads, size of one head) of each input of the cache.
         self.past_shapes: dict[str, tuple[int, int]] = {
             value.name: (value.shape[1], value.shape[3])
@@ -163,7 +124,8 @@ class OnnxModel(VanillaTransformerGenerationMixin, PreTrainedModel, GenerationMi
             if value.name.startswith("past_key_values.")
         }
         # So that the state tells one model from another, as that of a model with parameters does.
-        self.register_buffer("digest", torch.tensor(list(_digest(path)), dtype=torch.uint8))
+        digest = hashlib.sha256(str(digest_files(sorted(path.glob("*.onnx*")))).encode()).digest()
+        self.register_buffer("digest", torch.tensor(list(digest), dtype=torch.uint8))
 
     @property
     def device(self) -> torch.device:
@@ -182,11 +144,7 @@ class OnnxModel(VanillaTransformerGenerationMixin, PreTrainedModel, GenerationMi
         return int(original.num_parameters(only_trainable, exclude_embeddings))
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """Refuses: what is exported is a folder already.
-
-        Raises:
-            NotImplementedError: Always.
-        """
+        """Refuses: what is exported is a folder already."""
         raise NotImplementedError("An exported model is saved already: copy its folder.")
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
@@ -207,33 +165,14 @@ class OnnxModel(VanillaTransformerGenerationMixin, PreTrainedModel, GenerationMi
         encoder_outputs: Sequence[torch.Tensor] | BaseModelOutput | None = None,
         past_key_values: EncoderDecoderCache | None = None,
         use_cache: bool | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> Seq2SeqLMOutput:
-        """Predicts the next token at each position of the target.
+        """Predicts the next token at each position of the target (R, T), of which only what the cache lacks is given.
 
-        Args:
-            input_ids: Source tokens (B, S).
-            attention_mask: (B, S); `None`: nothing is padding.
-            decoder_input_ids: Target tokens (R, T), those that the cache does not have.
-            decoder_attention_mask: (R, T), with the cached positions before them or not. The graph has no place for it;
-                padding at the end needs none.
-            encoder_outputs: What the encoder returned for this source, (B, S, D), or once for each row, (R, S, D).
-            past_key_values: Of the call before; it is added to.
-            use_cache: Whether to return a cache; by default, yes.
-            output_attentions: The graph does not return them.
-            output_hidden_states: The graph does not return them.
-            return_dict: What is returned can be used as either.
-
-        Returns:
-            `logits` (R, T, V), `past_key_values` and `encoder_last_hidden_state`.
-
-        Raises:
-            ValueError: If the graph cannot do what is asked for, an input is missing, the target is padded on the
-                left, or there are not as many positions.
+        The mask and `encoder_outputs` are those of the source, (B, S) and (B, S, D), or once for each row, (R, S) and
+        (R, S, D). The graph has no place for `decoder_attention_mask`, (R, T or more); padding at the end needs none.
+        The cache is added to. Returns `logits` (R, T, V), `past_key_values` and `encoder_last_hidden_state`.
         """
-        _refuse_inner_values(output_attentions=output_attentions, output_hidden_states=output_hidden_states)
         if decoder_input_ids is None or (input_ids is None and encoder_outputs is None):
             raise ValueError("Give decoder_input_ids, and either input_ids or encoder_outputs.")
         if decoder_attention_mask is not None and (decoder_attention_mask.diff(dim=1) > 0).any():
@@ -244,8 +183,7 @@ class OnnxModel(VanillaTransformerGenerationMixin, PreTrainedModel, GenerationMi
         if attention_mask is None:
             attention_mask = torch.ones(states.shape[:2], dtype=torch.long)
         cache = past_key_values if past_key_values is not None else _new_cache()
-        rows, length = decoder_input_ids.shape
-        _check_length(self.config, cache.get_seq_length() + length)
+        rows = decoder_input_ids.shape[0]
         inputs = {
             "input_ids": decoder_input_ids,
             "encoder_attention_mask": _repeat(attention_mask.long(), rows),
@@ -285,13 +223,10 @@ class OnnxModel(VanillaTransformerGenerationMixin, PreTrainedModel, GenerationMi
     def _prepare_cache_for_generation(self, generation_config: GenerationConfig, model_kwargs: Any, *args: Any) -> Any:
         """Makes a cache of the library's kind, not one in which beams share their source: each row needs its own."""
         if generation_config.cache_implementation not in (None, "dynamic"):
-            raise ValueError(
-                f"cache_implementation is {generation_config.cache_implementation!r}; an ONNX model has a dynamic "
-                "cache only."
-            )
-        if generation_config.use_cache is False or model_kwargs.get("past_key_values") is not None:
-            return
-        model_kwargs["past_key_values"] = _new_cache()
+            kind = generation_config.cache_implementation
+            raise ValueError(f"cache_implementation is {kind!r}; an ONNX model has a dynamic cache only.")
+        if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = _new_cache()
 
     def _expand_inputs_for_generation(self, *args: Any, **kwargs: Any) -> tuple[torch.LongTensor, dict[str, Any]]:
         """Repeats the target's side as the original does, and the encoder's output, once for all steps."""
@@ -304,19 +239,7 @@ class OnnxModel(VanillaTransformerGenerationMixin, PreTrainedModel, GenerationMi
 def load_for_onnx(
     folder: str, *, device: str = "auto", dtype: str = "auto"
 ) -> tuple[OnnxModel, PreTrainedTokenizerBase]:
-    """Loads an exported model and its tokenizer.
-
-    Args:
-        folder: What `export_onnx` wrote.
-        device: `"cpu"`, `"cuda"`, or `"auto"`: CUDA if the installed ONNX Runtime can use it, else the CPU.
-        dtype: `"auto"` or `"float32"`: what is exported computes in float32.
-
-    Raises:
-        FileNotFoundError: If the folder holds no such model.
-        ImportError: If ONNX Runtime is not installed.
-        ValueError: If `device` or `dtype` is none of these, this ONNX Runtime cannot use the device, or no tokenizer
-            was exported with the model.
-    """
+    """Loads model and tokenizer from a folder that `export_onnx` wrote; `"auto"` is CUDA where it can be used."""
     available = import_onnxruntime().get_available_providers()
     has_cuda = "CUDAExecutionProvider" in available and torch.cuda.is_available()
     devices = {"auto": has_cuda, "cpu": False, "cuda": True}
@@ -349,27 +272,3 @@ def _new_cache() -> SourceKeepingCache:
 def _find_layer(cache: EncoderDecoderCache, side: str, number: int) -> Any:
     part: Cache = cache.self_attention_cache if side == "decoder" else cache.cross_attention_cache
     return part.layers[number] if number < len(part.layers) else None
-
-
-def _check_length(config: VanillaTransformerConfig, length: int) -> None:
-    positions = config.max_position_embeddings - config.position_offset
-    if config.position_embedding_type == "learned" and length > positions:
-        raise ValueError(
-            f"A sequence of {length} tokens is too long for learned positions: "
-            f"max_position_embeddings={config.max_position_embeddings} and position_offset={config.position_offset} "
-            f"allow {positions}."
-        )
-
-
-def _refuse_inner_values(**flags: bool | None) -> None:
-    wanted = [name for name, flag in flags.items() if flag]
-    if wanted:
-        raise ValueError(f"An exported model does not tell what is within it: {', '.join(wanted)} must be unset.")
-
-
-def _digest(folder: Path) -> bytes:
-    digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.onnx*")):
-        with open(path, "rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.digest()

@@ -11,13 +11,12 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 import transformers
 from huggingface_hub import ModelCard
 from safetensors import safe_open
@@ -26,11 +25,9 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
 from vanilla_transformer.data.vocabularies import get_vocabularies
-from vanilla_transformer.files import find_damage, list_weights_problems
-from vanilla_transformer.model.configuration_vanilla_transformer import AUTO_MAP, VanillaTransformerConfig
-from vanilla_transformer.model.pretrained_vanilla_transformer import suggest_fields
-from vanilla_transformer.single_stacks import SingleStack, find_single_stack
-from vanilla_transformer.tasks import TRANSLATION, Task, find_task
+from vanilla_transformer.files import list_weights_problems
+from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.tasks import TRANSLATION, SingleStack, Task, find_single_stack, find_task
 
 from .files import (
     CARD_NAME,
@@ -43,12 +40,10 @@ from .files import (
     follow_imports,
     join_lines,
     read_bytes,
-    read_json,
-    read_text,
+    read_settings,
     select_files,
 )
 from .trial import Outcome, make_user, use
-from .words import get_task_words
 
 CodeChoice = Literal["folder", "installed"]
 
@@ -69,7 +64,7 @@ class Inspection:
         changes: The files whose content will be another one.
         probes: What the model was tried with.
         outcomes: What the model makes of it, in words.
-        task: What the model is for, or which half it is.
+        task: What the model is for, or which single stack it is.
         is_self_contained: Whether it brings its own code, with which it was tried in a process without this package.
     """
 
@@ -95,7 +90,7 @@ def check_model_folder(
 
     The weights must be whole and fit the configuration, tied ones stored once; tokenizer, configuration and
     generation config must agree; the model card must be valid. The code in the folder must be the installed package's,
-    and in a process without the package the model must do its task, translating say or, as a half of one, classifying,
+    and in a process without the package the model must do its task, translating say or, as a single stack, classifying,
     with the same outcome as here. Pickles and what looks like a secret are refused.
 
     Args:
@@ -111,8 +106,8 @@ def check_model_folder(
         ValueError: If there is no such folder, or something to include is not in it.
     """
     root = Path(folder)
-    card = root / CARD_NAME
-    text = read_text(card) if card.is_file() else None
+    card = read_bytes(root / CARD_NAME)
+    text = None if card is None else card.decode("utf-8", errors="replace")
     return inspect_model_folder(root, card=text, include=include, code=code).problems
 
 
@@ -137,10 +132,11 @@ def inspect_model_folder(
         return Inspection(selection, [Problem("files", message)])
     problems = [*find_refused_files(folder, selection), *_check_card(card)]
     found = Inspection(selection, problems, changes=changes or {})
-    if (half := find_single_stack(read_json(folder / "config.json"))) is None:
+    stack = find_single_stack(read_settings(folder / "config.json"))
+    if stack is None:
         found.probes = _choose_probes(folder)
     else:
-        found.task = half
+        found.task = stack
     found.problems += _compare_code(folder, found, code)
     with _staged(found.files) as stage, _quiet():
         parts = list(_check_parts(stage, found))
@@ -152,13 +148,9 @@ def inspect_model_folder(
 def _choose_probes(folder: Path) -> Sequence[str]:
     """The first sentence that the model was scored on, if an evaluation kept it: of a kind that it knows."""
     for path in sorted(folder.glob("*/sources.txt")):
-        try:
-            with path.open(encoding="utf-8") as lines:
-                text = next(lines, "").strip()
-        except (OSError, ValueError):
-            continue
-        if text:
-            return text, *PROBES[1:]
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            if text := next(lines, "").strip():
+                return text, *PROBES[1:]
     return PROBES
 
 
@@ -198,27 +190,27 @@ def _quiet() -> Iterator[None]:
 def _check_parts(stage: Path, found: Inspection) -> Iterator[Problem]:
     """Each part by itself first, then whether they agree, then whether they work."""
     problems: list[Problem] = []
-    half = found.task if isinstance(found.task, SingleStack) else None
-    config = _attempt("config", problems, lambda: _load_config(stage, problems))
+    stack = found.task if isinstance(found.task, SingleStack) else None
+    config = _attempt("config", problems, lambda: _load_config(stage))
     generation = None
-    if half is None or half.writes:
+    if stack is None or stack.writes:
         generation = _attempt("generation_config", problems, lambda: _load_generation_config(stage))
     if generation is None:
         (stage / "generation_config.json").unlink(missing_ok=True)  # the model shall load all the same
-    problems += _check_weight_files(stage)
-    model = None
-    if config is not None and not any(problem.check == "weights" for problem in problems):
-        model = _attempt("weights", problems, lambda: _load_model(stage, half, problems))
-    tokenizer = None
+    weights = [Problem("weights", f"{message}.") for message in list_weights_problems(stage)]
+    if (stage / SAFE_WEIGHTS_NAME).is_file() and (stage / SAFE_WEIGHTS_INDEX_NAME).is_file():
+        names = f"{SAFE_WEIGHTS_NAME} and {SAFE_WEIGHTS_INDEX_NAME}"
+        weights.append(Problem("weights", f"{names} are both there: delete the old one."))
+    problems += weights
+    model = tokenizer = None
     if config is not None:
+        if not weights:
+            model = _attempt("weights", problems, lambda: _load_model(stage, stack, problems))
         tokenizer = _attempt("tokenizer", problems, lambda: _load_tokenizer(stage))
-        problems += _check_ids(config, generation, tokenizer, half)
-        # Unless the weights have already said that config.json is wrong.
-        if tokenizer is not None and not any("vocab_size=" in problem.message for problem in problems):
-            problems += _check_vocabulary(config, tokenizer, half)
-        if half is not None and tokenizer is not None:
-            problems += _check_texts(tokenizer, half)
-        problems += _check_code(stage, config, half)
+        problems += _check_ids(config, generation, tokenizer, stack)
+        if tokenizer is not None:
+            problems += _check_vocabulary(config, tokenizer, stack)
+        problems += _check_code(stage, config, stack)
     if model is not None:
         problems += _check_ties(stage, model)
     yield from problems
@@ -226,7 +218,7 @@ def _check_parts(stage: Path, found: Inspection) -> Iterator[Problem]:
         yield from _check_use(stage, model, tokenizer, found)
 
 
-def _attempt(check: str, problems: list[Problem], load: Any) -> Any:
+def _attempt(check: str, problems: list[Problem], load: Callable[[], Any]) -> Any:
     try:
         return load()
     except Exception as error:  # what a damaged file provokes may be anything, and all of it is to be reported
@@ -234,19 +226,15 @@ def _attempt(check: str, problems: list[Problem], load: Any) -> Any:
         return None
 
 
-def _load_config(stage: Path, problems: list[Problem]) -> Any:
-    if not (stage / "config.json").is_file():
-        raise FileNotFoundError("config.json is missing: save the model with save_pretrained.")
+def _load_config(stage: Path) -> Any:
     config = AutoConfig.from_pretrained(stage, local_files_only=True, trust_remote_code=False)
     is_own = isinstance(config, VanillaTransformerConfig)
-    if is_own and (problem := config.find_unknown_fields(read_json(stage / "config.json"))):
-        problems.append(Problem("config", f"config.json has fields that are none. {problem}"))
+    if is_own and (problem := config.find_unknown_fields(read_settings(stage / "config.json"))):
+        raise ValueError(f"config.json has fields that are none. {problem}")
     return config
 
 
 def _load_generation_config(stage: Path) -> GenerationConfig:
-    if not (stage / "generation_config.json").is_file():
-        raise FileNotFoundError("generation_config.json is missing: model.save_pretrained writes it.")
     generation = GenerationConfig.from_pretrained(stage, local_files_only=True)
     generation.validate(strict=True)
     return generation
@@ -256,51 +244,22 @@ def _load_tokenizer(stage: Path) -> Any:
     if not (stage / "tokenizer_config.json").is_file():
         raise FileNotFoundError("tokenizer_config.json is missing: save the tokenizer into the folder too.")
     tokenizer = AutoTokenizer.from_pretrained(stage, local_files_only=True, trust_remote_code=False)
-    names = {"tokenizer.json", *tokenizer.vocab_files_names.values()}
-    if not any((stage / name).is_file() for name in names):
-        # Some tokenizers start untrained then.
-        others = [name for name in sorted(names) if name != "tokenizer.json"]
-        instead = f", and so is {' and '.join(others)}" if others else ""
-        raise FileNotFoundError(f"tokenizer.json is missing{instead}: save the tokenizer into the folder again.")
+    names = ["tokenizer.json", *tokenizer.vocab_files_names.values()]
+    if not any((stage / name).is_file() for name in names):  # some tokenizers start untrained then
+        raise FileNotFoundError(f"{' or '.join(sorted(set(names)))} is missing: save the tokenizer again.")
     return tokenizer
 
 
-def _check_weight_files(stage: Path) -> Iterator[Problem]:
-    for message in list_weights_problems(stage):
-        yield Problem("weights", _explain_weights_problem(stage, message))
-    index = read_json(stage / SAFE_WEIGHTS_INDEX_NAME).get("weight_map")
-    if not isinstance(index, dict):
-        return
-    if (stage / SAFE_WEIGHTS_NAME).is_file():
-        yield Problem(
-            "weights", f"{SAFE_WEIGHTS_NAME} and {SAFE_WEIGHTS_INDEX_NAME} are both there: delete the old one."
-        )
-    for path in sorted(stage.glob("model-*.safetensors")):
-        announced = {name for name, file in index.items() if file == path.name}
-        differing = sorted(announced ^ _stored_names(path))
-        if differing:
-            yield Problem("weights", f"{path.name} and {SAFE_WEIGHTS_INDEX_NAME} do not agree on {_join(differing)}.")
-
-
-def _explain_weights_problem(stage: Path, message: str) -> str:
-    name = message.partition(" ")[0]
-    if message == "there are no weights":
-        return f"{SAFE_WEIGHTS_NAME} is missing: save the model with save_pretrained."
-    if (stage / name).suffix == ".safetensors" and (damage := find_damage(stage / name)):
-        return f"{name} {damage}."
-    return f"{message}."
-
-
-def _stored_names(path: Path) -> set[str]:
-    try:
+def _stored_names(stage: Path) -> set[str]:
+    names: set[str] = set()
+    for path in stage.glob("*.safetensors"):
         with safe_open(path, framework="pt") as tensors:
-            return set(tensors.keys())
-    except Exception:  # a damaged file has been reported already
-        return set()
+            names |= set(tensors.keys())
+    return names
 
 
-def _load_model(stage: Path, half: SingleStack | None, problems: list[Problem]) -> PreTrainedModel | None:
-    auto_class: Any = getattr(transformers, "AutoModelForSeq2SeqLM" if half is None else half.auto_class)
+def _load_model(stage: Path, stack: SingleStack | None, problems: list[Problem]) -> PreTrainedModel | None:
+    auto_class: Any = getattr(transformers, "AutoModelForSeq2SeqLM" if stack is None else stack.auto_class)
     model, report = auto_class.from_pretrained(
         stage,
         local_files_only=True,
@@ -310,28 +269,25 @@ def _load_model(stage: Path, half: SingleStack | None, problems: list[Problem]) 
         ignore_mismatched_sizes=True,
     )
     unexpected = set(report["unexpected_keys"])
-    if half is not None and not report["missing_keys"]:
-        # A half passes over what the whole has besides, but weights of its own folder are its own.
-        unexpected |= set().union(*map(_stored_names, stage.glob("*.safetensors"))) - model.state_dict().keys()
-    mismatched = [f"{name} {list(one)} instead of {list(other)}" for name, one, other in report["mismatched_keys"]]
+    if stack is not None and not report["missing_keys"]:
+        # A single stack passes over what an encoder-decoder has besides, but weights of its own folder are its own.
+        unexpected |= _stored_names(stage) - model.state_dict().keys()
+    weights = model.state_dict().items()
     kinds = {
-        "these weights that the model has are missing": sorted(report["missing_keys"]),
-        "these weights belong to no part of the model": sorted(unexpected),
-        "these weights have other shapes than the configuration says": sorted(mismatched),
-        "these weights are not all finite numbers": [
-            name for name, weight in model.state_dict().items() if not torch.isfinite(weight).all()
+        "these weights that the model has are missing": report["missing_keys"],
+        "these weights belong to no part of the model": unexpected,
+        "these weights have other shapes than the configuration says": [
+            f"{name} {list(one)} instead of {list(other)}" for name, one, other in report["mismatched_keys"]
         ],
+        "these weights are not all finite numbers": [name for name, weight in weights if not weight.isfinite().all()],
     }
-    bad = [f"{kind}: {_join(names)}." for kind, names in kinds.items() if names]
-    fits = suggest_fields(model.config, report["mismatched_keys"], report["missing_keys"], unexpected)
-    if fits:
-        bad = [f"they fit {', '.join(fits)} in config.json. As it is, {' And '.join(bad)}"]
-    problems += [Problem("weights", message) for message in bad]
+    bad = [Problem("weights", f"{kind}: {_join(sorted(names))}.") for kind, names in kinds.items() if names]
+    problems += bad
     return None if bad else model
 
 
 def _check_ties(stage: Path, model: PreTrainedModel) -> Iterator[Problem]:
-    stored = set().union(*map(_stored_names, stage.glob("*.safetensors")))
+    stored = _stored_names(stage)
     names = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names[id(parameter)].append(name)
@@ -342,29 +298,30 @@ def _check_ties(stage: Path, model: PreTrainedModel) -> Iterator[Problem]:
 
 
 def _check_ids(
-    config: Any, generation: GenerationConfig | None, tokenizer: Any, half: SingleStack | None
+    config: Any, generation: GenerationConfig | None, tokenizer: Any, stack: SingleStack | None
 ) -> Iterator[Problem]:
     """Special tokens have one id each, whoever is asked."""
+    sources = {"config.json": config, "generation_config.json": generation, "the tokenizer": tokenizer}
     for name in ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"):
-        sources = {"config.json": config, "generation_config.json": generation, "the tokenizer": tokenizer}
-        ids = {source: getattr(item, name, None) for source, item in sources.items() if item is not None}
-        ids = {source: value for source, value in ids.items() if value is not None}
+        found = {source: getattr(item, name, None) for source, item in sources.items()}
+        found = {source: value for source, value in found.items() if value is not None}
         # A model may stop at several tokens, of which the tokenizer's is one.
-        sets = [set(value) if isinstance(value, list) else {value} for value in ids.values()]
-        if sets and not set.intersection(*sets):
-            listed = ", ".join(f"{value} in {source}" for source, value in ids.items())
+        ids = [set(value) if isinstance(value, list) else {value} for value in found.values()]
+        if ids and not set.intersection(*ids):
+            listed = ", ".join(f"{value} in {source}" for source, value in found.items())
             yield Problem("tokenizer", f"{name} is {listed}.")
-    if half is None and all(getattr(item, "decoder_start_token_id", None) is None for item in (config, generation)):
+    if stack is None and all(getattr(item, "decoder_start_token_id", None) is None for item in (config, generation)):
         yield Problem("generation_config", "decoder_start_token_id is given nowhere, so nothing can be generated.")
 
 
-def _check_vocabulary(config: Any, tokenizer: Any, half: SingleStack | None) -> Iterator[Problem]:
+def _check_vocabulary(config: Any, tokenizer: Any, stack: SingleStack | None) -> Iterator[Problem]:
+    """The tokenizer has as many tokens as the model; what a decoder alone reads is the target's, and has not ended."""
     source = getattr(config, "vocab_size", None)
     target = getattr(config, "decoder_vocab_size", None) or source
-    sides = {"source": (len(tokenizer), source, "vocab_size")}
     source_vocabulary, target_vocabulary = get_vocabularies(tokenizer)
     has_two = target_vocabulary is not source_vocabulary
-    if half is None and (has_two or target != source):
+    sides = {"source": (len(tokenizer), source, "vocab_size")}
+    if stack is None and (has_two or target != source):
         tokens = len(target_vocabulary) if has_two else len(tokenizer)
         sides["target"] = (tokens, target, "decoder_vocab_size")
     for side, (tokens, rows, name) in sides.items():
@@ -374,18 +331,13 @@ def _check_vocabulary(config: Any, tokenizer: Any, half: SingleStack | None) -> 
                 f"the tokenizer has {tokens} {side} tokens, but config.json says {name}={rows}: the model "
                 "was trained with another tokenizer, or was not resized to this one.",
             )
-
-
-def _check_texts(tokenizer: Any, half: SingleStack) -> Iterator[Problem]:
-    """What a decoder alone reads is in the target's vocabulary, and a prompt has not ended."""
-    source_vocabulary, target_vocabulary = get_vocabularies(tokenizer)
-    if half.side == "decoder" and target_vocabulary is not source_vocabulary:
+    if stack is not None and stack.side == "decoder" and has_two:
         yield Problem(
             "tokenizer",
             "it has two vocabularies and reads texts in the source's, but a decoder alone knows the target's: save "
             "tokenizer.target_tokenizer into the folder.",
         )
-    elif half.writes and tokenizer(PROBES[0])["input_ids"][-1] == tokenizer.eos_token_id:
+    elif stack is not None and stack.writes and tokenizer(PROBES[0])["input_ids"][-1] == tokenizer.eos_token_id:
         yield Problem(
             "tokenizer",
             f"it ends prompts with {tokenizer.eos_token}, after which a language model has nothing to say: save it "
@@ -432,29 +384,10 @@ def _compare_code(folder: Path, found: Inspection, code: CodeChoice | None) -> I
         )
 
 
-def _check_code(stage: Path, config: Any, half: SingleStack | None) -> Iterator[Problem]:
+def _check_code(stage: Path, config: Any, stack: SingleStack | None) -> Iterator[Problem]:
     """The configurations name code, and the code is there and can be parsed."""
     if config.model_type == VanillaTransformerConfig.model_type:
-        names = AUTO_MAP if half is None else ("AutoConfig", half.auto_class)
-        needed = [("config.json", "auto_map", name) for name in names]
-        if half is None:
-            needed.append(("config.json", "custom_pipelines", find_task(config).pipeline))
-        tokenizer_class = str(read_json(stage / "tokenizer_config.json").get("tokenizer_class"))
-        has_settings = (stage / "tokenizer_config.json").is_file()  # or else that is said already
-        if has_settings and not hasattr(transformers, tokenizer_class):  # else it is the library's own, Marian's say
-            needed.append(("tokenizer_config.json", "auto_map", "AutoTokenizer"))
-        absent = []
-        for file, field_name, key in needed:
-            entries = read_json(stage / file).get(field_name)
-            if not isinstance(entries, dict) or not entries.get(key):
-                absent.append(f"{field_name}.{key} in {file}")
-        if absent:
-            yield Problem(
-                "code",
-                f"there is no {_join(absent)}, which those without this package need: load the model and the tokenizer "
-                "with it, and save them again.",
-            )
-        yield from _check_classes(stage, config)
+        yield from _check_names_of_code(stage, config, stack)
     for path in find_code_files(stage):
         if not path.is_file():
             yield Problem("code", f"{path.name}, which the configurations or other code name, is missing.")
@@ -465,37 +398,49 @@ def _check_code(stage: Path, config: Any, half: SingleStack | None) -> Iterator[
             yield Problem("code", f"{path.name} is not Python: {error}")
 
 
-def _check_classes(stage: Path, config: VanillaTransformerConfig) -> Iterator[Problem]:
-    """The Auto classes are told the classes for both stacks, or for the one that this is.
-
-    Which classes somebody's own code has, or another repository's, is not known.
-    """
-    fresh = VanillaTransformerConfig(is_encoder_decoder=config.is_encoder_decoder, is_decoder=config.is_decoder)
-    named = read_json(stage / "config.json").get("auto_map")
-    for key, expected in fresh.to_dict()["auto_map"].items():
-        reference = named.get(key) if isinstance(named, dict) else None
-        if not isinstance(reference, str) or reference == expected:
-            continue
-        code = f"{reference.partition('.')[0]}.py"
-        ours = read_bytes(CODE_FOLDER / code)
-        if ours is not None and ours == read_bytes(stage / code):
-            yield Problem("code", f"auto_map.{key} in config.json is {reference}, but must be {expected} here.")
+def _check_names_of_code(stage: Path, config: Any, stack: SingleStack | None) -> Iterator[Problem]:
+    """Those without this package find its classes; somebody's own classes, or another repository's, are not known."""
+    settings, tokenizer = read_settings(stage / "config.json"), read_settings(stage / "tokenizer_config.json")
+    fresh = VanillaTransformerConfig(is_encoder_decoder=stack is None, is_decoder=config.is_decoder).to_dict()
+    needed = {f"auto_map.{key} in config.json": (settings, "auto_map", key) for key in fresh["auto_map"]}
+    if stack is None:
+        task = find_task(config).pipeline
+        needed[f"custom_pipelines.{task} in config.json"] = settings, "custom_pipelines", task
+    if tokenizer and not hasattr(transformers, str(tokenizer.get("tokenizer_class"))):  # the library's own needs none
+        needed["auto_map.AutoTokenizer in tokenizer_config.json"] = tokenizer, "auto_map", "AutoTokenizer"
+    absent = []
+    for place, (content, field_name, key) in needed.items():
+        entries = content.get(field_name)
+        reference = entries.get(key) if isinstance(entries, dict) else None
+        expected = fresh["auto_map"].get(key) if content is settings else reference
+        if not reference:
+            absent.append(place)
+        elif isinstance(reference, str) and reference != expected:
+            code = f"{reference.partition('.')[0]}.py"
+            if read_bytes(stage / code) == read_bytes(CODE_FOLDER / code) is not None:
+                yield Problem("code", f"{place} is {reference}, but must be {expected} here.")
+    if absent:
+        yield Problem(
+            "code",
+            f"there is no {_join(absent)}, which those without this package need: load the model and the tokenizer with "
+            "it, and save them again.",
+        )
 
 
 def _check_use(stage: Path, model: Any, tokenizer: Any, found: Inspection) -> Iterator[Problem]:
     """The model does its task here, and with the same outcome where this package is not installed."""
     if not isinstance(found.task, SingleStack):
         found.task = find_task(model.config)
-    task, words = found.task.pipeline, get_task_words(found.task)
+    task = found.task.pipeline
     try:
         outcomes = use(task, make_user(task, model, tokenizer), found.probes)
     except Exception as error:  # whatever the model's parts do not agree on
-        yield Problem("use", f"{words.doing} {found.probes[0]!r} fails: {join_lines(error)}")
+        yield Problem("use", f"using it on {found.probes[0]!r} fails: {join_lines(error)}")
         return
     found.outcomes = [text for text, _ in outcomes]
     if not isinstance(found.task, SingleStack) and not any(text.strip() for text in found.outcomes):
         texts = _join([repr(text) for text in found.probes])
-        yield Problem("use", f"{words.doing} {texts} gives nothing but empty texts.")
+        yield Problem("use", f"of {texts} it makes nothing but empty texts.")
     found.is_self_contained = bool(find_code_files(stage))
     # No code is run that comes with something suspicious, or that nobody has decided about.
     if found.is_self_contained and not found.problems:
@@ -518,18 +463,12 @@ def _try_without_the_package(
     command = [sys.executable, "-P", program, task, str(stage), str(report), *probes]
     try:
         ended = subprocess.run(
-            command,
-            capture_output=True,
-            check=False,
-            cwd=stage.parent,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            timeout=_TIMEOUT,
+            command, capture_output=True, cwd=stage.parent, env=environment, stdin=subprocess.DEVNULL, timeout=_TIMEOUT
         )
     except subprocess.TimeoutExpired:
         yield Problem("code", f"{where} nothing came out in {_TIMEOUT} seconds.")
         return
-    result = read_json(report)
+    result = read_settings(report)
     if ended.returncode or not result:
         lines = ended.stderr.decode(errors="replace").strip().splitlines()
         yield Problem("code", f"{where} loading or using the model fails: {lines[-1] if lines else 'no message'}")
@@ -549,17 +488,15 @@ def _compare_outcomes(
     for probe, (here, numbers), (there, others) in zip(probes, expected, found, strict=True):
         if here != there:
             yield Problem("code", f"{probe!r} becomes {here!r} here, but {there!r} {where}.")
-        elif differing := [pair for pair in zip(numbers, others, strict=True) if not _are_close(*pair)]:
+        elif differing := [
+            pair for pair in zip(numbers, others, strict=True) if not math.isclose(*pair, rel_tol=1e-4, abs_tol=1e-4)
+        ]:
             one, other = differing[0]
             yield Problem(
                 "code",
                 f"for {probe!r} {len(differing)} of {len(numbers)} numbers are others {where}: {other:.6g}, say, "
                 f"instead of {one:.6g}.",
             )
-
-
-def _are_close(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-4)
 
 
 def _join(names: Sequence[str], most: int = 8) -> str:

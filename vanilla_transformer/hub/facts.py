@@ -1,8 +1,6 @@
-"""What the files in a trained model's folder say about it, in words and numbers, for its model card."""
+"""What the files in a model's folder say about it, in words and numbers, for its model card."""
 
-import json
 import math
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,42 +11,20 @@ from typing import Any
 
 from huggingface_hub import EvalResult
 from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
 from transformers.utils import logging
 
-from vanilla_transformer.files import AVERAGED_FOLDER, AVERAGING_FILE, digest_weights, read_architecture
-from vanilla_transformer.tasks import TASKS, TRANSLATION, Task, find_prefix, find_task
+from vanilla_transformer.files import AVERAGED_FOLDER, AVERAGING_FILE, digest_weights, read_architecture, read_json
+from vanilla_transformer.tasks import TASKS, TRANSLATION, find_prefix, find_single_stack, find_task
 
-from .words import (
-    NOT_RECORDED,
-    TaskWords,
-    as_code,
-    describe_batch,
-    describe_dropout,
-    describe_hardware,
-    describe_norm,
-    describe_optimizer,
-    describe_precision,
-    describe_rate,
-    describe_search,
-    describe_sides,
-    describe_tables,
-    describe_vocabulary,
-    escape,
-    format_duration,
-    format_value,
-    get_task_words,
-    make_rows,
-    name_language,
-    quote,
-    to_number,
-)
+from .words import NOT_RECORDED, as_code, describe_search, escape, format_value, get_task_words, quote, to_number
 
 logger = logging.get_logger(__name__)
 
 _EXAMPLES = 5
-_SHOWN_FILES = 6
 # How the Trainer's arguments are written that are not set.
 _NOTHING = ("None", "[]", "{}", "")
+# The columns of the table of scores.
 _SCORES = {
     "sacreBLEU": "bleu",
     "lowercased": "bleu_lowercase",
@@ -61,83 +37,94 @@ _SCORES = {
     "exact match, %": "exact_match",
     "perplexity": "perplexity",
 }
-# The model-index: key, kind of the Hub, name, signature.
-_RESULTS = (
-    ("bleu", "sacrebleu", "sacreBLEU", "bleu_signature"),
-    ("chrf", "chrf", "chrF", "chrf_signature"),
-    ("rouge1", "rouge", "ROUGE-1", "rouge_signature"),
-    ("rouge2", "rouge", "ROUGE-2", "rouge_signature"),
-    ("rougeL", "rouge", "ROUGE-L", "rouge_signature"),
-    ("rougeLsum", "rouge", "ROUGE-Lsum", "rouge_signature"),
-)
-# What the summary tells of the best evaluation.
-_HEADLINE = {"bleu": "sacreBLEU", "chrf": "chrF", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
+# Those that the Hub has names for, which go into the metadata and the summary.
+_HUB_METRICS = {
+    "sacreBLEU": "sacrebleu",
+    "chrF": "chrf",
+    "ROUGE-1": "rouge",
+    "ROUGE-2": "rouge",
+    "ROUGE-L": "rouge",
+    "ROUGE-Lsum": "rouge",
+}
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # A name of the Hub, unless it is the path of a local folder.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 # The Hub wants ISO 639 codes; corpora say en, en_XX, eng_Latn or en-US.
 _LANGUAGE = re.compile(r"([A-Za-z]{2,3})([-_].*)?")
+_UNNAMED_LABEL = re.compile(r"LABEL_\d+")
+# What a person who opens the repository reads of its code.
+_READABLE = ("configuration", "modeling", "attention", "positions")
+# Of what the Trainer measures, the parts that say nothing about the model.
+_COSTS = re.compile(r"runtime|.*_per_second|.*_time|epoch|step|mem_.*|num_input_tokens_seen")
 
 
 @dataclass(frozen=True)
-class _TestSet:
-    """What an evaluation was run on: its name for readers, and for the model-index."""
+class _Evaluation:
+    """What an evaluation left in a sub-folder: scores, and the name of its test set for readers and the model-index."""
 
+    folder: Path
+    scores: Mapping[str, Any]
     name: str
-    type: str
-    config: str | None = None
-    split: str | None = None
-    note: str = ""
+    kind: str
+    config: str | None
+    split: str | None
+    note: str
 
     @property
     def label(self) -> str:
         return f"{self.name} ({self.note})" if self.note else self.name
 
-
-@dataclass(frozen=True)
-class _Evaluation:
-    """What scripts/evaluate_translation.py wrote into a sub-folder."""
-
-    folder: Path
-    scores: Mapping[str, Any]
-    test_set: _TestSet
-
-    @cached_property
+    @property
     def search(self) -> str:
-        settings = _mapping(self.scores, "generation_config")
-        beams = self.scores.get("num_beams", settings.get("num_beams"))
-        dtype = self.scores.get("dtype")
-        parts = [describe_search(beams, settings), *([str(dtype)] if dtype not in (None, "float32") else [])]
-        return ", ".join(part for part in parts if part)
+        settings, dtype = _mapping(self.scores, "generation_config"), self.scores.get("dtype")
+        search = describe_search(self.scores.get("num_beams", settings.get("num_beams")), settings)
+        return search if dtype in (None, "float32") else f"{search}, {dtype}"
+
+    def score(self, column: str) -> float | None:
+        return to_number(self.scores.get(_SCORES[column]))
+
+    def signature(self, column: str) -> str | None:
+        """How a score was computed; ROUGE's scores share one."""
+        kind = "rouge" if column.startswith("ROUGE") else _SCORES[column]
+        signature = self.scores.get(f"{kind}_signature")
+        return signature if isinstance(signature, str) else None
+
+    def headline(self) -> list[str]:
+        """The scores that the summary tells."""
+        columns = [column for column in _HUB_METRICS if column != "ROUGE-Lsum"]
+        return [f"{score:.2f} {column}" for column in columns if (score := self.score(column)) is not None]
 
     def results(self) -> Iterator[EvalResult]:
         """The scores as the Hub's model-index has them."""
         task = TASKS.get(str(self.scores.get("task")), TRANSLATION)
-        for key, kind, name, signature_key in _RESULTS:
-            score, signature = to_number(self.scores.get(key)), self.scores.get(signature_key)
+        for column, metric in _HUB_METRICS.items():
+            score, signature = self.score(column), self.signature(column)
             if score is not None:
                 yield EvalResult(
                     task_type=task.pipeline,
-                    dataset_type=self.test_set.type,
-                    dataset_name=self.test_set.name,
-                    dataset_config=self.test_set.config,
-                    dataset_split=self.test_set.split,
-                    metric_type=kind,
-                    metric_name=f"{name} ({self.search})",
+                    dataset_type=self.kind,
+                    dataset_name=self.name,
+                    dataset_config=self.config,
+                    dataset_split=self.split,
+                    metric_type=metric,
+                    metric_name=f"{column} ({self.search})",
                     metric_value=round(score, 2),
-                    metric_args={"signature": signature} if isinstance(signature, str) else None,
+                    metric_args={"signature": signature} if signature else None,
                 )
 
 
 class ModelFolder:
-    """Reads a model's folder, and says in words what is in it."""
+    """Reads the folder of a model, or of a single stack, and says in words what is in it.
 
-    template = "model_card.md"
+    Raises:
+        FileNotFoundError: If the folder has no config.json.
+        ValueError: If a file is damaged; the message names it.
+    """
 
     def __init__(
         self,
         path: Path,
-        repo_id: str | None,
+        repo_id: str | None = None,
         *,
         revision: str | None = None,
         config: Mapping[str, Any] | None = None,
@@ -146,447 +133,351 @@ class ModelFolder:
         self.path, self.repo_id, self.revision = path, repo_id, revision
         self.given_base_model = base_model
         self.name = path.resolve().name
-        self.config = read_config(path) if config is None else config
-        self.generation = read_json(path / "generation_config.json") or {}
-        self.metrics = read_json(path / "metrics.json") or {}
-        self.state = read_json(path / "trainer_state.json") or {}
-        self.conversion = read_json(path / "conversion.json") or {}
-        arguments = read_json(path / "arguments.json")
-        self.has_arguments = arguments is not None
-        self.model, self.data, self.training = (
-            {name: None if value in _NOTHING else value for name, value in _mapping(arguments or {}, part).items()}
-            for part in ("model", "data", "training")
-        )
-        # metrics.json has what these have, and more; older trainings have only these.
+        if not (path / "config.json").is_file():
+            raise FileNotFoundError(f"{path} has no config.json: a card is made for a folder with a saved model.")
+        self.config = _read(path / "config.json") if config is None else config
+        self.generation = _read(path / "generation_config.json")
+        self.metrics, self.state = _read(path / "metrics.json"), _read(path / "trainer_state.json")
+        self.conversion, self.arguments = _read(path / "conversion.json"), _read(path / "arguments.json")
+        # metrics.json has what the other two have, and more; older trainings, and the library's, have only these.
         self.scores: dict[str, Any] = {
-            **(read_json(path / "train_results.json") or {}),
-            **(read_json(path / "eval_results.json") or {}),
+            **_read(path / "train_results.json"),
+            **_read(path / "eval_results.json"),
             **_mapping(self.metrics, "metrics"),
         }
-
-    @cached_property
-    def task(self) -> Task:
-        """What the model is for."""
-        return find_task(self.config)
+        self.stack = find_single_stack(self.config)
+        # What scripts/train.py and conversions record tells of an encoder-decoder that the stack was made from.
+        self.has_other_records = self.stack is not None and bool(self.arguments or self.conversion)
+        if self.has_other_records:
+            self.state, self.scores = {}, {}
+        if self.stack is not None:
+            self.metrics, self.conversion, self.arguments = {}, {}, {}
+        self.model, self.data, self.training = (
+            {name: None if value in _NOTHING else value for name, value in _mapping(self.arguments, part).items()}
+            for part in ("model", "data", "training")
+        )
+        self.task = self.stack or find_task(self.config)
+        self.words = get_task_words(self.task)
 
     @property
-    def pipeline(self) -> str:
-        """The same as the Hub calls it."""
-        return self.task.pipeline
+    def is_regression(self) -> bool:
+        """Whether what it says of a text are numbers, not labels; by the same rule as the library's loss."""
+        kind = self.config.get("problem_type")
+        is_one_number = kind is None and len(self.labels) == 1
+        return self.task.name == "text classifier" and (kind == "regression" or is_one_number)
 
-    @cached_property
-    def words(self) -> TaskWords:
-        """How to speak of that."""
-        return get_task_words(self.task)
+    @property
+    def labels(self) -> list[str]:
+        """Those of a head that has some, in their order."""
+        # The library leaves out what is so by default. Of a file the keys are texts, of a configuration integers.
+        labels = self.config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+        return [str(labels[key]) for key in sorted(labels, key=int)]
 
-    @cached_property
-    def is_converted(self) -> bool:
-        """Whether its weights are another system's, as that left them."""
-        return bool(self.conversion) and not self.has_arguments
+    @property
+    def labels_are_unnamed(self) -> bool:
+        """Whether the labels are the library's placeholders."""
+        return all(map(_UNNAMED_LABEL.fullmatch, self.labels))
 
-    @cached_property
-    def was_trained_here(self) -> bool:
-        """Whether a training left anything here but the model."""
-        return bool(self.has_arguments or self.metrics or self.state)
-
-    @cached_property
+    @property
     def languages(self) -> list[str] | None:
-        """Source and target."""
-        languages = self.config.get("langs")
-        if not languages and self.data.get("builtin_corpus"):
-            languages = [self.data.get("source_lang") or "en", self.data.get("target_lang") or "de"]
-        languages = languages or [self.data.get("source_lang"), self.data.get("target_lang")]
-        is_pair = isinstance(languages, list) and len(languages) == 2 and all(languages)
-        return [str(language) for language in languages] if is_pair else None
-
-    @cached_property
-    def parameters(self) -> int | None:
-        """Their number, tied ones counted once."""
-        recorded = self.metrics.get("parameters")
-        if isinstance(recorded, int):
-            return recorded
-        return None if self.stored is None else self.stored[0]
+        """Source and target; of a single stack the language of its side."""
+        pair = self.config.get("langs")
+        if not pair and self.data.get("builtin_corpus"):
+            pair = [self.data.get("source_lang") or "en", self.data.get("target_lang") or "de"]
+        pair = pair or [self.data.get("source_lang"), self.data.get("target_lang")]
+        if not isinstance(pair, list) or len(pair) != 2 or not all(pair):
+            return None
+        languages = [str(language) for language in pair]
+        return languages if self.stack is None else [languages[self.stack.side == "decoder"]]
 
     @cached_property
     def stored(self) -> tuple[int, str] | None:
-        """Number and type of the stored parameters; a type of model that stores more than parameters has more."""
-        return _count_stored(self.path)
+        """Number and type of the stored parameters, from the headers; `None` for quantized or damaged weights."""
+        count, types = 0, set()
+        for path in sorted(self.path.glob("model*.safetensors")):
+            try:
+                with safe_open(path, framework="pt") as weights:
+                    parts = [weights.get_slice(name) for name in weights.keys()]  # noqa: SIM118 (not a mapping)
+                    count += sum(math.prod(part.get_shape()) for part in parts)
+                    types |= {part.get_dtype() for part in parts}
+            except (OSError, SafetensorError):
+                return None
+        if not types or not types <= _FLOATS.keys():
+            return None
+        return count, ", ".join(sorted(_FLOATS[name] for name in types))
 
-    @cached_property
-    def _digests(self) -> dict[str, str]:
-        return digest_weights(self.path)
+    @property
+    def parameters(self) -> int | None:
+        """Their number, tied ones counted once."""
+        return self.metrics.get("parameters", self.stored[0] if self.stored else None)
 
-    @cached_property
+    @property
     def base_model(self) -> str | None:
         """The model that the training went on from, or the one on the Hub that was converted."""
-        if self.given_base_model is not None:
-            return self.given_base_model
-        name = self.model.get("model_name_or_path")
-        if self.is_converted and self.conversion.get("revision"):
+        name = self.given_base_model or self.model.get("model_name_or_path")
+        if self.is_converted and self.conversion.get("revision") and not name:
             name = self.conversion.get("name")
         return str(name) if name else None
 
     @cached_property
     def evaluations(self) -> list[_Evaluation]:
-        """Those of this folder's own weights, test sets before data that the training has seen, wide searches first."""
+        """Those of these very weights, test sets before data that the training has seen, wide searches first."""
         found = []
-        for path in sorted(self.path.glob("*/metrics.json")):
-            scores = read_json(path) or {}
+        for path in sorted(self.path.glob("*/metrics.json")) if self.stack is None else ():
+            scores = _read(path)
             if to_number(scores.get("bleu")) is None and to_number(scores.get("rouge1")) is None:
                 continue  # the metrics of a training in a sub-folder
             if self._is_own(scores):
-                found.append(_Evaluation(path.parent, scores, self._test_set(scores)))
+                found.append(self._make_evaluation(path.parent, scores))
             else:
-                scored = _base_name(str(_mapping(scores, "arguments").get("model_name_or_path", "another model")))
-                logger.warning_once(
-                    f"{path} is left out of the card: it scores {scored}, not the model now in {self.path}."
-                )
-
-        def place(item: _Evaluation) -> tuple[bool, str, float]:
-            return bool(item.test_set.note), item.test_set.name, -(to_number(item.scores.get("num_beams")) or 0)
-
-        return sorted(found, key=place)
+                logger.warning_once(f"{path} is left out of the card: it does not score the model now in {self.path}.")
+        return sorted(
+            found, key=lambda item: (bool(item.note), item.name, -(to_number(item.scores.get("num_beams")) or 0))
+        )
 
     def _is_own(self, scores: Mapping[str, Any]) -> bool:
-        """The folder may have been moved since; the two paths of that time have not."""
-        arguments = _mapping(scores, "arguments")
-        model, output = arguments.get("model_name_or_path"), arguments.get("output_dir")
-        recorded = self.metrics.get("parameters")
-        if recorded is not None and scores.get("parameters", recorded) != recorded:
-            return False
-        # Older evaluations have no digests of the weights, and those of a model on the Hub empty ones.
-        is_outdated = scores.get("weights_sha256") not in (None, {}, self._digests)
-        # Nor have they the configuration; of later code's new fields it says nothing.
+        """Told by the digests of the weights; of a model on the Hub there are none, only its name."""
         architecture = read_architecture(self.config)
-        fields = _mapping(scores, "architecture")
-        is_outdated |= any(architecture.get(name) != value for name, value in fields.items())
-        if is_outdated or not isinstance(model, str) or not isinstance(output, str):
+        # Of the new fields of later code an evaluation says nothing.
+        recorded = _mapping(scores, "architecture").items()
+        if any(architecture.get(name) != value for name, value in recorded):
             return False
-        return model == self.repo_id or _is_same_path(model, os.path.join(output, ".."))
+        if digests := scores.get("weights_sha256"):
+            return bool(digests == self._digests)
+        return self.repo_id is not None and _mapping(scores, "arguments").get("model_name_or_path") == self.repo_id
 
-    def _test_set(self, scores: Mapping[str, Any]) -> _TestSet:
+    @cached_property
+    def _digests(self) -> dict[str, str]:
+        return digest_weights(self.path)
+
+    def _make_evaluation(self, folder: Path, scores: Mapping[str, Any]) -> _Evaluation:
         arguments = _mapping(scores, "arguments")
-        split = arguments.get("dataset_split")
+        split = str(arguments["dataset_split"]) if arguments.get("dataset_split") else None
+        files = _base_names(arguments.get("test_file"))
         notes = []
-        for part, files, split_key in (
-            ("training", "train_file", "train_split"),
-            ("validation", "validation_file", "validation_split"),
-        ):
-            same_files = arguments.get("test_file") and _base_names(arguments["test_file"]) == _base_names(
-                self.data.get(files)
-            )
-            same_name = arguments.get("dataset_name") and arguments["dataset_name"] == self.data.get("dataset_name")
-            both_built_in = arguments.get("builtin_corpus") and self.data.get("builtin_corpus")
-            if same_files or ((same_name or both_built_in) and split == (self.data.get(split_key) or part)):
+        for part in ("training", "validation"):
+            key = part.replace("training", "train")
+            sources = [name for name in ("dataset_name", "builtin_corpus") if arguments.get(name)]
+            same_source = any(arguments[name] == self.data.get(name) for name in sources)
+            is_same_split = same_source and split == (self.data.get(f"{key}_split") or part)
+            if is_same_split or (files and files == _base_names(self.data.get(f"{key}_file"))):
                 notes.append(f"{part} data")
         if arguments.get("max_samples"):
             notes.append(f"first {format_value(arguments['max_samples'])} pairs")
-        return _name_test_set(arguments, split, self.languages, ", ".join(notes))
+        note = ", ".join(notes)
+        if arguments.get("builtin_corpus"):
+            sides = "-".join(self.languages) if self.languages else None
+            return _Evaluation(folder, scores, f"numbers and dates in words ({split})", "generated", sides, split, note)
+        if name := arguments.get("dataset_name"):
+            public = public_name(str(name))
+            kind, config = public if is_hub_name(name) else "local", arguments.get("dataset_config_name")
+            return _Evaluation(folder, scores, f"{public} ({split})", kind, config, split, note)
+        stems = {name.partition(".")[0] for name in files}
+        name = stems.pop() if len(stems) == 1 else ", ".join(files) or NOT_RECORDED
+        return _Evaluation(folder, scores, name, "local", name, None, note)
 
     def metadata(self, name: str) -> dict[str, Any]:
         """What the Hub reads, as keyword arguments of `ModelCardData`."""
-        results: dict[str, EvalResult] = {}
-        for evaluation in self.evaluations:
-            if not evaluation.test_set.note:
-                for result in evaluation.results():
-                    results.setdefault(identify_result(result), result)
+        results = [result for item in self.evaluations if not item.note for result in item.results()]
         codes = [match[1].lower() for language in self.languages or [] if (match := _LANGUAGE.fullmatch(language))]
         dataset = self.data.get("dataset_name")
-        is_paper = self.config.get("model_type") == "vanilla_transformer"
+        is_vanilla = self.config.get("model_type") == "vanilla_transformer"
         base_model = self.base_model if is_hub_name(self.base_model) else None
         return {
             "language": codes or None,
             "library_name": "transformers",
-            "pipeline_tag": self.pipeline,
-            "tags": [self.pipeline, *(["vanilla_transformer", "attention-is-all-you-need"] if is_paper else [])],
+            "pipeline_tag": self.task.pipeline,
+            "tags": [self.task.pipeline, *(["vanilla_transformer", "attention-is-all-you-need"] if is_vanilla else [])],
             "datasets": [dataset] if is_hub_name(dataset) else None,
             "base_model": base_model,
             "base_model_relation": "finetune" if base_model and not self.is_converted else None,
-            "metrics": sorted({result.metric_type for result in results.values()}, reverse=True) or None,
-            "eval_results": list(results.values()) or None,
+            "metrics": sorted({result.metric_type for result in results}, reverse=True) or None,
+            "eval_results": results or None,
             "model_name": name if results else None,
         }
 
-    def facts(self) -> dict[str, Any]:
-        """What the template needs besides the metadata."""
-        examples = self._examples()
-        source = next((row[0] for row in examples or [] if len(row) == 3), None)
-        language = name_language(self.languages[0]) if self.languages else None
-        sentence = source or (f"A sentence in {language}." if language else self.words.sample)
-        return {
-            **self._shared_facts(),
-            "direction": " to ".join(map(name_language, self.languages)) if self.languages else None,
-            "headline": self._headline(),
-            "sentence": quote(sentence),
-            "other_tasks": ", ".join(
-                f"`{task}`" for task in _mapping(self.config, "custom_pipelines") if task != self.pipeline
-            ),
-            "default_search": self._default_search(),
-            "data_rows": self._data() if self.has_arguments else None,
-            "cut": self._cut(),
-            "recipe": self._recipe() if self.was_trained_here else None,
-            "validation": self._validation(),
-            **self._evaluation_table(),
-            "examples": None if examples is None else [[escape(text) for text in row] for row in examples],
-            "examples_from": examples and f"{escape(self.evaluations[0].test_set.name)} ({self.evaluations[0].search})",
-            "examples_head": ["source", "reference", self.words.result][-len(examples[0]) :] if examples else None,
-        }
+    @property
+    def kind(self) -> str:
+        """What the card's sentences are chosen by."""
+        return "regression" if self.is_regression else self.task.name
 
-    def _shared_facts(self) -> dict[str, Any]:
-        """Those of a whole and of a half."""
+    @property
+    def is_vanilla(self) -> bool:
+        """Whether it is this package's, not one of the library's own models."""
+        return self.config.get("model_type") == "vanilla_transformer"
+
+    @property
+    def needs_code(self) -> bool:
+        """Whether the library knows it only with this package or with the code of the folder."""
+        return bool(self.config.get("auto_map"))
+
+    @property
+    def code_files(self) -> list[str]:
+        """Of the code in the folder, what a person reads; none if code that config.json names is not there."""
         modules = {str(name).partition(".")[0] for name in _mapping(self.config, "auto_map").values()}
-        return {
-            "is_vanilla": self.config.get("model_type") == "vanilla_transformer",
-            "model_type": self.config.get("model_type", NOT_RECORDED),
-            "parameters": "an unknown number of" if self.parameters is None else f"{self.parameters:,}",
-            "origin": self._origin(),
-            "needs_code": bool(modules),
-            "has_tokenizer": any(self.path.glob("token*.json")),
-            "has_code": bool(modules) and all((self.path / f"{module}.py").is_file() for module in modules),
-            "address": self._address(),
-            "task": self.pipeline,
-            "words": self.words,
-            "architecture": self._architecture(),
-            "curves": "curves.png" if (self.path / "curves.png").is_file() else None,
-        }
+        if not all((self.path / f"{module}.py").is_file() for module in modules):
+            return []
+        own = () if self.stack is None else (f"{self.stack.side}_only",)
+        named = [f"{name}_vanilla_transformer.py" for name in (*own, *_READABLE)]
+        return [name for name in named if (self.path / name).is_file()]
 
-    def _address(self) -> str:
+    @property
+    def other_tasks(self) -> list[str]:
+        """The task's other names."""
+        return [name for name in _mapping(self.config, "custom_pipelines") if name != self.task.pipeline]
+
+    @property
+    def prefix(self) -> str:
+        """What is put before each source."""
+        return find_prefix(self.config, find_task(self.config), langs=self.languages)
+
+    @property
+    def address(self) -> str:
         """What the loading functions are given, as arguments of Python."""
         address = quote(self.repo_id or f"path/to/{self.name}")
         return f"{address}, revision={quote(self.revision)}" if self.revision else address
 
-    def _origin(self) -> str:
-        if self.is_converted:
-            name, system = (as_code(str(self.conversion.get(key))) for key in ("name", "system"))
-            origin = f"It was converted by `vanilla_transformer` from {name} ({system})."
-            return f"{origin} How that was trained is not recorded."
-        if self.base_model is None:
-            trained = "It was trained from scratch with `vanilla_transformer`."
-            return trained if self.has_arguments else "How it was trained is not recorded."
-        tool = " with `vanilla_transformer`" if self.has_arguments else ""
-        return f"It was trained further{tool}, from {as_code(_public_name(self.base_model))}."
+    @property
+    def search(self) -> str:
+        """What `generate` does by default."""
+        return describe_search(self.generation.get("num_beams", 1), self.generation)
 
-    def _default_search(self) -> str | None:
-        if self.generation.get("do_sample"):
-            return "samples"
-        search = describe_search(self.generation.get("num_beams", 1), self.generation)
-        return "decodes greedily" if search == "greedy" else f"searches with {search}"
+    @property
+    def has_curves(self) -> bool:
+        """Whether there are curves of its own training."""
+        return (self.path / "curves.png").is_file() and not self.has_other_records
 
-    def _headline(self) -> str | None:
-        best = next((item for item in self.evaluations if not item.test_set.note), None)
-        if best is None:
-            return None
-        found = {name: to_number(best.scores.get(key)) for key, name in _HEADLINE.items()}
-        *scores, last = [f"{score:.2f} {name}" for name, score in found.items() if score is not None]
-        told = f"{', '.join(scores)} and {last}" if scores else last
-        return f"On {escape(best.test_set.name)} it scores {told} ({best.search})."
+    @property
+    def is_converted(self) -> bool:
+        """Whether its weights are another system's, as that left them."""
+        return bool(self.conversion) and not self.arguments
 
-    def _architecture(self) -> list[list[str]]:
-        config = self.config
-        heads = describe_sides(config, "{}_attention_heads")
-        key_sizes = ", ".join(f"{name} {format_value(config[name])}" for name in ("d_k", "d_v") if config.get(name))
-        sides = "both languages" if self.task is TRANSLATION else "source and target"
-        parameters = format_value(self.parameters) + (f", {self.stored[1]}" if self.stored is not None else "")
-        rows = [
-            ("parameters", parameters),
-            ("layers, encoder + decoder", describe_sides(config, "{}_layers", always=True)),
-            ("width (d_model)", config.get("d_model")),
-            ("inner width of feed-forward layers (d_ff)", describe_sides(config, "{}_ffn_dim")),
-            ("attention heads", f"{heads} ({key_sizes})" if key_sizes else heads),
-            ("vocabulary", describe_vocabulary(config, sides=sides)),
-            ("embedding tables", describe_tables(config)),
-            ("positions", config.get("position_embedding_type")),
-            ("layer normalization", describe_norm(config)),
-            ("activation", config.get("activation_function")),
+    def has(self, pattern: str) -> bool:
+        """Whether the folder has a file of its own with such a name."""
+        return any(self.path.glob(pattern))
+
+    @cached_property
+    def added_tokens(self) -> dict[str, list[str]]:
+        """What the tokenizer puts before and behind a text, and the tokens at which `generate` stops."""
+        path = self.path / "tokenizer.json"
+        if self.stack is None or not self.stack.writes or not path.is_file():
+            return {}
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing more special
+            raise ValueError(f"{path} is not a tokenizer: {error}") from error
+        encoding = tokenizer.encode("a")
+        inside = [place for place, sequence in enumerate(encoding.sequence_ids) if sequence is not None]
+        start, end = (inside[0], inside[-1] + 1) if inside else (len(encoding.tokens), len(encoding.tokens))
+        ends = self.generation.get("eos_token_id", self.config.get("eos_token_id"))
+        stops = [
+            tokenizer.id_to_token(number)
+            for number in (ends if isinstance(ends, list) else [ends])
+            if number is not None
         ]
-        return make_rows(rows)
+        return {
+            "begins": encoding.tokens[:start],
+            "ends": encoding.tokens[end:],
+            "stops": [token for token in stops if token],
+        }
 
-    def _data(self) -> list[list[str]]:
-        tokenizer = self.model.get("tokenizer_name")
-        if tokenizer:
-            origin = as_code(_public_name(str(tokenizer)))
-        else:
-            origin = "trained on the training data" if self.base_model is None else "the base model's"
-        if rate := self.data.get("bpe_dropout"):
-            origin += f"; BPE-dropout {format_value(rate)} in training"
-        prefix = find_prefix(self.config, self.task, langs=self.languages)
-        return make_rows(
-            [
-                *([("put before each source", as_code(prefix))] if prefix else []),
-                ("training", self._corpus("train")),
-                ("number of training pairs", self.scores.get("train_samples")),
-                ("validation", self._corpus("validation")),
-                ("tokenizer", origin),
-            ]
-        )
+    def base_names(self, field: str) -> list[str]:
+        """Of the paths in an argument of the training the last parts."""
+        return _base_names(self.data.get(field))
 
-    def _corpus(self, part: str) -> str | None:
-        data = self.data
-        limit = data.get("max_train_samples" if part == "train" else "max_eval_samples")
-        suffix = "" if limit is None else f", at most the first {format_value(limit)} pairs"
-        if data.get("builtin_corpus"):
-            return f"numbers and dates in words, generated by `vanilla_transformer`{suffix}"
-        if files := _base_names(data.get(f"{part}_file")):
-            shown = ", ".join(map(as_code, files[:_SHOWN_FILES]))
-            more = len(files) - _SHOWN_FILES
-            return shown + (f" and {more} more files" if more > 0 else "") + suffix
-        name, split = data.get("dataset_name"), data.get(f"{part}_split")
-        if not name or not split:
-            return "none" if part == "validation" else None
-        config = data.get("dataset_config_name")
-        parts = [as_code(_public_name(str(name))), *([f"configuration {as_code(config)}"] if config else [])]
-        return ", ".join([*parts, f"split {as_code(split)}"]) + suffix
-
-    def _cut(self) -> str | None:
-        source, target = self.data.get("max_source_length"), self.data.get("max_target_length")
-        if not source or not target:
-            return None
-        return f"sources were cut to {format_value(source)} tokens and targets to {format_value(target)}"
-
-    def _recipe(self) -> list[list[str]]:
-        """Hyper-parameters as they were when training began, results as they were at its end."""
-        training, has = self.training, self.has_arguments
+    @property
+    def updates(self) -> str | None:
+        """How long it was trained."""
         steps = self.metrics.get("steps", self.state.get("global_step"))
         epochs = to_number(self.metrics.get("epochs", self.state.get("epoch")))
-        updates = None if steps is None else format_value(steps)
-        if updates is not None and epochs is not None:
-            updates += f" ({epochs:.4g} epochs)"
-        tokens = _mapping(self.metrics, "tokens_seen")
-        seconds = to_number(self.scores.get("train_runtime"))
-        smoothing = self.config.get("label_smoothing", training.get("label_smoothing_factor"))
-        processes = self.metrics.get("processes")
-        seed = training.get("seed")
-        rows: list[tuple[str, Any]] = [
-            ("updates", updates),
-            ("batch", describe_batch(training, processes) if has else None),
-            ("optimizer", describe_optimizer(training) if has else None),
-            ("learning rate", describe_rate(training, self.config) if has else None),
-            ("dropout", describe_dropout(self.config)),
-            ("label smoothing", smoothing),
-            ("gradients clipped to norm", training.get("max_grad_norm") or ("not clipped" if has else None)),
-            ("precision", describe_precision(training) if has else None),
-            ("seed", None if seed is None else str(seed)),
-            ("weights", self._weights()),
-            (
-                "tokens seen, without padding",
-                f"{format_value(tokens['source'])} source, {format_value(tokens['target'])} target"
-                if tokens.get("source") and tokens.get("target")
-                else None,
-            ),
-            ("time", None if seconds is None else format_duration(seconds)),
-            ("hardware", describe_hardware(self.metrics)),
-            ("software", ", ".join(f"{name} {number}" for name, number in _mapping(self.metrics, "versions").items())),
-        ]
-        return make_rows(rows)
-
-    def _weights(self) -> str | None:
-        """Which of a training's weights these are."""
-        if not self.has_arguments or not (self.metrics or self.state):
+        if steps is None:
             return None
-        sharded = self.training.get("fsdp") or self.training.get("deepspeed")
-        if (most := self.training.get("average_checkpoints")) and not sharded:
-            averaged = (read_json(self.path / AVERAGED_FOLDER / AVERAGING_FILE) or {}).get("checkpoints")
+        return format_value(steps) if epochs is None else f"{format_value(steps)} ({epochs:.4g} epochs)"
+
+    @property
+    def weights(self) -> str | None:
+        """Which of a training's weights these are."""
+        training = self.training
+        if not self.arguments or not (self.metrics or self.state):
+            return None
+        is_sharded = training.get("fsdp") or training.get("deepspeed")
+        if (most := training.get("average_checkpoints")) and not is_sharded:
+            averaged = _read(self.path / AVERAGED_FOLDER / AVERAGING_FILE).get("checkpoints")
             count = format_value(len(averaged)) if isinstance(averaged, list) else f"at most {format_value(most)}"
             return f"average of the last {count} checkpoints"
         best = _mapping(self.metrics, "best")
         step = best.get("step", self.state.get("best_global_step"))
-        if self.training.get("load_best_model_at_end") and step:
-            metric = best.get("metric") or self.training.get("metric_for_best_model")
+        if training.get("load_best_model_at_end") and step:
+            metric = best.get("metric") or training.get("metric_for_best_model")
             by = f"by {metric} on the validation data" if metric else "on the validation data"
             return f"best checkpoint {by}, that of update {format_value(step)}"
         return "those of the last update"
 
-    def _validation(self) -> str | None:
-        """The Trainer's own scores, which sacreBLEU's signatures do not cover."""
-        forms = {key: f"{name} {{:.2f}}" for key, name in _HEADLINE.items()} | {"bleu": "BLEU {:.2f}"}
-        forms |= {"perplexity": "perplexity {:.2f}", "loss": "loss {:.3f}"}
-        found = [
-            form.format(score)
-            for name, form in forms.items()
-            if (score := to_number(self.scores.get(f"eval_{name}"))) is not None
-        ]
-        if not found:
-            return None
-        beams = self.training.get("generation_num_beams")
-        search = f" ({describe_search(beams, {})})" if beams else ""
-        return (
-            f"The trainer's last evaluation on the validation data{search}: {', '.join(found)}. Such figures compare "
-            "checkpoints of one training, not systems."
-        )
-
-    def _evaluation_table(self) -> dict[str, Any]:
-        columns = {
-            head: key
-            for head, key in _SCORES.items()
-            if any(to_number(item.scores.get(key)) is not None for item in self.evaluations)
+    def recorded_scores(self) -> Iterator[str]:
+        """What the trainers recorded: this package's last validation, or what the library's Trainer left for a stack."""
+        if self.stack is None:
+            scores = {key: value for key, value in self.scores.items() if key.startswith("eval_")}
+            if told := _tell_scores(scores):
+                beams = self.training.get("generation_num_beams")
+                yield f"{told}{f' ({describe_search(beams, {})})' if beams else ''}"
+            return
+        results = sorted(self.path.glob("*_results.json")) if not self.has_other_records else []
+        told = {
+            path.name: _tell_scores(_read(path)) for path in results if not path.name.startswith(("train_", "all_"))
         }
-        rows = []
+        yield from (f"{as_code(name)}: {line}" for name, line in told.items() if line)
+        history = [entry for entry in self.state.get("log_history") or [] if "eval_loss" in entry]
+        if history and not any(told.values()):
+            step = format_value(history[-1].get("step"))
+            yield f"while it was trained, after update {step}: {_tell_scores(history[-1])}"
+
+    def score_table(self) -> list[list[str]]:
+        """The head and the rows of a table, with the kinds of scores that there are."""
+        columns = [column for column in _SCORES if any(item.score(column) is not None for item in self.evaluations)]
+        rows = [["test set", "sentences", "search", *columns]]
         for item in self.evaluations:
-            scores = [to_number(item.scores.get(key)) for key in columns.values()]
-            shown = ["" if score is None else f"{score:.2f}" for score in scores]
-            rows.append([escape(item.test_set.label), format_value(item.scores.get("sentences")), item.search, *shown])
-        return {
-            "evaluations": rows,
-            "evaluation_head": ["test set", "sentences", "search", *columns],
-            "signatures": self._signatures(columns),
-        }
+            scores = ["" if (score := item.score(column)) is None else f"{score:.2f}" for column in columns]
+            rows.append([escape(item.label), format_value(item.scores.get("sentences")), item.search, *scores])
+        return rows if self.evaluations else []
 
-    def _signatures(self, columns: Mapping[str, str]) -> list[str]:
+    def signatures(self) -> list[str]:
         """One for each kind of score, unless evaluations differ in it."""
-        found: dict[str, dict[str, list[str]]] = {head: {} for head in columns}
-        for item in self.evaluations:
-            for head, key in columns.items():
-                # ROUGE's scores share one.
-                kind = "rouge" if key == "rouge1" else key
-                if isinstance(signature := item.scores.get(f"{kind}_signature"), str):
-                    found[head].setdefault(signature, []).append(f"{item.test_set.label}, {item.search}")
         lines = []
-        for head, signatures in found.items():
-            for signature, labels in signatures.items():
-                where = f" ({escape('; '.join(labels))})" if len(signatures) > 1 else ""
-                lines.append(f"{head}{where}: {as_code(signature)}")
+        for column in _SCORES:
+            labels: dict[str, list[str]] = {}
+            for item in self.evaluations:
+                if item.score(column) is not None and (signature := item.signature(column)):
+                    labels.setdefault(signature, []).append(f"{item.label}, {item.search}")
+            for signature, rows in labels.items():
+                where = f" ({escape('; '.join(rows))})" if len(labels) > 1 else ""
+                lines.append(f"{column}{where}: {as_code(signature)}")
         return lines
 
-    def _examples(self) -> list[list[str]] | None:
-        """The first sentences of the first evaluation, with sources if they are there."""
-        for item in self.evaluations[:1]:
-            names = [
-                name for name in ("sources", "references", "hypotheses") if (item.folder / f"{name}.txt").is_file()
-            ]
-            if "references" in names and "hypotheses" in names:
-                columns = [_first_lines(item.folder / f"{name}.txt", _EXAMPLES) for name in names]
-                return [list(row) for row in zip(*columns, strict=False)] or None
-        return None
+    @property
+    def escaped_examples(self) -> list[list[str]]:
+        """The same for Markdown."""
+        return [[escape(text) for text in row] for row in self.examples]
+
+    @cached_property
+    def examples(self) -> list[list[str]]:
+        """The first sentences of the first evaluation: source if it is there, reference, output."""
+        if not self.evaluations:
+            return []
+        paths = [self.evaluations[0].folder / f"{name}.txt" for name in ("sources", "references", "hypotheses")]
+        if not all(path.is_file() for path in paths[1:]):
+            return []
+        columns = []
+        for path in paths if paths[0].is_file() else paths[1:]:
+            with open(path, encoding="utf-8", errors="replace", newline="\n") as lines:
+                columns.append([line.strip() for line in islice(lines, _EXAMPLES)])
+        return [list(row) for row in zip(*columns, strict=False)]
 
 
-def identify_result(result: EvalResult) -> str:
-    """Tells a result of the model-index from the others, whatever its value and however its test set is called."""
-    return json.dumps([*result.unique_identifier, result.metric_type, result.metric_name, result.metric_config])
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """What a model's config.json holds.
-
-    Raises:
-        FileNotFoundError: If there is none.
-        ValueError: If it is damaged.
-    """
-    config = read_json(folder / "config.json")
-    if config is None:
-        raise FileNotFoundError(f"{folder} has no config.json: a card is made for a folder with a saved model.")
-    return config
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """A file's object, or `None` if there is no such file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
+def _read(path: Path) -> dict[str, Any]:
+    """A file's object, empty if there is no such file."""
+    content = read_json(path) if path.is_file() else {}
     if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold a JSON object, not a {type(content).__name__}.")
+        raise ValueError(f"{path} is damaged: it must hold a JSON object.")
     return content
 
 
@@ -595,28 +486,20 @@ def _mapping(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _first_lines(path: Path, count: int) -> list[str]:
-    try:
-        with open(path, encoding="utf-8", newline="\n") as file:
-            return [line.strip() for line in islice(file, count)]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8: {error}") from error
+def _tell_scores(entry: Mapping[str, Any]) -> str:
+    """What the Trainer measured, without what it cost."""
+    scores = {re.sub("^(eval|predict|test)_", "", key): number for key, value in entry.items()
+              if (number := to_number(value)) is not None}  # fmt: skip
+    texts = scores.pop("samples", None)
+    told = ", ".join(
+        f"{name.replace('_', ' ')} {score:.4g}" for name, score in scores.items() if not _COSTS.fullmatch(name)
+    )
+    return f"{told} ({format_value(int(texts))} texts)" if told and texts is not None else told
 
 
-def _count_stored(folder: Path) -> tuple[int, str] | None:
-    """Number and type of the stored parameters, from the headers; `None` for quantized, damaged or absent weights."""
-    count, types = 0, set()
-    for path in sorted(folder.glob("model*.safetensors")):
-        try:
-            with safe_open(path, framework="pt") as weights:
-                slices = [weights.get_slice(name) for name in weights.keys()]  # noqa: SIM118 (not a mapping)
-                count += sum(math.prod(part.get_shape()) for part in slices)
-                types |= {part.get_dtype() for part in slices}
-        except (OSError, SafetensorError):
-            return None
-    if not types or not types <= _FLOATS.keys():
-        return None
-    return count, ", ".join(sorted(_FLOATS[name] for name in types))
+def is_hub_name(name: Any) -> bool:
+    """Whether this can be a name on the Hub, and is not that of a local file or folder."""
+    return isinstance(name, str) and _HUB_NAME.fullmatch(name) is not None and not Path(name).exists()
 
 
 def _base_name(path: str) -> str:
@@ -627,39 +510,6 @@ def _base_names(paths: Any) -> list[str]:
     return [_base_name(str(path)) for path in paths] if isinstance(paths, list) else []
 
 
-def is_hub_name(name: Any) -> bool:
-    """Whether this can be a name on the Hub, and is not that of a local file or folder."""
-    return isinstance(name, str) and _HUB_NAME.fullmatch(name) is not None and not Path(name).exists()
-
-
-def _public_name(name: str) -> str:
+def public_name(name: str) -> str:
     """A name of the Hub whole, of a local path the last part."""
     return name if is_hub_name(name) else _base_name(name)
-
-
-def _is_same_path(one: str, other: str) -> bool:
-    """Whether two paths, seen from the same unknown folder, can only be the same; one of them may be absolute."""
-    normal = [os.path.normpath(path.replace("\\", "/")) for path in (one, other)]
-    if normal[0] == normal[1]:
-        return True
-    relative, *more = [path for path in normal if not os.path.isabs(path)] or [""]
-    known = relative.split("../")[-1]
-    if more or not known or known in (".", ".."):
-        return False
-    return any(os.path.isabs(path) and f"{path}/".endswith(f"/{known}/") for path in normal)
-
-
-def _name_test_set(arguments: Mapping[str, Any], split: Any, languages: list[str] | None, note: str) -> _TestSet:
-    split = str(split) if split else None
-    if arguments.get("builtin_corpus"):
-        sides = "-".join(languages) if languages else None
-        return _TestSet(f"numbers and dates in words ({split})", "generated", config=sides, split=split, note=note)
-    if name := arguments.get("dataset_name"):
-        public, config = _public_name(str(name)), arguments.get("dataset_config_name")
-        kind = public if is_hub_name(name) else "local"
-        return _TestSet(f"{public} ({split})", kind, config=config, split=split, note=note)
-    files = _base_names(arguments.get("test_file"))
-    stems = {name.partition(".")[0] for name in files}
-    stem = stems.pop() if len(stems) == 1 else ", ".join(files)
-    name = stem or NOT_RECORDED
-    return _TestSet(name, "local", config=name, note=note)

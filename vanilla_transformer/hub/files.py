@@ -1,7 +1,6 @@
 """What of a model's folder belongs on the Hub, what stays here, and what must not be in such a folder at all."""
 
 import fnmatch
-import json
 import os
 import re
 import zipfile
@@ -12,7 +11,7 @@ from typing import Any
 
 from transformers.dynamic_module_utils import get_relative_imports
 
-from vanilla_transformer.files import find_damage
+from vanilla_transformer.files import find_damage, read_json
 
 CARD_NAME = "README.md"
 PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
@@ -86,13 +85,7 @@ _ABSOLUTE_PATH = re.compile(r"""(?:^|[\s'"=:\[])(?:/[\w.-]+/|~/|[A-Za-z]:\\)""")
 
 @dataclass(frozen=True)
 class Problem:
-    """Why a folder is not fit to be pushed.
-
-    Args:
-        check: What found it: `files`, `config`, `weights`, `generation_config`, `tokenizer`, `card`, `code` or
-            `use`.
-        message: What is wrong, where, and what to do about it.
-    """
+    """Why a folder is not fit to be pushed: what found it, and what is wrong, where, and what to do about it."""
 
     check: str
     message: str
@@ -103,12 +96,7 @@ class Problem:
 
 @dataclass
 class Selection:
-    """What of a folder is pushed, and what is not.
-
-    Args:
-        files: The files to push, by their paths in the repository.
-        left_out: The others, or the sub-folders that hold them, each with the reason.
-    """
+    """What of a folder is pushed, by the paths in the repository, and what is not, each with the reason."""
 
     files: dict[str, Path] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -120,13 +108,7 @@ def select_files(folder: str | os.PathLike[str], include: Sequence[str] = ()) ->
     Only what is known to be a part of a model is chosen, so that nothing leaves this machine by accident: not the
     checkpoints, the optimizer's state and the logs of its training, not evaluations (their scores are in the card, and
     their reference translations are often somebody's property), and no record that names folders of this machine.
-
-    Args:
-        folder: A folder that `save_pretrained` or the Trainer wrote.
-        include: Files or sub-folders to push all the same, or patterns of them such as `test-*`.
-
-    Returns:
-        The selection.
+    `include` names files or sub-folders to push all the same, or patterns of them such as `test-*`.
 
     Raises:
         ValueError: If there is no such folder, or something to include is not in it.
@@ -198,23 +180,15 @@ def find_secrets(name: str, text: str) -> Iterator[Problem]:
             yield Problem("files", f"{name}, line {line}, has what looks like {kind}: take it out, and revoke it.")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Its content, or an empty dictionary if there is none that can be read."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
+def read_settings(path: Path) -> dict[str, Any]:
+    """Its object, empty if there is none that can be read."""
+    content = read_json(path)
     return content if isinstance(content, dict) else {}
 
 
 def read_bytes(path: Path) -> bytes | None:
     """Its content, or `None` if there is no such file."""
     return path.read_bytes() if path.is_file() else None
-
-
-def read_text(path: Path) -> str:
-    """Its text, the ends of the lines as they are."""
-    return path.read_bytes().decode("utf-8")
 
 
 def join_lines(error: Exception) -> str:
@@ -232,7 +206,7 @@ def _reason_to_leave_out(entry: Path, code: Iterable[str]) -> str | None:
     if _matches(entry.name, _TRAINING_ONLY):
         return "needed only to resume the training"
     if _matches(entry.name, _RECORDS):
-        where = next(_local_paths(read_json(entry)), None)
+        where = next(_local_paths(read_settings(entry)), None)
         return None if where is None else f"names folders of this machine ({where})"
     if _matches(entry.name, _PARTS) or entry.name in code:
         return None
@@ -261,7 +235,7 @@ def _included(root: Path, pattern: str) -> Iterator[Path]:
 def _named_modules(folder: Path) -> Iterator[str]:
     """The modules named by `auto_map` and `custom_pipelines`; the entries may be damaged, or of another repository."""
     for name in ("config.json", "tokenizer_config.json"):
-        settings = read_json(folder / name)
+        settings = read_settings(folder / name)
         for entry in (settings.get("auto_map"), settings.get("custom_pipelines")):
             for reference in _strings(entry):
                 module, dot, _ = reference.partition(".")
@@ -330,6 +304,10 @@ def _is_pickle(path: Path) -> bool:
 def _text_of(path: Path) -> str:
     """The text of a file, or "" if it is none."""
     try:
-        return "" if path.suffix == ".safetensors" or path.stat().st_size > _LARGEST_TEXT else read_text(path)
+        return (
+            ""
+            if path.suffix == ".safetensors" or path.stat().st_size > _LARGEST_TEXT
+            else path.read_bytes().decode("utf-8")
+        )
     except (OSError, ValueError):
         return ""

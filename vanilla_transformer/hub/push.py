@@ -1,53 +1,59 @@
 """Publishes a model's folder on the Hub: checked first, shown, and then pushed in one commit or one pull request."""
 
-import hashlib
 import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, errors, get_token
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, errors, get_token
 from huggingface_hub.hf_api import ModelInfo
 from transformers.utils import logging
 
 from vanilla_transformer.files import replacing_files
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 
-from .cards import CardChoice, PushedCard, make_card
+from .card import HOW_TO_GENERATE, Card, CardChoice, choose_card, make_card, read_card
 from .checks import CodeChoice, Inspection, inspect_model_folder
-from .errors import HUB_ERRORS, PushError, explain_error, is_network_error
 from .facts import ModelFolder
-from .files import CARD_NAME, Problem, join_lines, read_bytes, read_json, read_text, select_files
-from .words import get_task_words
+from .files import CARD_NAME, Problem, join_lines, read_bytes, read_settings, select_files
 
 logger = logging.get_logger(__name__)
 
+# httpx's own base class, under whatever name the client imports it.
+_HTTP_ERROR: type[Exception] = errors.HfHubHTTPError.__mro__[1]
+# What the client raises: its own, httpx's, and those that the uploader of large files takes for all of its failures.
+HUB_ERRORS = (_HTTP_ERROR, OSError, ValueError, RuntimeError)
 # Weights that would be loaded instead of new ones, or that are parts of old ones.
 _WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
-# The cards that were pushed from a folder, by branch; the Trainer never uploads what begins with an underscore.
-_RECORD = "_pushed.json"
-_STATUSES = ("new", "changed", "unchanged", "deleted")
-# Such as apache-2.0; what else the Hub takes it does not tell its client.
-_LICENSE = re.compile(r"[a-z0-9]+([.+-][a-z0-9]+)*")
 _SHOWN_TEXT = 100  # characters
 
 
-@dataclass(frozen=True)
-class PlannedFile:
-    """A file of a push.
+class PushError(RuntimeError):
+    """The Hub, or the way to it, did not let a push happen; the message is the client's own."""
+
+
+def check_token(token: str | None = None) -> str:
+    """Makes sure that a token is valid and not read-only, before the work that is to be pushed is done.
 
     Args:
-        path: Its path in the repository.
-        size: In bytes.
-        status: What the push does to the file on the Hub.
-    """
+        token: The token. Default: the one of `hf auth login` or of the variable HF_TOKEN.
 
-    path: str
-    size: int
-    status: Literal["new", "changed", "unchanged", "deleted"]
+    Returns:
+        The user's name.
+
+    Raises:
+        PushError: If there is no token, the Hub does not accept it, it is read-only, or the Hub cannot be asked.
+    """
+    try:
+        user: dict[str, Any] = HfApi(token=token).whoami()
+    except HUB_ERRORS as error:
+        raise _explain(error, token) from error
+    if user.get("auth", {}).get("accessToken", {}).get("role") == "read":
+        raise PushError(f"The token of {user['name']} is read-only: make one that may write, in your settings there.")
+    return str(user["name"])
 
 
 @dataclass
@@ -58,43 +64,46 @@ class PlannedPush:
         folder: What is pushed.
         repo_id: Where to, with the namespace.
         problems: Why it cannot be pushed.
-        files: What would be pushed, and which weights on the Hub it replaces.
+        files: What is pushed, by the paths in the repository: files, or their contents. The client sends only those
+            that are not there already.
+        deleted: The weights on the Hub that are replaced.
         left_out: What is not pushed, each with the reason.
         notes: What else one should know.
         commit_url: The address of the commit, once it was pushed and if anything was.
+        has_changed: Whether the push made a commit or a branch.
     """
 
     folder: Path
     repo_id: str
     problems: list[Problem]
-    files: list[PlannedFile]
+    files: dict[str, Path | bytes]
+    deleted: list[str]
     left_out: dict[str, str]
     notes: list[str]
     _target: "_Target"
-    _sources: dict[str, Path | bytes]
-    _replaced: dict[str, Path | bytes] = field(default_factory=dict)
-    _backup: str | None = None
+    _written: dict[str, Path | bytes] = field(default_factory=dict)
     commit_url: str | None = None
+    has_changed: bool = False
 
     def describe(self) -> str:
         """What is pushed where, and what is not, in lines for a terminal."""
+        sizes = {
+            name: len(source) if isinstance(source, bytes) else source.stat().st_size
+            for name, source in self.files.items()
+        }
+        width = max(map(len, [*self.files, *self.deleted, *self.left_out]), default=0)
         lines = [f"{self.folder} -> {self._target.describe()}", ""]
-        shown = [file for file in self.files if file.status != "unchanged"]
-        width = max([len(name) for name in (*(file.path for file in shown), *self.left_out)], default=0)
-        lines += [f"  {file.path:<{width}}  {_format_size(file.size):>9}  {file.status}" for file in shown]
-        counts = {status: sum(file.status == status for file in self.files) for status in _STATUSES}
-        size = sum(file.size for file in self.files if file.status in ("new", "changed"))
-        counted = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-        lines += [f"  {counted}; {_format_size(size)} to push"]
+        lines += [f"  {name:<{width}}  {_format_size(size):>9}" for name, size in sizes.items()]
+        lines += [f"  {name:<{width}}    deleted" for name in self.deleted]
+        lines += [f"  {_format_size(sum(sizes.values()))}; what is there already is not sent again"]
         if self.left_out:
             lines += ["", "Left out (--include NAME pushes what is neither a pickle nor looks like a secret):"]
             lines += [f"  {name:<{width}}  {reason}" for name, reason in self.left_out.items()]
         return "\n".join([*lines, "", *self.notes]).rstrip()
 
-    @property
-    def changes(self) -> bool:
-        """Whether there is anything to push."""
-        return self._target.makes_branch or any(file.status != "unchanged" for file in self.files)
+    def describe_problems(self) -> str:
+        """Why it cannot be pushed, in lines for a terminal."""
+        return f"{self.folder} cannot be pushed:\n  " + "\n  ".join(map(str, self.problems))
 
     def push(self, commit_message: str | None = None) -> str:
         """Pushes, in one commit or one pull request.
@@ -116,38 +125,29 @@ class PlannedPush:
         """
         if self.problems:
             raise ValueError(self.describe_problems())
-        changed = [file.path for file in self.files if file.status in ("new", "changed")]
-        operations: list[Any] = [CommitOperationAdd(path, _openable(self._sources[path])) for path in changed]
-        operations += [CommitOperationDelete(file.path) for file in self.files if file.status == "deleted"]
-        message = commit_message or f"Push {self.folder.resolve().name}"
-        url, commit = self._target.commit(operations, message)
-        self.commit_url = commit.commit_url if commit is not None else None
+        operations: list[Any] = [
+            CommitOperationAdd(name, source if isinstance(source, bytes) else str(source))
+            for name, source in self.files.items()
+        ]
+        operations += [CommitOperationDelete(name) for name in self.deleted]
+        makes_branch = self._target.makes_branch
+        url, self.commit_url = self._target.commit(operations, commit_message or f"Push {self.folder.resolve().name}")
+        self.has_changed = makes_branch or self.commit_url is not None
         try:
             self._update_folder()
         except OSError as error:
             logger.warning(f"It was pushed, but the card that was pushed cannot be written into the folder: {error}")
         return url
 
-    def describe_problems(self) -> str:
-        """Why it cannot be pushed, in lines for a terminal."""
-        return f"{self.folder} cannot be pushed:\n  " + "\n  ".join(map(str, self.problems))
-
     def _update_folder(self) -> None:
-        card = self._sources[CARD_NAME]
-        new = {name: _read(source) for name, source in self._replaced.items()}
-        if isinstance(card, bytes):
-            new[CARD_NAME] = card
-            old = read_bytes(self.folder / CARD_NAME)
-            if self._backup is not None and old is not None:
-                new[self._backup] = old
-            if not self._target.create_pr:
-                record = {**read_json(self.folder / _RECORD), self._target.key: card.decode()}
-                new[_RECORD] = (json.dumps(record, indent=2) + "\n").encode()
-        changed = {name: content for name, content in new.items() if read_bytes(self.folder / name) != content}
+        contents = {
+            name: source if isinstance(source, bytes) else source.read_bytes() for name, source in self._written.items()
+        }
+        changed = {name: data for name, data in contents.items() if read_bytes(self.folder / name) != data}
         if changed:
             with replacing_files(self.folder) as partial:
-                for name, content in changed.items():
-                    (partial / name).write_bytes(content)
+                for name, data in changed.items():
+                    (partial / name).write_bytes(data)
 
 
 def plan_push(
@@ -165,9 +165,9 @@ def plan_push(
 ) -> PlannedPush:
     """Checks a model's folder and finds out what pushing it would change; changes nothing itself.
 
-    The model card is built from the folder's records. What a user wrote into the folder's README.md and into the one
-    on the Hub stays. A config.json of this package without `langs` gets them, and the task that they name, if the
-    folder's arguments.json or `language` tells them.
+    The model card is built from the folder's records; what users wrote into it stays, by the rules of `card`. A
+    config.json of this package without `langs` gets them, and the task that they name, if the folder's arguments.json
+    or `language` tells them.
 
     Args:
         folder: A folder that `save_pretrained` or the Trainer wrote.
@@ -176,11 +176,10 @@ def plan_push(
         revision: A branch, which is made if there is none. Default: the repository's main branch.
         create_pr: Whether to open a pull request instead of a commit to the main branch.
         token: A token of the Hub. Default: the one of `hf auth login` or of the variable HF_TOKEN.
-        include: Files or sub-folders, or patterns of them, to push beyond those that `hub_files.select_files` chooses.
+        include: Files or sub-folders, or patterns of them, to push beyond those that `files.select_files` chooses.
         code: What to do about code in the folder that differs from the installed package's, as for
             `check_model_folder`.
-        card: Whose README.md counts where the folder's and the Hub's were edited at the same place in different ways.
-            Default: it is a problem.
+        card: Whose README.md counts where the folder's and the Hub's were both edited. Default: it is a problem.
         **metadata: What the card shall say of `license`, `datasets`, `language`, `tags`, `model_name` and
             `base_model`.
 
@@ -196,30 +195,41 @@ def plan_push(
         raise ValueError(f"A pull request is opened against the main branch, not against revision={revision!r}.")
     target = _Target(repo_id, private=private, revision=revision, create_pr=create_pr, token=token)
     target.look()
-    there = target.read_card()
     select_files(root, include)  # before anything is read
-    metadata["revision"] = target.name_revision()
-    problems: list[Problem] = []
-    config, pushed = _prepare(root, target, there, card, metadata, problems)
+    config, text, backup, problems, notes = None, None, {}, [], list(target.notes)
+    if read_settings(root / "config.json"):  # or else the checks say so
+        try:
+            config = _complete_config(root, metadata.get("language"))
+            existing, backup = _find_card(root, target.read_card(), card)
+            text = make_card(
+                root,
+                existing,
+                repo_id=target.repo_id,
+                revision=target.name_revision(),
+                config=config,
+                is_pushed=True,
+                **metadata,
+            )
+            notes += _note_card(existing, Card.parse(text.encode(), CARD_NAME), backup)
+        except PushError:
+            raise
+        # Any record in the folder may be damaged.
+        except Exception as error:
+            problems.append(Problem("card", join_lines(error)))
     changes = {} if config is None else {"config.json": _dump(config)}
-    found = inspect_model_folder(
-        root, card=pushed.text if pushed else None, include=include, code=code, changes=changes
-    )
-    problems += [problem for problem in found.problems if pushed is not None or problem.check != "card"]
-    sources: dict[str, Path | bytes] = dict(found.files)
-    if pushed is not None:
-        sources[CARD_NAME] = pushed.text.encode()
+    found = inspect_model_folder(root, card=text, include=include, code=code, changes=changes)
+    problems += [problem for problem in found.problems if not problems or problem.check != "card"]
+    files = {**found.files} | ({} if text is None else {CARD_NAME: text.encode()})
     return PlannedPush(
         folder=root,
         repo_id=target.repo_id,
         problems=problems,
-        files=_compare(sources, target),
+        files=dict(sorted(files.items())),
+        deleted=[name for name in target.files if _WEIGHTS.fullmatch(name) and name not in files],
         left_out=found.selection.left_out,
-        notes=[*target.notes, *_notes(found, config, pushed, metadata.get("license"))],
+        notes=[*notes, *_note_findings(found, config)],
         _target=target,
-        _sources=dict(sorted(sources.items())),
-        _replaced={**found.replaced, **changes},
-        _backup=pushed.backup if pushed is not None else None,
+        _written={**found.replaced, **changes, **backup, **({} if text is None else {CARD_NAME: text.encode()})},
     )
 
 
@@ -259,31 +269,26 @@ class _Target:
         self.token = token or get_token()
         self.api = HfApi(token=self.token or False)
         self.info: ModelInfo | None = None  # of the repository, at the revision if that exists
-        self.reached = True
         self.makes_branch = False
         self.notes: list[str] = []
 
     @property
-    def place(self) -> str:
-        """What the names of all of its branches begin with in a folder's record."""
-        return f"{self.api.endpoint}/{self.repo_id}@"
+    def url(self) -> str:
+        return f"{self.api.endpoint}/{self.repo_id}"
 
     @property
-    def key(self) -> str:
-        """Names the branch in a folder's record."""
-        return f"{self.place}{self.revision or 'main'}"
+    def files(self) -> list[str]:
+        """The names of those that are there."""
+        return [] if self.info is None else [file.rfilename for file in self.info.siblings or ()]
 
     def describe(self) -> str:
         """The address, and what is there."""
-        url = f"{self.api.endpoint}/{self.repo_id}"
-        if not self.reached:
-            return f"{url} (not reached)"
         if self.info is None:
-            return f"{url} (new, {'private' if self.private else 'public'})"
+            return f"{self.url} (new, {'private' if self.private else 'public'})"
         what = ["private" if self.info.private else "public"]
         what += [f"{'new ' * self.makes_branch}branch {self.revision}"] if self.revision else []
         what += ["in a pull request"] if self.create_pr else []
-        return f"{url} ({', '.join(what)})"
+        return f"{self.url} ({', '.join(what)})"
 
     def look(self) -> None:
         """Finds out what is there.
@@ -298,20 +303,13 @@ class _Target:
             self.info = self._read_info()
         except errors.HFValidationError as error:
             raise ValueError(f"repo_id must be like 'me/my-model', not {self.repo_id!r}: {error}") from error
-        except errors.RepositoryNotFoundError:
+        except errors.RepositoryNotFoundError as error:
             if self.create_pr:
-                raise ValueError(
-                    f"There is no repository {self.repo_id} to open a pull request against, or the token may not read "
-                    "it. Without a pull request it is made."
-                ) from None
-            if not self.token:
-                self.notes.append("There is no token, so that a private repository would not be seen.")
+                raise ValueError(f"There is no repository {self.repo_id} to open a pull request against.") from error
         except HUB_ERRORS as error:
-            explained = self._explain(error)
-            if not is_network_error(error):
-                raise explained from error
-            self.reached = False
-            self.notes.append(f"{explained} All files are listed as new.")
+            if isinstance(error, errors.HfHubHTTPError):
+                raise _explain(error, self.token) from error
+            self.notes.append(f"{self.api.endpoint} cannot be reached ({join_lines(error)}).")
         if self.info is not None and self.private and not self.info.private:
             raise ValueError(
                 f"{self.repo_id} exists and is public, and private=True makes new repositories private only: change it "
@@ -320,53 +318,38 @@ class _Target:
 
     def _read_info(self) -> ModelInfo:
         try:
-            return self.api.model_info(self.repo_id, revision=self.revision, files_metadata=True)
+            return self.api.model_info(self.repo_id, revision=self.revision)
         except errors.RevisionNotFoundError:
             self.makes_branch = True  # it will start as the main branch
-            return self.api.model_info(self.repo_id, files_metadata=True)
+            return self.api.model_info(self.repo_id)
 
     def name_revision(self) -> str | None:
         """The branch, if the examples of use must name it, since the main branch holds no model."""
-        if self.revision in (None, "main") or not self.reached:
+        if self.revision in (None, "main") or self.notes:
             return None
-        main = self.info
-        if main is not None and not self.makes_branch:
-            try:
-                main = self.api.model_info(self.repo_id)
-            except HUB_ERRORS as error:
-                raise self._explain(error) from error
-        names = {file.rfilename for file in main.siblings or ()} if main is not None else set()
+        names = self.files
+        if self.info is not None and not self.makes_branch:
+            names = [file.rfilename for file in self.api.model_info(self.repo_id).siblings or ()]
         return None if "config.json" in names else self.revision
 
-    def _explain(self, error: Exception) -> PushError:
-        return explain_error(
-            error, self.repo_id, endpoint=self.api.endpoint, token=self.token, is_new=self.info is None
-        )
-
-    def read_card(self) -> str | None:
+    def read_card(self) -> Card | None:
         """The card that is there."""
-        if self.info is None or CARD_NAME not in {file.rfilename for file in self.info.siblings or ()}:
+        if self.info is None or CARD_NAME not in self.files:
             return None
         try:
             path = self.api.hf_hub_download(self.repo_id, CARD_NAME, revision=self.info.sha)
         except HUB_ERRORS as error:
-            raise self._explain(error) from error
-        return read_text(Path(path))
+            raise _explain(error, self.token) from error
+        return Card.parse(Path(path).read_bytes(), f"{CARD_NAME} on the Hub")
 
-    def commit(self, operations: list[Any], message: str) -> tuple[str, CommitInfo | None]:
-        """Does it all at once, if there is anything to do, and returns the address, and the commit if there is one."""
-        url = f"{self.api.endpoint}/{self.repo_id}"
-        if self.revision:
-            url += f"/tree/{self.revision}"
-        if not operations and not self.makes_branch:
-            return url, None
+    def commit(self, operations: list[Any], message: str) -> tuple[str, str | None]:
+        """Does it all at once, and returns the address, and that of the commit if there was anything to do."""
+        url = f"{self.url}/tree/{self.revision}" if self.revision else self.url
         try:
             if not self.token:
-                raise errors.LocalTokenNotFoundError
+                raise errors.LocalTokenNotFoundError("Log in with `hf auth login`, or set the variable HF_TOKEN.")
             parent = self._make_place()
-            if not operations:
-                return url, None
-            done = self.api.create_commit(
+            done: CommitInfo = self.api.create_commit(
                 self.repo_id,
                 operations,
                 commit_message=message,
@@ -375,8 +358,9 @@ class _Target:
                 revision=self.revision,
             )
         except HUB_ERRORS as error:
-            raise self._explain(error) from error
-        return done.pr_url or url, done
+            raise _explain(error, self.token) from error
+        # Where nothing has changed, the client makes no commit.
+        return done.pr_url or url, None if done.oid == parent else done.commit_url
 
     def _make_place(self) -> str | None:
         """Makes repository and branch where they are missing, and returns the commit that the push builds on."""
@@ -390,48 +374,46 @@ class _Target:
         return self.info.sha
 
 
-def _prepare(
-    folder: Path,
-    target: _Target,
-    there: str | None,
-    choice: CardChoice | None,
-    metadata: Mapping[str, Any],
-    problems: list[Problem],
-) -> tuple[dict[str, Any] | None, PushedCard | None]:
-    """The configuration, if it is to be another one, and the card, unless there is a problem with making it."""
-    if not read_json(folder / "config.json"):
-        return None, None  # which the checks will say
-    pushed = {key: text for key, text in read_json(folder / _RECORD).items() if key.startswith(target.place)}
+def _explain(error: Exception, token: str | None) -> PushError:
+    """What the client says, without the token."""
+    text = f"The Hub, or its client, refuses: {type(error).__name__}: {join_lines(error)}"
+    again = " Nothing changed there; the same command again sends nothing twice that arrived."
+    return PushError((text.replace(token, "<token>") if token else text) + again)
+
+
+def _find_card(folder: Path, there: Card | None, choice: CardChoice | None) -> tuple[Card | None, dict[str, bytes]]:
+    """The card to renew, and a copy of the folder's under a free name if that has text of its user's which is lost."""
+    path = folder / CARD_NAME
     try:
-        config = _complete_config(folder, metadata.get("language"))
-        card = make_card(
-            folder,
-            target.repo_id,
-            there=there,
-            pushed=pushed,
-            key=target.key,
-            choice=choice,
-            config=config,
-            **metadata,
-        )
-    # Any record in the folder may be damaged, and the metadata of cards, in which YAML finds errors of its own.
-    except Exception as error:
-        problems.append(Problem("card", f"{CARD_NAME} cannot be made: {join_lines(error)}"))
-        return None, None
-    problems += card.problems
-    return config, card
+        here = read_card(path)
+    except ValueError:
+        if choice != "hub":
+            raise
+        here = Card(path.read_bytes().decode(errors="replace"), None, is_by_hand=True)
+        return there, {_free_name(folder): path.read_bytes()}
+    if choice is None:
+        chosen = choose_card(here, there)
+    else:
+        chosen = (here or there) if choice == "folder" else (there or here)
+    is_lost = here is not None and chosen is not None and not here.own <= chosen.own
+    return chosen, {_free_name(folder): path.read_bytes()} if is_lost else {}
+
+
+def _free_name(folder: Path) -> str:
+    names = (f"{CARD_NAME}.bak-{number}" for number in range(1, 10_000))
+    return next(name for name in names if not (folder / name).exists())
 
 
 def _complete_config(folder: Path, language: str | Sequence[str] | None) -> dict[str, Any] | None:
     """The configuration with the languages that it lacks, or `None` if it lacks none, or they are not known."""
-    settings = read_json(folder / "config.json")
+    settings = read_settings(folder / "config.json")
     tasks = settings.get("custom_pipelines")
     if settings.get("model_type") != VanillaTransformerConfig.model_type or not isinstance(tasks, dict):
         return None
     if settings.get("langs") or "translation" not in tasks:
         return None
-    languages = ModelFolder(folder, None).languages
-    if languages is None and language is not None and not isinstance(language, str) and len(language) == 2:
+    languages = ModelFolder(folder).languages
+    if languages is None and not isinstance(language, str | None) and len(language) == 2:
         languages = [*language]
     if languages is None:
         return None
@@ -444,76 +426,28 @@ def _dump(config: Mapping[str, Any]) -> bytes:
     return (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
 
 
-def _notes(found: Inspection, config: Mapping[str, Any] | None, card: PushedCard | None, license: Any) -> Iterator[str]:
-    """What else one should know of a push."""
-    if card is not None and card.backup is not None:
-        yield f"The folder's {CARD_NAME} has text that the one to push lacks: it will be kept as {card.backup}."
-    if config is not None:
-        source, target = config["langs"]
-        task = f"translation_{source}_to_{target}"
-        offered = f", which brings the task {task}" if task in config["custom_pipelines"] else ""
-        yield f"config.json gets langs={config['langs']}{offered}."
-    if license is not None and not _LICENSE.fullmatch(str(license)):
-        yield (
-            f"license={license!r} is none that the Hub knows: its identifiers are like apache-2.0, mit and cc-by-4.0; "
-            "for one of your own give other."
-        )
-    if card is not None and not ModelCard(card.text).data.to_dict().get("license"):
+def _note_card(existing: Card | None, card: Card, backup: Mapping[str, bytes]) -> Iterator[str]:
+    if existing is not None and existing.is_by_hand:
+        yield f"{CARD_NAME} was not made by this package and is pushed as it is: {HOW_TO_GENERATE}"
+    for name in backup:
+        yield f"The folder's {CARD_NAME} has text that the one to push lacks: it will be kept as {name}."
+    if not card.data.to_dict().get("license"):
         yield "No license is given, so that others may not use the model: --license apache-2.0, say, gives one."
+
+
+def _note_findings(found: Inspection, config: Mapping[str, Any] | None) -> Iterator[str]:
+    if config is not None:
+        yield f"config.json gets langs={config['langs']}."
     if found.replaced:
         yield f"From the installed package, not from the folder: {', '.join(sorted(found.replaced))}."
     if found.outcomes and not found.problems:
         where = "here and without this package" if found.is_self_contained else "here"
-        texts = [repr(_shorten(text)) for text in (found.probes[0], found.outcomes[0])]
-        words = get_task_words(found.task)
-        yield f"It {words.does} {texts[0]} {words.joint} {texts[1]}, {where}."
+        probe, outcome = (_shorten(text) for text in (found.probes[0], found.outcomes[0]))
+        yield f"Tried: {probe!r} becomes {outcome!r}, {where}."
 
 
 def _shorten(text: str) -> str:
     return text if len(text) <= _SHOWN_TEXT else f"{text[: _SHOWN_TEXT - 1]}\N{HORIZONTAL ELLIPSIS}"
-
-
-def _read(source: Path | bytes) -> bytes:
-    return source if isinstance(source, bytes) else source.read_bytes()
-
-
-def _compare(sources: dict[str, Path | bytes], target: _Target) -> list[PlannedFile]:
-    """What the push does to each file on the Hub."""
-    siblings = (target.info.siblings or []) if target.info is not None else []
-    there = {file.rfilename: file for file in siblings}
-    files = []
-    for name, source in sorted(sources.items()):
-        size = len(source) if isinstance(source, bytes) else source.stat().st_size
-        old = there.get(name)
-        if old is None:
-            status: Literal["new", "changed", "unchanged"] = "new"
-        else:
-            # A large file is known by the hash of its content, another one by git's.
-            known, prefix = (old.lfs.sha256, b"") if old.lfs else (old.blob_id, b"blob %d\0" % size)
-            status = "unchanged" if _hash(source, prefix) == known else "changed"
-        files.append(PlannedFile(name, size, status))
-    stale = [file for name, file in there.items() if _WEIGHTS.fullmatch(name) and name not in sources]
-    return files + [PlannedFile(file.rfilename, file.size or 0, "deleted") for file in stale]
-
-
-def _hash(source: Path | bytes, prefix: bytes) -> str:
-    """The SHA-256 of a file's content, or, with git's prefix, the SHA-1 that names it there."""
-    digest = hashlib.sha1(prefix) if prefix else hashlib.sha256()
-    if isinstance(source, bytes):
-        digest.update(source)
-        return digest.hexdigest()
-    with source.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _openable(source: Path | bytes) -> str | bytes:
-    return source if isinstance(source, bytes) else str(source)
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def _format_size(size: float) -> str:

@@ -1,9 +1,7 @@
 """Batch translation with any sequence-to-sequence model: sentences, streams of lines, and files of any size.
 
-Sentences of like length are put together, so that a batch holds little padding, and batches are filled to a budget of
-tokens; the translations come back in the order of the input. A list is sorted as a whole, longest sentences first,
-since they need the most memory. Of a stream or file, a window of lines is held at a time: whenever some have been
-translated and taken away, as many are read. Three promises hold throughout:
+Sentences of like length share a batch, which is filled up to a budget of tokens; the translations come back in the
+order of the input. Of a stream or file a window of lines is held. Three promises hold throughout:
 
 - Every input gives exactly one output. A source that is empty or only white space gives an empty translation without
   asking the model, which would make something up.
@@ -15,21 +13,20 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import torch
-from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import tqdm
 
 from vanilla_transformer.data.corpora import open_text
-from vanilla_transformer.data.vocabularies import check_text_target, get_vocabularies, load_needed_tokenizer
-from vanilla_transformer.files import check_text_output, explain_missing_model
+from vanilla_transformer.data.vocabularies import check_text_target, get_vocabularies
+from vanilla_transformer.files import check_text_output
 from vanilla_transformer.model.pipeline_vanilla_transformer import (
     WINDOW_SIZE,
     count_sentences,
@@ -37,15 +34,8 @@ from vanilla_transformer.model.pipeline_vanilla_transformer import (
     map_by_length,
     sequence_score_settings,
 )
-from vanilla_transformer.tasks import TASKS, Task, find_prefix, find_task, get_task
-
-if TYPE_CHECKING:
-    from vanilla_transformer.export.ctranslate2_model import CTranslate2Model
 
 logger = logging.getLogger(__name__)
-
-# What can translate here.
-TranslationModel: TypeAlias = "PreTrainedModel | CTranslate2Model"
 
 # A tokenizer that knows no limit says 1e30.
 _NO_LENGTH_LIMIT = 10**20
@@ -53,180 +43,31 @@ _NO_LENGTH_LIMIT = 10**20
 # of the sources for every beam and at every step, which on a CPU makes it slower in larger batches.
 DEFAULT_BATCH_TOKENS = 8192
 DEFAULT_BATCH_TOKENS_OF_OTHERS = 4096
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def select_device(name: str = "auto") -> torch.device:
-    """The device called `name`; `"auto"` takes the first of CUDA, MPS and CPU that this machine has."""
-    if name != "auto":
-        return torch.device(name)
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+class TranslationModel(Protocol):
+    """What can translate here: a model of the library, or one that was exported.
 
-
-def load_model_and_tokenizer(
-    model_name_or_path: str,
-    *,
-    device: str = "auto",
-    dtype: str = "auto",
-    revision: str = "main",
-    trust_remote_code: bool = False,
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Loads a sequence-to-sequence model, in evaluation mode and on its device, and its tokenizer.
-
-    Args:
-        model_name_or_path: A folder or a name on the Hub.
-        device: `"auto"` (see [`select_device`]) or a torch device such as `"cuda:1"`.
-        dtype: `"auto"` (as saved), `"float32"`, `"bfloat16"` or `"float16"`.
-        revision: Branch, tag or commit on the Hub.
-        trust_remote_code: Whether code from the checkpoint may run.
-
-    Raises:
-        OSError: If there is no such model, or the Hub cannot be asked.
-        ValueError: If `dtype` is none of those names, or the model has no tokenizer.
+    It also has `generate` and `generation_config`, which the library's base class does not declare.
     """
-    if dtype != "auto" and dtype not in _DTYPES:
-        raise ValueError(f"dtype is {dtype!r}; it must be one of {['auto', *_DTYPES]}.")
-    source: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    with explain_missing_model(model_name_or_path):
-        model = AutoModelForSeq2SeqLM.from_pretrained(model_name_or_path, dtype=_DTYPES.get(dtype, "auto"), **source)
-        tokenizer = load_needed_tokenizer(model_name_or_path, **source)
-    return model.to(select_device(device)).eval(), tokenizer
 
+    @property
+    def device(self) -> torch.device:
+        """Where its inputs have to be."""
 
-def is_multilingual(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the tokenizer marks source and target with a language's token."""
-    return hasattr(tokenizer, "set_src_lang_special_tokens")
+    def modules(self) -> Iterator[torch.nn.Module]:
+        """The model and all of its parts."""
 
-
-def set_languages(tokenizer: PreTrainedTokenizerBase, *, source_lang: str, target_lang: str) -> dict[str, int]:
-    """Sets the languages of a multilingual tokenizer (NLLB, M2M100, mBART-50 and their like).
-
-    Args:
-        tokenizer: Its `src_lang` and `tgt_lang` are set.
-        source_lang: The source language, in the tokenizer's own spelling (`"eng_Latn"`, `"en"`, `"en_XX"`).
-        target_lang: The target language, spelled likewise.
-
-    Returns:
-        The argument that `generate` needs to write in that language: `{"forced_bos_token_id": ...}`.
-
-    Raises:
-        ValueError: If the tokenizer has no languages or does not know one of these.
-    """
-    if not is_multilingual(tokenizer):
-        raise ValueError(
-            f"{type(tokenizer).__name__} translates one fixed pair of languages; got source_lang={source_lang!r} and "
-            f"target_lang={target_lang!r}, which must be left out."
-        )
-    to_id: Callable[[str], Any] = getattr(tokenizer, "get_lang_id", tokenizer.convert_tokens_to_ids)
-    identifiers: dict[str, Any] = {}
-    for side, language in (("source_lang", source_lang), ("target_lang", target_lang)):
-        try:
-            identifiers[side] = to_id(language)
-        except KeyError:
-            identifiers[side] = None
-        if identifiers[side] in (None, tokenizer.unk_token_id):
-            raise ValueError(f"{side} is {language!r}, which {type(tokenizer).__name__} does not know.")
-    tokenizer.src_lang = source_lang
-    tokenizer.tgt_lang = target_lang
-    return {"forced_bos_token_id": identifiers["target_lang"]}
-
-
-@dataclass
-class InferenceArguments:
-    """Command-line arguments of every script that translates: the model, where it runs, and how it searches."""
-
-    model_name_or_path: str = field(metadata={"help": "Folder or Hub name of a sequence-to-sequence model."})
-    revision: str = field(default="main", metadata={"help": "Branch, tag or commit on the Hub. Default: main."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Let code from the checkpoint run."})
-    device: str = field(default="auto", metadata={"help": "auto (default: cuda, mps or cpu), or one such as cuda:1."})
-    dtype: str = field(default="auto", metadata={"help": "auto (default: as saved), float32, bfloat16 or float16."})
-    num_beams: int | None = field(
-        default=None, metadata={"help": "Beams; 1 is greedy search. Default: the model's generation config."}
-    )
-    length_penalty: float | None = field(
-        default=None, metadata={"help": "Above 0 favours longer translations. Default: the model's generation config."}
-    )
-    max_new_tokens: int | None = field(
-        default=None, metadata={"help": "Limit of a translation, in tokens. Default: the model's generation config."}
-    )
-    max_source_length: int | None = field(
-        default=None,
-        metadata={
-            "help": "Longer sources are truncated to so many tokens, with a warning. Default: the tokenizer's limit."
-        },
-    )
-    batch_size: int | None = field(
-        default=None, metadata={"help": "The most sentences translated together. Default: --max_batch_tokens decides."}
-    )
-    max_batch_tokens: int | None = field(
-        default=None,
-        metadata={
-            "help": "The most tokens of a batch: sentences * tokens of the longest source * beams. Default: "
-            f"{DEFAULT_BATCH_TOKENS} ({DEFAULT_BATCH_TOKENS_OF_OTHERS} for models of the library), or no limit where "
-            "--batch_size is given."
-        },
-    )
-    task: str | None = field(
-        default=None,
-        metadata={"help": f"What the model is to do: {', '.join(TASKS)}. Default: what its configuration names."},
-    )
-    source_prefix: str | None = field(
-        default=None,
-        metadata={
-            "help": "Put before each source, for T5 and its like. Default: what the model's configuration has for the "
-            "task."
-        },
-    )
-    source_lang: str | None = field(default=None, metadata={"help": "Source language, such as en or eng_Latn."})
-    target_lang: str | None = field(default=None, metadata={"help": "Target language, such as de or deu_Latn."})
-    disable_tqdm: bool = field(default=False, metadata={"help": "Show no progress bar."})
-
-    def __post_init__(self) -> None:
-        if (self.source_lang is None) != (self.target_lang is None):
-            raise ValueError(
-                f"source_lang is {self.source_lang!r} and target_lang is {self.target_lang!r}; give both or neither."
-            )
-        if self.task is not None:
-            get_task(self.task)
-
-    def find_task(self, model: PreTrainedModel) -> Task:
-        """The task that was given, or else the one that the model is for."""
-        return find_task(model.config) if self.task is None else get_task(self.task)
-
-    def find_prefix(self, model: PreTrainedModel) -> str:
-        """What to put before each source: what was given, or else what the model wants for the task."""
-        if self.source_prefix is not None:
-            return self.source_prefix
-        langs = None if self.source_lang is None or self.target_lang is None else [self.source_lang, self.target_lang]
-        return find_prefix(model.config, self.find_task(model), langs=langs)
-
-    def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, dict[str, Any]]:
-        """The model, its tokenizer, and the arguments of `generate` that were given or that the languages ask for."""
-        model, tokenizer = load_model_and_tokenizer(
-            self.model_name_or_path,
-            device=self.device,
-            dtype=self.dtype,
-            revision=self.revision,
-            trust_remote_code=self.trust_remote_code,
-        )
-        return model, tokenizer, self.collect_settings(tokenizer)
-
-    def collect_settings(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        """Collects the arguments of `generate` that were given or that the languages, set in the tokenizer, ask for."""
-        given = {name: getattr(self, name) for name in ("num_beams", "length_penalty", "max_new_tokens")}
-        generate_kwargs = {name: value for name, value in given.items() if value is not None}
-        if self.source_lang is not None and self.target_lang is not None and is_multilingual(tokenizer):
-            generate_kwargs |= set_languages(tokenizer, source_lang=self.source_lang, target_lang=self.target_lang)
-        return generate_kwargs
+    def state_dict(self) -> dict[str, Any]:
+        """Its weights by name."""
 
 
 @contextmanager
-def inference(model: torch.nn.Module) -> Iterator[None]:
+def inference(model: TranslationModel) -> Iterator[None]:
     """Evaluation mode without gradients; on leaving, every module gets its own training flag back."""
     flags = [(module, module.training) for module in model.modules()]
-    model.eval()
+    for module, _ in flags:
+        module.training = False
     try:
         with torch.inference_mode():
             yield
@@ -236,11 +77,7 @@ def inference(model: torch.nn.Module) -> Iterator[None]:
 
 
 def length_limit(tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> int | None:
-    """How many tokens, special ones included, a text may have: `max_length`, else the tokenizer's own limit, if any.
-
-    Raises:
-        ValueError: If `max_length` leaves no room for a token beside the special ones.
-    """
+    """How many tokens, special ones included, a text may have: `max_length`, else the tokenizer's own limit, if any."""
     if max_length is None:
         return tokenizer.model_max_length if tokenizer.model_max_length < _NO_LENGTH_LIMIT else None
     least = tokenizer.num_special_tokens_to_add() + 1
@@ -257,18 +94,7 @@ def encode_texts(
     line_numbers: Sequence[int],
     side: Literal["source", "target"] = "source",
 ) -> list[list[int]]:
-    """Token ids of each text, special tokens included.
-
-    Args:
-        tokenizer: Any tokenizer.
-        texts: The texts.
-        limit: Longer texts are truncated to this many tokens, each with a warning; `None` for no limit.
-        line_numbers: How the warnings call the texts.
-        side: `"target"` encodes as `text_target`.
-
-    Raises:
-        ValueError: If the tokenizer cannot encode target texts (see [`check_text_target`]).
-    """
+    """Token ids of each text, special tokens included; what is longer than `limit` is truncated with a warning."""
     if not texts:
         return []
     if side == "target":
@@ -297,19 +123,19 @@ class Translation(NamedTuple):
 
 
 class _Translator:
-    """What stays the same from one batch of sentences to the next."""
+    """What stays the same from one batch of sentences to the next; the arguments are those of [`translate`]."""
 
     def __init__(
         self,
         model: TranslationModel,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        batch_size: int | None,
-        max_batch_tokens: int | None,
-        max_source_length: int | None,
-        source_prefix: str,
-        generate_kwargs: dict[str, Any],
         n_best: int | None = None,
+        batch_size: int | None = None,
+        max_batch_tokens: int | None = None,
+        max_source_length: int | None = None,
+        source_prefix: str = "",
+        **generate_kwargs: Any,
     ) -> None:
         for name, value in (("batch_size", batch_size), ("max_batch_tokens", max_batch_tokens), ("n_best", n_best)):
             if value is not None and value < 1:
@@ -331,6 +157,13 @@ class _Translator:
             max_batch_tokens=max_batch_tokens,
             rows=max(self.num_beams, self.num_translations),
         )
+
+    def translate_all(self, sentences: Sequence[str], progress: bool | str) -> list[list[Translation]]:
+        """The translations of each sentence, best first."""
+        if isinstance(sentences, str):
+            raise TypeError("sentences is one string; pass a list of them.")
+        with progress_bar(progress, total=len(sentences)) as bar:
+            return list(self.translate(sentences, first_line=1, window_size=None, bar=bar))
 
     def translate(
         self, lines: Iterable[str], *, first_line: int, window_size: int | None, bar: Any
@@ -387,61 +220,6 @@ class _Translator:
         return next((value for value in found if value is not None), 1)
 
 
-def translate_n_best(
-    model: TranslationModel,
-    tokenizer: PreTrainedTokenizerBase,
-    sentences: Sequence[str],
-    *,
-    num_return_sequences: int,
-    batch_size: int | None = None,
-    max_batch_tokens: int | None = None,
-    max_source_length: int | None = None,
-    source_prefix: str = "",
-    progress: bool | str = True,
-    **generate_kwargs: Any,
-) -> list[list[Translation]]:
-    """Translates sentences, giving several translations of each.
-
-    Args:
-        model: See [`translate`].
-        tokenizer: See [`translate`].
-        sentences: See [`translate`].
-        num_return_sequences: Translations per sentence; needs as many beams, or sampling.
-        batch_size: See [`translate`].
-        max_batch_tokens: See [`translate`].
-        max_source_length: See [`translate`].
-        source_prefix: See [`translate`].
-        progress: See [`translate`].
-        **generate_kwargs: See [`translate`].
-
-    Returns:
-        For each sentence, in order, `num_return_sequences` translations, best first (empty ones for an empty sentence),
-        with their scores where beam search found them.
-
-    Raises:
-        TypeError: If `sentences` is a single string.
-        ValueError: If a size is too small.
-    """
-    translator = _Translator(
-        model,
-        tokenizer,
-        batch_size=batch_size,
-        max_batch_tokens=max_batch_tokens,
-        max_source_length=max_source_length,
-        source_prefix=source_prefix,
-        generate_kwargs=generate_kwargs,
-        n_best=num_return_sequences,
-    )
-    return _translate_list(translator, sentences, progress)
-
-
-def _translate_list(translator: _Translator, sentences: Sequence[str], progress: bool | str) -> list[list[Translation]]:
-    if isinstance(sentences, str):
-        raise TypeError("sentences is one string; pass a list of them.")
-    with progress_bar(progress, total=len(sentences)) as bar:
-        return list(translator.translate(sentences, first_line=1, window_size=None, bar=bar))
-
-
 def translate(
     model: TranslationModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -490,9 +268,27 @@ def translate(
         max_batch_tokens=max_batch_tokens,
         max_source_length=max_source_length,
         source_prefix=source_prefix,
-        generate_kwargs=generate_kwargs,
+        **generate_kwargs,
     )
-    return [best.text for (best,) in _translate_list(translator, sentences, progress)]
+    return [best.text for (best,) in translator.translate_all(sentences, progress)]
+
+
+def translate_n_best(
+    model: TranslationModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: Sequence[str],
+    *,
+    num_return_sequences: int,
+    progress: bool | str = True,
+    **options: Any,
+) -> list[list[Translation]]:
+    """Translates sentences as [`translate`] does, giving several translations of each.
+
+    `num_return_sequences` of them need as many beams, or sampling; they come best first (empty ones for an empty
+    sentence), with their scores where beam search found them. `options` are those of [`translate`] and of `generate`.
+    """
+    translator = _Translator(model, tokenizer, n_best=num_return_sequences, **options)
+    return translator.translate_all(sentences, progress)
 
 
 def one_line(text: str) -> str:
@@ -509,12 +305,8 @@ def translate_lines(
     window_size: int = WINDOW_SIZE,
     first_line: int = 1,
     total: int | None = None,
-    batch_size: int | None = None,
-    max_batch_tokens: int | None = None,
-    max_source_length: int | None = None,
-    source_prefix: str = "",
     progress: bool | str = True,
-    **generate_kwargs: Any,
+    **options: Any,
 ) -> Iterator[str]:
     """Translates a stream of lines that need not fit in memory, in order and as soon as the order allows.
 
@@ -526,33 +318,17 @@ def translate_lines(
             line, best first: the input line's number, the score and the translation, with tabs in between.
         window_size: The most input lines by which reading runs ahead of what has been yielded; among so many, those of
             like length are translated together. With 1, every line is answered before the next one is read.
-        first_line: Number of the first line, for warnings and the bar.
-        total: Number of the last line, where known, for the bar.
-        batch_size: See [`translate`].
-        max_batch_tokens: See [`translate`].
-        max_source_length: See [`translate`].
-        source_prefix: See [`translate`].
+        first_line: Number of the first line, for warnings and the bar; `total` is that of the last line, where known.
+        total: See `first_line`.
         progress: See [`translate`].
-        **generate_kwargs: See [`translate`].
+        **options: The other options of [`translate`], and arguments of `generate`.
 
     Yields:
         Lines without line breaks: should the model write one, it becomes a space.
-
-    Raises:
-        ValueError: If a size is too small, or `n_best` larger than the number of beams.
     """
     if window_size < 1:
         raise ValueError(f"window_size is {window_size}; it must be at least 1 line.")
-    translator = _Translator(
-        model,
-        tokenizer,
-        batch_size=batch_size,
-        max_batch_tokens=max_batch_tokens,
-        max_source_length=max_source_length,
-        source_prefix=source_prefix,
-        generate_kwargs=generate_kwargs,
-        n_best=n_best,
-    )
+    translator = _Translator(model, tokenizer, n_best=n_best, **options)
     if n_best is not None and not (translator.has_scores and n_best <= translator.num_beams):
         raise ValueError(
             f"n_best is {n_best} and num_beams is {translator.num_beams}; n_best needs beam search (num_beams of 2 or "
@@ -574,14 +350,11 @@ def translate_file(
     output_file: str | os.PathLike[str],
     *,
     overwrite: bool = False,
-    n_best: int | None = None,
     window_size: int = WINDOW_SIZE,
     batch_size: int | None = None,
     max_batch_tokens: int | None = None,
-    max_source_length: int | None = None,
-    source_prefix: str = "",
     progress: bool | str = True,
-    **generate_kwargs: Any,
+    **options: Any,
 ) -> int:
     """Translates a text file line by line into another; an interrupted run is taken up where it stopped.
 
@@ -595,14 +368,11 @@ def translate_file(
         input_file: UTF-8 text, one source per line; `.gz` is decompressed.
         output_file: Where the translations go, as UTF-8 text.
         overwrite: Replace an existing `output_file`, and start anew instead of resuming.
-        n_best: See [`translate_lines`].
         window_size: See [`translate_lines`]; what an interruption can cost is less than so many translations.
         batch_size: See [`translate`].
         max_batch_tokens: See [`translate`].
-        max_source_length: See [`translate`].
-        source_prefix: See [`translate`].
         progress: See [`translate`].
-        **generate_kwargs: See [`translate`].
+        **options: `n_best` of [`translate_lines`], the other options of [`translate`], and arguments of `generate`.
 
     Returns:
         The number of lines in `input_file`.
@@ -613,31 +383,20 @@ def translate_file(
     """
     source, target = Path(input_file), Path(output_file)
     check_text_output(target, inputs=[source], overwrite=overwrite)
-    options: dict[str, Any] = {"max_source_length": max_source_length, "source_prefix": source_prefix}
-    options |= {"n_best": n_best, **generate_kwargs}
     unfinished = target.with_name(target.name + ".partial")
     state = target.with_name(target.name + ".partial.json")
     if overwrite:
         unfinished.unlink(missing_ok=True)
+    options = {"max_source_length": None, "source_prefix": "", "n_best": None, **options}
     settings = _settings(model, tokenizer, source, options)
-    done = _resume(unfinished, state, settings=settings, lines_per_source=n_best or 1)
+    done = _resume(unfinished, state, settings=settings, lines_per_source=options["n_best"] or 1)
     with open_text(source) as lines:
         total = sum(1 for _ in lines)
     # Line by line, so that a killed process loses nothing that it had yielded.
     with open_text(source) as lines, open(unfinished, "a", buffering=1, encoding="utf-8", newline="\n") as output:
-        translations = translate_lines(
-            model,
-            tokenizer,
-            islice(lines, done, None),
-            window_size=window_size,
-            first_line=done + 1,
-            total=total,
-            batch_size=batch_size,
-            max_batch_tokens=max_batch_tokens,
-            progress=progress,
-            **options,
-        )
-        for translation in translations:
+        options |= {"window_size": window_size, "batch_size": batch_size, "max_batch_tokens": max_batch_tokens}
+        options |= {"first_line": done + 1, "total": total, "progress": progress}
+        for translation in translate_lines(model, tokenizer, islice(lines, done, None), **options):
             output.write(translation + "\n")
         os.fsync(output.fileno())
     os.replace(unfinished, target)
@@ -688,6 +447,6 @@ def _settings(
         "input": input_digest,
         "model": weights.hexdigest(),
         "vocabulary": hashlib.sha256(vocabulary.encode()).hexdigest(),
-        "generation_config": model.generation_config.to_json_string(),
+        "generation_config": cast(Any, model).generation_config.to_json_string(),
         "options": {name: str(value) for name, value in sorted(options.items())},
     }

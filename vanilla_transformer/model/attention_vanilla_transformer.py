@@ -95,10 +95,8 @@ class MultiHeadAttention(nn.Module):
         """Attends from (B, L, D) to keys (B, H, K, d_k) and values (B, H, K, d_v).
 
         Several rows of `hidden_states` may share one row of keys: the beams of a sentence, side by side, share its
-        source. They are taken as one longer sequence of queries then.
-
-        Returns:
-            The sub-layer's output (B, L, D) and, where the implementation computes them, the weights (B, H, L, K).
+        source. They are then taken as one longer sequence of queries. Returns the sub-layer's output (B, L, D) and,
+        where the implementation computes them, the weights (B, H, L, K).
         """
         queries = fold_rows(hidden_states, key.shape[0])
         context, weights = choose_attention(self, key)(
@@ -167,15 +165,7 @@ def choose_attention(module: MultiHeadAttention, key: torch.Tensor) -> Attention
 
 
 def check_cache_implementation(implementation: str | None, cache_implementation: str | None) -> None:
-    """Refuses a static cache for flex attention.
-
-    Args:
-        implementation: The model's attention.
-        cache_implementation: What `generate` shall use.
-
-    Raises:
-        ValueError: If the one cannot be used with the other.
-    """
+    """Refuses flex attention with a static cache of `generate`."""
     if implementation == "flex_attention" and "static" in (cache_implementation or ""):
         raise ValueError(
             f"cache_implementation={cache_implementation!r} needs masks that are tensors, and those of flex attention "
@@ -184,11 +174,7 @@ def check_cache_implementation(implementation: str | None, cache_implementation:
 
 
 def fold_rows(states: torch.Tensor, rows: int) -> torch.Tensor:
-    """Lays groups of rows end to end: (R, L, D) to (rows, R / rows * L, D).
-
-    Raises:
-        ValueError: If the rows cannot be divided.
-    """
+    """Lays groups of rows end to end: (R, L, D) to (rows, R / rows * L, D)."""
     if states.shape[0] == rows:
         return states
     if states.shape[0] % rows:

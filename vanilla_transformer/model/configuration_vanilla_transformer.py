@@ -6,46 +6,32 @@ those of BART and Marian, so that tools which read those configurations read thi
 
 import copy
 import difflib
-import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Literal, Self
 
 from huggingface_hub.dataclasses import strict
-from huggingface_hub.errors import StrictDataclassError
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.generation.configuration_utils import GenerationConfig
 from transformers.utils import logging
 
-if TYPE_CHECKING:
-    # Never executed: transformers copies the files named in import lines beside a saved config, and a process without
-    # this package finds there the pipelines that _PIPELINES names, and the halves that the auto_map names.
-    from .decoder_only_vanilla_transformer import VanillaTransformerForCausalLM as VanillaTransformerForCausalLM
-    from .encoder_only_vanilla_transformer import VanillaTransformerEncoderModel as VanillaTransformerEncoderModel
-    from .pipeline_vanilla_transformer import TranslationPipeline as TranslationPipeline
-
 logger = logging.get_logger(__name__)
-ConfigClass = TypeVar("ConfigClass", bound=type)
 
-# Saved with every configuration. To be raised by one with a new field, or a new legal value of a field, without which
-# older code would build another model.
-CONFIG_VERSION = 2
+Side = Literal["encoder", "decoder"]
 
-# What the library and its tools write into config.json, or once did, and no class declares.
+# What the library and its tools write into config.json, or once did, and no class declares. Until version 0.1.0 this
+# package wrote `config_version`.
 _LIBRARY_FIELDS = {
     *("adapters", "add_cross_attention", "attn_implementation", "auto_map", "base_model_pp_plan", "base_model_tp_plan"),
-    *("compression_config", "configuration_files", "cross_attention_hidden_size", "custom_pipelines"),
+    *("compression_config", "config_version", "configuration_files", "cross_attention_hidden_size", "custom_pipelines"),
     *("distributed_config", "experts_implementation", "finetuning_task", "fusion_config", "gradient_checkpointing"),
     *("output_past", "per_layer_config", "prefix", "processor_class", "pruned_heads"),
     *("quantization_config", "sep_token_id", "task_specific_params", "tf_legacy_loss", "tie_encoder_decoder"),
     *("tie_last_hidden_states", "tokenizer_class", "torchscript", "transformers.js_config", "transformers_weights"),
     *("use_bfloat16",),
 }
-
-# The library's names of sizes that both stacks have; ours are these ends behind "encoder_" and "decoder_".
-_SIZES_OF_STACKS = {"num_hidden_layers": "layers", "num_attention_heads": "attention_heads"}
 
 POSITION_EMBEDDING_TYPES = ("sinusoidal", "sinusoidal_concatenated", "sinusoidal_tensor2tensor", "learned")
 
@@ -56,22 +42,34 @@ _PIPELINES = {
     "text2text-generation": "Text2TextGenerationPipeline",
 }
 
-# Where a process without this package finds the classes. Saving a model names only the class of that model.
+# Where a process without this package finds the classes of an encoder-decoder, of an encoder and of a decoder.
+_CONFIG = {"AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig"}
 AUTO_MAP = {
-    "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",
+    **_CONFIG,
     "AutoModel": "modeling_vanilla_transformer.VanillaTransformerModel",
     "AutoModelForSeq2SeqLM": "modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration",
 }
-# Those of an encoder alone, and of a decoder alone. From a whole model's folder they take over their half.
 _ENCODER_AUTO_MAP = {
-    "AutoModelForQuestionAnswering": "encoder_vanilla_transformer.VanillaTransformerForQuestionAnswering",
-    "AutoModelForSequenceClassification": "encoder_vanilla_transformer.VanillaTransformerForSequenceClassification",
-    "AutoModelForTextEncoding": "encoder_vanilla_transformer.VanillaTransformerEncoderModel",
-    "AutoModelForTokenClassification": "encoder_vanilla_transformer.VanillaTransformerForTokenClassification",
+    **_CONFIG,
+    "AutoModel": "encoder_only_vanilla_transformer.VanillaTransformerEncoderModel",
+    "AutoModelForQuestionAnswering": "encoder_only_vanilla_transformer.VanillaTransformerForQuestionAnswering",
+    "AutoModelForSequenceClassification": (
+        "encoder_only_vanilla_transformer.VanillaTransformerForSequenceClassification"
+    ),
+    "AutoModelForTextEncoding": "encoder_only_vanilla_transformer.VanillaTransformerEncoderModel",
+    "AutoModelForTokenClassification": "encoder_only_vanilla_transformer.VanillaTransformerForTokenClassification",
 }
 _DECODER_AUTO_MAP = {
-    "AutoModelForCausalLM": "causal_lm_vanilla_transformer.VanillaTransformerForCausalLM",
+    **_CONFIG,
+    "AutoModel": "decoder_only_vanilla_transformer.VanillaTransformerDecoderModel",
+    "AutoModelForCausalLM": "decoder_only_vanilla_transformer.VanillaTransformerForCausalLM",
 }
+
+
+def _both(**sizes: int) -> dict[str, int]:
+    """Sizes of both stacks, such as `encoder_layers` and `decoder_layers` from `layers`."""
+    return {f"{side}_{size}": value for size, value in sizes.items() for side in ("encoder", "decoder")}
+
 
 # Table 3 has no row without label smoothing but D-ls0, hence its place in every preset made for training.
 _BASE = {"label_smoothing": 0.1}
@@ -80,58 +78,21 @@ PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {
         "vocab_size": 320,
         "d_model": 32,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4,
-        "encoder_ffn_dim": 64,
-        "decoder_ffn_dim": 64,
+        **_both(layers=2, attention_heads=4, ffn_dim=64),
         "max_position_embeddings": 128,
     },
-    "small": {
-        **_BASE,
-        "vocab_size": 8000,
-        "d_model": 256,
-        "encoder_layers": 3,
-        "decoder_layers": 3,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4,
-        "encoder_ffn_dim": 1024,
-        "decoder_ffn_dim": 1024,
-    },
-    "iwslt": {
-        **_BASE,
-        "vocab_size": 10000,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4,
-        "encoder_ffn_dim": 1024,
-        "decoder_ffn_dim": 1024,
-        "dropout": 0.3,
-    },
+    "small": {**_BASE, "vocab_size": 8000, "d_model": 256, **_both(layers=3, attention_heads=4, ffn_dim=1024)},
+    "iwslt": {**_BASE, "vocab_size": 10000, **_both(attention_heads=4, ffn_dim=1024), "dropout": 0.3},
     "base": {**_BASE},
-    "big": {
-        **_BASE,
-        "d_model": 1024,
-        "encoder_attention_heads": 16,
-        "decoder_attention_heads": 16,
-        "encoder_ffn_dim": 4096,
-        "decoder_ffn_dim": 4096,
-        "dropout": 0.3,
-    },
+    "big": {**_BASE, "d_model": 1024, **_both(attention_heads=16, ffn_dim=4096), "dropout": 0.3},
     # Table 3, rows A: number of heads at a constant amount of computation (d_k = d_v = d_model / heads).
-    **{
-        f"A-h{heads}": {**_BASE, "encoder_attention_heads": heads, "decoder_attention_heads": heads}
-        for heads in (1, 4, 16, 32)
-    },
+    **{f"A-h{heads}": {**_BASE, **_both(attention_heads=heads)} for heads in (1, 4, 16, 32)},
     # Rows B: smaller attention keys.
     **{f"B-dk{d_k}": {**_BASE, "d_k": d_k} for d_k in (16, 32)},
     # Rows C: depth, width, inner width.
-    **{f"C-N{layers}": {**_BASE, "encoder_layers": layers, "decoder_layers": layers} for layers in (2, 4, 8)},
-    **{
-        f"C-d{d_model}": {**_BASE, "d_model": d_model, "d_k": d_model // 8, "d_v": d_model // 8}
-        for d_model in (256, 1024)
-    },
-    **{f"C-ff{width}": {**_BASE, "encoder_ffn_dim": width, "decoder_ffn_dim": width} for width in (1024, 4096)},
+    **{f"C-N{layers}": {**_BASE, **_both(layers=layers)} for layers in (2, 4, 8)},
+    **{f"C-d{width}": {**_BASE, "d_model": width, "d_k": width // 8, "d_v": width // 8} for width in (256, 1024)},
+    **{f"C-ff{width}": {**_BASE, **_both(ffn_dim=width)} for width in (1024, 4096)},
     # Rows D: regularisation.
     "D-drop0": {**_BASE, "dropout": 0.0},
     "D-drop0.2": {**_BASE, "dropout": 0.2},
@@ -142,40 +103,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def name_both_stacks(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes sizes under the library's names, such as `num_hidden_layers`, as those of both stacks.
-
-    Args:
-        settings (`Mapping[str, Any]`): Fields of a configuration; what names one stack goes first.
-
-    Returns:
-        `dict[str, Any]`: The same under this package's names.
-    """
-    both = {
-        f"{side}_{size}": settings[name]
-        for name, size in _SIZES_OF_STACKS.items()
-        if name in settings
-        for side in ("encoder", "decoder")
-    }
-    return both | {name: value for name, value in settings.items() if name not in _SIZES_OF_STACKS}
-
-
-def _accept_sizes_of_both_stacks(cls: ConfigClass) -> ConfigClass:
-    """Has a class know `num_hidden_layers` as an argument; once fields have values, which were given is not known."""
-    init = cls.__init__  # type: ignore[misc]
-
-    @functools.wraps(init)
-    def construct(self: Any, *args: Any, **settings: Any) -> None:
-        init(self, *args, **name_both_stacks(settings))
-
-    cls.__init__ = construct  # type: ignore[misc]
-    return cls
-
-
-@_accept_sizes_of_both_stacks
 @strict
 class VanillaTransformerConfig(PreTrainedConfig):
-    r"""Configuration of a [`VanillaTransformerForConditionalGeneration`], of its parts, and of its halves alone.
+    r"""Configuration of a [`VanillaTransformerForConditionalGeneration`], and of encoder-only and decoder-only models.
 
     Args:
         vocab_size (`int`, defaults to 37000):
@@ -187,8 +117,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
         encoder_layers, decoder_layers (`int`, defaults to 6):
             Number of layers (the paper's N).
         encoder_attention_heads, decoder_attention_heads (`int`, defaults to 8):
-            Number of attention heads (the paper's h). The library's names for these two, `num_hidden_layers` and
-            `num_attention_heads`, set both stacks', and read the encoder's.
+            Number of attention heads (the paper's h). The library's names `num_hidden_layers` and
+            `num_attention_heads` mean the encoder's, as in BART.
         encoder_ffn_dim, decoder_ffn_dim (`int`, defaults to 2048):
             Inner width of the feed-forward networks (the paper's d_ff).
         d_k, d_v (`int`, *optional*):
@@ -232,7 +162,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
             `"translation_en_to_de"` to those that the saved folder offers without this package, unless one contains
             "_", which divides the parts of that name.
         is_encoder_decoder (`bool`, defaults to `True`):
-            `False`: the configuration of one stack alone, as such a model makes it from that of the whole.
+            `False`: the configuration of a single-stack model, which makes it from that of an encoder-decoder.
         is_decoder (`bool`, defaults to `False`):
             Whether that stack is the decoder.
         bos_token_id, pad_token_id, eos_token_id, decoder_start_token_id (`int`, default to 0, 1, 2, 0):
@@ -297,27 +227,15 @@ class VanillaTransformerConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = 2
     decoder_start_token_id: int | None = 0
 
-    def __init_subclass__(cls, *args: Any, **kwargs: Any) -> None:
-        super().__init_subclass__(*args, **kwargs)
-        _accept_sizes_of_both_stacks(cls)  # the library has given it a constructor of its own
-
     def __post_init__(self, **kwargs: Any) -> None:
-        version = kwargs.pop("config_version", CONFIG_VERSION)
-        unknown = self._find_unknown(kwargs)
-        if _is_newer(version):
-            logger.warning(_explain_newer_version(version, unknown))
-        elif unknown:
-            logger.warning(self._explain_unknown(unknown))
-        # Where the package is installed its pipelines are registered, and an entry in the config, which the library
-        # consults first, would only make it ask for `trust_remote_code`. `to_dict` writes the entry for the others.
+        kwargs.pop("config_version", None)
+        if message := self.find_unknown_fields(kwargs):
+            logger.warning(message)
+        # Where the package is installed its pipelines are registered. The library would look at this entry first, and
+        # ask for `trust_remote_code`. `to_dict` writes it for processes without the package.
         if not __name__.startswith("transformers_modules."):
             kwargs.pop("custom_pipelines", None)
         super().__post_init__(**kwargs)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _SIZES_OF_STACKS:
-            super().__setattr__(f"decoder_{_SIZES_OF_STACKS[name]}", value)
-        super().__setattr__(name, value)
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> "VanillaTransformerConfig":
@@ -340,66 +258,38 @@ class VanillaTransformerConfig(PreTrainedConfig):
             raise ValueError(
                 f"Not fields of {cls.__name__}: {', '.join(unknown)}. Its fields are: {', '.join(sorted(legal))}."
             )
-        return cls(**{**PRESETS[name], **name_both_stacks(overrides)})
+        settings = {cls.attribute_map.get(field, field): value for field, value in overrides.items()}
+        return cls(**{**PRESETS[name], **settings})
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
         """Builds a configuration from what a file holds, as the library does.
 
-        Code that the file would have the library fetch, a kernel of the Hub for attention, is left out: that is asked
-        for by the argument `attn_implementation` only.
-
-        Args:
-            config_dict (`dict[str, Any]`): The content of a `config.json`.
-            **kwargs: As in the library.
-
-        Returns:
-            `VanillaTransformerConfig`: The configuration.
-
-        Raises:
-            StrictDataclassError: If a value is not legal; a note says so if the file was written by newer code.
+        A file can name a kernel of the Hub for attention, which the library would fetch and run. Such a name is left
+        out: only the argument `attn_implementation` can ask for one.
         """
         config_dict = dict(config_dict)
         for name in ("attn_implementation", "_attn_implementation"):
             if "/" in str(config_dict.get(name)):
                 logger.warning(f"{name}={config_dict.pop(name)!r} of the file is ignored: give it as an argument.")
-        if kwargs.get("is_encoder_decoder") and not config_dict.get("is_encoder_decoder", True):
-            # A whole made from a half: which classes load the half, and which half it is, is not true of it.
-            config_dict.pop("auto_map", None)
+        if kwargs.get("is_encoder_decoder"):  # also when it starts from a decoder-only model
             kwargs = {"is_decoder": False, **kwargs}
-        try:
-            return super().from_dict(config_dict, **name_both_stacks(kwargs))
-        except StrictDataclassError as error:
-            version = config_dict.get("config_version", CONFIG_VERSION)
-            if _is_newer(version):
-                error.add_note(_explain_newer_version(version, cls._find_unknown(config_dict)))
-            raise
+        return super().from_dict(config_dict, **kwargs)
 
     @classmethod
     def find_unknown_fields(cls, names: Iterable[str]) -> str | None:
-        """Says which fields of a file are none, misspelt ones for example.
-
-        Args:
-            names (`Iterable[str]`): The fields of a `config.json`.
-
-        Returns:
-            `str | None`: The message, or `None` if all are known.
-        """
-        unknown = cls._find_unknown(names)
-        return cls._explain_unknown(unknown) if unknown else None
-
-    @classmethod
-    def _find_unknown(cls, names: Iterable[str]) -> list[str]:
-        """Those that neither this class nor the library has a use for."""
-        known = {"config_version", *cls.attribute_map, *_LIBRARY_FIELDS, *vars(GenerationConfig())}
-        # As attributes the class has its fields, and properties that the library accepts for fields.
-        return [name for name in names if name not in known and not name.startswith("_") and not hasattr(cls, name)]
-
-    @classmethod
-    def _explain_unknown(cls, unknown: Iterable[str]) -> str:
+        """Says which names are fields neither of this class nor of the library, misspelt ones for example."""
+        known = {*cls.attribute_map, *_LIBRARY_FIELDS, *vars(GenerationConfig())}
         legal = [*(field.name for field in fields(cls)), *cls.attribute_map]
-        near = {name: difflib.get_close_matches(name, legal, n=1, cutoff=0.7) for name in unknown}
-        described = [name + (f" (did you mean {match[0]}?)" if match else "") for name, match in near.items()]
+        described = []
+        for name in names:
+            # As attributes the class has its fields, and properties that the library accepts for fields.
+            if name in known or name.startswith("_") or hasattr(cls, name):
+                continue
+            match = difflib.get_close_matches(name, legal, n=1, cutoff=0.7)
+            described.append(name + (f" (did you mean {match[0]}?)" if match else ""))
+        if not described:
+            return None
         return f"Not fields of {cls.__name__}, and without effect: {', '.join(described)}."
 
     @property
@@ -443,53 +333,39 @@ class VanillaTransformerConfig(PreTrainedConfig):
         return super(VanillaTransformerConfig, config).get_text_config(decoder=decoder, encoder=encoder)
 
     def to_dict(self) -> dict[str, Any]:
-        """Serialises the configuration, with its format's version and where the library finds the code that travels."""
-        settings = {**super().to_dict(), "config_version": CONFIG_VERSION}
-        settings["auto_map"] = {**self._auto_map, **settings.get("auto_map", {})}
-        return {**settings, "custom_pipelines": self.custom_pipeline_tasks} if self.is_encoder_decoder else settings
+        """Serialises the configuration, with where the library finds the code that travels with a model."""
+        settings = super().to_dict()
+        settings.pop("custom_pipelines", None)
+        if self.is_encoder_decoder:
+            settings["custom_pipelines"] = self.custom_pipeline_tasks
+        # What was loaded may name this package's files as another version called them. A user's own classes stay.
+        loaded = settings.get("auto_map", {})
+        own = "_vanilla_transformer.VanillaTransformer"
+        others = {auto_class: name for auto_class, name in loaded.items() if own not in str(name)}
+        settings["auto_map"] = {**self._auto_map, **others}
+        return settings
 
     @property
     def _auto_map(self) -> dict[str, str]:
         if self.is_encoder_decoder:
-            return {**AUTO_MAP, **_ENCODER_AUTO_MAP, **_DECODER_AUTO_MAP}
-        if self.is_decoder:
-            base, auto_map = "causal_lm_vanilla_transformer.VanillaTransformerDecoderModel", _DECODER_AUTO_MAP
-        else:
-            base, auto_map = _ENCODER_AUTO_MAP["AutoModelForTextEncoding"], _ENCODER_AUTO_MAP
-        return {"AutoConfig": AUTO_MAP["AutoConfig"], "AutoModel": base, **auto_map}
+            return AUTO_MAP
+        return _DECODER_AUTO_MAP if self.is_decoder else _ENCODER_AUTO_MAP
 
-    def require_both_stacks(self, name: str) -> None:
-        """Refuses the configuration of one stack alone for a model that has both.
-
-        Args:
-            name (`str`): The model's class.
+    def require_stacks(self, name: str, side: Side | None = None) -> None:
+        """Makes sure that a model has the stacks it is made of: one side, or both (`side=None`).
 
         Raises:
-            ValueError: If this is such a configuration; the message names the classes that fit.
+            ValueError: If this is the configuration of another stack; the message names the classes that fit.
         """
-        if not self.is_encoder_decoder:
-            raise ValueError(f"{name} is an encoder and a decoder, but {self._describe_stack()}")
-
-    def require_stack(self, name: str, *, is_decoder: bool) -> None:
-        """Refuses the configuration of the other stack alone for a model of one; the whole's has both.
-
-        Args:
-            name (`str`): The model's class.
-            is_decoder (`bool`): Whether it is a decoder.
-
-        Raises:
-            ValueError: If this is such a configuration; the message names the classes that fit.
-        """
-        if not self.is_encoder_decoder and self.is_decoder != is_decoder:
-            raise ValueError(f"{name} is {'a decoder' if is_decoder else 'an encoder'}, but {self._describe_stack()}")
-
-    def _describe_stack(self) -> str:
-        side = "a decoder" if self.is_decoder else "an encoder"
+        own: Side = "decoder" if self.is_decoder else "encoder"
+        if self.is_encoder_decoder or own == side:
+            return
         saved = f", saved by {self.architectures[0]}" if self.architectures else ""
         legal = ", ".join(auto_class for auto_class in self._auto_map if auto_class != "AutoConfig")
-        return (
-            f"the configuration is of {side} alone (is_encoder_decoder=False, is_decoder={self.is_decoder}{saved}): "
-            f"load it with {legal}."
+        needed = "an encoder and a decoder" if side is None else f"one {side}"
+        raise ValueError(
+            f"{name} is {needed}, but the configuration is of one {own} alone (is_encoder_decoder=False, "
+            f"is_decoder={self.is_decoder}{saved}): load it with {legal}."
         )
 
     def validate_sizes(self) -> None:
@@ -565,16 +441,24 @@ class VanillaTransformerConfig(PreTrainedConfig):
             raise ValueError(f"langs must be the source and the target language, as ['en', 'de'], not {self.langs}.")
 
 
-def _is_newer(version: Any) -> bool:
-    if not isinstance(version, int):
-        raise ValueError(f"config_version must be an integer, not {version!r}.")
-    return version > CONFIG_VERSION
+def as_single_stack(config: VanillaTransformerConfig, side: Side) -> VanillaTransformerConfig:
+    """Returns the configuration of a single-stack model: a copy of an encoder-decoder's, or what is given if it is one.
 
-
-def _explain_newer_version(version: int, unknown: Iterable[str]) -> str:
-    return (
-        f"The configuration is of version {version}, and this code reads versions up to {CONFIG_VERSION}. "
-        f"Fields unknown to it: {', '.join(unknown) or 'none'}. Upgrade the package (pip install --upgrade "
-        "vanilla-transformer), or use the code in the model's own folder: in a process without the package, with "
-        "trust_remote_code=True."
-    )
+    It has one vocabulary and says `is_encoder_decoder=False`. The sizes of both sides in it are those of the stack,
+    since the library knows one name for either (`num_hidden_layers`) and asks for it to build a cache. The texts of a
+    language model begin with the token that starts the decoder, for which the library's name is then `bos_token_id`.
+    """
+    settings: dict[str, Any] = {"is_encoder_decoder": False, "is_decoder": side == "decoder"}
+    settings["decoder_vocab_size"] = None
+    if config.is_encoder_decoder and side == "decoder":
+        settings["vocab_size"] = config.target_vocab_size
+        if config.decoder_start_token_id is not None:
+            settings["bos_token_id"] = config.decoder_start_token_id
+    for size in ("layers", "attention_heads", "ffn_dim"):
+        settings |= _both(**{size: getattr(config, f"{side}_{size}")})
+    if all(getattr(config, name) == value for name, value in settings.items()):
+        return config
+    single = copy.deepcopy(config)
+    for name, value in settings.items():
+        setattr(single, name, value)
+    return single

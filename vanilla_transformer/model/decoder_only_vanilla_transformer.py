@@ -1,7 +1,7 @@
 """The decoder alone, as a language model: the layers of Figure 1's right side without attention over a source.
 
-Parameters have the names that they have in the whole Transformer, so that the decoder of a translation model can be
-taken over: `VanillaTransformerForCausalLM.from_pretrained("a-translation-model")`.
+Parameters have the names that they have in the encoder-decoder, so that the decoder of a translation model can be taken
+over: `VanillaTransformerForCausalLM.from_pretrained("a-translation-model")`.
 
 Shapes: B batch, T length, K keys (cached ones included), D d_model, V vocabulary.
 """
@@ -24,35 +24,20 @@ from .attention_vanilla_transformer import SelfAttention, check_cache_implementa
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .linear_vanilla_transformer import project
 from .loss_vanilla_transformer import IGNORED_LABEL, compute_logits_and_loss, should_skip_logits
-from .modeling_vanilla_transformer import TransformerLayer, TransformerStack
+from .modeling_vanilla_transformer import TransformerLayer, TransformerStack, VanillaTransformerEncoderLayer
 from .positions_vanilla_transformer import count_positions, count_tokens_before
-from .single_stack_vanilla_transformer import SingleStackModel
+from .pretrained_vanilla_transformer import SingleStackModel
 
 logger = logging.get_logger(__name__)
 
 
-class VanillaTransformerCausalLayer(TransformerLayer):
-    """Masked self-attention, feed-forward."""
+class VanillaTransformerCausalLayer(VanillaTransformerEncoderLayer):
+    """Masked self-attention, feed-forward: without a source, all that differs from an encoder layer is the mask."""
 
     def __init__(self, config: VanillaTransformerConfig, layer_idx: int) -> None:
-        super().__init__(config, config.decoder_ffn_dim)
+        TransformerLayer.__init__(self, config, config.decoder_ffn_dim)
         self.self_attn = SelfAttention(config, config.decoder_attention_heads, layer_idx, is_causal=True)
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        past_key_values: Cache | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> torch.Tensor:
-        """Maps (B, T, D) to (B, T, D)."""
-
-        def self_attention(states: torch.Tensor) -> torch.Tensor:
-            return self.self_attn(states, attention_mask=attention_mask, past_key_values=past_key_values, **kwargs)[0]
-
-        hidden_states = self.residual(hidden_states, self_attention, self.self_attn_layer_norm)
-        return self.residual(hidden_states, self.feed_forward, self.final_layer_norm)
 
 
 class VanillaTransformerCausalDecoder(TransformerStack):
@@ -79,22 +64,7 @@ class VanillaTransformerCausalDecoder(TransformerStack):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPast:
-        """Decodes the tokens so far.
-
-        Args:
-            input_ids: Tokens (B, T).
-            attention_mask: (B, past + T), 1 at tokens and 0 at padding; `None`: nothing is padding.
-            past_key_values: A cache of the positions already decoded.
-            inputs_embeds: Embeddings (B, T, D), not yet scaled, instead of `input_ids`.
-            use_cache: Whether to return a cache.
-            **kwargs: `output_attentions`, `output_hidden_states`, and what the attention implementation takes.
-
-        Returns:
-            `BaseModelOutputWithPast` with `last_hidden_state` (B, T, D).
-
-        Raises:
-            ValueError: If tokens are given twice or not at all.
-        """
+        """Decodes tokens (B, T) with a mask (B, past + T), 1 at tokens and 0 at padding, to states (B, T, D)."""
         embeddings = self.look_up(input_ids, inputs_embeds)
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
@@ -138,30 +108,18 @@ class VanillaTransformerDecoderModel(SingleStackModel):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPast:
-        """Decodes the tokens so far.
+        """Decodes tokens (B, T) with a mask (B, past + T), 1 at tokens and 0 at padding, to states (B, T, D).
 
-        Args:
-            input_ids: Tokens (B, T).
-            attention_mask: (B, past + T), 1 at tokens and 0 at padding; `None`: nothing is padding.
-            past_key_values: A cache of the positions already decoded.
-            inputs_embeds: Embeddings (B, T, D), not yet scaled, instead of `input_ids`.
-            use_cache: Whether to return a cache.
-            **kwargs: `output_attentions`, `output_hidden_states`, `return_dict`, and what the attention implementation
-                takes; `position_ids` must be `None`, since positions follow from mask and cache, and so must what a
-                decoder with a source is given.
-
-        Returns:
-            `BaseModelOutputWithPast` with `last_hidden_state` (B, T, D).
+        Positions follow from mask and cache, and there is no source: `position_ids`, `encoder_hidden_states` and
+        `encoder_attention_mask` must not be given.
 
         Raises:
             ValueError: If tokens are given twice or not at all, or positions or a source are given.
         """
         given = cast(dict[str, Any], kwargs)
-        if given.pop("position_ids", None) is not None:
-            raise ValueError("position_ids cannot be given: positions follow from attention_mask and past_key_values.")
-        source = ("encoder_hidden_states", "encoder_attention_mask")
-        if useless := [name for name in source if given.pop(name, None) is not None]:
-            raise ValueError(f"A decoder alone attends to no source, and has no use for {', '.join(useless)}.")
+        others = ("position_ids", "encoder_hidden_states", "encoder_attention_mask")
+        if useless := [name for name in others if given.pop(name, None) is not None]:
+            raise ValueError(f"A decoder alone has no use for {', '.join(useless)}.")
         return self.decoder(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -211,25 +169,8 @@ class VanillaTransformerForCausalLM(SingleStackModel, GenerationMixin):
         if generation_config is not None or not self.is_taken_over:
             super().adjust_generation_fn(generation_config, *args, **kwargs)  # type: ignore[misc]
 
-    def get_output_embeddings(self) -> nn.Linear:
-        """Returns the output layer, (V, D)."""
-        return self.lm_head
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        """Replaces the output layer."""
-        self.lm_head = new_embeddings
-
     def generate(self, inputs: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Goes on with prompts as every language model of the library does, and warns of prompts that have ended.
-
-        Args:
-            inputs: Prompts (B, T), padded on the left; or give `input_ids`, `inputs_embeds`, or nothing at all.
-            *args: As in the library.
-            **kwargs: As in the library.
-
-        Returns:
-            As in the library: tokens, or an output with `sequences`.
-        """
+        """Goes on with prompts (B, T), padded on the left, as in the library, and warns of prompts that have ended."""
         prompts = kwargs.get("input_ids") if inputs is None else inputs
         if prompts is not None and self._find_ended(prompts):
             logger.warning_once(
@@ -279,18 +220,15 @@ class VanillaTransformerForCausalLM(SingleStackModel, GenerationMixin):
             labels: The tokens again (B, T), not shifted; -100 where the loss shall not count.
             use_cache: Whether to return a cache.
             logits_to_keep: Number of last positions to return logits for, 0 for all; or their indices.
-            skip_logits: Whether to return `logits=None` with the loss, which takes much less memory. Unlike a
-                translation model this one builds them in training too unless told so, since trainers that are made for
-                language models read them there.
+            skip_logits: Whether to return `logits=None` with the loss, which takes much less memory. Trainers that are
+                made for language models read the logits in training, so unlike an encoder-decoder this model builds
+                them there, unless told otherwise.
             **kwargs: As for the decoder; `num_items_in_batch`, the number of tokens to divide the loss by; and
                 `shift_labels` (B, T), what shall follow each token, from collators that shift labels themselves.
 
         Returns:
             `CausalLMOutputWithPast` with `logits` (B, T, V), unless skipped, and with labels `loss`, in nats per token:
             smoothed in training mode, the plain negative log-likelihood in evaluation mode.
-
-        Raises:
-            ValueError: If tokens are given twice or not at all, or logits are skipped and there are no labels.
         """
         skip_logits = should_skip_logits(skip_logits, labels, self.training)
         num_items_in_batch = kwargs.pop("num_items_in_batch", None)

@@ -1,41 +1,254 @@
-"""Runs the decoder step by step for beam search: over shared histories, or over any cache as the library does.
+"""One step of a search: the caches, in which beams share what they have in common, and the decoder over them.
 
-Shapes: B  sentences, N  beams, R = B * N  rows, S  source length, D  d_model, V  target vocabulary.
+Shapes: B  sentences, N  beams (or sampled sequences) of a sentence, R = B * N  rows that are decoded, the beams of a
+sentence side by side, H  heads, S  source length, D  d_model, d  size of a head's keys or values, V  target vocabulary.
 """
 
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Self, cast
 
 import torch
+from torch import nn
 from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
 from transformers.generation.configuration_utils import GenerationConfig
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutput
 
-from .cache_vanilla_transformer import SharedHistoryLayer, SourceSharingCache
-from .fast_step_vanilla_transformer import can_step_fast, step_fast
-from .linear_vanilla_transformer import is_watched
+from .linear_vanilla_transformer import is_watched, linear
+
+# Caches
+
+
+class SourceSharingCache(EncoderDecoderCache):
+    """An `EncoderDecoderCache` whose source side, (B, H, S, d), may serve N target rows for each of its own.
+
+    The decoder folds the rows of a sentence into the length of its queries (see `CrossAttention`), so the source's keys
+    and values are stored, read and computed once per sentence. When a search reorders its rows, the source side stays
+    as it is while each group of N rows still belongs to the same sentence; else it is indexed like the target side.
+    """
+
+    @classmethod
+    def adopt(cls, cache: EncoderDecoderCache) -> Self:
+        """Returns a cache of this kind that shares its state with the given one: a change in one is seen in both."""
+        if isinstance(cache, cls):
+            return cache
+        shared = cls(cache.self_attention_cache, cache.cross_attention_cache)
+        shared.__dict__ = cache.__dict__
+        return shared
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        """Makes row i the continuation of row `beam_idx[i]`; (R,)."""
+        self._select(beam_idx, self.self_attention_cache.reorder_cache)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Makes `repeats` rows of each."""
+        self.check_dynamic_cache("batch_repeat_interleave")
+        self.self_attention_cache.batch_repeat_interleave(repeats)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keeps the rows `indices`, (rows to keep,)."""
+        self.check_dynamic_cache("batch_select_indices")
+        self._select(indices, self.self_attention_cache.batch_select_indices)
+
+    def _select(self, indices: torch.Tensor, select_targets: Callable[[Any], Any]) -> None:
+        target_rows, source_rows = _count_rows(self.self_attention_cache), _count_rows(self.cross_attention_cache)
+        select_targets(indices)
+        if source_rows == 0:
+            return
+        sentences = indices // max(target_rows // source_rows, 1)
+        if len(sentences) % source_rows == 0:
+            unchanged = torch.arange(source_rows, device=sentences.device)
+            if torch.equal(sentences, unchanged.repeat_interleave(len(sentences) // source_rows)):
+                return
+        self.cross_attention_cache.reorder_cache(cast(torch.LongTensor, sentences))
+
+
+def _count_rows(cache: Cache) -> int:
+    layers: list[Any] = cache.layers
+    return layers[0].keys.shape[0] if layers and layers[0].get_seq_length() > 0 else 0
+
+
+def count_source_rows(cache: EncoderDecoderCache | None, encoder_hidden_states: torch.Tensor) -> int:
+    """Returns how many rows the source side has: in the cache, once it is there, or else (B, S, D)."""
+    if cache is not None and cache.is_updated.get(0):
+        cached: Any = cache.cross_attention_cache.layers[0]
+        return cached.keys.shape[0]
+    return encoder_hidden_states.shape[0]
+
+
+def match_rows(states: torch.Tensor | None, rows: int) -> torch.Tensor | None:
+    """Brings a tensor with a row for each sentence, or for each beam, to `rows` rows.
+
+    Code that repeats the source for each beam on its own meets a cache that did not, and the other way round.
+    """
+    if states is None or states.shape[0] in (rows, 1):
+        return states
+    if states.shape[0] % rows == 0:
+        return states[:: states.shape[0] // rows]
+    if rows % states.shape[0]:
+        raise ValueError(f"{states.shape[0]} rows of the source or its mask do not fit {rows} rows of its keys.")
+    return states.repeat_interleave(rows // states.shape[0], dim=0)
+
+
+class SharedHistoryLayer(DynamicLayer):
+    """One layer's keys and values of all beams of a sentence in one row, (B, H, entries, d), in order of appearance.
+
+    At every step of beam search other beams go on. Their histories are not copied: the entries stay where they are, and
+    a mask says which of them belong to a beam. The first update has one row per sentence, the next may have several.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_entries = 0
+        self.length = 0  # number of target positions, each with an entry of each beam
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Appends keys and values (B or R, H, L, d); returns all entries, (B, H, entries, d)."""
+        if not self.is_initialized:
+            self.dtype, self.device = key_states.dtype, key_states.device
+            self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
+            self.is_initialized = True
+        sentences, length = self.keys.shape[0], key_states.shape[2]
+        keys, values = (
+            states.unflatten(0, (sentences, -1)).transpose(1, 2).flatten(2, 3) for states in (key_states, value_states)
+        )
+        return self.append(keys, values, length)
+
+    def append(self, keys: torch.Tensor, values: torch.Tensor, length: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+        """Appends entries (B, H, new entries, d), which make each beam `length` longer; returns all of them."""
+        start, end = self.num_entries, self.num_entries + keys.shape[2]
+        if end > self.keys.shape[2]:
+            self.keys, self.values = (_enlarge(states, 2 * end, start) for states in (self.keys, self.values))
+        self.keys[:, :, start:end] = keys
+        self.values[:, :, start:end] = values
+        self.num_entries = end
+        self.length += length
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def get_seq_length(self) -> int:
+        """Returns the number of target positions."""
+        return self.length
+
+    def keep_sentences(self, indices: torch.Tensor) -> None:
+        """Forgets all sentences but these, (sentences to keep,)."""
+        self.keys, self.values = self.keys[indices], self.values[indices]
+
+
+def _enlarge(states: torch.Tensor, capacity: int, used: int) -> torch.Tensor:
+    larger = states.new_empty(*states.shape[:2], capacity, states.shape[3])
+    larger[:, :, :used] = states[:, :, :used]
+    return larger
+
+
+# The decoder's layers without their modules
+
+
+def can_step_fast(model: Any) -> bool:
+    """Whether `step_fast` does what the model would: nothing is hooked, wrapped, quantised or in training mode."""
+    if model.training or model.config._attn_implementation != "sdpa":
+        return False
+    decoder = model.model.decoder
+    maps = [model.lm_head]
+    for layer in decoder.layers:
+        for attention in (layer.self_attn, layer.encoder_attn):
+            maps += [attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj]
+        maps += [layer.fc1, layer.fc2]
+    modules = [model, model.model, *decoder.modules(), *model.lm_head.modules()]
+    return not any(map(is_watched, modules)) and all(type(module) is nn.Linear for module in maps)
+
+
+def step_fast(
+    model: Any,
+    hidden_states: torch.Tensor,
+    histories: Sequence[Any],
+    sources: Sequence[Any],
+    mask: torch.Tensor | None,
+    source_mask: torch.Tensor | None,
+) -> torch.Tensor:
+    """Decodes one more token of each row without calling modules.
+
+    With one sentence, calling the modules of modeling_vanilla_transformer.py takes as long as their arithmetic. Here
+    the same sub-layers are functions of the modules' weights, in evaluation mode, where dropout does nothing. The
+    modules are the reference: this is used only while nobody has attached anything to them.
+
+    Args:
+        model: A `VanillaTransformerForConditionalGeneration`.
+        hidden_states: The new tokens' embeddings with positions, (R, D).
+        histories: Each layer's history, whose `append` takes new keys and values (B, H, R / B, d) and returns all.
+        sources: Each layer's keys and values of the source, as attributes `keys` and `values` (B, H, S, d).
+        mask: Added to the scores of the history, (B, 1, R / B, entries).
+        source_mask: The same for the source, (B, 1, 1, S).
+
+    Returns:
+        Logits of the next tokens, (R, V).
+    """
+    decoder = model.model.decoder
+    for layer, history, source in zip(decoder.layers, histories, sources, strict=True):
+        hidden_states = _step_layer(layer, hidden_states, history, source, mask, source_mask)
+    return _apply(model.lm_head, decoder.layer_norm(hidden_states))
+
+
+def _step_layer(
+    layer: Any,
+    hidden_states: torch.Tensor,
+    history: Any,
+    source: Any,
+    mask: torch.Tensor | None,
+    source_mask: torch.Tensor | None,
+) -> torch.Tensor:
+    norms = (layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm)
+    for index, norm in enumerate(norms):
+        inputs = _normalize(norm, hidden_states) if layer.normalize_before else hidden_states
+        if index == 0:
+            attention, sentences = layer.self_attn, len(source.keys)
+            maps = (attention.k_proj, attention.v_proj)
+            keys, values = history.append(*(_project(map_, inputs, sentences, attention.num_heads) for map_ in maps))
+            outputs = _attend(attention, inputs, keys, values, mask)
+        elif index == 1:
+            outputs = _attend(layer.encoder_attn, inputs, source.keys, source.values, source_mask)
+        else:
+            outputs = _apply(layer.fc2, layer.activation_fn(_apply(layer.fc1, inputs)))
+        hidden_states = hidden_states + outputs
+        if not layer.normalize_before:
+            hidden_states = _normalize(norm, hidden_states)
+    return hidden_states
+
+
+def _attend(
+    attention: Any, inputs: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    queries = _project(attention.q_proj, inputs, len(keys), attention.num_heads)
+    context = nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=attention.scaling)
+    return _apply(attention.out_proj, context.transpose(1, 2).reshape(inputs.shape[0], -1))
+
+
+def _project(layer: nn.Linear, inputs: torch.Tensor, sentences: int, heads: int) -> torch.Tensor:
+    """Projects (R, D) to queries, keys or values, (B, H, R / B, d)."""
+    return _apply(layer, inputs).view(sentences, -1, heads, layer.weight.shape[0] // heads).transpose(1, 2)
+
+
+def _apply(layer: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
+    return linear(inputs, layer.weight, layer.bias)
+
+
+def _normalize(norm: nn.LayerNorm, inputs: torch.Tensor) -> torch.Tensor:
+    return torch.layer_norm(inputs, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+
+
+# The model, step by step
 
 
 class SharedHistoryDecoder:
     """Runs the model over beams whose histories lie in one place, so that a change of beams copies nothing.
 
-    Args:
-        model: The model, with eager or SDPA attention.
-        model_kwargs: `encoder_outputs` (B, S, D) and `attention_mask` (B, S) or `None`; `decoder_attention_mask` (R,
-            prompt length) or `None`; an empty dynamic cache as `past_key_values`.
-        num_beams: N.
+    `model_kwargs` has `encoder_outputs` (B, S, D); `attention_mask` (B, S) and `decoder_attention_mask` (R, prompt
+    length), or `None` for either; and an empty dynamic cache as `past_key_values`.
     """
-
-    @staticmethod
-    def suits(model: Any, model_kwargs: dict[str, Any]) -> bool:
-        """Says whether the model can be run in this way with these inputs."""
-        cache = model_kwargs.get("past_key_values")
-        if not isinstance(cache, SourceSharingCache) or getattr(cache, "_is_user_defined", False):
-            return False
-        if model.config._attn_implementation not in ("eager", "sdpa"):
-            return False  # others do not take the mask over the shared history
-        layers: list[Any] = [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
-        return all(type(layer) is DynamicLayer and layer.get_seq_length() == 0 for layer in layers)
 
     def __init__(self, model: Any, model_kwargs: dict[str, Any], num_beams: int) -> None:
         self.model = model
@@ -45,7 +258,7 @@ class SharedHistoryDecoder:
             Cache(layers=[*self.layers]), model_kwargs["past_key_values"].cross_attention_cache
         )
         self.encoder_hidden_states = states = model_kwargs["encoder_outputs"][0]
-        # Once for all steps. Its rows of queries are all alike, so that one serves any number.
+        # Made once for all steps. Its rows for the queries are all alike, so one row serves any number of queries.
         self.source_mask: Any = create_bidirectional_mask(
             config=model.config,
             inputs_embeds=states[:, :1],
@@ -54,27 +267,23 @@ class SharedHistoryDecoder:
         )
         prompt_mask = model_kwargs.get("decoder_attention_mask")
         self.prompt_mask = None if prompt_mask is None else prompt_mask[::num_beams]
-        # (B, N, entries): which entries of the shared history are a beam's own. A single beam without padding sees all.
+        # (B, N, entries): which entries of the shared history belong to a beam. A single beam without padding sees all.
         self.visible: torch.Tensor | None = None
-        self.sees_all = num_beams == 1 and prompt_mask is None
-        self.is_fused = not is_watched(model) and can_step_fast(model)
+        self.is_fast = can_step_fast(model)
 
     def step(self, sequences: torch.Tensor) -> torch.Tensor:
-        """Feeds the tokens that are new.
-
-        Args:
-            sequences: All tokens so far, (B, N, length).
-
-        Returns:
-            Logits of the next token: at first (B, V), since all beams are the same, then (R, V).
-        """
+        """Feeds what is new of the tokens (B, N, length); returns the next logits, (B, V) at first, then (R, V)."""
         if self.layers[0].length == 0:
+            if self.prompt_mask is not None:
+                self.visible = self.prompt_mask[:, None].bool().expand(-1, self.num_beams, -1)
+            elif self.num_beams > 1:
+                self.visible = torch.ones_like(sequences, dtype=torch.bool)
             return self._call_model(sequences[:, 0], self.prompt_mask)
         rows, mask = sequences[:, :, -1:].flatten(0, 1), None
         if self.visible is not None:
             mask = torch.zeros(self.visible.shape, dtype=self.model.dtype, device=self.visible.device)
             mask = mask.masked_fill_(~self.visible, torch.finfo(mask.dtype).min)[:, None]
-        return self._call_fused(rows[:, 0], mask) if self.is_fused else self._call_model(rows, mask)
+        return self._step_fast(rows[:, 0], mask) if self.is_fast else self._call_model(rows, mask)
 
     def _call_model(self, rows: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         outputs = self.model(
@@ -88,34 +297,22 @@ class SharedHistoryDecoder:
         )
         return outputs.logits[:, -1]
 
-    def _call_fused(self, tokens: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """Does what the model does, without the cost of calling its modules."""
-        decoder = self.model.model.decoder
-        embeddings = decoder.embed_tokens(tokens)[:, None]
-        hidden_states = decoder.embed(embeddings, self._positions(), self.layers[0].length + 1)[:, 0]
+    def _step_fast(self, tokens: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        decoder, length = self.model.model.decoder, self.layers[0].length
+        if self.prompt_mask is None:
+            positions = torch.full((1, 1), length, device=self.encoder_hidden_states.device)
+        else:
+            positions = cast(torch.Tensor, self.visible).sum(dim=2).view(-1, 1) - 1
+        hidden_states = decoder.embed(decoder.embed_tokens(tokens)[:, None], positions, length + 1)[:, 0]
         sources = self.cache.cross_attention_cache.layers
         return step_fast(self.model, hidden_states, self.layers, sources, mask, self.source_mask)
 
-    def _positions(self) -> torch.Tensor:
-        if self.prompt_mask is None:
-            return torch.full((1, 1), self.layers[0].length, device=self.encoder_hidden_states.device)
-        return cast(torch.Tensor, self.visible).sum(dim=2).view(-1, 1) - 1
-
     def follow(self, beams: torch.Tensor) -> None:
         """Makes beam n of a sentence the continuation of beam `beams[:, n]`, (B, N)."""
-        if self.sees_all:
-            return
-        num_sentences, num_beams = beams.shape
-        if self.visible is None:
-            shape = (num_sentences, 1, self.layers[0].num_entries)
-            prompt = torch.ones(shape, dtype=torch.bool, device=beams.device)
-            if self.prompt_mask is not None:
-                prompt = self.prompt_mask[:, None].bool()
-            history = prompt.expand(-1, num_beams, -1)
-        else:
+        if self.visible is not None:
             history = self.visible.gather(1, beams[:, :, None].expand(-1, -1, self.visible.shape[2]))
-        own = torch.eye(num_beams, dtype=torch.bool, device=beams.device).expand(num_sentences, -1, -1)
-        self.visible = torch.cat([history, own], dim=2)
+            own = torch.eye(self.num_beams, dtype=torch.bool, device=beams.device).expand(len(beams), -1, -1)
+            self.visible = torch.cat([history, own], dim=2)
 
     def keep_sentences(self, indices: torch.Tensor) -> None:
         """Goes on with these sentences only."""
@@ -139,7 +336,7 @@ class ReorderingDecoder:
         self.outputs: Any = None  # the model's, of the last step
 
     def step(self, sequences: torch.Tensor) -> Any:
-        """Feeds the tokens (B, N, length so far) that are new."""
+        """Feeds what is new of the tokens (B, N, length); returns the logits of the next token, (R, V)."""
         sequences = sequences.flatten(0, 1)
         if self.outputs is None:
             outputs = self.model._prefill(sequences, self.generation_config, self.model_kwargs)

@@ -1,17 +1,19 @@
 """The encoder alone: states for each token of a text, and heads that classify the text, its tokens or a span of it.
 
-Parameters have the names that they have in the whole Transformer, so that the encoder of a translation model can be
-taken over: `VanillaTransformerForSequenceClassification.from_pretrained("a-translation-model", num_labels=2)`.
+Parameters have the names that they have in the encoder-decoder, so that the encoder of a translation model can be taken
+over: `VanillaTransformerForSequenceClassification.from_pretrained("a-translation-model", num_labels=2)`.
+
+Every `forward` takes tokens `input_ids` (B, S), or `inputs_embeds` (B, S, D), not yet scaled, in their place, and
+`attention_mask` (B, S), 1 at tokens and 0 at padding on either side, `None` where nothing is padding. It also takes
+`output_attentions`, `output_hidden_states`, `return_dict`, and what the attention implementation takes.
 
 Shapes: B batch, S length, D d_model, N number of labels.
 """
 
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import torch
 from torch import nn
-from transformers.cache_utils import Cache
-from transformers.modeling_layers import GenericForQuestionAnswering, GenericForTokenClassification
 from transformers.modeling_outputs import (
     BaseModelOutput,
     QuestionAnsweringModelOutput,
@@ -23,7 +25,7 @@ from transformers.utils.generic import TransformersKwargs, can_return_tuple
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .loss_vanilla_transformer import IGNORED_LABEL
 from .modeling_vanilla_transformer import VanillaTransformerEncoder
-from .single_stack_vanilla_transformer import SingleStackModel
+from .pretrained_vanilla_transformer import SingleStackModel
 
 
 class VanillaTransformerEncoderModel(SingleStackModel):
@@ -44,41 +46,26 @@ class VanillaTransformerEncoderModel(SingleStackModel):
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
         inputs_embeds: torch.FloatTensor | None = None,
-        use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
-        """Encodes a text.
+        """Encodes texts (B, S) to `last_hidden_state` (B, S, D).
 
-        Args:
-            input_ids: Tokens (B, S).
-            attention_mask: (B, S), 1 at tokens and 0 at padding; `None`: nothing is padding.
-            past_key_values: Must be `None`, as the library's generic heads pass it: an encoder reads its text at once.
-            inputs_embeds: Embeddings (B, S, D), not yet scaled, instead of `input_ids`.
-            use_cache: Must not be true, likewise.
-            **kwargs: `output_attentions`, `output_hidden_states`, `return_dict`, and what the attention implementation
-                takes; `position_ids` must be `None`, since positions follow from the mask.
-
-        Returns:
-            `BaseModelOutput` with `last_hidden_state` (B, S, D).
+        It reads its text at once, and positions follow from the mask: `past_key_values`, `use_cache` and `position_ids`
+        must not be set.
 
         Raises:
             ValueError: If tokens are given twice or not at all, or what an encoder has no use for is given.
         """
-        given: dict[str, object] = {"past_key_values": past_key_values, "use_cache": use_cache or None}
-        given["position_ids"] = kwargs.pop("position_ids", None)
-        if useless := [name for name, value in given.items() if value is not None]:
+        given = cast(dict[str, Any], kwargs)
+        others = {name: given.pop(name, None) for name in ("past_key_values", "use_cache", "position_ids")}
+        if useless := [name for name, value in others.items() if value is not None and value is not False]:
             raise ValueError(f"An encoder has no use for {', '.join(useless)}.")
         return self.encoder(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
 
 
 def check_padding_mask(attention_mask: torch.Tensor | None) -> None:
-    """Makes sure that a mask says of each token whether it is padding, for heads that have to know.
-
-    Raises:
-        ValueError: If it is not of two dimensions, but says which tokens attend to which.
-    """
+    """Refuses a mask of which tokens attend to which: heads need one (B, S) that says which tokens are padding."""
     if attention_mask is not None and attention_mask.ndim != 2:
         raise ValueError(
             f"attention_mask must be (B, S) for this head, 1 at tokens and 0 at padding, not {attention_mask.ndim}-D."
@@ -123,17 +110,14 @@ class VanillaTransformerForSequenceClassification(EncoderWithHead):
 
         Args:
             input_ids: Tokens (B, S).
-            attention_mask: (B, S), 1 at tokens and 0 at padding, on either side; `None`: nothing is padding.
-            inputs_embeds: Embeddings (B, S, D), not yet scaled, instead of `input_ids`.
+            attention_mask: (B, S).
+            inputs_embeds: (B, S, D).
             labels: (B,): classes in [0, N), or numbers for regression (`problem_type`, or N = 1); (B, N): 0 or 1 for
                 each of several labels.
             **kwargs: As for the encoder.
 
         Returns:
             `SequenceClassifierOutput` with `logits` (B, N), and with labels `loss`, the mean over the batch.
-
-        Raises:
-            ValueError: If tokens are given twice or not at all, or the mask is of another shape.
         """
         check_padding_mask(attention_mask)
         outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
@@ -170,33 +154,27 @@ class VanillaTransformerForTokenClassification(EncoderWithHead):
         labels: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> TokenClassifierOutput:
-        """Classifies the tokens of texts, as the library's generic head does.
+        """Classifies the tokens of texts.
 
         Args:
             input_ids: Tokens (B, S).
-            attention_mask: (B, S), 1 at tokens and 0 at padding, on either side; `None`: nothing is padding.
-            inputs_embeds: Embeddings (B, S, D), not yet scaled, instead of `input_ids`.
+            attention_mask: (B, S).
+            inputs_embeds: (B, S, D).
             labels: (B, S): classes in [0, N); -100 where the loss shall not count.
-            **kwargs: As for the encoder, and `num_items_in_batch`, the number of labels to divide the loss by, which
-                the library's head ignores: a batch that the Trainer processes in parts would have too large gradients.
+            **kwargs: As for the encoder, and `num_items_in_batch`, the number of labels to divide the loss by.
 
         Returns:
             `TokenClassifierOutput` with `logits` (B, S, N), and with labels `loss`, the mean over those that count.
-
-        Raises:
-            ValueError: If tokens are given twice or not at all.
         """
         count = kwargs.pop("num_items_in_batch", None)
-        outputs: TokenClassifierOutput = GenericForTokenClassification.forward(
-            self,
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            inputs_embeds=inputs_embeds,
-            **{**kwargs, "return_dict": True},
-        )
+        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
+        logits = self.score(self.dropout(outputs.last_hidden_state))
+        loss = None
         if labels is not None:
-            outputs.loss = self.loss_function(outputs.logits, labels, self.config, num_items_in_batch=count)
-        return outputs
+            loss = self.loss_function(logits, labels, self.config, num_items_in_batch=count)
+        return TokenClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
 
 
 def _ignore_padding(positions: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
@@ -234,12 +212,12 @@ class VanillaTransformerForQuestionAnswering(EncoderWithHead):
         end_positions: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
-        """Finds where an answer starts and ends, as the library's generic head does, but never at padding.
+        """Finds where an answer starts and ends, never at padding.
 
         Args:
             input_ids: Tokens (B, S) of a question and a text.
-            attention_mask: (B, S), 1 at tokens and 0 at padding, on either side; `None`: nothing is padding.
-            inputs_embeds: Embeddings (B, S, D), not yet scaled, instead of `input_ids`.
+            attention_mask: (B, S).
+            inputs_embeds: (B, S, D).
             start_positions: (B,): indices of the answers' first tokens; those at padding or outside do not count.
             end_positions: (B,): those of their last tokens.
             **kwargs: As for the encoder.
@@ -247,19 +225,10 @@ class VanillaTransformerForQuestionAnswering(EncoderWithHead):
         Returns:
             `QuestionAnsweringModelOutput` with `start_logits` and `end_logits` (B, S), which are the least of all
             numbers at padding, and with positions `loss`, the mean over the batch and both ends, 0 if none count.
-
-        Raises:
-            ValueError: If tokens are given twice or not at all, or the mask is of another shape.
         """
         check_padding_mask(attention_mask)
-        outputs: Any = GenericForQuestionAnswering.forward(
-            self,
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            inputs_embeds=inputs_embeds,
-            **{**kwargs, "return_dict": True},
-        )
-        logits = [outputs.start_logits, outputs.end_logits]
+        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
+        logits = list(self.qa_outputs(outputs.last_hidden_state).unbind(dim=-1))
         padding = torch.zeros_like(logits[0], dtype=torch.bool)
         if attention_mask is not None:
             padding = attention_mask.to(padding.device) == 0
@@ -268,10 +237,5 @@ class VanillaTransformerForQuestionAnswering(EncoderWithHead):
         if start_positions is not None and end_positions is not None:
             starts, ends = (_ignore_padding(each, padding) for each in (start_positions, end_positions))
             loss = (_mean_loss(logits[0], starts) + _mean_loss(logits[1], ends)) / 2
-        return QuestionAnsweringModelOutput(
-            loss=loss,
-            start_logits=logits[0],
-            end_logits=logits[1],
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        states = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
+        return QuestionAnsweringModelOutput(loss=loss, start_logits=logits[0], end_logits=logits[1], **states)

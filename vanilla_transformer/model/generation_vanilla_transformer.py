@@ -12,10 +12,9 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList
 from transformers.generation.utils import GenerationMixin
 
 from .attention_vanilla_transformer import check_cache_implementation
-from .cache_vanilla_transformer import SourceSharingCache
-from .greedy_search_vanilla_transformer import GreedySearch
-from .search_vanilla_transformer import LENGTH_PENALTIES, BeamSearch
-from .stopping_vanilla_transformer import SourceLengthCriteria
+from .decoding_vanilla_transformer import SourceSharingCache
+from .search_vanilla_transformer import LENGTH_PENALTIES, BeamSearch, GreedySearch, SourceLengthCriteria
+from .static_decoding_vanilla_transformer import make_sharing_decoder
 
 # Section 6.1: "We set the maximum output length during inference to input length + 50".
 MAX_EXTRA_TOKENS = 50
@@ -40,18 +39,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
     def _prepare_generation_config(
         self, generation_config: GenerationConfig | None, **kwargs: Any
     ) -> tuple[GenerationConfig, dict[str, Any]]:
-        """Lets `length_penalty_type` be given to `generate` like the settings that the library knows.
-
-        Args:
-            generation_config: What was given to `generate`.
-            **kwargs: What else was.
-
-        Returns:
-            The settings to use, and what goes to the model.
-
-        Raises:
-            ValueError: If there is no such length penalty, or flex attention is to use a static cache.
-        """
+        """Lets `length_penalty_type` be given to `generate` like the settings that the library knows."""
         length_penalty_type = kwargs.pop("length_penalty_type", None)
         settings, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)  # type: ignore[misc]
         if length_penalty_type is not None:
@@ -63,7 +51,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
                 f"length_penalty_type must be one of {', '.join(LENGTH_PENALTIES)}, not {length_penalty_type!r}."
             )
         check_cache_implementation(self.config._attn_implementation, settings.cache_implementation)
-        if settings.decoder_start_token_id is None:  # a whole that was made from a half has the half's settings
+        if settings.decoder_start_token_id is None:  # as where the settings came from an encoder-only model
             settings.decoder_start_token_id = self.config.decoder_start_token_id
         return settings, model_kwargs
 
@@ -78,28 +66,25 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
     ) -> GenerationConfig:
         """Sets the longest output to the (padded) input length + 50 where neither call nor configuration sets one.
 
-        Args:
-            generation_config: What to complete.
-            has_default_max_length: Whether nobody set `max_length`.
-            has_default_min_length: Whether nobody set `min_length`.
-            model_input_name: Name of the encoder's input.
-            input_ids_length: Number of target tokens given, the start symbol included.
-            inputs_tensor: The encoder's input, (batch, source length) or (batch, source length, d_model).
-
-        Returns:
-            The generation configuration with its lengths set.
+        `input_ids_length` counts the target tokens given, the start symbol included; `inputs_tensor` is the encoder's
+        input, (batch, source length) or (batch, source length, d_model).
         """
         if has_default_max_length and generation_config.max_new_tokens is None:
-            generation_config.max_new_tokens = self._limit_new_tokens(inputs_tensor.shape[1], input_ids_length)
+            limit = inputs_tensor.shape[1] + MAX_EXTRA_TOKENS
+            if self.config.position_embedding_type == "learned":
+                positions = self.config.max_position_embeddings - self.config.position_offset
+                # The last token generated is never fed back, hence one more than there are positions.
+                limit = max(min(limit, positions - input_ids_length + 1), 1)
+            generation_config.max_new_tokens = limit
             vars(generation_config)["_is_limited_by_source"] = True  # `update` would warn as above
         # The library types `self` as what a model and the mixin are together.
         return super()._prepare_generated_length(  # type: ignore[misc]
-            generation_config=generation_config,
-            has_default_max_length=has_default_max_length,
-            has_default_min_length=has_default_min_length,
-            model_input_name=model_input_name,
-            input_ids_length=input_ids_length,
-            inputs_tensor=inputs_tensor,
+            generation_config,
+            has_default_max_length,
+            has_default_min_length,
+            model_input_name,
+            input_ids_length,
+            inputs_tensor,
         )
 
     def _as_target_side(self) -> Any:
@@ -122,22 +107,10 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         input_ids: torch.LongTensor | None = None,
         **model_kwargs: Any,
     ) -> tuple[torch.LongTensor, dict[str, Any]]:
-        """Repeats the target's side for beams or samples, and leaves the source's as it is: they share it.
-
-        Args:
-            expand_size: Number of beams, or of sequences to return, for each sentence.
-            is_encoder_decoder: Always true here.
-            input_ids: The target's prompt (batch, target length).
-            **model_kwargs: What goes to the model with it.
-
-        Returns:
-            The prompt (batch * expand_size, target length), and the other inputs.
-        """
+        """Repeats the target's side for beams or samples, and leaves the source's as it is: they share it."""
         source: dict[str, Any] = {
             name: model_kwargs.pop(name) for name in ("encoder_outputs", "attention_mask") if name in model_kwargs
         }
-        if is_encoder_decoder and source.get("encoder_outputs") is None:
-            raise ValueError("encoder_outputs must be given.")
         # Not as an encoder-decoder, of which the library would repeat the source too.
         input_ids, model_kwargs = super()._expand_inputs_for_generation(  # type: ignore[misc]
             expand_size=expand_size, is_encoder_decoder=False, input_ids=input_ids, **model_kwargs
@@ -175,7 +148,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         model_kwargs: dict[str, Any],
         prompt_length: int,
     ) -> StoppingCriteriaList:
-        """Adds each sentence's own limit where the batch's was set by `_prepare_generated_length`."""
+        """Adds each sentence's own limit where `_prepare_generated_length` has set the batch's."""
         attention_mask = model_kwargs.get("attention_mask")
         if attention_mask is None or not getattr(generation_config, "_is_limited_by_source", False):
             return stopping_criteria
@@ -194,14 +167,23 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         **model_kwargs: Any,
     ) -> Any:
         """The library's greedy search and sampling, with each sentence's own limit; `GreedySearch` where it suits."""
-        criteria = self._limit_by_source(stopping_criteria, generation_config, model_kwargs, input_ids.shape[1])
         common: dict[str, Any] = {
             "logits_processor": logits_processor,
-            "stopping_criteria": criteria,
+            "stopping_criteria": self._limit_by_source(
+                stopping_criteria, generation_config, model_kwargs, input_ids.shape[1]
+            ),
             "generation_config": generation_config,
         }
-        if GreedySearch.suits(self, generation_config, model_kwargs, synced_gpus=synced_gpus, streamer=streamer):
-            return GreedySearch(self, input_ids, model_kwargs=model_kwargs, **common).run()
+        needs_library = (
+            generation_config.do_sample
+            or generation_config.return_dict_in_generate
+            or generation_config.prefill_chunk_size is not None
+            or synced_gpus
+            or streamer is not None
+        )
+        decoder = None if needs_library else make_sharing_decoder(self, model_kwargs, generation_config)
+        if decoder is not None:
+            return GreedySearch(decoder, input_ids, **common).run()
         return super()._sample(  # type: ignore[misc]
             input_ids, synced_gpus=synced_gpus, streamer=streamer, **common, **model_kwargs
         )
@@ -216,18 +198,16 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         **model_kwargs: Any,
     ) -> Any:
         """Beam search as `BeamSearch` does it, with each sentence's own limit."""
-        search = BeamSearch(
+        criteria = self._limit_by_source(stopping_criteria, generation_config, model_kwargs, input_ids.shape[1])
+        return BeamSearch(
             self,
             input_ids,
             logits_processor=logits_processor,
-            stopping_criteria=self._limit_by_source(
-                stopping_criteria, generation_config, model_kwargs, input_ids.shape[1]
-            ),
+            stopping_criteria=criteria,
             generation_config=generation_config,
             model_kwargs=model_kwargs,
             synced_gpus=synced_gpus,
-        )
-        return search.run()
+        ).run()
 
     def compute_transition_scores(
         self,
@@ -236,25 +216,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         beam_indices: torch.Tensor | None = None,
         normalize_logits: bool = False,
     ) -> torch.Tensor:
-        """The library's method, over the target's vocabulary.
-
-        Args:
-            sequences: Generated tokens (batch * returned sequences, target length).
-            scores: One tensor (batch * beams, target vocabulary) per step, as `generate` returns them.
-            beam_indices: (batch * returned sequences, steps), as beam search returns them.
-            normalize_logits: Whether to apply log-softmax to the scores.
-
-        Returns:
-            The score of each generated token, (batch * returned sequences, steps).
-        """
+        """The library's method, over the target's vocabulary: a score of each token, (returned sequences, steps)."""
         return GenerationMixin.compute_transition_scores(
             self._as_target_side(), sequences, scores, beam_indices=beam_indices, normalize_logits=normalize_logits
         )
-
-    def _limit_new_tokens(self, source_length: int, target_length: int) -> int:
-        limit = source_length + MAX_EXTRA_TOKENS
-        if self.config.position_embedding_type == "learned":
-            positions = self.config.max_position_embeddings - self.config.position_offset
-            # The last token generated is never fed back, hence one more than there are positions.
-            limit = max(min(limit, positions - target_length + 1), 1)
-        return limit

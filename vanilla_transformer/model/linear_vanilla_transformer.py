@@ -41,16 +41,11 @@ def _find_out_whether_onednn_is_faster() -> bool:
 
 
 def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Returns what `torch.nn.functional.linear` returns, (..., N), by the library that is faster.
+    """Returns inputs (..., K) times weight (N, K) plus bias (N,), as torch's own `linear` does, by the faster library.
 
-    That function itself is called wherever something else takes part: another device, dtype or layout, subclasses of
-    tensors, autocast, export, torch.func, forward-mode derivatives, modes that watch or replace torch's operators, and
-    while `torch.backends.mkldnn` is switched off.
-
-    Args:
-        inputs: (..., K).
-        weight: (N, K).
-        bias: (N,).
+    Torch's own is called wherever something else takes part: another device, dtype or layout, subclasses of tensors,
+    autocast, export, torch.func, forward-mode derivatives, modes that watch or replace torch's operators, and while
+    `torch.backends.mkldnn` is switched off.
     """
     if torch.compiler.is_compiling():
         if _suit_compiled_training(inputs, weight, bias):

@@ -1,7 +1,7 @@
 """What training needs besides the model: decoder inputs made from labels, and section 5.4's loss with label smoothing.
 
 The logits are the largest tensor of a training step: with 37,000 words, 72 times the hidden states they come from. The
-loss is therefore computed from the hidden states, a few rows of logits at a time, where torch offers that.
+loss is therefore computed from the hidden states, a few rows of logits at a time.
 
 Shapes: B batch, T target length, N number of labels that count, D d_model, V vocabulary.
 """
@@ -21,13 +21,7 @@ MINIMUM_ROWS = 256
 def shift_tokens_right(labels: torch.Tensor, pad_token_id: int, decoder_start_token_id: int) -> torch.Tensor:
     """Puts the start symbol before the target and drops its last symbol (3.1: outputs offset by one position).
 
-    Args:
-        labels: Target tokens (B, T); -100 (ignored by the loss) becomes padding.
-        pad_token_id: Id of the padding token.
-        decoder_start_token_id: Id of the start symbol.
-
-    Returns:
-        Decoder inputs (B, T).
+    Labels (B, T), in which -100 becomes padding, to decoder inputs (B, T).
     """
     start = torch.full_like(labels[:, :1], decoder_start_token_id)
     shifted = torch.cat([start, labels[:, :-1]], dim=1)
@@ -35,17 +29,7 @@ def shift_tokens_right(labels: torch.Tensor, pad_token_id: int, decoder_start_to
 
 
 def should_skip_logits(skip_logits: bool | None, labels: torch.Tensor | None, training: bool) -> bool:
-    """Decides whether the caller gets no logits.
-
-    Args:
-        skip_logits: What the caller asked for; `None`: no logits in training mode with labels, where only the loss is
-            of use.
-        labels: (B, T), if there are any.
-        training: Whether the model is in training mode.
-
-    Raises:
-        ValueError: If the logits shall be skipped and there is no loss to compute instead.
-    """
+    """Says whether to return no logits: `None` means in training mode with labels, where only the loss is of use."""
     if skip_logits and labels is None:
         raise ValueError("skip_logits=True needs labels: without logits the loss is all there is to return.")
     return training and labels is not None if skip_logits is None else skip_logits
@@ -59,18 +43,9 @@ def compute_logits_and_loss(
     num_items_in_batch: torch.Tensor | int | None,
     skip_logits: bool,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Projects the decoder's output to the vocabulary and compares it with the labels, whichever of it is asked for.
+    """Projects the decoder's output (B, T, D) to logits (B, T, V), and compares them with labels (B, T) if given.
 
-    Args:
-        output_layer: Maps (..., D) to (..., V).
-        hidden_states: (B, T, D).
-        labels: (B, T), if a loss is wanted.
-        label_smoothing: The paper's epsilon_ls.
-        num_items_in_batch: As for [`label_smoothed_cross_entropy`].
-        skip_logits: Whether the logits are `None`; then they are not even built, if [`has_plain_weights`].
-
-    Returns:
-        The logits (B, T, V) and the loss, a scalar; each may be `None`.
+    With `skip_logits` the logits are `None`, and are not even built where the output layer [`has_plain_weights`].
     """
     if skip_logits and labels is not None and has_plain_weights(output_layer, hidden_states):
         loss = fused_cross_entropy(output_layer, hidden_states, labels, label_smoothing, num_items_in_batch)
@@ -118,15 +93,12 @@ def has_plain_weights(output_layer: nn.Module, hidden_states: torch.Tensor) -> T
     """Whether the loss may be computed from the output layer's weights, or the layer itself has to be called.
 
     It has to be called, on all positions at once, where
-        - torch lacks `linear_cross_entropy` in chunks (before 2.13), or cannot compile or transform it (torch.func),
+        - torch compiles or transforms the loss (torch.func),
         - the layer is not just `nn.Linear`: replaced or wrapped (PEFT), parametrized, quantized, with a forward of its
           own (accelerate's offloading) or with hooks, be they for every module,
-        - its weights are not at hand: elsewhere, on the meta device, partitioned or distributed (ZeRO-3, DTensor),
-        - a GPU computes in bfloat16 that can only emulate it.
+        - its weights are not at hand: elsewhere, on the meta device, partitioned or distributed (ZeRO-3, DTensor).
     """
-    if not hasattr(nn, "LinearCrossEntropyOptions") or torch.compiler.is_compiling():
-        return False
-    if torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
     if type(output_layer) is not nn.Linear or is_watched(output_layer):
         return False
@@ -137,11 +109,6 @@ def has_plain_weights(output_layer: nn.Module, hidden_states: torch.Tensor) -> T
         and all(type(tensor) in (torch.Tensor, nn.Parameter) and tensor.device == device for tensor in tensors)
         and weight.shape == (output_layer.out_features, output_layer.in_features)
         and (hidden_states.dtype == weight.dtype or torch.is_autocast_enabled(device.type))
-        and (
-            device.type != "cuda"
-            or _product_dtype(hidden_states) != torch.bfloat16
-            or torch.cuda.is_bf16_supported(including_emulation=False)
-        )
     )
 
 
@@ -189,71 +156,13 @@ def fused_cross_entropy(
         return label_smoothed_cross_entropy(
             output_layer(hidden_states[:1, :1]), labels[None, :1], label_smoothing, num_items_in_batch
         )
-    dtype = _product_dtype(hidden_states)
-    # Every type is chosen here, whatever a version of torch lets autocast do inside its own loss.
+    # Types are chosen here, and not by autocast.
     with torch.autocast(hidden_states.device.type, enabled=False):
-        add_losses = _add_losses_on_cpu if rows.is_cpu else _add_losses
-        total = add_losses(rows, targets, output_layer, label_smoothing, dtype)
-        return _divide(total, targets.numel() if num_items_in_batch is None else num_items_in_batch)
-
-
-def _add_losses(
-    rows: torch.Tensor, targets: torch.Tensor, layer: nn.Linear, label_smoothing: float, dtype: torch.dtype
-) -> torch.Tensor:
-    """Sums the losses: torch's without smoothing, and what smoothing adds to them."""
-    # Backward runs the other way round: to the gradients of the losses, those of smoothing are then added in place.
-    smoothing = _sum_above_mean(rows, targets, layer.weight, layer.bias) if label_smoothing else 0.0
-    return _sum_of_losses(rows, targets, layer.weight, layer.bias, dtype) + label_smoothing * smoothing
-
-
-def _chunk_size(weight: torch.Tensor) -> int:
-    return max(MINIMUM_ROWS, weight.shape[1])
-
-
-def _sum_of_losses(
-    rows: torch.Tensor, targets: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
-) -> torch.Tensor:
-    """Sums the losses without smoothing, sum_t [log sum_v exp z_tv - z_ty], with z = W h + b multiplied in `dtype`."""
-    losses = nn.functional.linear_cross_entropy(
-        rows.to(dtype),
-        weight.to(dtype),
-        targets,
-        linear_bias=None if bias is None else bias.to(dtype),
-        # A sum has the type of its factors. Of numbers that short the losses are rounded one by one, and added here.
-        reduction="none" if dtype.itemsize < torch.float32.itemsize else "sum",
-        options=nn.LinearCrossEntropyOptions(batch_chunk_size=_chunk_size(weight)),
-    )
-    return losses.float().sum()
-
-
-def _sum_above_mean(
-    rows: torch.Tensor, targets: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """Sums by how much the labels' logits are above the mean of all words': sum_t [z_ty - mean_v z_tv].
-
-    Times epsilon, this is what smoothing adds to a loss: from
-
-        (1 - eps) (log Z - z_y) + eps mean_v (log Z - z_v) = (log Z - z_y) + eps (z_y - mean_v z_v)
-
-    with z = W h + b, where the mean over v is one product with the mean row of W.
-    """
-    # Not `mean`, whose gradient would be written out for every word.
-    mean_row = weight.sum(dim=0, dtype=torch.float32) / len(weight)
-    total = (rows.float() * (nn.functional.embedding(targets, weight).float() - mean_row)).sum()
-    return total if bias is None else total + (bias[targets].float() - bias.float().mean()).sum()
-
-
-# On a CPU
-
-
-def _add_losses_on_cpu(
-    rows: torch.Tensor, targets: torch.Tensor, layer: nn.Linear, label_smoothing: float, dtype: torch.dtype
-) -> torch.Tensor:
-    """Sums the losses in about half the time that torch takes: by the faster products and the faster exponential."""
-    total: torch.Tensor = _LossInChunks.apply(
-        rows, layer.weight, layer.bias, targets, label_smoothing, dtype, torch.is_grad_enabled()
-    )
-    return total.float()
+        dtype, is_training = _product_dtype(hidden_states), torch.is_grad_enabled()
+        total: torch.Tensor = _LossInChunks.apply(
+            rows, output_layer.weight, output_layer.bias, targets, label_smoothing, dtype, is_training
+        )
+        return _divide(total.float(), targets.numel() if num_items_in_batch is None else num_items_in_batch)
 
 
 class _LossInChunks(torch.autograd.Function):
@@ -279,8 +188,9 @@ class _LossInChunks(torch.autograd.Function):
         by_rows = torch.empty_like(rows, dtype=summed_in) if wants_rows else None
         by_weight: torch.Tensor | None = None
         by_bias = torch.zeros_like(bias, dtype=summed_in) if wants_bias and bias is not None else None
-        total = rows.new_zeros((), dtype=torch.float64)
-        size = _chunk_size(weight)
+        # MPS has no float64.
+        total = rows.new_zeros((), dtype=torch.float32 if rows.device.type == "mps" else torch.float64)
+        size = max(MINIMUM_ROWS, weight.shape[1])
         for start in range(0, len(rows), size):
             part = slice(start, start + size)
             logits = linear(rows[part], weight, bias).to(summed_in)
@@ -288,7 +198,7 @@ class _LossInChunks(torch.autograd.Function):
             # In place. Of torch's exponentials the one in softmax is the fastest by far.
             probabilities = torch.softmax(logits, dim=-1, out=logits)
             # The largest probability is exp(largest logit) / Z.
-            total += (largest - probabilities.amax(dim=-1).log() - scores).sum(dtype=torch.float64)
+            total += (largest - probabilities.amax(dim=-1).log() - scores).sum(dtype=total.dtype)
             gradient = _differentiate_chunk(probabilities, targets[part], label_smoothing)
             if by_bias is not None:
                 by_bias += gradient.sum(dim=0)

@@ -14,17 +14,16 @@ Masks are true (or 1) where attention is allowed and false (or 0) at padding.
 `project(linear, x)` is `linear(x)` by the faster matrix library, and `fold_rows` lets the beams of a sentence share its
 source. Unless told otherwise, faster code that is tested to be equal stands in for some of this: torch's SDPA for
 equation 1 (`attn_implementation="eager"` runs ours), a chunked loss in training (`skip_logits=False` builds the
-logits), and from the second token of a generation on `fast_step_vanilla_transformer.py` for the decoder's layers (not
+logits), and from the second token of a generation on `decoding_vanilla_transformer.py` for the decoder's layers (not
 with eager attention).
 """
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import torch
 from torch import nn
-from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.generation.utils import GenerationMixin
@@ -36,19 +35,22 @@ from transformers.modeling_outputs import (
     Seq2SeqLMOutput,
     Seq2SeqModelOutput,
 )
-from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_vanilla_transformer import CrossAttention, SelfAttention, fold_rows
-from .cache_vanilla_transformer import SourceSharingCache, count_source_rows, match_rows
 from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .decoding_vanilla_transformer import SourceSharingCache, count_source_rows, match_rows
 from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
 from .linear_vanilla_transformer import project
 from .loss_vanilla_transformer import compute_logits_and_loss, shift_tokens_right, should_skip_logits
 from .positions_vanilla_transformer import LearnedPositions, SinusoidalPositions, count_positions, count_tokens_before
-from .pretrained_vanilla_transformer import SafeLoadingMixin
-from .resizing_vanilla_transformer import ResizableVocabulariesMixin
+from .pretrained_vanilla_transformer import VanillaTransformerPreTrainedModel
+
+if TYPE_CHECKING:
+    # Never executed. Saving a model copies the files that import lines name, and a process without this package finds
+    # there the pipelines that config.json names.
+    from .pipeline_vanilla_transformer import TranslationPipeline as TranslationPipeline
 
 # 3.1  Encoder and decoder stacks
 
@@ -141,56 +143,6 @@ class VanillaTransformerDecoderLayer(TransformerLayer):
 # The stacks of Figure 1
 
 
-class VanillaTransformerPreTrainedModel(SafeLoadingMixin, ResizableVocabulariesMixin, PreTrainedModel):
-    """What the library needs to know of every class below."""
-
-    config: VanillaTransformerConfig
-    config_class = VanillaTransformerConfig
-    base_model_prefix = "model"
-    main_input_name = "input_ids"
-    supports_gradient_checkpointing = True
-    _skip_keys_device_placement = ["past_key_values"]
-    _supports_sdpa = True
-    _supports_flex_attn = True
-    _can_compile_fullgraph = True
-
-    @classmethod
-    def _can_set_attn_implementation(cls) -> bool:
-        # The library guesses this from the text of this file; older versions look for their own name of equation 1.
-        return True
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        """Sets every initial value.
-
-        | module                        | initial value                                                       |
-        |-------------------------------|---------------------------------------------------------------------|
-        | projections, feed-forward     | Xavier uniform; biases zero                                         |
-        | embeddings, learned positions | normal, standard deviation d_model^-0.5; the padding row zero       |
-        | untied output layer           | as the embeddings it stands for                                     |
-        | sinusoids                     | their formula                                                       |
-        | layer norms                   | gain one, bias zero                                                 |
-        """
-        std = self.config.d_model**-0.5
-        if isinstance(module, SinusoidalPositions):
-            rows = torch.arange(module.weight.shape[0], device=module.weight.device)
-            init.copy_(module.weight, module.encode(rows).to(module.weight.dtype))
-        elif isinstance(module, nn.Embedding):
-            init.normal_(module.weight, mean=0.0, std=std)
-            # The flag of loaded weights is on the parameter, and a row of it has none.
-            if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
-                init.zeros_(module.weight[module.padding_idx])
-        elif isinstance(module, nn.Linear):
-            if module is self.get_output_embeddings():
-                init.normal_(module.weight, mean=0.0, std=std)
-            else:
-                init.xavier_uniform_(module.weight)
-            if module.bias is not None:
-                init.zeros_(module.bias)
-        else:
-            super()._init_weights(module)
-
-
 class TransformerStack(VanillaTransformerPreTrainedModel):
     """What encoder and decoder share: embeddings with positions (3.4, 3.5), layers, and often one last norm."""
 
@@ -209,14 +161,6 @@ class TransformerStack(VanillaTransformerPreTrainedModel):
 
     def _norm_if(self, wanted: bool) -> nn.Module:
         return nn.LayerNorm(self.config.d_model, eps=self.config.layer_norm_eps) if wanted else nn.Identity()
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        """Returns the embedding table, (V, D)."""
-        return self.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replaces the embedding table."""
-        self.embed_tokens = cast(nn.Embedding, value)
 
     def look_up(
         self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, prefix: str = ""
@@ -255,17 +199,7 @@ class VanillaTransformerEncoder(TransformerStack):
         inputs_embeds: torch.FloatTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
-        """Encodes the source.
-
-        Args:
-            input_ids: Source tokens (B, S).
-            attention_mask: (B, S), 1 at tokens and 0 at padding; `None`: nothing is padding.
-            inputs_embeds: Embeddings (B, S, D), not yet scaled, instead of `input_ids`.
-            **kwargs: `output_attentions`, `output_hidden_states`, and what the attention implementation takes.
-
-        Returns:
-            `BaseModelOutput` with `last_hidden_state` (B, S, D).
-        """
+        """Encodes source tokens (B, S), with a mask (B, S), 1 at tokens and 0 at padding, to states (B, S, D)."""
         if input_ids is not None:
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         embeddings = self.look_up(input_ids, inputs_embeds)
@@ -308,24 +242,9 @@ class VanillaTransformerDecoder(TransformerStack):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Decodes the target so far.
+        """Decodes target tokens (B, T), given the encoder's output (B, S, D) and the source's mask (B, S): (B, T, D).
 
-        Args:
-            input_ids: Target tokens (B, T), shifted right by one.
-            attention_mask: (B, past + T), 1 at tokens and 0 at padding; `None`: nothing is padding. Padding at the end
-                needs no mask, since no token looks ahead.
-            encoder_hidden_states: The encoder's output (B, S, D).
-            encoder_attention_mask: The source's mask (B, S).
-            past_key_values: An `EncoderDecoderCache` of the positions already decoded.
-            inputs_embeds: Embeddings (B, T, D), not yet scaled, instead of `input_ids`.
-            use_cache: Whether to return a cache.
-            **kwargs: `output_attentions`, `output_hidden_states`, and what the attention implementation takes.
-
-        Returns:
-            `BaseModelOutputWithPastAndCrossAttentions` with `last_hidden_state` (B, T, D).
-
-        Raises:
-            ValueError: If there is nothing to attend to on the source side, or the cache is of another kind.
+        The target's mask is (B, past + T). Padding at the end needs none, since no token looks ahead.
         """
         embeddings = self.look_up(input_ids, inputs_embeds, prefix="decoder_")
         if encoder_hidden_states is None:
@@ -367,7 +286,7 @@ class VanillaTransformerDecoder(TransformerStack):
         )
 
 
-# The whole model, and 3.4's output layer
+# Both stacks, and 3.4's output layer
 
 
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
@@ -379,7 +298,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
     }
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
-        config.require_both_stacks(type(self).__name__)
+        config.require_stacks(type(self).__name__)
         super().__init__(config)
         if config.share_encoder_decoder_embeddings:
             self.shared = nn.Embedding(config.vocab_size, config.d_model, padding_idx=config.pad_token_id)
@@ -476,7 +395,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
 class VanillaTransformerForConditionalGeneration(
     VanillaTransformerGenerationMixin, VanillaTransformerPreTrainedModel, GenerationMixin
 ):
-    """The whole Transformer: encoder, decoder, and the linear map whose softmax predicts the next token (3.4)."""
+    """The Transformer: encoder, decoder, and the linear map whose softmax predicts the next token (3.4)."""
 
     _tied_weights_keys = {"lm_head.weight": "model.shared.weight"}
 
@@ -502,18 +421,6 @@ class VanillaTransformerForConditionalGeneration(
     def get_input_embeddings(self) -> nn.Embedding:
         """Returns the source embedding table, (V, D)."""
         return self.model.get_input_embeddings()
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replaces the source embedding table, and the target's where they are one."""
-        self.model.set_input_embeddings(value)
-
-    def get_output_embeddings(self) -> nn.Linear:
-        """Returns the output layer, (V, D)."""
-        return self.lm_head
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        """Replaces the output layer."""
-        self.lm_head = new_embeddings
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """Returns the decoder's input (B, T) for labels (B, T); used by `DataCollatorForSeq2Seq`.
@@ -545,23 +452,15 @@ class VanillaTransformerForConditionalGeneration(
         skip_logits: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
-        """Predicts the next token at each position of the target; other arguments as in [`VanillaTransformerModel`].
+        """Predicts the next token at each position of the target.
 
-        Args:
-            input_ids: Source tokens (B, S).
-            attention_mask: (B, S), 1 at tokens and 0 at padding; `None`: nothing is padding.
-            decoder_input_ids: Target tokens (B, T), shifted right by one; made from `labels` if not given.
-            decoder_attention_mask: (B, past + T), needed only where the target is padded on the left.
-            encoder_outputs: What the encoder returned for this source.
-            past_key_values: An `EncoderDecoderCache` of the positions already decoded.
-            inputs_embeds: Embeddings (B, S, D) instead of `input_ids`.
-            decoder_inputs_embeds: Embeddings (B, T, D) instead of `decoder_input_ids`.
-            labels: Target tokens (B, T), not shifted; -100 where the loss shall not count.
-            use_cache: Whether to return a cache.
-            skip_logits: Whether to return `logits=None`; by default in training mode with labels, whose loss then needs
-                no logits (see `fused_cross_entropy`).
-            **kwargs: As in [`VanillaTransformerModel`], and `num_items_in_batch`, the number of tokens to divide the
-                loss by (see `label_smoothed_cross_entropy`).
+        Arguments are those of [`VanillaTransformerModel`], and
+
+        - `labels`: target tokens (B, T), not shifted; -100 where the loss shall not count. `decoder_input_ids` are made
+          from them if not given.
+        - `skip_logits`: whether to return `logits=None`; by default in training mode with labels, whose loss then needs
+          no logits (see `fused_cross_entropy`).
+        - `num_items_in_batch`: the number of tokens to divide the loss by (see `label_smoothed_cross_entropy`).
 
         Returns:
             `Seq2SeqLMOutput` with `logits` (B, T, V), unless skipped, and with labels `loss`, in nats per token:
@@ -592,14 +491,7 @@ class VanillaTransformerForConditionalGeneration(
         logits, loss = compute_logits_and_loss(
             self.lm_head, outputs.last_hidden_state, labels, smoothing, num_items_in_batch, skip_logits
         )
+        others: dict[str, Any] = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return Seq2SeqLMOutput(
-            loss=cast(torch.FloatTensor | None, loss),
-            logits=cast(torch.FloatTensor | None, logits),
-            past_key_values=outputs.past_key_values,
-            decoder_hidden_states=outputs.decoder_hidden_states,
-            decoder_attentions=outputs.decoder_attentions,
-            cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
-            encoder_hidden_states=outputs.encoder_hidden_states,
-            encoder_attentions=outputs.encoder_attentions,
+            loss=cast(torch.FloatTensor | None, loss), logits=cast(torch.FloatTensor | None, logits), **others
         )

@@ -1,10 +1,8 @@
 """The text-to-text pipelines of transformers 4 for transformers 5, which removed them.
 
-`TranslationPipeline`, `SummarizationPipeline` and `Text2TextGenerationPipeline` serve every encoder-decoder text model
-of the library (Marian, M2M100, NLLB, mBART, T5, BART, ...), with transformers 4's inputs, outputs and arguments.
-
-The file needs nothing but torch and transformers, so that a checkpoint can carry it: with `trust_remote_code=True`,
-`pipeline()` then works where this package is not installed.
+They serve every encoder-decoder text model of the library (Marian, M2M100, NLLB, mBART, T5, BART, ...), with
+transformers 4's inputs, outputs and arguments. The file needs nothing but torch and transformers, so that any
+checkpoint can carry it: with `trust_remote_code=True`, `pipeline()` then works where this package is not installed.
 """
 
 import copy
@@ -62,18 +60,12 @@ def map_by_length(
 ) -> Iterator[Result]:
     """Applies a function to batches of items of like length, and gives the results in the order of the items.
 
-    Whatever the number of items, at most `window_size` of them are held, results not yet taken included. The batch
-    that holds the oldest item comes first, so that results keep coming.
+    `function` maps a batch, its longest item first, to a result for each item. `read` returns the next items with their
+    lengths: as many as it is told, or fewer at the end. Items of length 0 come in batches of their own. `fits` says how
+    many items a batch may have whose longest one has this length.
 
-    Args:
-        function: Maps a batch, its longest item first, to a result for each item.
-        read: Returns the next items with their lengths: as many as it is told, or fewer at the end. Items of length 0
-            come in batches of their own.
-        fits: How many items a batch may have whose longest one has this length.
-        window_size: How many items to hold; None for all, in which case the longest batch comes first.
-
-    Yields:
-        The results.
+    At most `window_size` items are held, results not yet taken included. The batch that holds the oldest item comes
+    first, so that results keep coming. With None all are held, and the longest batch comes first.
     """
     waiting: list[tuple[int, int, Item]] = []  # shortest first; the numbers are negative, so that older ones come last
     results: dict[int, Result] = {}
@@ -121,14 +113,8 @@ def count_sentences(
 ) -> int:
     """How many sentences a batch may have, at least one.
 
-    Args:
-        longest: Tokens of its longest source; fewer than 16 count as 16, since short sources too are searched.
-        batch_size: The most sentences, if there is such a limit.
-        max_batch_tokens: The most of sentences * rows * longest, if there is such a limit.
-        rows: Beams, or samples, of a sentence.
-
-    Returns:
-        Their number.
+    There may be a limit of sentences, and one of sentences * rows * longest, where `longest` is the number of tokens of
+    the longest source (at least 16, since short sources too are searched) and `rows` the beams of a sentence.
     """
     limits = [] if batch_size is None else [batch_size]
     if max_batch_tokens is not None:
@@ -144,14 +130,7 @@ class ReturnType(enum.Enum):
 
 
 def parse_language_pair(task: str) -> tuple[str, str] | None:
-    """Reads the languages out of a task name: `("en", "de")` from `"translation_en_to_de"`.
-
-    Args:
-        task: A task name.
-
-    Returns:
-        The source and the target language, or None where the name does not have that form.
-    """
+    """Reads the languages out of a task's name: `("en", "de")` from `"translation_en_to_de"`, None from others."""
     match = re.fullmatch(r"translation_([^_]+)_to_([^_]+)", task)
     return (match[1], match[2]) if match else None
 
@@ -162,14 +141,9 @@ def is_vanilla(model: PreTrainedModel) -> bool:
 
 
 def sequence_score_settings(model: PreTrainedModel) -> dict[str, bool]:
-    """What makes `generate()` tell by beam search's scores of whole sequences.
+    """Arguments of `generate()` that make it return beam search's scores of whole sequences.
 
-    Args:
-        model: Any model that generates.
-
-    Returns:
-        Arguments of `generate()`. Models of the library tell no sequence's score without keeping the scores of the
-        whole vocabulary at each step.
+    Models of the library have to keep the scores of the whole vocabulary at each step for that.
     """
     return {"return_dict_in_generate": True, **({} if is_vanilla(model) else {"output_scores": True})}
 
@@ -186,7 +160,7 @@ def _task_specific_params(model: PreTrainedModel) -> dict[str, dict[str, Any]]:
 
 
 class _TextStream(IterableDataset[str]):
-    """Texts that come one by one; as a dataset, they are never gathered into a list (older base classes do that)."""
+    """Texts that come one by one: older base classes gather all that is no dataset into a list."""
 
     def __init__(self, texts: Iterator[str]) -> None:
         self.texts = texts
@@ -199,9 +173,7 @@ class _ModelOutputs:
     """What the model makes of encoded texts, in their order, computed in batches of texts of like length."""
 
     def __init__(self, encoded: Any, run: Callable[[list[Any]], list[Any]], fits: Callable[[int], int]) -> None:
-        self.encoded = encoded
-        self.run = run
-        self.fits = fits
+        self.encoded, self.run, self.fits = encoded, run, fits
 
     def __iter__(self) -> Iterator[Any]:
         remaining = iter(self.encoded)
@@ -222,8 +194,7 @@ class _StopSequences(StoppingCriteria):
     """
 
     def __init__(self, tokenizer: Any, stop_sequences: list[str]) -> None:
-        self.tokenizer = tokenizer
-        self.stop_sequences = stop_sequences
+        self.tokenizer, self.stop_sequences = tokenizer, stop_sequences
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
         """Looks at all sequences, (batch, target_length), and says which are done, (batch,)."""
@@ -235,13 +206,12 @@ class _StopSequences(StoppingCriteria):
 class Text2TextGenerationPipeline(Pipeline):
     """Generates text from text with any encoder-decoder model (task `"text2text-generation"`).
 
-    Generation settings come, the first that is set winning, from the call, the constructor, the model's
-    `config.task_specific_params[task]`, the model's generation config, and then `max_new_tokens=256, num_beams=4`. The
-    last is not for models of type vanilla_transformer, which `generate()` limits to the source's length + 50. A length
-    limit set in one of these places switches off those of the places after it, be it `max_length` or `max_new_tokens`
-    (`min_length` or `min_new_tokens`) there.
-    A `generation_config` given to the call takes the place of all of these but the model's own; one given to the
-    constructor does so too, but for the settings of the call.
+    Generation settings come from the call, the constructor, the model's `config.task_specific_params[task]`, the
+    model's generation config, and then `max_new_tokens=256, num_beams=4`; the first that is set wins. The last is not
+    for models of type vanilla_transformer, which `generate()` limits to the source's length + 50. A length limit
+    switches off those of the later places under either name (`max_length` and `max_new_tokens`, `min_length` and
+    `min_new_tokens`). A `generation_config` given to the call replaces all of these but the model's own; one given to
+    the constructor does so too, but for the settings of the call.
 
     Args:
         model: An encoder-decoder model that can generate.
@@ -249,9 +219,6 @@ class Text2TextGenerationPipeline(Pipeline):
         task: The task's name, which selects the model's `task_specific_params`.
         **kwargs: Arguments of `transformers.Pipeline` (`device`, `batch_size`, `num_workers`, `assistant_model`, ...),
             and any argument of a call, as its default.
-
-    Raises:
-        ValueError: If the model cannot generate, or there is no tokenizer.
 
     Example:
         >>> generator = pipeline("text2text-generation", model="google/flan-t5-small")
@@ -274,9 +241,7 @@ class Text2TextGenerationPipeline(Pipeline):
     def __init__(self, model: PreTrainedModel, tokenizer: Any = None, *, task: str = "", **kwargs: Any) -> None:
         name = type(self).__name__
         if not model.can_generate():
-            raise ValueError(
-                f"{name} needs a model that can generate, such as AutoModelForSeq2SeqLM's; got {type(model)}"
-            )
+            raise ValueError(f"{name} needs a model that can generate, such as AutoModelForSeq2SeqLM's: {type(model)}")
         # Kept from the base class, whose own treatment of these differs from version to version.
         generation_names = {"generation_config", *vars(model.generation_config)} & kwargs.keys()
         self._constructor_settings = {key: kwargs.pop(key) for key in generation_names}
@@ -286,9 +251,7 @@ class Text2TextGenerationPipeline(Pipeline):
         if self.tokenizer is None:
             raise ValueError(f"{name} needs a tokenizer, got None")
         if not model.config.is_encoder_decoder:
-            logger.error(
-                f"{name} is for encoder-decoder models, {type(model).__name__} is none: results may make no sense"
-            )
+            logger.error(f"{name} is for encoder-decoder models, {type(model).__name__} is none: expect no sense")
         entry = copy.deepcopy(_task_specific_params(model).get(task) or {})
         self.prefix = entry.pop("prefix", self.prefix)
         self._task_settings = {key: value for key, value in entry.items() if hasattr(model.generation_config, key)}
@@ -301,19 +264,19 @@ class Text2TextGenerationPipeline(Pipeline):
                 `transformers.pipelines.pt_utils.KeyDataset` of texts, or a generator (or other iterator) of texts.
             *args: Ignored, with a warning, as in every pipeline.
             **kwargs: `return_tensors` (True: token ids instead of text), `return_text` (no effect, as in transformers
-                4: text is returned unless `return_tensors` is set), `clean_up_tokenization_spaces` (default False),
-                `truncation` (as a tokenizer takes it; default False), `stop_sequence` (a string or several, at which
-                generation stops; they stay in the text), `return_scores` (True: with the score by which beam search
-                ranks each sequence), `batch_size`, `max_batch_tokens` (the most padded source tokens times beams of a
-                batch; may stand beside or instead of `batch_size`), `num_workers`, and every argument of `generate()`.
-                Texts of a list or dataset that are batched are sorted by length, as far as a window of 4,096 reaches;
-                those of a generator only with `max_batch_tokens`, since the window is read before the first result.
+                4), `clean_up_tokenization_spaces` (default False), `truncation` (as a tokenizer takes it; default
+                False), `stop_sequence` (a string or several, at which generation stops; they stay in the text),
+                `return_scores` (True: with the score by which beam search ranks each sequence), `batch_size`,
+                `max_batch_tokens` (the most padded source tokens times beams of a batch; may stand beside or instead
+                of `batch_size`), `num_workers`, and every argument of `generate()`. Texts of a list or dataset that
+                are batched are sorted by length within windows of 4,096 texts; those of a generator only with
+                `max_batch_tokens`, since a window is read before its first result.
 
         Returns:
             For a text, a list with a dict for each returned sequence. For a list, the dicts in a flat list if each
-            text gave one sequence, otherwise a list of lists. For datasets and generators, an iterator with a list of
-            dicts for each text, in the order of the texts. The dicts hold `{return_name}_text` (str), or
-            `{return_name}_token_ids`, a tensor of shape (target_length,), and with `return_scores` also `score`.
+            text gave one sequence, otherwise a list of lists. For datasets and generators, an iterator over such lists.
+            The dicts hold `{return_name}_text` (str), or `{return_name}_token_ids`, a tensor of shape (target_length,),
+            and with `return_scores` also `score`.
 
         Raises:
             TypeError: If an input is not a text.
@@ -321,8 +284,7 @@ class Text2TextGenerationPipeline(Pipeline):
                 `max_batch_tokens` is below 1, or `return_scores` is asked for without beam search.
         """
         if isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes)):
-            inputs = list(inputs)
-            if not inputs:  # the base class would look at the first one
+            if not (inputs := list(inputs)):  # the base class would look at the first one
                 return []
         elif isinstance(inputs, Iterator):
             inputs = _TextStream(inputs)
@@ -331,25 +293,15 @@ class Text2TextGenerationPipeline(Pipeline):
             return [result[0] for result in results]
         return results
 
-    def get_iterator(
-        self,
-        inputs: Any,
-        num_workers: int,
-        batch_size: int,
-        preprocess_params: dict[str, Any],
-        forward_params: dict[str, Any],
-        postprocess_params: dict[str, Any],
-    ) -> Any:
+    def get_iterator(self, inputs: Any, num_workers: int, batch_size: int, *parameters: dict[str, Any]) -> Any:
         """Makes the iterator over the results, but with texts of like length in a batch.
 
-        Arguments and result as in the base class; a `batch_size` of 1 is no limit where `max_batch_tokens` sets one.
+        A `batch_size` of 1 is no limit where `max_batch_tokens` sets one.
         """
+        preprocess_params, forward_params, postprocess_params = parameters
         max_tokens = forward_params.get("max_batch_tokens")
-        is_live = not isinstance(inputs, Sized)
-        if max_tokens is None and (batch_size == 1 or is_live):
-            return super().get_iterator(
-                inputs, num_workers, batch_size, preprocess_params, forward_params, postprocess_params
-            )
+        if max_tokens is None and (batch_size == 1 or not isinstance(inputs, Sized)):
+            return super().get_iterator(inputs, num_workers, batch_size, *parameters)
         # One by one, to keep the base class's way of tokenizing; what it would do with the results is left out.
         one_by_one: Any = super().get_iterator(inputs, num_workers, 1, preprocess_params, {}, {})
         collate = pad_collate_fn(self.tokenizer, None)
@@ -369,40 +321,17 @@ class Text2TextGenerationPipeline(Pipeline):
         return PipelineIterator(outputs, self.postprocess, postprocess_params)
 
     def check_inputs(self, input_length: int, min_length: int, max_length: int | None) -> bool:
-        """Warns of lengths that promise a bad result.
-
-        Args:
-            input_length: Tokens of the input (of the longest one in a batch).
-            min_length: The least number of tokens to generate.
-            max_length: The largest number of tokens to generate; None where the model takes it from the input.
-
-        Returns:
-            Whether all is well.
-        """
-        limits = [limit for limit in (self._tokenizer_limit(), self._position_limit()) if limit is not None]
-        if not limits or input_length <= min(limits):
-            return True
-        logger.warning(
-            f"Your input has {input_length} tokens, more than the {min(limits)} that the model is made for: the result"
-            " may be poor, or the model fail. Split the text, or shorten it with truncation=True."
-        )
-        return False
+        """Whether such lengths promise a good result, or warns; a `max_length` of None depends on the input."""
+        limit = min(self._tokenizer_limit() or _UNLIMITED, self._position_limit() or _UNLIMITED)
+        if input_length > limit:
+            logger.warning(
+                f"Your input has {input_length} tokens, more than the {limit} that the model is made for: the result"
+                " may be poor, or the model fail. Split the text, or shorten it with truncation=True."
+            )
+        return input_length <= limit
 
     def preprocess(self, text: Any, truncation: Any = False, **languages: Any) -> BatchEncoding:  # type: ignore[override]
-        """Tokenizes one text, after the prefix that the model wants for the task.
-
-        Args:
-            text: The text.
-            truncation: As a tokenizer takes it.
-            **languages: `src_lang` and `tgt_lang`, for translation.
-
-        Returns:
-            Tensors of shape (1, source_length), for `generate()`.
-
-        Raises:
-            TypeError: If `text` is not a string.
-            ValueError: If it has no tokens.
-        """
+        """Tokenizes one text, after the prefix that the model wants for the task: tensors (1, source_length)."""
         if not isinstance(text, str):
             raise TypeError(
                 f"{type(self).__name__} takes a str, a list of str, or a dataset or generator of str, but got"
@@ -425,30 +354,13 @@ class Text2TextGenerationPipeline(Pipeline):
         return_type: ReturnType = ReturnType.TEXT,
         clean_up_tokenization_spaces: bool = False,
     ) -> list[dict[str, Any]]:
-        """Turns the sequences generated for one text into dicts.
-
-        Args:
-            model_outputs: `output_ids` of shape (1, num_return_sequences, target_length), and perhaps `scores` of shape
-                (1, num_return_sequences).
-            return_type: Text or token ids.
-            clean_up_tokenization_spaces: As `decode()` takes it.
-
-        Returns:
-            A dict for each sequence.
-        """
+        """Makes a dict of each sequence in `output_ids` (1, sequences, target_length), with its score if given."""
         sequences = model_outputs["output_ids"][0]
-        records: list[dict[str, Any]]
-        if return_type is ReturnType.TENSORS:
-            records = [{f"{self.return_name}_token_ids": sequence} for sequence in sequences]
-        else:
-            records = [
-                {
-                    f"{self.return_name}_text": self.tokenizer.decode(
-                        sequence, skip_special_tokens=True, clean_up_tokenization_spaces=clean_up_tokenization_spaces
-                    )
-                }
-                for sequence in sequences
-            ]
+        key, results = f"{self.return_name}_token_ids", list(sequences)
+        if return_type is ReturnType.TEXT:
+            settings = {"skip_special_tokens": True, "clean_up_tokenization_spaces": clean_up_tokenization_spaces}
+            key, results = f"{self.return_name}_text", [self.tokenizer.decode(each, **settings) for each in sequences]
+        records: list[dict[str, Any]] = [{key: result} for result in results]
         if "scores" in model_outputs:
             for record, score in zip(records, model_outputs["scores"][0].tolist(), strict=True):
                 record["score"] = score
@@ -466,7 +378,6 @@ class Text2TextGenerationPipeline(Pipeline):
         max_batch_tokens: int | None = None,
         **generate_kwargs: Any,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        preprocess_params = {} if truncation is None else {"truncation": truncation}
         if max_batch_tokens is not None and max_batch_tokens < 1:
             raise ValueError(f"max_batch_tokens is {max_batch_tokens}; it must be at least 1 token.")
         own = {"return_scores": return_scores, "max_batch_tokens": max_batch_tokens}
@@ -477,14 +388,14 @@ class Text2TextGenerationPipeline(Pipeline):
             generate_kwargs["assistant_model"] = self.assistant_model
         if self.assistant_tokenizer is not None:
             generate_kwargs.update(tokenizer=self.tokenizer, assistant_tokenizer=self.assistant_tokenizer)
-        postprocess_params: dict[str, Any] = {}
         if return_type is None and return_tensors is not None:
             return_type = ReturnType.TENSORS if return_tensors else ReturnType.TEXT
-        if return_type is not None:
-            postprocess_params["return_type"] = return_type
-        if clean_up_tokenization_spaces is not None:
-            postprocess_params["clean_up_tokenization_spaces"] = clean_up_tokenization_spaces
-        return preprocess_params, generate_kwargs, postprocess_params
+        postprocess = {"return_type": return_type, "clean_up_tokenization_spaces": clean_up_tokenization_spaces}
+        return (
+            {} if truncation is None else {"truncation": truncation},
+            generate_kwargs,
+            {name: value for name, value in postprocess.items() if value is not None},
+        )
 
     def _tokenize(self, text: str, **arguments: Any) -> BatchEncoding:
         return self.tokenizer((self.prefix or "") + text, **arguments)
@@ -497,12 +408,11 @@ class Text2TextGenerationPipeline(Pipeline):
             # Batching makes a list of it, with the same id for each text, while generate() takes one for all.
             added["forced_bos_token_id"] = token_id[0] if isinstance(token_id, list) else token_id
         batch_size, source_length = inputs["input_ids"].shape
-        stop_sequences = forward_parameters.get("stop_sequence")
         return_scores = forward_parameters.get("return_scores", False)
         if return_scores:
             added |= sequence_score_settings(self.model)
         settings = self._generation_settings(forward_parameters, added)
-        if stop_sequences is not None:
+        if (stop_sequences := forward_parameters.get("stop_sequence")) is not None:
             criteria = [*(settings.get("stopping_criteria") or []), _StopSequences(self.tokenizer, stop_sequences)]
             settings["stopping_criteria"] = StoppingCriteriaList(criteria)
         self.check_inputs(source_length, *self._output_lengths(settings))
@@ -513,9 +423,7 @@ class Text2TextGenerationPipeline(Pipeline):
         if return_scores:
             scores = getattr(output, "sequences_scores", None)
             if scores is None:
-                raise ValueError(
-                    "return_scores needs beam search: only that ranks sequences. Set num_beams to 2 or more."
-                )
+                raise ValueError("return_scores needs beam search, which ranks sequences: set num_beams to 2 or more.")
             outputs["scores"] = scores.reshape(batch_size, -1)
         return outputs
 
@@ -574,11 +482,9 @@ class Text2TextGenerationPipeline(Pipeline):
     def _position_limit(self) -> int | None:
         config = self.model.config
         encoder_config = getattr(config, "encoder", config)  # composite models keep one config for each stack
-        for name in ("max_encoder_position_embeddings", "max_position_embeddings"):
-            limit = getattr(encoder_config, name, None)
-            if isinstance(limit, int) and limit > 0:
-                return limit
-        return None
+        names = ("max_encoder_position_embeddings", "max_position_embeddings")
+        limits = [getattr(encoder_config, name, None) for name in names]
+        return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
 
 
 class SummarizationPipeline(Text2TextGenerationPipeline):
@@ -601,9 +507,9 @@ class SummarizationPipeline(Text2TextGenerationPipeline):
             logger.warning(f"Your min_length={min_length} is above your max_length={max_length}.")
             fine = False
         own = self.model.generation_config
-        if is_vanilla(self.model) and max_length in (own.max_new_tokens, own.max_length):
-            return fine  # training's bound, which is for texts of any length
-        if input_length < max_length:
+        # The limit that training saved is for texts of any length.
+        is_saved = is_vanilla(self.model) and max_length in (own.max_new_tokens, own.max_length)
+        if input_length < max_length and not is_saved:
             logger.warning(
                 f"Your max_length is set to {max_length}, but your input_length is only {input_length}. For a summary"
                 f" shorter than its text, decrease it, for example summarizer('...', max_length={input_length // 2})."
@@ -618,13 +524,7 @@ class TranslationPipeline(Text2TextGenerationPipeline):
     Multilingual models (M2M100, NLLB, mBART, ...) need `src_lang` and `tgt_lang`, in their tokenizer's own codes, in
     the constructor, the call or the task's name. Models for one pair of languages ignore them. T5 finds its prefix by
     the task's name; `"translation"` alone stands for `"translation_{src_lang}_to_{tgt_lang}"` or, without languages,
-    for the first translation task of its config.
-
-    Args:
-        model: See `Text2TextGenerationPipeline`.
-        tokenizer: See `Text2TextGenerationPipeline`.
-        task: The task's name.
-        **kwargs: `src_lang` and `tgt_lang`, and what `Text2TextGenerationPipeline` takes.
+    for the first translation task of its config. Other arguments are those of `Text2TextGenerationPipeline`.
 
     Example:
         >>> translator = pipeline("translation", model="facebook/nllb-200-distilled-600M", src_lang="eng_Latn")
@@ -647,13 +547,13 @@ class TranslationPipeline(Text2TextGenerationPipeline):
     def check_inputs(self, input_length: int, min_length: int, max_length: int | None) -> bool:
         """Warns also of an output limit that may cut the translation off. Arguments as in the base class."""
         fine = super().check_inputs(input_length, min_length, max_length)
-        if max_length is None or input_length <= 0.9 * max_length:
-            return fine
-        logger.warning(
-            f"Your input_length: {input_length} is bigger than 0.9 * max_length: {max_length}. If translations end"
-            f" too early, increase it, for example translator('...', max_length={2 * input_length})."
-        )
-        return False
+        if max_length is not None and input_length > 0.9 * max_length:
+            logger.warning(
+                f"Your input_length: {input_length} is bigger than 0.9 * max_length: {max_length}. If translations end"
+                f" too early, increase it, for example translator('...', max_length={2 * input_length})."
+            )
+            fine = False
+        return fine
 
     def _sanitize_parameters(  # type: ignore[override]  # always called by keyword
         self, src_lang: str | None = None, tgt_lang: str | None = None, **kwargs: Any
@@ -685,7 +585,7 @@ class TranslationPipeline(Text2TextGenerationPipeline):
 
     @staticmethod
     def _task_of_config(model: PreTrainedModel, src_lang: str | None, tgt_lang: str | None) -> str:
-        """Finds the translation task that a model such as T5 wants instead of `"translation"`."""
+        """The translation task that a model such as T5 wants instead of `"translation"`."""
         tasks = [task for task in _task_specific_params(model) if task.startswith("translation")]
         if f"translation_{src_lang}_to_{tgt_lang}" in tasks:
             return f"translation_{src_lang}_to_{tgt_lang}"

@@ -76,11 +76,7 @@ class LearnedPositions(nn.Embedding):
         self.offset = config.position_offset
 
     def forward(self, token_indices: torch.Tensor, upper_bound: int) -> torch.Tensor:  # type: ignore[override]
-        """Maps indices of tokens (B or 1, L), all below `upper_bound`, to (B or 1, L, D).
-
-        Raises:
-            ValueError: If the sequence is longer than the table.
-        """
+        """Maps indices of tokens (B or 1, L), all below `upper_bound`, to (B or 1, L, D)."""
         if upper_bound + self.offset > self.num_embeddings:
             # Padding does not count. Looking at the indices costs a synchronisation, paid only on the way to an error,
             # and is not possible in a compiled graph.
@@ -108,15 +104,9 @@ def count_tokens_before(
 ) -> torch.Tensor:
     """Numbers the tokens of a sequence from 0, leaving out padding, so that padding on either side changes nothing.
 
-    Args:
-        attention_mask: `None`: nothing is padding. (B, past + L): true at tokens. (B, 1, L, K): the causal mask, whose
-            rows allow as many keys as there are tokens up to and including their own.
-        length: L, number of positions asked for: the last ones.
-        past_length: Number of positions before those.
-        device: Where the result shall live.
-
-    Returns:
-        Indices (B or 1, L). At padding they are legal but mean nothing.
+    The mask is `None` where nothing is padding; (B, past + L), true at tokens; or the causal mask (B, 1, L, K), whose
+    rows allow as many keys as there are tokens up to and including their own. Returns the indices (B or 1, L) of the
+    last `length` positions. At padding they are legal but mean nothing.
     """
     if attention_mask is None:
         return (torch.arange(length, device=device) + past_length)[None]

@@ -1,41 +1,32 @@
-"""Loading weights: safetensors only, and errors that say what is wrong with a file, or where it and the config differ.
+"""What every model of this package has: how its weights are loaded, initialised and resized.
 
-A damaged file is found by the reader, and explained here from its first bytes. Parameters that do not fit are found in
-what the library reports of a load, before it fills the gaps with new random values.
+Weights are read from safetensors only. A damaged file is named, and weights that disagree with the configuration are
+refused, where the library would fill the gaps with random values. `SingleStackModel` is for models of one stack.
+
+Shapes: V vocabulary, D d_model.
 """
 
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
+import torch
 from safetensors import SafetensorError, safe_open
-from transformers.configuration_utils import PreTrainedConfig
+from torch import nn
+from transformers import initialization as init
 from transformers.modeling_utils import PreTrainedModel
-from transformers.utils import (
-    CONFIG_NAME,
-    SAFE_WEIGHTS_INDEX_NAME,
-    SAFE_WEIGHTS_NAME,
-    WEIGHTS_INDEX_NAME,
-    WEIGHTS_NAME,
-)
-from transformers.utils.hub import cached_file, has_file
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
+from transformers.utils.hub import cached_file
 
-# The longest header that the format allows.
-_MAX_HEADER_BYTES = 100_000_000
-# The part of a decoder that one without a source lacks, with its norms.
+from .configuration_vanilla_transformer import Side, VanillaTransformerConfig, as_single_stack
+from .positions_vanilla_transformer import SinusoidalPositions
+
+# What a decoder-only model lacks of a layer.
 _SOURCE_ATTENTION = re.compile(r"\.encoder_attn(?:_layer_norm)?\.")
-_LAYER = re.compile(r"(?<=\.layers\.)\d+(?=\.)|(?<=^layers\.)\d+(?=\.)")
-# Which field of the configuration each dimension of a parameter shows.
-_SIZES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (r"(?:shared|encoder\.embed_tokens)\.weight$", ("vocab_size", "d_model")),
-    (r"(?:decoder\.embed_tokens|lm_head)\.weight$", ("decoder_vocab_size", "d_model")),
-    (r"embed_positions\.weight$", ("max_position_embeddings", "d_model")),
-    (r"encoder\.layers\.\d+\.fc1\.(?:weight|bias)$", ("encoder_ffn_dim", "d_model")),
-    (r"decoder\.layers\.\d+\.fc1\.(?:weight|bias)$", ("decoder_ffn_dim", "d_model")),
-)
+_IN_LAYER = re.compile(r"(?:^|\.)layers\.\d+\.")
 
 
 class WeightsFileError(OSError):
@@ -56,10 +47,9 @@ class SafeLoadingMixin(PreTrainedModel):
         """Loads a model as the library does, but no pickle unless it is asked for.
 
         A part of the model (encoder, decoder, the decoder's attention over the source, output layer, a head of your
-        own) that is wholly absent from the file of another class is new, as in fine-tuning: the library initialises it
-        and says so. A part that the file holds
-        otherwise than the configuration has it, or a file of this class that lacks anything, is an error, unless
-        `ignore_mismatched_sizes=True` is given.
+        own) that the file of another class lacks as a whole is new, as in fine-tuning: the library initialises it and
+        says so. It is an error if a part has other weights in the file than in the model, or if a file of this class
+        lacks anything, unless `ignore_mismatched_sizes=True` is given.
 
         Args:
             pretrained_model_name_or_path: A folder or an id on the Hub.
@@ -76,243 +66,292 @@ class SafeLoadingMixin(PreTrainedModel):
             RuntimeError: If the weights disagree with the configuration; every name and shape is listed.
         """
         safe_only = use_safetensors is None or use_safetensors
+        name = pretrained_model_name_or_path
         try:
-            return super().from_pretrained(
-                pretrained_model_name_or_path, *model_args, use_safetensors=safe_only, **kwargs
-            )
+            return super().from_pretrained(name, *model_args, use_safetensors=safe_only, **kwargs)
         except WeightsFileError:
             raise
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            # What the library says of these names no file (safetensors), or not what is wrong with it (an index).
-            explanation = None
-            if pretrained_model_name_or_path is not None and kwargs.get("gguf_file") is None:
-                explanation = _explain_failure(pretrained_model_name_or_path, safe_only, kwargs, error)
-            if explanation is None:
-                raise
-            raise WeightsFileError(explanation) from error
+        except (OSError, ValueError, SafetensorError) as error:
+            # What these say names no file, or does not say what is wrong with it.
+            if name is not None and (message := _describe_damage(_find_weights(name, kwargs))):
+                raise WeightsFileError(message) from error
+            if safe_only and isinstance(error, OSError) and "safetensors" in str(error):
+                raise WeightsFileError(f"{error} {_PICKLES}") from error
+            raise
 
     @classmethod
     def _load_pretrained_model(
         cls, model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, expected_keys: Any = None
     ) -> Any:
-        """The library's; here it is known which files will be read, of the model as of an adapter."""
+        """The library's; only here it is known which files of an adapter will be read."""
         files = [Path(file) for file in checkpoint_files or ()] if state_dict is None else []
-        pickles = [file for file in files if file.suffix != ".safetensors"]
-        if pickles and load_config.use_safetensors is not False:
-            raise WeightsFileError(_refuse_pickle(str(load_config.pretrained_model_name_or_path), pickles[0].name))
+        for file in files:
+            if load_config.use_safetensors is not False and file.suffix != ".safetensors":
+                raise WeightsFileError(f"{file} is not a safetensors file. {_PICKLES}")
         try:
             return super()._load_pretrained_model(model, state_dict, checkpoint_files, load_config, expected_keys)
-        except (SafetensorError, FileNotFoundError) as error:
-            if message := _describe_damage(files):
-                raise WeightsFileError(message) from error
-            raise
+        except SafetensorError as error:
+            raise WeightsFileError(_describe_damage(files)) from error
 
     @classmethod
     def _finalize_model_loading(cls, model: Any, load_config: Any, loading_info: Any) -> Any:
-        """The library's; it initialises what was not loaded."""
-        has_failed = loading_info.error_msgs or loading_info.conversion_errors  # of which the library tells
+        """The library's, which initialises what was not loaded, but not before the weights are known to fit."""
+        has_failed = loading_info.error_msgs or loading_info.conversion_errors  # the library tells of these
         if not load_config.ignore_mismatched_sizes and not has_failed:
-            holds_more = bool(loading_info.unexpected_keys)  # before those are taken out which are no cause for concern
+            holds_more = bool(loading_info.unexpected_keys)  # before those go that are no cause for concern
             model._adjust_missing_and_unexpected_keys(loading_info)
             quantizer = load_config.hf_quantizer
-            # A quantised file has names of its own, which are the quantiser's affair.
-            check_names = quantizer is None or not quantizer.pre_quantized
-            if message := _describe_disagreement(model, load_config, loading_info, check_names, holds_more):
-                raise RuntimeError(message)
+            # A quantised file has names of its own, which the quantiser checks.
+            has_own_names = quantizer is not None and quantizer.pre_quantized
+            missing = _find_missing(model, loading_info.missing_keys)
+            disagrees = not has_own_names and _names_disagree(model, missing, loading_info, holds_more)
+            if loading_info.mismatched_keys or disagrees:
+                loading_info.missing_keys = missing
+                report = loading_info.create_loading_report().partition("\n\nNotes:")[0]
+                raise RuntimeError(
+                    f"The weights of {load_config.pretrained_model_name_or_path} disagree with "
+                    f"{type(model.config).__name__}:\n{report}\nLoad them into {type(model).__name__} with the "
+                    "configuration that they were saved with. With ignore_mismatched_sizes=True what does not fit is "
+                    "left out and the gaps are filled with random values."
+                )
         return super()._finalize_model_loading(model, load_config, loading_info)
 
 
-def _find_damage(file: Path) -> str | None:
-    if not file.is_file():
-        return "is missing"
-    try:
-        with safe_open(file, framework="pt"):
-            return None
-    except SafetensorError as error:
-        if file.read_bytes()[:8] == b"version ":
-            return "is a pointer of git-lfs and not the weights: run `git lfs pull` in the folder"
-        return f"is cut off or damaged ({error})"
+_PICKLES = (
+    "Weights in a pickle (pytorch_model.bin) are not read, because a pickle can run any program. If you trust where it "
+    "comes from, convert it once: load it with from_pretrained(..., use_safetensors=False), which lets torch read "
+    "tensors and nothing else (weights_only=True), and call save_pretrained on the result."
+)
+
+
+def _find_weights(name: str | os.PathLike[str], kwargs: dict[str, Any]) -> list[Path]:
+    """The files of weights of a folder, or of a repository as the cache has it."""
+    if os.path.isdir(name):
+        folder = Path(name, kwargs.get("subfolder") or "")
+    else:
+        where = {key: kwargs.get(key) for key in ("cache_dir", "revision", "token")}
+        subfolder = kwargs.get("subfolder") or ""
+        try:
+            config = cached_file(str(name), CONFIG_NAME, subfolder=subfolder, local_files_only=True, **where)
+        except (OSError, ValueError):
+            return []
+        folder = Path(cast(str, config)).parent
+    return [*sorted(folder.glob("*.safetensors")), *folder.glob(SAFE_WEIGHTS_INDEX_NAME)]
 
 
 def _describe_damage(files: Iterable[Path]) -> str | None:
     problems = [f"{file} {damage}." for file in files if (damage := _find_damage(file))]
     if not problems:
         return None
-    return "\n".join(
-        ["Weights cannot be loaded:", *problems, "Copy or download them again; from the Hub with force_download=True."]
-    )
+    advice = "Copy or download them again; from the Hub with force_download=True."
+    return "\n".join(["Weights cannot be loaded:", *problems, advice])
 
 
-def _refuse_pickle(name: str, file: str) -> str:
-    return (
-        f"{name} has its weights in a pickle ({file}), which is not read, because a pickle can run any program. If you "
-        "trust where it comes from, convert it once: load it with from_pretrained(..., use_safetensors=False), which "
-        "lets torch read tensors and nothing else (weights_only=True), and call save_pretrained on the result."
-    )
-
-
-def _explain_failure(
-    name: str | os.PathLike[str], safe_only: bool, kwargs: dict[str, Any], error: Exception
-) -> str | None:
-    """Why a folder's or a repository's weights could not be loaded, if it is one of the reasons known here."""
-    variant = kwargs.get("variant")
-    index_name, *names = (
-        _add_variant(each, variant)
-        for each in (SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
-    )
-    folder = _find_folder(name, kwargs)
-    if folder is None:
-        return None
-    if (folder / names[0]).is_file():
-        return _describe_damage([folder / names[0]])
-    if (folder / index_name).is_file():
-        return _explain_index(folder / index_name, error, is_local=os.path.isdir(name))
-    if safe_only and isinstance(error, OSError):
-        where = {key: kwargs.get(key) for key in ("revision", "proxies", "token", "cache_dir")}
-        offline = kwargs.get("local_files_only", False)
-        for pickle_name in names[1:]:
-            path = os.path.join(kwargs.get("subfolder") or "", pickle_name)
-            if has_file(name, path, local_files_only=offline, **where):
-                return _refuse_pickle(str(name), pickle_name)
+def _find_damage(file: Path) -> str | None:
+    try:
+        if file.suffix == ".json":
+            json.loads(file.read_bytes())
+        else:
+            with safe_open(file, framework="pt"):
+                pass
+    except (SafetensorError, ValueError) as error:
+        if file.read_bytes()[:8] == b"version ":
+            return "is a pointer of git-lfs and not the weights: run `git lfs pull` in the folder"
+        return f"is cut off or damaged ({error})"
     return None
 
 
-def _explain_index(path: Path, error: Exception, *, is_local: bool) -> str | None:
-    try:
-        index = json.loads(path.read_bytes())
-        shards = sorted({path.parent / shard for shard in index["weight_map"].values()})
-        if not isinstance(index["metadata"], dict):
-            raise TypeError("metadata is not an object")
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return (
-            f"{path} is damaged: it is not JSON with metadata and a weight_map of names to files ({error}). Copy or "
-            "download it again, with `git lfs pull` if it is a pointer of git-lfs; from the Hub with "
-            "force_download=True."
-        )
-    # Of a repository on the Hub only some may have been fetched, and the library says why.
-    return _describe_damage(shard for shard in shards if is_local or shard.is_file())
-
-
-def _add_variant(file: str, variant: str | None) -> str:
-    stem, _, suffix = file.rpartition(".")
-    return file if variant is None else f"{stem}.{variant}.{suffix}"
-
-
-def _find_folder(name: str | os.PathLike[str], kwargs: dict[str, Any]) -> Path | None:
-    """The local folder, or where the files of a repository on the Hub were stored; nothing is fetched."""
-    if os.path.isdir(name):
-        return Path(name, kwargs.get("subfolder") or "")
-    quiet = {f"_raise_exceptions_for_{what}": False for what in ("gated_repo", "missing_entries", "connection_errors")}
-    where = {key: kwargs.get(key) for key in ("cache_dir", "revision", "token")}
-    try:
-        config = cached_file(
-            str(name), CONFIG_NAME, subfolder=kwargs.get("subfolder") or "", local_files_only=True, **where, **quiet
-        )
-    except (OSError, ValueError):
-        return None
-    return None if config is None else Path(config).parent
-
-
-def _describe_disagreement(model: Any, load_config: Any, info: Any, check_names: bool, holds_more: bool) -> str | None:
-    """Lists every difference between weights and configuration, if there is one that fine-tuning does not explain."""
+def _find_missing(model: Any, missing: set[str]) -> set[str]:
+    """Those of the missing weights that no tie brings: one name of a tied weight is enough, whichever it is."""
     tied: dict[str, str] = model.all_tied_weights_keys
-    # One name of a tied weight is enough, whichever it is.
-    through_tie = {source for target, source in tied.items() if target not in info.missing_keys}
-    missing: set[str] = info.missing_keys - tied.keys() - through_tie
-    unexpected: set[str] = set(info.unexpected_keys)
-    expected = set(model.state_dict()) - (tied.keys() & info.missing_keys)
-    wrong = [(name, f"{list(found)}, {list(wanted)}") for name, found, wanted in sorted(info.mismatched_keys)]
-    disagrees = check_names and _names_disagree(model, expected, missing, unexpected, holds_more)
-    if not wrong and not disagrees:
-        return None
-    weight_map = (load_config.sharded_metadata or {}).get("weight_map", {})
-    promised = [name for name in missing if {name, name.removeprefix(f"{model.base_model_prefix}.")} & set(weight_map)]
-    sections = (
-        ("Of other shapes (in the file, by the configuration):", wrong),
-        ("In the model, and not in the file:", [(name, "") for name in missing]),
-        ("In the file, and not in the model:", [(name, "") for name in unexpected]),
-        ("Promised by the index, which therefore belongs to other files:", [(name, "") for name in promised]),
-    )
-    lines = [f"The weights of {load_config.pretrained_model_name_or_path} disagree with {type(model.config).__name__}."]
-    for title, rows in sections:
-        if rows:
-            lines += [title, *(f"    {line}" for line in _merge_layers(rows))]
-    if fits := suggest_fields(model.config, info.mismatched_keys, missing, unexpected):
-        lines.append(f"The weights fit {', '.join(fits)}.")
-    lines.append(
-        f"Load them into {type(model).__name__} with the configuration that they were saved with. "
-        "With ignore_mismatched_sizes=True what does not fit is left out and the gaps are filled with random values."
-    )
-    return "\n".join(lines)
+    through_tie = {source for target, source in tied.items() if target not in missing}
+    return missing - tied.keys() - through_tie
 
 
-def _names_disagree(model: Any, expected: set[str], missing: set[str], unexpected: set[str], holds_more: bool) -> bool:
+def _names_disagree(model: Any, missing: set[str], info: Any, holds_more: bool) -> bool:
     """Whether the file lacks some of a part that it has, or has more of one than the model; or has none of them."""
+    unexpected: set[str] = set(info.unexpected_keys)
+    expected = set(model.state_dict()) - (model.all_tied_weights_keys.keys() & info.missing_keys)
+    loaded = expected - missing
+    if not loaded and unexpected:
+        return True
+    in_layers = {name for name in expected if _IN_LAYER.search(name)}
+    if in_layers and in_layers <= missing and (loaded or holds_more):  # of an encoder, say, for a decoder
+        return True
+    if missing and type(model).__name__ in (model.config.architectures or ()):  # saved from this very class
+        return True
+    prefix = f"{model.base_model_prefix}."
 
     def parts(names: Iterable[str]) -> set[str]:
-        prefix = f"{model.base_model_prefix}."
         return {
             "encoder_attn" if _SOURCE_ATTENTION.search(name) else name.removeprefix(prefix).partition(".")[0]
             for name in names
         }
 
-    loaded = expected - missing
-    if not loaded and unexpected:
-        return True
-    layers = {name for name in expected if _LAYER.search(name)}
-    if layers and layers <= missing and (loaded or holds_more):  # of an encoder, say, for a decoder
-        return True
-    if missing and type(model).__name__ in (model.config.architectures or ()):  # saved from this very class
-        return True
     return bool(parts(missing | unexpected) & parts(expected) & parts(loaded | unexpected))
 
 
-def _merge_layers(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Writes (name, detail) as lines, of which those that differ in the number of the layer only become one."""
-    merged: dict[tuple[str, str], list[int]] = {}
-    for name, detail in sorted(rows):
-        numbers = merged.setdefault((_LAYER.sub("*", name), detail), [])
-        numbers += [int(number) for number in _LAYER.findall(name)]
-    for (pattern, detail), numbers in merged.items():
-        name = pattern.replace("*", _write_numbers(sorted(numbers)))
-        yield f"{name}: {detail}" if detail else name
+class ResizableVocabulariesMixin(PreTrainedModel):
+    """Keeps both embedding tables, the output layer with its bias, and the configuration in step."""
+
+    config: VanillaTransformerConfig
+
+    def _has_one_vocabulary(self) -> bool:
+        return self.config.decoder_vocab_size is None or self.config.share_encoder_decoder_embeddings
+
+    def _resize_token_embeddings(
+        self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Resizes the source table, and with it the target's where there is one vocabulary."""
+        embeddings = self._get_resized_embeddings(
+            cast(nn.Embedding, self.get_input_embeddings()), new_num_tokens, pad_to_multiple_of, mean_resizing
+        )
+        self.set_input_embeddings(embeddings)
+        if self._has_one_vocabulary():
+            self._resize_target_side(embeddings.num_embeddings, None, mean_resizing)
+        return embeddings
+
+    def resize_decoder_token_embeddings(
+        self, new_num_tokens: int, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Resizes the target vocabulary of a model with two; `resize_token_embeddings` resizes the source's.
+
+        Arguments and result are as in `resize_token_embeddings`: the new number of tokens, and the embedding table.
+
+        Raises:
+            ValueError: If the model has one vocabulary.
+        """
+        if self._has_one_vocabulary():
+            raise ValueError(
+                "This model has one vocabulary (decoder_vocab_size=None or share_encoder_decoder_embeddings=True): "
+                "use resize_token_embeddings, which resizes both sides."
+            )
+        embeddings = self._resize_target_side(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        self.tie_weights()
+        return embeddings
+
+    def _resize_target_side(
+        self, new_num_tokens: int, pad_to_multiple_of: int | None, mean_resizing: bool
+    ) -> nn.Embedding:
+        decoder = cast(PreTrainedModel, self.get_decoder())
+        output_layer = cast(nn.Linear | None, self.get_output_embeddings())
+        if output_layer is not None and self.config.tie_word_embeddings:
+            # A tied weight would change its size together with the table's, and leave the bias behind.
+            output_layer.weight = nn.Parameter(output_layer.weight.detach(), output_layer.weight.requires_grad)
+        embeddings = self._get_resized_embeddings(
+            cast(nn.Embedding, decoder.get_input_embeddings()), new_num_tokens, pad_to_multiple_of, mean_resizing
+        )
+        decoder.set_input_embeddings(embeddings)
+        if self.config.decoder_vocab_size is not None:
+            self.config.decoder_vocab_size = embeddings.num_embeddings
+        if output_layer is not None:
+            resized = self._get_resized_lm_head(output_layer, embeddings.num_embeddings, mean_resizing=mean_resizing)
+            self.set_output_embeddings(resized.requires_grad_(output_layer.weight.requires_grad))
+        return embeddings
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Saves as the library does, with `tie_word_embeddings` true in the configuration if the weights are tied.
+
+        PEFT compares the output layer with the source table when it merges an adapter, and clears that flag where the
+        target has a table of its own. Tied weights are saved once: without the flag, the output layer would be lost.
+        """
+        output_layer = self.get_output_embeddings()
+        if output_layer is not None:
+            table = cast(PreTrainedModel, self.get_decoder()).get_input_embeddings()
+            if output_layer.weight is table.weight:
+                self.config.tie_word_embeddings = True
+        super().save_pretrained(save_directory, *args, **kwargs)
 
 
-def _write_numbers(numbers: Sequence[int]) -> str:
-    if len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:
-        return f"{{{numbers[0]}-{numbers[-1]}}}"
-    text = ",".join(map(str, numbers))
-    return f"{{{text}}}" if len(numbers) > 1 else text
+class VanillaTransformerPreTrainedModel(SafeLoadingMixin, ResizableVocabulariesMixin, PreTrainedModel):
+    """What the library needs to know of every model."""
+
+    config: VanillaTransformerConfig
+    config_class = VanillaTransformerConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _can_compile_fullgraph = True
+
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        # The library guesses this from the text of this file; older versions look for their own name of equation 1.
+        return True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Sets every initial value.
+
+        | module                        | initial value                                                       |
+        |-------------------------------|---------------------------------------------------------------------|
+        | projections, feed-forward     | Xavier uniform; biases zero                                         |
+        | embeddings, learned positions | normal, standard deviation d_model^-0.5; the padding row zero       |
+        | untied output layer           | as the embeddings it stands for                                     |
+        | sinusoids                     | their formula                                                       |
+        | layer norms                   | gain one, bias zero                                                 |
+        """
+        std = self.config.d_model**-0.5
+        if isinstance(module, SinusoidalPositions):
+            rows = torch.arange(module.weight.shape[0], device=module.weight.device)
+            init.copy_(module.weight, module.encode(rows).to(module.weight.dtype))
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, mean=0.0, std=std)
+            # The flag of loaded weights is on the parameter, and a row of it has none.
+            if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
+                init.zeros_(module.weight[module.padding_idx])
+        elif isinstance(module, nn.Linear):
+            if module is self.get_output_embeddings():
+                init.normal_(module.weight, mean=0.0, std=std)
+            else:
+                init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        else:
+            super()._init_weights(module)
 
 
-def suggest_fields(
-    config: PreTrainedConfig, mismatched: Iterable[tuple[str, Any, Any]], missing: set[str], unexpected: set[str]
-) -> list[str]:
-    """Finds the fields of a configuration that would fit weights, as far as shapes and numbers of layers show them.
+class SingleStackModel(VanillaTransformerPreTrainedModel):
+    """One stack of the Transformer, whose parameters have the same names as in the encoder-decoder.
 
-    Args:
-        config: The configuration that does not fit.
-        mismatched: Name, shape in the file and shape in the model of each weight whose shapes differ.
-        missing: The names of the weights that the file lacks.
-        unexpected: Those that the model lacks.
-
-    Returns:
-        The fields in words, each with the value that would fit and the one that it has.
+    There the table of embeddings that both sides share lies beside the stacks, as `shared`; so it does here. The
+    configuration is made from that of the encoder-decoder by [`as_single_stack`].
     """
-    found: dict[str, int] = {}
-    for name, shape, _ in mismatched:
-        for pattern, fields in _SIZES:
-            if re.search(pattern, name):
-                found |= zip(fields, shape, strict=False)  # a bias has the first dimension only
-    if "decoder_vocab_size" in found and getattr(config, "decoder_vocab_size", None) is None:
-        found["vocab_size"] = found.pop("decoder_vocab_size")
-    for side in ("encoder", "decoder"):
-        layer = re.compile(rf"(?:^|\.){side}\.layers\.(\d+)\.")
-        more, less = ([int(hit[1]) for name in names if (hit := layer.search(name))] for names in (unexpected, missing))
-        field = f"{side}_layers"
-        if more and max(more) >= getattr(config, field, 0):
-            found[field] = max(more) + 1
-        elif less and min(less) > 0:
-            found[field] = min(less)
-    differing = {field: (value, getattr(config, field, None)) for field, value in found.items()}
-    return [f"{field}={value} (not {own})" for field, (value, own) in sorted(differing.items()) if value != own]
+
+    side: Side
+
+    def __init__(self, config: VanillaTransformerConfig) -> None:
+        config.require_stacks(type(self).__name__, self.side)
+        if getattr(config, "add_cross_attention", False):
+            raise ValueError(f"{type(self).__name__} attends to no source: add_cross_attention must not be True.")
+        super().__init__(as_single_stack(config, self.side))
+
+    @property
+    def inner(self) -> PreTrainedModel:
+        """The stack, or the model without a head that holds it."""
+        return cast(PreTrainedModel, getattr(self, self.base_model_prefix, None) or getattr(self, self.side))
+
+    def make_shared_table(self) -> None:
+        """Makes `shared`, if the encoder-decoder has it."""
+        if self.config.share_encoder_decoder_embeddings:
+            self.shared = nn.Embedding(
+                self.config.vocab_size, self.config.d_model, padding_idx=self.config.pad_token_id
+            )
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Returns {target: source} of tied weights; unlike the library's, sharing does not hang on the other flag."""
+        if all_submodels:  # this one and those inside it are asked one by one
+            return cast(dict[str, str], super().get_expanded_tied_weights_keys(all_submodels=True))
+        return dict(self._tied_weights_keys or {}) if self.config.share_encoder_decoder_embeddings else {}
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """Returns the embedding table, (V, D)."""
+        return cast(nn.Embedding, self.inner.get_input_embeddings())
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replaces the embedding table."""
+        self.inner.set_input_embeddings(value)
+        if "shared" in self._modules:
+            self.shared = cast(nn.Embedding, value)

@@ -1,10 +1,10 @@
-"""Beam search (6.1) that reads each source once, whatever the number of beams, and lets finished sentences go.
+"""Beam and greedy search that read each source once, whatever the number of beams, and let finished sentences leave.
 
-It finds what the library's `_beam_search` finds, token for token, when asked for the library's scores, and takes its
-arguments. What differs is the work:
+They find what the library's `_beam_search` and `_sample` find, token for token, and take their arguments. What differs
+is the work:
 
 - the source side exists once per sentence, and the beams' histories are not copied when beams change places
-  (cache_vanilla_transformer.py);
+  (decoding_vanilla_transformer.py);
 - the best tokens are looked for within each beam, and only those are put together with the scores so far;
 - a sentence whose translations can no longer change leaves the batch.
 
@@ -12,22 +12,182 @@ Shapes: B  sentences still in the batch, N  beams, R = B * N  rows, V  target vo
 step, M  longest output.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from transformers.generation import logits_process as processors
+from transformers.generation import stopping_criteria as stopping
 from transformers.generation.configuration_utils import GenerationConfig
 from transformers.generation.logits_process import LogitsProcessorList
-from transformers.generation.stopping_criteria import StoppingCriteriaList
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 
 from .decoding_vanilla_transformer import ReorderingDecoder
-from .static_decoding_vanilla_transformer import SharingDecoder, can_share, make_sharing_decoder
-from .stopping_vanilla_transformer import StoppingRules, find_staying, judges_rows_alone
+from .static_decoding_vanilla_transformer import SharingDecoder, make_sharing_decoder
 
 _IMPOSSIBLE = -1.0e9  # the library's score for what must not be chosen
 _MANY_VALUES, _PART = 100_000, 64
+_WORTH_LEAVING = 1 / 8  # share of the sentences that must be finished before the rest is copied without them
+
+# When sentences end
+
+
+class SourceLengthCriteria(stopping.StoppingCriteria):
+    """Ends each translation at the length of its own source + 50 (6.1), whatever it is batched with."""
+
+    def __init__(self, limits: torch.Tensor) -> None:
+        """Takes the largest number of target tokens, prompt included, of each sentence: (B,)."""
+        self.limits = limits
+
+    def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
+        """Says which rows (a multiple of B) have come to their end."""
+        limits = self.limits.repeat_interleave(input_ids.shape[0] // self.limits.shape[0])
+        return cast(torch.BoolTensor, limits <= input_ids.shape[1])
+
+
+# What looks at the tokens of one row only, so that other rows may leave the batch.
+_ROW_BY_ROW = (
+    *(processors.ForcedBOSTokenLogitsProcessor, processors.ForcedEOSTokenLogitsProcessor),
+    *(processors.InfNanRemoveLogitsProcessor, processors.LogitNormalization, processors.MinLengthLogitsProcessor),
+    *(processors.MinNewTokensLengthLogitsProcessor, processors.NoBadWordsLogitsProcessor),
+    *(processors.NoRepeatNGramLogitsProcessor, processors.RepetitionPenaltyLogitsProcessor),
+    *(processors.SequenceBiasLogitsProcessor, processors.SuppressTokensAtBeginLogitsProcessor),
+    *(processors.SuppressTokensLogitsProcessor, stopping.MaxTimeCriteria, stopping.StopStringCriteria),
+    *(EosTokenCriteria, MaxLengthCriteria, SourceLengthCriteria),
+)
+
+
+def judges_rows_alone(*lists: Iterable[Any]) -> bool:
+    """Whether all of these processors and criteria are such."""
+    return all(
+        # The penalty on repetitions knows the padding of every row of the prompt, if there is any.
+        type(item) in _ROW_BY_ROW and not isinstance(getattr(item, "prompt_ignore_length", None), torch.Tensor)
+        for items in lists
+        for item in items
+    )
+
+
+def find_staying(is_done: torch.Tensor) -> torch.Tensor | None:
+    """Returns which of the sentences (B,) to go on with, or `None` while too few are finished, or all are."""
+    num_done = int(is_done.sum())
+    if num_done == len(is_done) or num_done < max(1, len(is_done) * _WORTH_LEAVING):
+        return None
+    return (~is_done).nonzero()[:, 0]
+
+
+class StoppingRules:
+    """Stopping criteria, most of which need not see whole sentences; `max_length` is the longest output with prompt."""
+
+    def __init__(self, criteria: Iterable[Any], max_length: int, device: torch.device) -> None:
+        self.max_length = max_length
+        self.has_eos = False
+        self._limits: torch.Tensor | None = None  # of each sentence
+        self._others = []
+        eos_token_ids: list[int] = []
+        for criterion in criteria:
+            self.has_eos = self.has_eos or hasattr(criterion, "eos_token_id")
+            if type(criterion) is EosTokenCriteria:
+                eos_token_ids += criterion.eos_token_id.tolist()
+            elif type(criterion) is MaxLengthCriteria:
+                self.max_length = min(self.max_length, criterion.max_length)
+            elif type(criterion) is SourceLengthCriteria:
+                self._limits = criterion.limits.to(device)
+            else:
+                self._others.append(criterion)
+        self._eos_token_ids = torch.tensor(eos_token_ids, dtype=torch.long, device=device)
+
+    def find_limits(self, sentences: torch.Tensor) -> int | torch.Tensor:
+        """Returns the longest output, prompt included: of each of these sentences, or of all."""
+        return self.max_length if self._limits is None else self._limits[sentences]
+
+    def find_ends(
+        self,
+        tokens: torch.Tensor,
+        length: int,
+        sentences: torch.Tensor,
+        write_out: Callable[[], torch.Tensor],
+        scores: Any,
+    ) -> torch.Tensor:
+        """Says which candidates end with their new tokens (B, C), which make them `length` tokens long.
+
+        `write_out` returns whole candidates, (B * C, length); it is called only if a criterion wants to see them.
+        """
+        if length >= self.max_length:
+            return torch.ones_like(tokens, dtype=torch.bool)
+        ends = torch.isin(tokens, self._eos_token_ids)
+        if self._limits is not None:
+            ends |= (self._limits[sentences] <= length)[:, None]
+        if self._others:
+            sequences = write_out()
+            for criterion in self._others:
+                ends |= criterion(sequences, scores).view(ends.shape)
+        return ends
+
+
+# Greedy search
+
+
+class GreedySearch:
+    """One call of greedy search from the prompts (B, prompt length), with the library's processors and criteria."""
+
+    def __init__(
+        self,
+        decoder: SharingDecoder,
+        input_ids: torch.Tensor,
+        *,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+    ) -> None:
+        self.decoder = decoder
+        self.logits_processor = logits_processor
+        self.rules = StoppingRules(stopping_criteria, generation_config.max_length, input_ids.device)
+        pad: Any = getattr(generation_config, "_pad_token_tensor", None)
+        # As in the library, finished sentences go on beside the others if there is no end-of-sentence token.
+        self.pad_token_id = int(pad) if self.rules.has_eos and pad is not None else None
+        self.may_leave = self.pad_token_id is not None and judges_rows_alone(logits_processor, stopping_criteria)
+        self.length = input_ids.shape[1]
+        num_sentences = input_ids.shape[0]
+        self.tokens = input_ids.new_zeros((num_sentences, generation_config.max_length))  # of those in the batch
+        self.tokens[:, : self.length] = input_ids
+        self.results = torch.full_like(self.tokens, self.pad_token_id or 0)
+        self.sentences = torch.arange(num_sentences, device=input_ids.device)
+        self.is_done = torch.zeros(num_sentences, dtype=torch.bool, device=input_ids.device)
+
+    def run(self) -> torch.Tensor:
+        """Returns the prompts with what follows, (B, longest output)."""
+        while not self.is_done.all():
+            self._step(self.decoder.step(self.tokens[:, None, : self.length]))
+            if self.may_leave and (staying := find_staying(self.is_done)) is not None:
+                self._keep(staying)
+        self.results[self.sentences] = self.tokens
+        return self.results[:, : self.length]
+
+    def _step(self, logits: torch.Tensor) -> None:
+        scores = logits.to(device=self.tokens.device, dtype=torch.float32)
+        known = cast(torch.LongTensor, self.tokens[:, : self.length])
+        tokens = self.logits_processor(known, cast(torch.FloatTensor, scores)).argmax(dim=-1)
+        if self.pad_token_id is not None:
+            tokens = tokens.masked_fill(self.is_done, self.pad_token_id)
+        self.tokens[:, self.length] = tokens
+        self.length += 1
+        ends = self.rules.find_ends(
+            tokens[:, None], self.length, self.sentences, lambda: self.tokens[:, : self.length], None
+        )
+        self.is_done |= ends[:, 0]
+        self.decoder.follow(torch.zeros_like(tokens)[:, None])
+
+    def _keep(self, stay: torch.Tensor) -> None:
+        """Goes on with these sentences; the rows of the others among the results are padding behind their end."""
+        done = self.is_done.nonzero()[:, 0]
+        self.results[self.sentences[done], : self.length] = self.tokens[done, : self.length]
+        self.tokens, self.sentences, self.is_done = self.tokens[stay], self.sentences[stay], self.is_done[stay]
+        self.decoder.keep_sentences(stay)
+
+
+# Beam search
 
 
 def gnmt_length_penalty(length: int | torch.Tensor, alpha: float) -> Any:
@@ -35,16 +195,18 @@ def gnmt_length_penalty(length: int | torch.Tensor, alpha: float) -> Any:
     return ((5 + length) / 6) ** alpha
 
 
-def transformers_length_penalty(length: int | torch.Tensor, alpha: float) -> Any:
-    """What transformers divides by."""
-    return length**alpha
+# What log-probabilities are divided by, given a length and `length_penalty`.
+LENGTH_PENALTIES: dict[str, Callable[[int | torch.Tensor, float], Any]] = {
+    "gnmt": gnmt_length_penalty,
+    "transformers": pow,
+}
 
 
 def find_largest(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Finds the k largest of each row (rows, V), largest first, as `topk` does: values and indices.
 
-    On a CPU `topk` takes longer for a whole vocabulary than the largest values of its parts take to find: the k largest
-    ones are in the k parts with the largest maxima.
+    On a CPU `topk` over a whole vocabulary is slower than `amax` over its parts. The k largest values lie in the k
+    parts with the largest maxima.
     """
     size = values.shape[1]
     if values.device.type != "cpu" or values.numel() < _MANY_VALUES or size < _PART * k:
@@ -60,10 +222,11 @@ def find_largest(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
     return largest.values, indices.gather(1, largest.indices)
 
 
-LENGTH_PENALTIES: dict[str, Callable[[int | torch.Tensor, float], Any]] = {
-    "gnmt": gnmt_length_penalty,
-    "transformers": transformers_length_penalty,
-}
+def _gather(values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Picks hypotheses (B, n) of each sentence from values (B, N) or (B, N, length)."""
+    if values.ndim == 3:
+        indices = indices[:, :, None].expand(-1, -1, values.shape[2])
+    return values.gather(1, indices)
 
 
 @dataclass
@@ -72,92 +235,37 @@ class Hypotheses:
 
     tokens: torch.Tensor  # (B, N, M), filled up with padding
     scores: torch.Tensor  # (B, N)
+    lengths: torch.Tensor  # (B, N): number of new tokens, 0 where no translation has ended
     beam_indices: torch.Tensor | None  # (B, N, M - prompt): which row each token came from; -1 behind the end
 
-    def gather(self, indices: torch.Tensor) -> "Hypotheses":
-        """Picks hypotheses of each sentence, (B, n)."""
-
-        def pick(values: torch.Tensor) -> torch.Tensor:
-            return values.gather(1, indices[:, :, None].expand(-1, -1, values.shape[2]))
-
-        return Hypotheses(
-            pick(self.tokens),
-            self.scores.gather(1, indices),
-            None if self.beam_indices is None else pick(self.beam_indices),
-        )
-
-    def join(self, other: "Hypotheses") -> "Hypotheses":
-        """Lays the hypotheses of two side by side."""
-        origins = None
-        if self.beam_indices is not None and other.beam_indices is not None:
-            origins = torch.cat([self.beam_indices, other.beam_indices], dim=1)
-        return Hypotheses(
-            torch.cat([self.tokens, other.tokens], dim=1), torch.cat([self.scores, other.scores], dim=1), origins
-        )
-
-    def select(self, sentences: torch.Tensor) -> "Hypotheses":
-        """Picks sentences."""
-        origins = None if self.beam_indices is None else self.beam_indices[sentences]
-        return Hypotheses(self.tokens[sentences], self.scores[sentences], origins)
-
-    def put(self, sentences: torch.Tensor, other: "Hypotheses") -> None:
-        """Replaces sentences, in place."""
-        self.tokens[sentences], self.scores[sentences] = other.tokens, other.scores
-        if self.beam_indices is not None and other.beam_indices is not None:
-            self.beam_indices[sentences] = other.beam_indices
+    def apply(self, function: Callable[..., torch.Tensor], *others: "Hypotheses") -> "Hypotheses":
+        """Returns what a function makes of each tensor, together with those of others."""
+        columns = zip(*(vars(hypotheses).values() for hypotheses in (self, *others)), strict=True)
+        results: list[Any] = [None if tensors[0] is None else function(*tensors) for tensors in columns]
+        return Hypotheses(*results)
 
 
-class Recorder:
-    """Collects what `return_dict_in_generate` returns of every step."""
-
-    def __init__(self, config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
-        returns = bool(config.return_dict_in_generate)
-        self.encoder_outputs = model_kwargs["encoder_outputs"]
-        self.scores: tuple[torch.Tensor, ...] | None = () if returns and config.output_scores else None
-        self.steps: dict[str, tuple[Any, ...]] = {}
-        if returns and config.output_logits:
-            self.steps["logits"] = ()
-        if returns and config.output_attentions:
-            self.steps |= {"decoder_attentions": (), "cross_attentions": ()}
-        if returns and config.output_hidden_states:
-            self.steps["decoder_hidden_states"] = ()
-
-    @property
-    def is_on(self) -> bool:
-        """Whether anything is collected, for which every row must be there at every step."""
-        return self.scores is not None or bool(self.steps)
-
-    def add(self, logits: torch.Tensor, log_probs: torch.Tensor, outputs: Any) -> None:
-        """Adds a step."""
-        if self.scores is not None:
-            self.scores += (log_probs,)
-        for name in self.steps:
-            self.steps[name] += (logits if name == "logits" else getattr(outputs, name),)
-
-    def outputs(self) -> dict[str, Any]:
-        """Returns all of it by the names of `GenerateBeamEncoderDecoderOutput`."""
-        encoder = {}
-        if "decoder_attentions" in self.steps:
-            encoder["encoder_attentions"] = self.encoder_outputs.get("attentions")
-        if "decoder_hidden_states" in self.steps:
-            encoder["encoder_hidden_states"] = self.encoder_outputs.get("hidden_states")
-        return {"scores": self.scores, **self.steps, **encoder}
+def _find_what_to_record(config: GenerationConfig) -> dict[str, tuple[Any, ...]]:
+    """Returns room for what `return_dict_in_generate` is to return of every step, by the library's names."""
+    asked = {
+        "scores": config.output_scores,
+        "logits": config.output_logits,
+        "decoder_attentions": config.output_attentions,
+        "cross_attentions": config.output_attentions,
+        "decoder_hidden_states": config.output_hidden_states,
+    }
+    return {name: () for name, is_on in asked.items() if config.return_dict_in_generate and is_on}
 
 
 class BeamSearch:
-    """One call of beam search.
+    """One call of beam search from the prompts (R, prompt length), with the library's processors and criteria.
 
-    Args:
-        model: The model.
-        input_ids: The prompts, (R, prompt length); at the least, the start symbol.
-        logits_processor: Changes log-probabilities, as in the library.
-        stopping_criteria: Say which candidates end, as in the library.
-        generation_config: `num_beams`, `num_return_sequences`, `length_penalty`, `early_stopping` and so on, with the
-            library's meanings. With `length_penalty_type="gnmt"` a translation's score is its log-probability divided
-            by ((5 + length) / 6) ** length_penalty, and unless `early_stopping=True` a sentence is searched until none
-            of its open beams can become one of the translations to return.
-        model_kwargs: `encoder_outputs` and `attention_mask` with B rows, and what else the model takes.
-        synced_gpus: Whether to go on until all processes are done.
+    The settings mean what they mean in the library. With `length_penalty_type="gnmt"` a translation's score is its
+    log-probability divided by ((5 + length) / 6) ** length_penalty, and unless `early_stopping=True` a sentence is
+    searched until none of its open beams can become one of the translations to return.
+
+    `model_kwargs` has `encoder_outputs` and `attention_mask` with B rows. With `synced_gpus` a search goes on until all
+    processes are done.
     """
 
     def __init__(
@@ -181,15 +289,12 @@ class BeamSearch:
         self.prompt_length = self.length = input_ids.shape[1]
         self.penalize = LENGTH_PENALTIES[getattr(generation_config, "length_penalty_type", None) or "transformers"]
         self.logits_processor = logits_processor
-        self.recorder = Recorder(generation_config, model_kwargs)
-        shares_history = not self.recorder.is_on and can_share(model, model_kwargs, generation_config)
-        self.decoder: SharingDecoder | ReorderingDecoder = (
-            make_sharing_decoder(model, model_kwargs, generation_config)
-            if shares_history
-            else ReorderingDecoder(model, model_kwargs, generation_config)
-        )
+        self.recorded = _find_what_to_record(generation_config)
+        # What is recorded of a step has every row.
+        sharing = None if self.recorded else make_sharing_decoder(model, model_kwargs, generation_config)
+        self.decoder = sharing or ReorderingDecoder(model, model_kwargs, generation_config)
         self.sentences_may_leave = (
-            shares_history
+            sharing is not None
             and not synced_gpus
             and not generation_config.do_sample  # or a seed would draw other tokens than in the library
             and judges_rows_alone(logits_processor, stopping_criteria)
@@ -212,17 +317,14 @@ class BeamSearch:
             shape = (*places, self.config.max_length - self.length)
             origins = torch.full(shape, -1, dtype=torch.int32, device=self.device)
         scores = torch.full(places, _IMPOSSIBLE, device=self.device)
-        self.ended = Hypotheses(tokens.clone(), scores.clone(), None if origins is None else origins.clone())
-        self.ended_lengths = torch.zeros(places, dtype=torch.long, device=self.device)
+        self.open = Hypotheses(tokens, scores, torch.zeros(places, dtype=torch.long, device=self.device), origins)
+        self.ended, self.results = self.open.apply(torch.clone), self.open.apply(torch.clone)
         self.any_ended = False
         # All beams are the same at first: only the first of them may be continued.
         scores[:, 0] = 0.0
-        self.open = Hypotheses(tokens, scores, origins)
         # Which sentences the batch still has, and which of those only wait for others.
         self.sentences = torch.arange(num_sentences, device=self.device)
         self.is_done = torch.zeros(num_sentences, dtype=torch.bool, device=self.device)
-        self.results = self.ended.select(self.sentences)
-        self.result_lengths = self.ended_lengths.clone()
 
     def run(self) -> Any:
         """Returns the best translations, as the library's `_beam_search` does."""
@@ -248,7 +350,7 @@ class BeamSearch:
         def write_out() -> torch.Tensor:
             return self._continue(beams, tokens, scores).tokens[:, :, : self.length].flatten(0, 1)
 
-        ends = self.rules.find_ends(tokens, self.length, self.sentences, write_out, self.recorder.scores)
+        ends = self.rules.find_ends(tokens, self.length, self.sentences, write_out, self.recorded.get("scores"))
         # Of what has ended nothing goes on, unless a criterion ends all.
         open_scores, chosen = (scores + ends * _IMPOSSIBLE).topk(self.num_beams)
         if ends.any():
@@ -276,48 +378,46 @@ class BeamSearch:
         if self.logits_processor:
             rows = self.open.tokens[:, :beams, : self.length].flatten(0, 1)
             log_probs = self.logits_processor(cast(torch.LongTensor, rows), cast(torch.FloatTensor, log_probs))
-        if self.recorder.is_on:
-            self.recorder.add(logits, log_probs, cast(ReorderingDecoder, self.decoder).outputs)
+        for name in self.recorded:
+            computed = {"scores": log_probs, "logits": logits}.get(name)
+            outputs = cast(ReorderingDecoder, self.decoder).outputs
+            self.recorded[name] += (getattr(outputs, name) if computed is None else computed,)
         if self.config.do_sample:
-            return self._sample_candidates((log_probs + scores).view(num_sentences, -1), vocab_size)
+            # Without replacement.
+            totals = (log_probs + scores).view(num_sentences, -1)
+            indices = torch.multinomial(totals.softmax(dim=-1), num_samples=self.num_candidates)
+            return indices // vocab_size, indices % vocab_size, totals.gather(1, indices)
         values, tokens = find_largest(log_probs, min(self.num_candidates, vocab_size))
         values = values + scores
         best, indices = values.view(num_sentences, -1).topk(self.num_candidates)
         return indices // values.shape[1], tokens.view(num_sentences, -1).gather(1, indices), best
 
-    def _sample_candidates(
-        self, log_probs: torch.Tensor, vocab_size: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Draws continuations of each sentence without replacement from (B, N * V)."""
-        indices = torch.multinomial(log_probs.softmax(dim=-1), num_samples=self.num_candidates)
-        return indices // vocab_size, indices % vocab_size, log_probs.gather(1, indices)
-
-    def _continue(self, beams: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor) -> "Hypotheses":
+    def _continue(self, beams: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor) -> Hypotheses:
         """Returns open beams (B, n) with one more token each, already counted in `length`."""
-        longer = self.open.gather(beams)
-        longer.scores = scores
-        longer.tokens[:, :, self.length - 1] = tokens
-        if longer.beam_indices is not None:
-            rows = beams + self.sentences[:, None] * self.num_beams
-            longer.beam_indices[:, :, self.length - 1 - self.prompt_length] = rows.int()
-        return longer
-
-    def _add_ended(self, candidates: "Hypotheses", ends: torch.Tensor) -> None:
-        """Keeps the N best of all translations that have ended so far, given which candidates have now, (B, N)."""
+        sequences = _gather(self.open.tokens, beams)
+        sequences[:, :, self.length - 1] = tokens
         num_tokens = self.length - self.prompt_length
-        scores = candidates.scores / self.penalize(num_tokens, self.config.length_penalty)
+        origins = None
+        if self.open.beam_indices is not None:
+            origins = _gather(self.open.beam_indices, beams)
+            origins[:, :, num_tokens - 1] = (beams + self.sentences[:, None] * self.num_beams).int()
+        return Hypotheses(sequences, scores, torch.full_like(beams, num_tokens), origins)
+
+    def _add_ended(self, candidates: Hypotheses, ends: torch.Tensor) -> None:
+        """Keeps the N best of all translations that have ended so far, given which candidates have now, (B, N)."""
+        scores = candidates.scores / self.penalize(self.length - self.prompt_length, self.config.length_penalty)
         candidates.scores = scores + (~ends | self.is_done[:, None]) * _IMPOSSIBLE
-        both = self.ended.join(candidates)
+        candidates.lengths *= ends
+        both = self.ended.apply(lambda *tensors: torch.cat(tensors, dim=1), candidates)
         chosen = both.scores.topk(self.num_beams).indices
-        self.ended = both.gather(chosen)
-        self.ended_lengths = torch.cat([self.ended_lengths, num_tokens * ends], dim=1).gather(1, chosen)
+        self.ended = both.apply(lambda tensor: _gather(tensor, chosen))
         self.any_ended = True
 
     def _can_improve(self) -> torch.Tensor:
         """Says for which sentences an open beam may still take the place of a translation that has ended, (B,)."""
         alpha, early_stopping = self.config.length_penalty, self.config.early_stopping
-        is_ended = self.ended_lengths > 0
-        # Log-probabilities only fall, so the most that may come of a beam is its own of now at the best length.
+        is_ended = self.ended.lengths > 0
+        # Log-probabilities only fall: a beam can reach at most its present one, divided for the best length.
         length: Any = self.length - self.prompt_length
         longest: Any = self.rules.find_limits(self.sentences) - self.prompt_length
         best_open = self.open.scores[:, 0]
@@ -337,26 +437,27 @@ class BeamSearch:
         """Goes on with these sentences; the translations of the others can no longer change."""
         self._store()
         cast(SharingDecoder, self.decoder).keep_sentences(stay)
-        self.open, self.ended = self.open.select(stay), self.ended.select(stay)
-        self.ended_lengths, self.is_done = self.ended_lengths[stay], self.is_done[stay]
-        self.sentences = self.sentences[stay]
+        self.open, self.ended = (found.apply(lambda tensor: tensor[stay]) for found in (self.open, self.ended))
+        self.is_done, self.sentences = self.is_done[stay], self.sentences[stay]
 
     def _store(self) -> None:
         """Writes what has been found for the sentences of the batch to their places among the results."""
-        self.results.put(self.sentences, self.ended)
-        self.result_lengths[self.sentences] = self.ended_lengths
+        self.results.apply(lambda result, found: result.index_copy_(0, self.sentences, found), self.ended)
 
     def _finish(self) -> Any:
         self._store()
-        longest = int(self.result_lengths[:, : self.num_wanted].max())
-        sequences = self.results.tokens[:, : self.num_wanted, : self.prompt_length + longest].flatten(0, 1)
+        best = self.results.apply(lambda tensor: tensor[:, : self.num_wanted].flatten(0, 1))
+        longest = int(best.lengths.max())
+        sequences = best.tokens[:, : self.prompt_length + longest]
         if not self.config.return_dict_in_generate:
             return sequences
-        beam_indices = cast(torch.Tensor, self.results.beam_indices)[:, : self.num_wanted, :longest].flatten(0, 1)
+        encoder_outputs: Any = self.sources["encoder_outputs"]
+        kinds = [name for name in ("attentions", "hidden_states") if f"decoder_{name}" in self.recorded]
         return GenerateBeamEncoderDecoderOutput(
             sequences=cast(torch.LongTensor, sequences),
-            sequences_scores=cast(torch.FloatTensor, self.results.scores[:, : self.num_wanted].flatten()),
-            beam_indices=cast(torch.LongTensor, beam_indices),
+            sequences_scores=cast(torch.FloatTensor, best.scores),
+            beam_indices=cast(torch.LongTensor, cast(torch.Tensor, best.beam_indices)[:, :longest]),
             past_key_values=self.decoder.cache if isinstance(self.decoder, ReorderingDecoder) else None,
-            **self.recorder.outputs(),
+            **self.recorded,
+            **{f"encoder_{name}": encoder_outputs.get(name) for name in kinds},
         )

@@ -1,61 +1,229 @@
-"""Runs the decoder of a search over static memory, compiled where the library compiles.
+"""One step of a search over static memory, compiled where the library compiles.
 
-Shapes: B  sentences of the search, N  beams, R = B * N  rows, S  source length, D  d_model, V  target vocabulary.
+`torch.compile` makes a graph for each combination of sizes. To keep graphs few, sizes that change from batch to batch
+and from step to step are rounded up, and what is left over is masked: the number of sentences to a power of two, the
+source length and the number of positions there is room for to 64, 128, 256 and so on. Such a combination, with the
+number of beams, is a bucket. Everything that a step reads and changes stays in its place in memory from step to step,
+and from one call of `generate` to the next, as recorded CUDA graphs demand.
+
+Shapes: B  sentences of the search or of the bucket, N  beams, R = B * N  rows, E  entries of a history: N for each
+position, S  source length, H  heads, D  d_model, d  size of a head's keys or values, V  target vocabulary.
 """
 
-from typing import Any
+import copy
+import math
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any, NamedTuple
 
 import torch
-from transformers.cache_utils import StaticLayer
+from torch import nn
+from transformers.cache_utils import DynamicLayer, StaticLayer
 from transformers.generation.configuration_utils import CompileConfig, GenerationConfig
 
-from .cache_vanilla_transformer import SourceSharingCache
-from .decoding_vanilla_transformer import SharedHistoryDecoder
-from .fast_step_vanilla_transformer import can_step_fast
-from .linear_vanilla_transformer import is_watched, project
+from .decoding_vanilla_transformer import SharedHistoryDecoder, SourceSharingCache, can_step_fast, step_fast
+from .linear_vanilla_transformer import project
 from .positions_vanilla_transformer import LearnedPositions
-from .static_step_vanilla_transformer import (
-    Bucket,
-    KeptSteps,
-    KeysAndValues,
-    Step,
-    StepState,
-    decode_step,
-    mark_static,
-    round_up,
-)
 
-# By how much fewer the sentences must have become to be worth another graph.
+_SMALLEST_LENGTH = 64
+# The others move into a smaller bucket when there are this many times fewer sentences: each bucket is another graph.
 _WORTH_MOVING = 4
+
+Step = Callable[[Any, "StepState"], torch.Tensor]
+
+
+class Bucket(NamedTuple):
+    """The sizes that a step is compiled for."""
+
+    sentences: int
+    beams: int
+    positions: int
+    source_length: int
+
+
+def round_up(number: int, smallest: int = 1) -> int:
+    """Returns the least of `smallest`, twice `smallest`, four times and so on that is no less than the number."""
+    while smallest < number:
+        smallest *= 2
+    return smallest
+
+
+class KeysAndValues(NamedTuple):
+    """Of one layer, (B, H, E or S, d) each."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+@dataclass
+class StepState:
+    """What `decode_step` reads and changes."""
+
+    tokens: torch.Tensor  # (B, N): the new ones
+    origins: torch.Tensor  # (B, N): which of the sentence's beams each of them continues
+    is_token: torch.Tensor  # (B, 1): false at padding of a prompt, and where there is no sentence
+    start: torch.Tensor  # (1,): where the new entries go
+    visible: torch.Tensor  # (B, N, E): which entries of its sentence's history belong to a beam
+    is_padding: torch.Tensor  # (B, 1, S): of the source
+    histories: list[KeysAndValues]
+    sources: list[KeysAndValues]
+    bound: int  # of all positions
+
+    def mark_static(self) -> None:
+        """Tells CUDA graphs that these tensors stay where they are, so that none of them is copied before each step."""
+        tensors = [self.tokens, self.origins, self.is_token, self.start, self.visible, self.is_padding]
+        for layer in (*self.histories, *self.sources):
+            tensors += layer
+        for tensor in tensors:
+            torch._dynamo.mark_static_address(tensor)
+
+
+class StaticHistory(NamedTuple):
+    """One layer's keys and values of all beams of a sentence in one row, and where the next ones go, (N,)."""
+
+    held: KeysAndValues
+    slots: torch.Tensor
+
+    def append(self, keys: torch.Tensor, values: torch.Tensor) -> KeysAndValues:
+        """Writes new entries (B, H, N, d); returns all."""
+        self.held.keys.index_copy_(2, self.slots, keys)
+        self.held.values.index_copy_(2, self.slots, values)
+        return self.held
+
+
+def decode_step(model: Any, state: StepState) -> torch.Tensor:
+    """Feeds one more token of each beam; returns the logits of the next ones, (R, V)."""
+    num_sentences, num_beams, num_entries = state.visible.shape
+    slots = state.start + torch.arange(num_beams, device=state.start.device)
+    own = torch.eye(num_beams, dtype=torch.bool, device=slots.device).expand(num_sentences, -1, -1)
+    history = state.visible.gather(1, state.origins[:, :, None].expand(-1, -1, num_entries))
+    is_token = state.is_token[:, :, None]
+    state.visible.copy_(history.index_copy(2, slots, own & is_token))
+    # Nobody sees padding; but padding that has nothing before it must see itself.
+    seen_now = history.index_copy(2, slots, own & (is_token | ~history.any(dim=2, keepdim=True)))
+
+    decoder = model.model.decoder
+    token_indices = (state.visible.sum(dim=2) - 1).clamp(min=0).view(-1, 1)
+    embeddings = decoder.embed_tokens(state.tokens.view(-1, 1))
+    hidden_states = decoder.embed(embeddings, token_indices, state.bound)[:, 0]
+    mask = torch.zeros(seen_now.shape, dtype=hidden_states.dtype, device=slots.device)
+    mask = mask.masked_fill(~seen_now, torch.finfo(mask.dtype).min)[:, None]
+    histories = [StaticHistory(held, slots) for held in state.histories]
+    logits = step_fast(model, hidden_states, histories, state.sources, mask, ~state.is_padding[:, None])
+    state.start.add_(num_beams)
+    return logits
+
+
+class Workspace:
+    """Memory for the state of one search at a time: each tensor of any bucket begins where it did before."""
+
+    def __init__(self) -> None:
+        self._storages: dict[str, torch.Tensor] = {}
+
+    def arrange(self, state: StepState, bucket: Bucket, rows: torch.Tensor | None = None) -> StepState:
+        """Copies a state that is no larger than the bucket into this workspace, with zeros behind what was there.
+
+        `rows` are the sentences to take, or `None` for all. A state that lies in this workspace already needs them.
+        """
+
+        def place(name: str, tensor: torch.Tensor, length: int | None = None) -> torch.Tensor:
+            contents = tensor if rows is None else tensor[rows]
+            shape = [bucket.sentences, *contents.shape[1:]]
+            if length is not None:
+                shape[2] = length
+            return self._place(name, contents, shape)
+
+        def place_all(name: str, layers: list[KeysAndValues], length: int) -> list[KeysAndValues]:
+            return [
+                KeysAndValues(*(place(f"{name}.{index}.{part}", tensor, length) for part, tensor in enumerate(layer)))
+                for index, layer in enumerate(layers)
+            ]
+
+        entries = bucket.positions * bucket.beams
+        return StepState(
+            tokens=place("tokens", state.tokens),
+            origins=place("origins", state.origins),
+            is_token=place("is_token", state.is_token),
+            start=self._place("start", state.start.clone(), [1]),
+            visible=place("visible", state.visible, entries),
+            is_padding=place("is_padding", state.is_padding, bucket.source_length),
+            histories=place_all("histories", state.histories, entries),
+            sources=place_all("sources", state.sources, bucket.source_length),
+            bound=state.bound,
+        )
+
+    def _place(self, name: str, contents: torch.Tensor, shape: list[int]) -> torch.Tensor:
+        """Returns zeros with `contents` in their first corner."""
+        size = math.prod(shape)
+        storage = self._storages.get(name)
+        is_kept = storage is not None and (storage.dtype, storage.device) == (contents.dtype, contents.device)
+        # Ordinary tensors even in inference mode: a later call, outside of it, changes them too.
+        with torch.inference_mode(False), torch.no_grad():
+            if storage is None or not is_kept or storage.numel() < size:
+                storage = self._storages[name] = torch.empty(size, dtype=contents.dtype, device=contents.device)
+            view = storage[:size].view(shape)
+            # Not as a view: a compiled graph would have to know the whole storage.
+            placed = view.new_empty(0).set_(view.untyped_storage(), 0, view.shape, view.stride())
+        placed.zero_()
+        placed[tuple(map(slice, contents.shape))] = contents
+        return placed
+
+
+class KeptSteps:
+    """What a model keeps from one search for the next: memory, and compiled steps."""
+
+    _of_models: "weakref.WeakKeyDictionary[nn.Module, KeptSteps]" = weakref.WeakKeyDictionary()
+
+    def __init__(self) -> None:
+        self._idle: list[Workspace] = []
+        self._compile_config: CompileConfig | None = None
+        self._compiled: dict[Bucket | None, Step] = {}
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "KeptSteps":
+        """Returns those of a model; they are deleted with it."""
+        return cls._of_models.setdefault(model, cls())
+
+    def lend_workspace(self, borrower: object) -> Workspace:
+        """Returns memory that nobody else uses until the borrower is deleted; threads may search at the same time."""
+        try:
+            workspace = self._idle.pop()
+        except IndexError:
+            workspace = Workspace()
+        weakref.finalize(borrower, self._idle.append, workspace)
+        return workspace
+
+    def find_step(self, bucket: Bucket, compile_config: CompileConfig) -> Step:
+        """Returns the compiled `decode_step` of a bucket, or one for all of them if the shapes are to be dynamic."""
+        if compile_config != self._compile_config:
+            self._compile_config = copy.copy(compile_config)
+            self._compiled = {}
+        key = None if compile_config.dynamic else bucket
+        if key not in self._compiled:
+            arguments = compile_config.to_dict()
+            arguments["dynamic"] = bool(arguments["dynamic"])
+            # Torch allows few graphs of the same code, and looks through all of them at each call.
+            function = FunctionType(decode_step.__code__.replace(), decode_step.__globals__, decode_step.__name__)
+            self._compiled[key] = torch.compile(function, **arguments)
+        return self._compiled[key]
 
 
 class StaticDecoder:
     """Runs the model over beams whose histories share memory that stays where it is (`cache_implementation="static"`).
 
-    Sentences have places in this memory. One that leaves the search leaves its place empty, until so many are empty
-    that the others move into a smaller bucket. Prompts are fed a token at a time, so that there is one step for all.
+    Sentences have places in this memory. A sentence that leaves the search leaves its place empty, until so many are
+    empty that the others move into a smaller bucket. Prompts are fed a token at a time, so that one step serves all.
 
     The step is compiled where the library's criteria say so: on CUDA and its like, unless `disable_compile` is set. A
     graph serves all steps of a bucket, in this search and in later ones; `CompileConfig(dynamic=True)` asks for graphs
     that serve many buckets.
 
-    Args:
-        model: The model, with SDPA attention.
-        model_kwargs: `encoder_outputs` (B, S, D) and `attention_mask` (B, S) or `None`; `decoder_attention_mask` (R,
-            prompt length) or `None`; an empty static cache as `past_key_values`, which stays empty.
-        generation_config: `num_beams`, and of static caches `max_cache_len`, `compile_config`, `disable_compile`.
+    `model_kwargs` are those of `SharedHistoryDecoder`, with an empty static cache, which stays empty.
     """
 
-    @staticmethod
-    def suits(model: Any, model_kwargs: dict[str, Any], generation_config: GenerationConfig) -> bool:
-        """Says whether this is asked for, and the model can be run in this way with these inputs."""
-        cache, attention_mask = (model_kwargs.get(name) for name in ("past_key_values", "attention_mask"))
-        if generation_config.cache_implementation != "static" or not isinstance(cache, SourceSharingCache):
-            return False
-        if getattr(cache, "_is_user_defined", False) or (attention_mask is not None and attention_mask.ndim != 2):
-            return False
-        layers = [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
-        return all(type(layer) is StaticLayer for layer in layers) and not is_watched(model) and can_step_fast(model)
+    run: Step = staticmethod(decode_step)
 
     def __init__(self, model: Any, model_kwargs: dict[str, Any], generation_config: GenerationConfig) -> None:
         self.model = model
@@ -63,29 +231,28 @@ class StaticDecoder:
         if model._valid_auto_compile_criteria(model_kwargs, generation_config):
             default = getattr(model, "_default_compile_config", CompileConfig)
             self.compile_config = generation_config.compile_config or default()
+        num_beams = generation_config.num_beams
         prompt_mask = model_kwargs.get("decoder_attention_mask")
-        self.prompt_mask = None if prompt_mask is None else prompt_mask[:: generation_config.num_beams].bool()
+        self.prompt_mask = None if prompt_mask is None else prompt_mask[::num_beams].bool()
         self.length = 0  # number of tokens fed
         self.kept = KeptSteps.of(model)
         self.workspace = self.kept.lend_workspace(self)
         states: torch.Tensor = model_kwargs["encoder_outputs"][0]
         known_length = getattr(generation_config, "max_cache_len", None)  # which older versions of the library lack
-        self.bucket = Bucket.around(states.shape[0], generation_config.num_beams, known_length or 1, states.shape[1])
+        lengths = (round_up(length, _SMALLEST_LENGTH) for length in (known_length or 1, states.shape[1]))
+        self.bucket = Bucket(round_up(states.shape[0]), num_beams, *lengths)
         self.state = self._begin(states, model_kwargs.get("attention_mask"))
         self.places = torch.arange(states.shape[0], device=states.device)  # of the sentences, in order
-        self.run: Step = decode_step
         self._move(self.bucket, None)
 
     def _begin(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> StepState:
         """Returns a state without a history, in which B and S are not rounded up yet."""
         shape, device = (states.shape[0], self.bucket.beams), states.device
-        attentions = [layer.encoder_attn for layer in self.model.model.decoder.layers]
-        sources = [
-            KeysAndValues(
-                *(attention.split_heads(project(map_, states)) for map_ in (attention.k_proj, attention.v_proj))
-            )
-            for attention in attentions
-        ]
+        sources = []
+        for layer in self.model.model.decoder.layers:
+            attention = layer.encoder_attn
+            maps = (attention.k_proj, attention.v_proj)
+            sources.append(KeysAndValues(*(attention.split_heads(project(map_, states)) for map_ in maps)))
         is_padding = torch.ones(states.shape[0], 1, self.bucket.source_length, dtype=torch.bool, device=device)
         is_padding[:, 0, : states.shape[1]] = False if attention_mask is None else attention_mask.to(device) == 0
         return StepState(
@@ -107,18 +274,11 @@ class StaticDecoder:
         self.state = self.workspace.arrange(self.state, bucket, places)
         self.places = torch.arange(len(self.places), device=self.places.device)
         if self.compile_config is not None:
-            mark_static(self.state)
+            self.state.mark_static()
             self.run = self.kept.find_step(bucket, self.compile_config)
 
     def step(self, sequences: torch.Tensor) -> torch.Tensor:
-        """Feeds the tokens that are new.
-
-        Args:
-            sequences: All tokens so far, (B, N, length).
-
-        Returns:
-            Logits of the next token, (R, V).
-        """
+        """Feeds what is new of the tokens (B, N, length); returns the logits of the next token, (R, V)."""
         while self.length < sequences.shape[2] - 1:
             self._feed(sequences[:, :, self.length])
         logits = self._feed(sequences[:, :, -1]).unflatten(0, self.state.tokens.shape)
@@ -143,18 +303,14 @@ class StaticDecoder:
         return logits
 
     def _bound_positions(self) -> int:
-        """Returns a bound of all positions, the next one included, that changes at most once within a bucket.
-
-        Raises:
-            ValueError: If the next position is beyond those that were learned.
-        """
+        """Returns a bound of all positions, the next one included, that changes at most once within a bucket."""
         table = self.model.model.decoder.embed_positions
         limit = table.weight.shape[0] - table.offset
         if self.length < limit:
             return min(self.bucket.positions, limit)
         if not isinstance(table, LearnedPositions):
             return self.bucket.positions
-        # Perhaps some of these are padding. If not, the table itself says so.
+        # Perhaps some of these are padding. If not, the table raises an error.
         table(self.state.visible[self.places].sum(dim=2), self.length + 1)
         return limit
 
@@ -175,17 +331,19 @@ class StaticDecoder:
 SharingDecoder = SharedHistoryDecoder | StaticDecoder
 
 
-def can_share(model: Any, model_kwargs: dict[str, Any], generation_config: GenerationConfig) -> bool:
-    """Says whether there is a decoder in which the beams of a sentence share what they have in common."""
-    return SharedHistoryDecoder.suits(model, model_kwargs) or StaticDecoder.suits(
-        model, model_kwargs, generation_config
-    )
-
-
 def make_sharing_decoder(
     model: Any, model_kwargs: dict[str, Any], generation_config: GenerationConfig
-) -> SharingDecoder:
-    """Returns the decoder that `can_share` found."""
-    if SharedHistoryDecoder.suits(model, model_kwargs):
-        return SharedHistoryDecoder(model, model_kwargs, generation_config.num_beams)
+) -> SharingDecoder | None:
+    """Returns a decoder in which the beams of a sentence share what they have in common, if one suits the inputs."""
+    cache, attention_mask = (model_kwargs.get(name) for name in ("past_key_values", "attention_mask"))
+    if not isinstance(cache, SourceSharingCache) or getattr(cache, "_is_user_defined", False):
+        return None
+    layers: list[Any] = [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
+    if all(type(layer) is DynamicLayer and layer.get_seq_length() == 0 for layer in layers):
+        # Other kinds of attention do not take the mask over the shared history.
+        takes_mask = model.config._attn_implementation in ("eager", "sdpa")
+        return SharedHistoryDecoder(model, model_kwargs, generation_config.num_beams) if takes_mask else None
+    is_static = generation_config.cache_implementation == "static" and all(type(item) is StaticLayer for item in layers)
+    if not is_static or (attention_mask is not None and attention_mask.ndim != 2) or not can_step_fast(model):
+        return None
     return StaticDecoder(model, model_kwargs, generation_config)

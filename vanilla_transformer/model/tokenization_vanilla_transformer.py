@@ -106,11 +106,10 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         tokenizer_object: A ready `tokenizers.Tokenizer` of any kind, used as it is; `</s>` is added if it has no
             post-processor of its own.
         tokenizer_file: Path of a `tokenizer.json`, treated likewise.
-        target_tokenizer_object: The target's, if it has a vocabulary of its own; the other arguments that name a
-            vocabulary are then the source's.
-        target_tokenizer_file: Path of the target's `target_tokenizer.json`, treated likewise.
-        separate_vocabs: Set in what a tokenizer with two vocabularies saves, so that it is not loaded without its
-            second file, nor one vocabulary with a file that another tokenizer left there.
+        target_tokenizer_object: The target's, if it has a vocabulary of its own.
+        target_tokenizer_file: Path of the target's `target_tokenizer.json`.
+        separate_vocabs: Saved by a tokenizer with two vocabularies. Without it, a target's file is not read: another
+            tokenizer may have left it in the folder.
         kwargs: Whatever `PreTrainedTokenizerFast` takes, such as `model_max_length`, `padding_side`, `add_bos_token`,
             `add_eos_token` and `split_special_tokens`. Whether `<s>` begins and `</s>` ends a text is saved; either can
             be given anew without the other.
@@ -191,12 +190,8 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
 
     @classmethod
     def convert_to_native_format(cls, trust_remote_code: bool = False, **kwargs: Any) -> dict[str, Any]:
-        """Leaves `tokenizer.json` whole: the library would keep its vocabulary only, if `__init__` can take one.
-
-        The target's file counts only where the saved settings speak of it: a tokenizer that was saved to the same
-        folder before may have left it.
-        """
-        if not kwargs.get("separate_vocabs"):
+        """Leaves `tokenizer.json` whole: the library would keep its vocabulary only, if `__init__` can take one."""
+        if not kwargs.get("separate_vocabs"):  # another tokenizer, saved to this folder before, may have left the file
             kwargs.pop("target_tokenizer_file", None)
         return kwargs
 
@@ -207,18 +202,12 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
 
     @property
     def source_tokenizer(self) -> Self:
-        """The source's side as a tokenizer of one vocabulary; this tokenizer itself, if it has one only.
-
-        It has this tokenizer's settings of now. What is added to it is added to the source's vocabulary alone.
-        """
+        """The source's side, as a tokenizer of one vocabulary. What is added to it is added to that one alone."""
         return self if self._target_backend is None else self._one_side(self.backend_tokenizer)
 
     @property
     def target_tokenizer(self) -> Self:
-        """The target's side as a tokenizer of one vocabulary; this tokenizer itself, if it has one only.
-
-        It has this tokenizer's settings of now. What is added to it is added to the target's vocabulary alone.
-        """
+        """The target's side, as a tokenizer of one vocabulary. What is added to it is added to that one alone."""
         return self if self._target_backend is None else self._one_side(self._target_backend)
 
     @property
@@ -256,19 +245,7 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         *args: Any,
         **kwargs: Any,
     ) -> BatchEncoding:
-        """Tokenizes source texts (`text`), target texts (`text_target`), or both, the targets' ids being `labels`.
-
-        Args:
-            text: A source, or a list of them.
-            text_pair: Their second sequences, for pairs.
-            text_target: A target, or a list of them.
-            text_pair_target: Their second sequences, for pairs.
-            *args: As `PreTrainedTokenizerFast` takes them.
-            **kwargs: As `PreTrainedTokenizerFast` takes them.
-
-        Returns:
-            `input_ids` and `attention_mask`, of the targets if there are no sources, and what else was asked for.
-        """
+        """Tokenizes source texts (`text`), target texts (`text_target`), or both, the targets' ids being `labels`."""
         if self._target_backend is None or text_target is None:
             return super().__call__(text, text_pair, text_target, text_pair_target, *args, **kwargs)
         # Unlike the library's own way, which is to switch the tokenizer over for a while, this is safe with threads.
@@ -294,18 +271,7 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
             self.target_tokenizer.update_post_processor()
 
     def train_new_from_iterator(self, *args: Any, **kwargs: Any) -> Self:
-        """Trains a tokenizer like this one on other texts, as every tokenizer of the library does.
-
-        Args:
-            *args: As `PreTrainedTokenizerFast` takes them.
-            **kwargs: As `PreTrainedTokenizerFast` takes them.
-
-        Returns:
-            The new tokenizer, with this one's settings.
-
-        Raises:
-            ValueError: If source and target have a vocabulary each, since the texts do not say whose they are.
-        """
+        """Trains a tokenizer of one vocabulary, with this one's settings, on other texts, as in the library."""
         if self._target_backend is not None:
             raise ValueError(
                 "train_new_from_iterator trains one vocabulary, and this tokenizer has two (separate_vocabs=True): call"

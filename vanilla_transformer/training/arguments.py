@@ -1,6 +1,7 @@
 """What the training script can be told: which recipe, which model, which sentence pairs, and how to train."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from transformers import Seq2SeqTrainingArguments
@@ -9,36 +10,27 @@ from transformers.integrations.integration_utils import is_tensorboard_available
 from vanilla_transformer.tasks import TASKS, TRANSLATION, Task, get_task
 
 
+def _option(default: Any, text: str) -> Any:
+    """A field of a dataclass, with the text that `--help` shows for it."""
+    return field(default=default, metadata={"help": text})
+
+
 @dataclass
 class RecipeArguments:
     """A set of defaults for all that is not said otherwise."""
 
-    recipe: str | None = field(
-        default=None,
-        metadata={
-            "help": "paper: train as the paper did (optimizer, batches, steps, averaging) but for what you give."
-        },
+    recipe: str | None = _option(
+        None, "paper: train as the paper did (optimizer, batches, steps, averaging) but for what you give."
     )
-    tokens_per_batch: int = field(
-        default=25_000, metadata={"help": "With a recipe: source tokens, and as many target tokens, in an update."}
-    )
-    tokens_per_device: int | None = field(
-        default=None,
-        metadata={
-            "help": "With a recipe: those of one forward pass on one device. Default: by the GPU's memory; 4096."
-        },
-    )
+    tokens_per_batch: int = _option(25_000, "With a recipe: source tokens, and as many target tokens, in an update.")
+    tokens_per_device: int = _option(4096, "With a recipe: those that fit into one forward pass on one device.")
 
     def __post_init__(self) -> None:
-        """Checks the name.
-
-        Raises:
-            ValueError: If there is no such recipe, or none is named that the numbers could belong to.
-        """
+        """Checks that there is such a recipe, and that the numbers belong to one."""
         if self.recipe not in (None, "paper"):
             raise ValueError(f"recipe={self.recipe!r}: must be paper, or absent.")
         if self.recipe is None:
-            for name, default in (("tokens_per_batch", 25_000), ("tokens_per_device", None)):
+            for name, default in (("tokens_per_batch", 25_000), ("tokens_per_device", 4096)):
                 if (value := getattr(self, name)) != default:
                     raise ValueError(f"{name}={value} needs a recipe; without one give max_source_tokens.")
 
@@ -47,35 +39,21 @@ class RecipeArguments:
 class ModelArguments:
     """Which model to train: a new one by preset or configuration, or one that exists."""
 
-    preset: str | None = field(
-        default=None, metadata={"help": "A new model of the paper: base, big, small, iwslt, A-h4, E-learned, ..."}
+    preset: str | None = _option(None, "A new model of the paper: base, big, small, iwslt, A-h4, E-learned, ...")
+    config_name: str | None = _option(None, "A new model with this configuration (path or id).")
+    model_name_or_path: str | None = _option(None, "A trained model to go on from.")
+    config_overrides: str | None = _option(
+        None, "Fields of the configuration to change, as in dropout=0.3,encoder_layers=4,d_k=null."
     )
-    config_name: str | None = field(
-        default=None, metadata={"help": "A new model with this configuration (path or id)."}
+    tokenizer_name: str | None = _option(
+        None, "A tokenizer (path or id). Default: the model's, or one trained on the training data."
     )
-    model_name_or_path: str | None = field(default=None, metadata={"help": "A trained model to go on from."})
-    config_overrides: str | None = field(
-        default=None,
-        metadata={"help": "Fields of the configuration to change, as in dropout=0.3,encoder_layers=4,d_k=null."},
-    )
-    tokenizer_name: str | None = field(
-        default=None,
-        metadata={"help": "A tokenizer (path or id). Default: the model's, or one trained on the training data."},
-    )
-    vocab_size: int = field(default=8000, metadata={"help": "Vocabulary size, where a tokenizer is trained."})
-    separate_vocabularies: bool = field(
-        default=False, metadata={"help": "Train a vocabulary for each language instead of one for both."}
-    )
-    target_vocab_size: int | None = field(
-        default=None, metadata={"help": "Size of the target's own vocabulary. Default: vocab_size."}
-    )
+    vocab_size: int = _option(8000, "Vocabulary size, where a tokenizer is trained.")
+    separate_vocabularies: bool = _option(False, "Train a vocabulary for each language instead of one for both.")
+    target_vocab_size: int | None = _option(None, "Size of the target's own vocabulary. Default: vocab_size.")
 
     def __post_init__(self) -> None:
-        """Checks that exactly one kind of model is named.
-
-        Raises:
-            ValueError: If none or several are, or a second vocabulary has a size but is not asked for.
-        """
+        """Checks that exactly one kind of model is named, and that a second vocabulary's size belongs to one."""
         named = [name for name in ("preset", "config_name", "model_name_or_path") if getattr(self, name)]
         if len(named) != 1:
             found = ", ".join(named) or "none of them"
@@ -93,73 +71,51 @@ def _describe_lengths(name: str) -> str:
 class DataArguments:
     """What to learn, and which pairs of texts to train and validate on."""
 
-    task: str = field(default="translation", metadata={"help": f"What to learn: {', '.join(TASKS)}."})
-    source_prefix: str | None = field(
-        default=None,
-        metadata={
-            "help": "Put before each source, as T5 wants it, and saved with the model, whose pipeline does the same. "
-            "Default: what the model to go on from has for the task."
-        },
+    task: str = _option("translation", f"What to learn: {', '.join(TASKS)}.")
+    source_prefix: str | None = _option(
+        None,
+        "Put before each source, as T5 wants it, and saved with the model, whose pipeline does the same. "
+        "Default: what the model to go on from has for the task.",
     )
-    builtin_corpus: bool = field(
-        default=False, metadata={"help": "Train on generated numbers and dates, spelled out in two languages."}
+    builtin_corpus: bool = _option(False, "Train on generated numbers and dates, spelled out in two languages.")
+    train_file: list[str] | None = _option(
+        None, "Two aligned text files, source first, or one .tsv, .csv, .json(l) or .parquet; .gz too."
     )
-    train_file: list[str] | None = field(
-        default=None,
-        metadata={"help": "Two aligned text files, source first, or one .tsv, .csv, .json(l) or .parquet; .gz too."},
+    validation_file: list[str] | None = _option(None, "The same for validation.")
+    dataset_name: str | None = _option(None, "A dataset of the Hub, or a local folder of one.")
+    dataset_config_name: str | None = _option(None, "The dataset's configuration.")
+    train_split: str = _option("train", "The dataset's split to train on.")
+    validation_split: str | None = _option("validation", "The dataset's split to validate on; an empty string: none.")
+    source_column: str | None = _option(
+        None, "Column of the source texts. Default: as usual for the task: source, document, input, ..."
     )
-    validation_file: list[str] | None = field(default=None, metadata={"help": "The same for validation."})
-    dataset_name: str | None = field(default=None, metadata={"help": "A dataset of the Hub, or a local folder of one."})
-    dataset_config_name: str | None = field(default=None, metadata={"help": "The dataset's configuration."})
-    train_split: str = field(default="train", metadata={"help": "The dataset's split to train on."})
-    validation_split: str | None = field(
-        default="validation", metadata={"help": "The dataset's split to validate on; an empty string: none."}
+    target_column: str | None = _option(
+        None, "Column of the target texts. Default: as usual for the task: target, summary, output, ..."
     )
-    source_column: str | None = field(
-        default=None,
-        metadata={"help": "Column of the source texts. Default: as usual for the task: source, document, input, ..."},
+    source_lang: str | None = _option(None, "Source language, as in the data: en.")
+    target_lang: str | None = _option(None, "Target language, as in the data: de.")
+    max_train_samples: int | None = _option(None, "Train on the first so many pairs only.")
+    max_eval_samples: int | None = _option(None, "Validate on the first so many pairs only.")
+    drop_empty_lines: bool = _option(False, "Leave out pairs that are empty on one side instead of stopping at them.")
+    max_source_length: int | None = _option(
+        None, f"Longer sources are cut to so many tokens. {_describe_lengths('max_source_length')}"
     )
-    target_column: str | None = field(
-        default=None,
-        metadata={"help": "Column of the target texts. Default: as usual for the task: target, summary, output, ..."},
+    max_target_length: int | None = _option(
+        None, f"Longer targets are cut to so many tokens. {_describe_lengths('max_target_length')}"
     )
-    source_lang: str | None = field(default=None, metadata={"help": "Source language, as in the data: en."})
-    target_lang: str | None = field(default=None, metadata={"help": "Target language, as in the data: de."})
-    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first so many pairs only."})
-    max_eval_samples: int | None = field(default=None, metadata={"help": "Validate on the first so many pairs only."})
-    drop_empty_lines: bool = field(
-        default=False, metadata={"help": "Leave out pairs that are empty on one side instead of stopping at them."}
+    streaming: bool = _option(
+        False, "Read and tokenize the training data while training, for corpora that do not fit in memory."
     )
-    max_source_length: int | None = field(
-        default=None,
-        metadata={"help": f"Longer sources are cut to so many tokens. {_describe_lengths('max_source_length')}"},
+    streaming_window: int = _option(20_000, "Pairs that streaming reads ahead, to shuffle them and to sort by length.")
+    tokenizer_sample: int = _option(
+        1_000_000, "With streaming, train a tokenizer on so many pairs from all over the corpus."
     )
-    max_target_length: int | None = field(
-        default=None,
-        metadata={"help": f"Longer targets are cut to so many tokens. {_describe_lengths('max_target_length')}"},
-    )
-    streaming: bool = field(
-        default=False,
-        metadata={"help": "Read and tokenize the training data while training, for corpora that do not fit in memory."},
-    )
-    streaming_window: int = field(
-        default=20_000, metadata={"help": "Pairs that streaming reads ahead, to shuffle them and to sort by length."}
-    )
-    tokenizer_sample: int = field(
-        default=1_000_000,
-        metadata={"help": "With streaming, train a tokenizer on so many pairs from all over the corpus."},
-    )
-    bpe_dropout: float = field(
-        default=0.0,
-        metadata={"help": "Probability of leaving out a merge whenever a training text is tokenized (0.1 is usual)."},
+    bpe_dropout: float = _option(
+        0.0, "Probability of leaving out a merge whenever a training text is tokenized (0.1 is usual)."
     )
 
     def __post_init__(self) -> None:
-        """Fills in the lengths, and checks that exactly one corpus is named, and the numbers.
-
-        Raises:
-            ValueError: If none or several are, a number is not legal, or something does not go with the task.
-        """
+        """Fills in the lengths, and checks the numbers, the task, and that exactly one corpus is named."""
         task = get_task(self.task)
         for name in ("max_source_length", "max_target_length"):
             if getattr(self, name) is None:
@@ -167,8 +123,7 @@ class DataArguments:
         if task is not TRANSLATION:
             alien = [name for name in ("builtin_corpus", "source_lang", "target_lang") if getattr(self, name)]
             if alien:
-                verb = "belongs" if len(alien) == 1 else "belong"
-                raise ValueError(f"task={self.task}: {', '.join(alien)} {verb} to the task translation.")
+                raise ValueError(f"task={self.task}: only the task translation takes {', '.join(alien)}.")
         named = [name for name in ("builtin_corpus", "train_file", "dataset_name") if getattr(self, name)]
         if len(named) != 1:
             found = ", ".join(named) or "none of them"
@@ -196,76 +151,54 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     none is given (d_model * warmup_steps)^-0.5, the paper's formula.
     """
 
-    learning_rate: float | None = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "Peak learning rate. Default: the paper's, (d_model * warmup_steps)^-0.5."}
+    learning_rate: float | None = _option(
+        None, "Peak learning rate. Default: the paper's, (d_model * warmup_steps)^-0.5."
+    )  # type: ignore[assignment]
+    lr_scheduler_type: str = _option("inverse_sqrt", "The paper's schedule by default.")
+    warmup_steps: float = _option(4000, "Steps of linear warm-up (a share if below 1).")
+    adam_beta2: float = _option(0.98, "The paper's.")
+    adam_epsilon: float = _option(1e-9, "The paper's.")
+    logging_steps: float = _option(50, "Updates between two lines of the log (a share if < 1).")
+    num_train_epochs: float = _option(10.0, "Number of passes over the training data.")
+    per_device_train_batch_size: int = _option(64, "Sentence pairs in a training batch.")
+    per_device_eval_batch_size: int = _option(64, "Sentence pairs in a validation batch.")
+    max_source_tokens: int | None = _option(
+        None,
+        "Fill a batch up to so many source tokens, padding included, instead of a number of sentence "
+        "pairs; per device and forward pass.",
     )
-    lr_scheduler_type: str = field(default="inverse_sqrt", metadata={"help": "The paper's schedule by default."})
-    warmup_steps: float = field(default=4000, metadata={"help": "Steps of linear warm-up (a share if below 1)."})
-    adam_beta2: float = field(default=0.98, metadata={"help": "The paper's."})
-    adam_epsilon: float = field(default=1e-9, metadata={"help": "The paper's."})
-    logging_steps: float = field(
-        default=50, metadata={"help": "Updates between two lines of the log (a share if < 1)."}
-    )
-    num_train_epochs: float = field(default=10.0, metadata={"help": "Number of passes over the training data."})
-    per_device_train_batch_size: int = field(default=64, metadata={"help": "Sentence pairs in a training batch."})
-    per_device_eval_batch_size: int = field(default=64, metadata={"help": "Sentence pairs in a validation batch."})
-    max_source_tokens: int | None = field(
-        default=None,
-        metadata={
-            "help": "Fill a batch up to so many source tokens, padding included, instead of a number of sentence "
-            "pairs; per device and forward pass."
-        },
-    )
-    max_target_tokens: int | None = field(
-        default=None, metadata={"help": "The same on the target side. Default: max_source_tokens."}
-    )
-    average_checkpoints: int = field(
-        default=0,
-        metadata={"help": "End with the average of the last so many checkpoints; 0: do not."},
-    )
-    train_sampling_strategy: str = field(
-        default="group_by_length", metadata={"help": "Sentences of similar length in one batch, by default."}
-    )
-    eval_strategy: str = field(default="epoch", metadata={"help": "When to validate: no, steps or epoch."})
-    save_strategy: str = field(default="epoch", metadata={"help": "When to save a checkpoint: no, steps, epoch, best."})
-    save_total_limit: int | None = field(
-        default=2, metadata={"help": "Checkpoints to keep; the best, and those to average, always are."}
-    )
-    load_best_model_at_end: bool | None = field(  # type: ignore[assignment]
-        default=None,
-        metadata={
-            "help": "Whether to end with the best checkpoint. Default: yes, but with average_checkpoints or no eval."
-        },
-    )
-    metric_for_best_model: str | None = field(
-        default=None,
-        metadata={
-            "help": "What to choose the best checkpoint by. Default: "
-            + ", ".join(f"{task.best_by} ({task.name})" for task in TASKS.values())
-            + ", or loss without predict_with_generate."
-        },
+    max_target_tokens: int | None = _option(None, "The same on the target side. Default: max_source_tokens.")
+    average_checkpoints: int = _option(0, "End with the average of the last so many checkpoints; 0: do not.")
+    train_sampling_strategy: str = _option("group_by_length", "Sentences of similar length in one batch, by default.")
+    eval_strategy: str = _option("epoch", "When to validate: no, steps or epoch.")
+    save_strategy: str = _option("epoch", "When to save a checkpoint: no, steps, epoch, best.")
+    save_total_limit: int | None = _option(2, "Checkpoints to keep; the best, and those to average, always are.")
+    load_best_model_at_end: bool | None = _option(
+        None, "Whether to end with the best checkpoint. Default: yes, but with average_checkpoints or no eval."
+    )  # type: ignore[assignment]
+    metric_for_best_model: str | None = _option(
+        None,
+        "What to choose the best checkpoint by. Default: "
+        + ", ".join(f"{task.best_by} ({task.name})" for task in TASKS.values())
+        + ", or loss without predict_with_generate.",
     )
     is_best_by_task: bool = field(default=False, init=False)
-    dataloader_pin_memory: bool = field(
-        default=torch.accelerator.is_available(), metadata={"help": "Whether to pin memory; by default with a GPU."}
+    dataloader_pin_memory: bool = _option(
+        torch.accelerator.is_available(), "Whether to pin memory; by default with a GPU."
     )
     report_to: list[str] = field(
         default_factory=lambda: ["tensorboard"] if is_tensorboard_available() else [],
         metadata={"help": "Where to write the logs besides the output; by default TensorBoard's files, if installed."},
     )
-    predict_with_generate: bool = field(default=True, metadata={"help": "Whether to translate when validating."})
-    hub_license: str | None = field(
-        default=None, metadata={"help": "With push_to_hub: the license that the model card names, apache-2.0 say."}
-    )
-    hub_datasets: list[str] | None = field(
-        default=None, metadata={"help": "With push_to_hub: datasets of the Hub that the model card names."}
-    )
-    generation_num_beams: int | None = field(
-        default=1, metadata={"help": "Beams when validating during training; the saved model's default is 4."}
+    predict_with_generate: bool = _option(True, "Whether to translate when validating.")
+    hub_license: str | None = _option(None, "With push_to_hub: the license that the model card names, apache-2.0 say.")
+    hub_datasets: list[str] | None = _option(None, "With push_to_hub: datasets of the Hub that the model card names.")
+    generation_num_beams: int | None = _option(
+        1, "Beams when validating during training; the saved model's default is 4."
     )
 
     def __post_init__(self) -> None:
-        """Chooses the metric before the library does, which `choose_metric` may mend for another task.
+        """Checks what this package adds, and chooses the metric before the library does.
 
         Raises:
             ValueError: If the peak learning rate is left to the paper's formula without a number of warm-up steps, or
@@ -300,11 +233,7 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         super().__post_init__()
 
     def choose_metric(self, task: Task) -> None:
-        """Makes the choice of the best checkpoint that of the task, where the user made none.
-
-        Raises:
-            ValueError: If the user chose a score that is not computed for the task.
-        """
+        """Chooses the best checkpoint by the task's score if the user named none; another task's score is refused."""
         if self.is_best_by_task:
             self.metric_for_best_model = task.best_by
         known = {score for each in TASKS.values() for score in each.scores}

@@ -19,12 +19,18 @@ from transformers.trainer_utils import SaveStrategy
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 from transformers.utils.logging import tqdm
 
-from vanilla_transformer.files import AVERAGED_FOLDER, AVERAGING_FILE, digest_files, find_weights_problem
+from vanilla_transformer.files import (
+    AVERAGED_FOLDER,
+    AVERAGING_FILE,
+    check_new_folder,
+    digest_files,
+    find_weights_problem,
+    read_json,
+)
 
 from .checkpoints import list_checkpoints
 
 logger = logging.get_logger(__name__)
-
 
 # These say how and by what a config was saved, not what the model is; the dtypes of tensors are compared themselves.
 _HARMLESS_FIELDS = {"_commit_hash", "_name_or_path", "config_version", "dtype", "torch_dtype", "transformers_version"}
@@ -63,16 +69,16 @@ def average_checkpoints(
             safetensors, or if they differ in config or in names, shapes or dtypes of tensors; everything is listed.
     """
     folders = [Path(checkpoint) for checkpoint in checkpoints]
-    output = Path(output_dir).absolute()
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise FileExistsError(
-            f"{output_dir} exists and is not an empty folder. Nothing is overwritten: name another one."
-        )
+    output = check_new_folder(output_dir).absolute()
     _check_each(folders)
     sources = [_Weights(folder) for folder in folders]
     _check_agreement(sources)
-    partial = _start_folder(output, _describe(folders))
+    # What an interrupted averaging left is in the way. The Trainer never uploads what begins with an underscore.
+    partial = output.with_name(f"_{output.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
     try:
+        _write_json(partial / AVERAGING_FILE, _describe(folders))
         for entry in sorted(folders[-1].iterdir()):
             if entry.is_file() and not any(fnmatch(entry.name, pattern) for pattern in _NOT_COPIED):
                 shutil.copy(entry, partial)
@@ -93,23 +99,12 @@ def select_checkpoints(
     metric: str | None = None,
     greater_is_better: bool | None = None,
 ) -> list[Path]:
-    """Chooses among the checkpoints of a run, not counting those whose weights are not whole.
+    """Chooses the `last` or the `best` checkpoints of a run, not counting those whose weights are not whole.
 
-    Args:
-        output_dir: The Trainer's output folder.
-        last: How many of the last ones to take, or
-        best: how many of the best ones; of equal ones the later.
-        metric: What the best ones are chosen by: "eval_bleu", or "bleu" for short, as logged at their steps. Default:
-            what the run itself chose its best checkpoint by.
-        greater_is_better: Whether greater values are better. Default: unless the metric's name ends in loss,
-            perplexity, ppl, ter, wer or cer.
-
-    Returns:
-        Their folders, the first step first.
-
-    Raises:
-        ValueError: If not exactly one of `last` and `best` is given, or less than 1, if there is no such metric, or if
-            there are fewer checkpoints; the message lists those there are.
+    The metric is "eval_bleu", or "bleu" for short, as logged at their steps; by default what the run itself chose its
+    best checkpoint by. Of equal ones the later is the better. Greater values are better by default, unless the metric's
+    name ends in loss, perplexity, ppl, ter, wer or cer. Returns their folders, the first step first, or raises a
+    ValueError that lists those there are.
     """
     name, count = _check_choice(last=last, best=best, metric=metric)
     usable = _usable_checkpoints(output_dir)
@@ -142,14 +137,8 @@ class AverageCheckpoints(TrainerCallback):
         self.name, self.count = _check_choice(last=last, best=best, metric=metric)
         self.metric = metric
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Makes sure that there will be something to average, and room for the average.
-
-        Raises:
-            ValueError: If the Trainer saves no checkpoints, or deletes too many, or the folder holds something else.
-        """
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Makes sure that there will be something to average, and room for the average."""
         wanted = f"{type(self).__name__}({self.name}={self.count})"
         if args.save_strategy == SaveStrategy.NO:
             raise ValueError(f"{wanted} needs checkpoints: set save_strategy={args.save_strategy} to steps or epoch.")
@@ -165,9 +154,7 @@ class AverageCheckpoints(TrainerCallback):
         if folder.is_dir() and any(folder.iterdir()) and not (folder / AVERAGING_FILE).is_file():
             raise ValueError(f"{folder}, where {wanted} writes, holds something else: move it away.")
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Averages them."""
         if not state.is_world_process_zero:
             return
@@ -194,13 +181,13 @@ class _Format(NamedTuple):
 
 
 class _Weights:
-    """The weights of one checkpoint, of which one file is open at a time, and no tensor is read until asked for."""
+    """The weights of one checkpoint. One of its files is open at a time; a tensor is read when it is asked for."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.files = [folder / SAFE_WEIGHTS_NAME]
         if not self.files[0].is_file():
-            index = json.loads((folder / SAFE_WEIGHTS_INDEX_NAME).read_text(encoding="utf-8"))
+            index = read_json(folder / SAFE_WEIGHTS_INDEX_NAME)
             self.files = [folder / name for name in sorted(set(index["weight_map"].values()))]
         self.metadata: dict[str, str] = {}
         self.formats: dict[str, _Format] = {}
@@ -233,9 +220,8 @@ class _Weights:
 def _check_each(folders: Sequence[Path]) -> None:
     if not folders:
         raise ValueError("There is no checkpoint to average: name at least one.")
-    problems = [
-        f"{folder} is named more than once" for folder in {folder for folder in folders if folders.count(folder) > 1}
-    ]
+    twice = {folder for folder in folders if folders.count(folder) > 1}
+    problems = [f"{folder} is named more than once" for folder in twice]
     for folder in folders:
         problem = find_weights_problem(folder)
         if not (folder / CONFIG_NAME).is_file():
@@ -249,12 +235,13 @@ def _check_each(folders: Sequence[Path]) -> None:
 
 
 def _check_agreement(sources: Sequence[_Weights]) -> None:
+    """All that can be averaged agrees, or everything that differs is listed."""
     first = sources[0]
-    differences = []
+    differences: list[str] = []
     for other in sources[1:]:
         pair = (str(first.folder), str(other.folder))
-        configs = [json.loads((source.folder / CONFIG_NAME).read_text(encoding="utf-8")) for source in (first, other)]
-        differences += _list_differences("config.", dict(_flatten(configs[0])), dict(_flatten(configs[1])), pair)
+        fields, other_fields = (dict(_flatten(read_json(each.folder / CONFIG_NAME))) for each in (first, other))
+        differences += _list_differences("config.", fields, other_fields, pair)
         differences += _list_differences("tensor ", first.formats, other.formats, pair)
         for name, (_, dtype) in first.formats.items():
             if dtype.is_floating_point or other.formats.get(name) != first.formats[name]:
@@ -269,15 +256,11 @@ def _check_agreement(sources: Sequence[_Weights]) -> None:
 
 def _list_differences(
     kind: str, first: Mapping[str, Any], other: Mapping[str, Any], pair: tuple[str, str]
-) -> list[str]:
-    absent = object()
-    differences = []
-    for name in [*first, *(name for name in other if name not in first)]:
-        values = [first.get(name, absent), other.get(name, absent)]
-        if values[0] != values[1]:
-            shown = ["absent" if value is absent else str(value) for value in values]
-            differences.append(f"{kind}{name}: {shown[0]} in {pair[0]}, {shown[1]} in {pair[1]}")
-    return differences
+) -> Iterator[str]:
+    for name in dict.fromkeys([*first, *other]):
+        value, other_value = first.get(name, "absent"), other.get(name, "absent")
+        if value != other_value:
+            yield f"{kind}{name}: {value} in {pair[0]}, {other_value} in {pair[1]}"
 
 
 def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -289,24 +272,12 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield prefix + name, value
 
 
-def _start_folder(output: Path, description: dict[str, Any]) -> Path:
-    """Makes the folder that will become the output; the Trainer never uploads what begins with an underscore."""
-    partial = output.with_name(f"_{output.name}.partial")
-    if partial.exists():
-        if any(partial.iterdir()) and not (partial / AVERAGING_FILE).is_file():
-            raise FileExistsError(f"{partial} is in the way, and not what an interrupted averaging left. Move it away.")
-        shutil.rmtree(partial)
-    partial.mkdir(parents=True)
-    _write_json(partial / AVERAGING_FILE, description)
-    return partial
-
-
 def _describe(folders: Sequence[Path]) -> dict[str, Any]:
-    """What is averaged, by content too: a folder's name tells nothing of a run that was started anew."""
+    """What is averaged, with digests: a run that was started anew has other weights in folders of the same names."""
     checkpoints = []
     for folder in folders:
         sums = digest_files(_Weights(folder).files)
-        step = _read_json(folder / TRAINER_STATE_NAME).get("global_step")
+        step = _read_state(folder).get("global_step")
         checkpoints.append({"name": folder.resolve().name, "step": step, "sha256": sums})
     return {"checkpoints": checkpoints}
 
@@ -356,31 +327,23 @@ def _check_choice(*, last: int | None, best: int | None, metric: str | None) -> 
 
 
 def _usable_checkpoints(output_dir: str | os.PathLike[str]) -> dict[int, Path]:
-    """Those that can be averaged, whether or not training could go on from them.
-
-    Nothing is asked of the files of other processes, which at the end of a training may still be writing them.
-
-    Raises:
-        ValueError: If there is no such folder.
-    """
+    """Those that can be averaged. Files of other processes, which may still be written, are not looked at."""
     if not Path(output_dir).is_dir():
         raise ValueError(f"There is no folder {output_dir}.")
     return {
         step: folder
         for step, folder in list_checkpoints(output_dir).items()
-        if (folder / CONFIG_NAME).is_file()
-        and _read_json(folder / TRAINER_STATE_NAME)
-        and find_weights_problem(folder) is None
+        if (folder / CONFIG_NAME).is_file() and _read_state(folder) and find_weights_problem(folder) is None
     }
 
 
 def _read_metric(usable: Mapping[int, Path], metric: str | None) -> tuple[dict[int, float], str]:
     """The metric's values by the steps of checkpoints, from the log in the newest one, and its full name."""
-    state = _read_json(usable[max(usable)] / TRAINER_STATE_NAME) if usable else {}
+    state = _read_state(usable[max(usable)]) if usable else {}
     log: list[dict[str, Any]] = state.get("log_history", [])
     if metric is None:
-        best = [entry for entry in log if entry.get("step") == state.get("best_global_step")]
         names = sorted({name for entry in log for name in entry if name.startswith("eval_")})
+        best = [entry for entry in log if entry.get("step") == state.get("best_global_step")]
         chosen_by = {name for entry in best for name in names if entry.get(name) == state.get("best_metric")}
         if len(chosen_by) != 1:
             raise ValueError(
@@ -402,7 +365,7 @@ def _rank(values: Mapping[int, float], metric: str, greater_is_better: bool | No
 
 
 def _replace_average(checkpoints: Sequence[Path], folder: Path, *, progress: bool) -> None:
-    if _read_json(folder / AVERAGING_FILE) == _describe(checkpoints) and find_weights_problem(folder) is None:
+    if read_json(folder / AVERAGING_FILE) == _describe(checkpoints) and find_weights_problem(folder) is None:
         logger.info(f"{folder} is the average of these checkpoints already.")
         return
     outdated = folder.with_name(f"_{folder.name}.old")
@@ -414,13 +377,10 @@ def _replace_average(checkpoints: Sequence[Path], folder: Path, *, progress: boo
     logger.info(f"The average of {', '.join(checkpoint.name for checkpoint in checkpoints)} is in {folder}.")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """Its content, or an empty dictionary if there is none that can be read."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+def _read_state(checkpoint: Path) -> dict[str, Any]:
+    """The Trainer's state, or an empty dictionary if there is none that can be read."""
+    state = read_json(checkpoint / TRAINER_STATE_NAME)
+    return state if isinstance(state, dict) else {}
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

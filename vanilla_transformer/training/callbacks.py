@@ -9,16 +9,8 @@ from typing import Any
 
 import torch
 from accelerate.utils import extract_model_from_parallel
-from torch import nn
 from torch.utils.data import DataLoader, Sampler
-from transformers import (
-    GenerationConfig,
-    PreTrainedModel,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import GenerationConfig, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.utils import logging
@@ -42,17 +34,12 @@ class KeepGenerationConfig(TrainerCallback):
         self.generation_config = generation_config
 
     def on_prediction_step(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: PreTrainedModel | None = None,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Puts the config back as it was."""
+        model = kwargs.get("model")
         if model is not None:
-            unwrapped = getattr(model, "module", model)
-            unwrapped.generation_config = copy.deepcopy(self.generation_config)
+            getattr(model, "module", model).generation_config = copy.deepcopy(self.generation_config)
 
 
 class MixLengthGroups(TrainerCallback):
@@ -60,23 +47,18 @@ class MixLengthGroups(TrainerCallback):
 
     The library's sampler sorts every 50 batches from the longest examples to the shortest, so that training swings from
     long sentences to short ones. Here the lengths are renumbered at random in each epoch: sorting still brings equal
-    lengths together, but in any order. It also draws from torch's global random state, which a run that is resumed in
-    the middle of an epoch does not have at its beginning; here the order depends on seed and epoch alone.
+    lengths together, but in any order. The library also draws from torch's global random state, which a run that is
+    resumed in the middle of an epoch does not have at its beginning; here the order depends on seed and epoch alone.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.lengths = list(lengths)
 
     def on_epoch_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        train_dataloader: DataLoader[Any] | None = None,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Gives the sampler the epoch's numbers and seed."""
-        sampler = _find_sampler(train_dataloader)
+        sampler = _find_sampler(kwargs.get("train_dataloader"))
         if isinstance(sampler, LengthGroupedSampler):
             seed = (args.seed if args.data_seed is None else args.data_seed) + int(state.epoch or 0)
             numbers = list(range(max(self.lengths) + 1))
@@ -85,12 +67,18 @@ class MixLengthGroups(TrainerCallback):
             sampler.generator = torch.Generator().manual_seed(seed)
 
 
+def _find_sampler(loader: DataLoader[Any] | None) -> Sampler[int] | None:
+    """With several processes, accelerate puts a batch sampler of its own around the one that asks the sampler."""
+    batch_sampler: Any = getattr(loader, "batch_sampler", None)
+    while hasattr(batch_sampler, "batch_sampler"):
+        batch_sampler = batch_sampler.batch_sampler
+    return getattr(batch_sampler, "sampler", None)
+
+
 class WarnOfWarmup(TrainerCallback):
     """Warns, before the first update, of a warm-up that is too long for the training ([`find_warmup_problem`])."""
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Compares the warm-up with the number of updates, which is known by now."""
         problem = find_warmup_problem(args, state.max_steps)
         if problem is not None and state.is_world_process_zero:
@@ -111,25 +99,16 @@ class ShipCode(TrainerCallback):
     """
 
     def on_push_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module | None = None,
-        processing_class: Any = None,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Writes the files, in the process that pushes."""
-        if not state.is_world_process_zero or model is None:
+        if not state.is_world_process_zero or kwargs.get("model") is None:
             return
-        model = extract_model_from_parallel(model, keep_torch_compile=False)
+        model = extract_model_from_parallel(kwargs["model"], keep_torch_compile=False)
+        parts = (model, getattr(model, "config", None), kwargs.get("processing_class"))
         with unsharded_class(model):
-            # Not asked of the objects: an adapter's model answers for the one that it wraps.
-            objects = [
-                item
-                for item in (model, getattr(model, "config", None), processing_class)
-                if getattr(type(item), "_auto_class", None) is not None
-            ]
+            # The classes are asked, not the objects: an adapter's model answers for the one that it wraps.
+            objects = [part for part in parts if getattr(type(part), "_auto_class", None) is not None]
             if objects:
                 _save_code(objects, Path(str(args.output_dir)))
 
@@ -142,11 +121,3 @@ def _save_code(objects: Sequence[Any], folder: Path) -> None:
             present = folder / path.name
             if present.is_file() and filecmp.cmp(path, present, shallow=False):
                 path.unlink()
-
-
-def _find_sampler(loader: DataLoader[Any] | None) -> Sampler[int] | None:
-    """With several processes, accelerate puts a batch sampler of its own around the one that asks the sampler."""
-    batch_sampler: Any = getattr(loader, "batch_sampler", None)
-    while hasattr(batch_sampler, "batch_sampler"):
-        batch_sampler = batch_sampler.batch_sampler
-    return getattr(batch_sampler, "sampler", None)

@@ -1,4 +1,4 @@
-"""Which checkpoints of an interrupted training are whole, and writing files so that no interruption leaves a half."""
+"""Which checkpoints of an interrupted training are whole."""
 
 import os
 import re
@@ -35,9 +35,7 @@ class RecordWorldSize(TrainerCallback, ExportableState):
         self.streaming = streaming
         self.world_size = 1
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Notes the number of this run's processes, which may differ from the one in a checkpoint it resumes."""
         self.world_size = args.world_size
         # A resumed state has only its checkpoint's entries, and the Trainer fails to update one that is not there.
@@ -46,35 +44,18 @@ class RecordWorldSize(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """What the Trainer writes."""
-        return {
-            "args": {"streaming": self.streaming},
-            "attributes": {"world_size": self.world_size},
-        }
+        return {"args": {"streaming": self.streaming}, "attributes": {"world_size": self.world_size}}
 
 
 def read_world_size(checkpoint: str | os.PathLike[str]) -> int | None:
-    """Reads by how many processes a checkpoint was saved.
-
-    Args:
-        checkpoint: A folder `checkpoint-<step>`.
-
-    Returns:
-        The number that `RecordWorldSize` recorded, or `None` if it did not, or if the state cannot be read.
-    """
+    """The number of processes that saved a checkpoint, or `None` if `RecordWorldSize` did not record it."""
     state = read_json(Path(checkpoint) / TRAINER_STATE_NAME)
     world_size = _recorded(state, "attributes").get("world_size")
     return world_size if isinstance(world_size, int) and world_size > 0 else None
 
 
 def list_checkpoints(output_dir: str | os.PathLike[str]) -> dict[int, Path]:
-    """Lists the checkpoints of a run, whole or not.
-
-    Args:
-        output_dir: The Trainer's output folder, which need not exist.
-
-    Returns:
-        Their folders by step, the first step first.
-    """
+    """The checkpoints of a run by step, the first step first, whole or not. The folder need not exist."""
     entries = Path(output_dir).glob("checkpoint-*")
     found = {int(match[1]): entry for entry in entries if (match := _CHECKPOINT.fullmatch(entry.name))}
     return dict(sorted(found.items()))
@@ -83,12 +64,9 @@ def list_checkpoints(output_dir: str | os.PathLike[str]) -> dict[int, Path]:
 def find_problem(checkpoint: str | os.PathLike[str], *, world_size: int = 1) -> str | None:
     """Says what is missing from a checkpoint of the Trainer, so that training cannot go on from it.
 
-    Nothing is unpickled, and no tensor is read: of the files of safetensors and torch it is checked that all that their
-    tables of contents announce is there, which it is not after a write that was cut off. Of folders in other layouts:
-
-    * FSDP: those of torch's distributed checkpoints, `pytorch_model_fsdp_<n>` and `optimizer_<n>`, must hold data and
-      the `.metadata` that is written last.
-    * DeepSpeed: the folder that `latest` names must hold model states, and each of its files must be whole.
+    Nothing is unpickled, and no tensor is read: the tables of contents of safetensors and of torch's files say what
+    must be there, and after a write that was cut off it is not. FSDP's files and folders are checked too. Of
+    DeepSpeed's checkpoints only the file `latest` is looked at, which is written last.
 
     Args:
         checkpoint: A folder `checkpoint-<step>`.
@@ -107,10 +85,10 @@ def find_last_whole_checkpoint(
 ) -> Path | None:
     """Finds the checkpoint to resume from: the last one that is whole.
 
-    A later one that is not, left by a process that was killed while it saved, is renamed to
+    A later one that is not whole was left by a process that was killed while it saved. It is renamed to
     `_incomplete-checkpoint-...` with a warning, so that the Trainer neither counts it nor writes into it. An earlier
-    one that is not, left by a process that was killed while it deleted it, is dated back: the Trainer deletes the
-    oldest first, and the interrupted deletion has made this one look new.
+    one that is not whole was left by a process that was killed while it deleted it. It gets an old date: the Trainer
+    deletes the oldest first, and the interrupted deletion has made this one look new.
 
     One that was saved by another number of processes will do, with a warning.
 
@@ -143,15 +121,12 @@ def find_last_whole_checkpoint(
 def _set_aside(checkpoint: Path, problem: str, *, rename: bool) -> None:
     message = f"Not resuming from {checkpoint}: {problem}."
     if rename:
-        aside = _free_name(checkpoint.with_name(f"{_SET_ASIDE}{checkpoint.name}"))
+        suffixes = ["", *(f"-{number}" for number in range(2, 1000))]
+        candidates = (checkpoint.with_name(f"{_SET_ASIDE}{checkpoint.name}{suffix}") for suffix in suffixes)
+        aside = next(candidate for candidate in candidates if not candidate.exists())
         checkpoint.rename(aside)
         message += f" It was renamed to {aside.name}."
     logger.warning(message)
-
-
-def _free_name(path: Path) -> Path:
-    candidates = [path, *(path.with_name(f"{path.name}-{number}") for number in range(2, 1000))]
-    return next(candidate for candidate in candidates if not candidate.exists())
 
 
 def _problems(folder: Path, world_size: int) -> Iterator[str]:
@@ -160,75 +135,42 @@ def _problems(folder: Path, world_size: int) -> Iterator[str]:
     if not isinstance(state, dict):
         yield f"{TRAINER_STATE_NAME} is missing or damaged"
         return
-    if (folder / "latest").exists() or any(folder.glob("global_step*")):
-        yield from _deepspeed_problems(folder)
+    if any(folder.glob("global_step*")):  # DeepSpeed's
+        if not (folder / "latest").is_file():
+            yield "latest is missing"
     else:
-        yield from _zip_problems(folder / "scheduler.pt")
-        yield from _optimizer_problems(folder)
-        yield from _weights_problems(folder)
+        yield from _part_problems(folder / "scheduler.pt")
+        # FSDP's files or folders, or else the Trainer's own.
+        for part in sorted(folder.glob("optimizer*")) or [folder / "optimizer.pt"]:
+            yield from _part_problems(part)
+        sharded = sorted(folder.glob("pytorch_model_fsdp*"))
+        for part in sharded:
+            yield from _part_problems(part)
+        if not sharded:
+            yield from list_weights_problems(folder)
     for name in ["rng_state.pth"] if world_size == 1 else [f"rng_state_{rank}.pth" for rank in range(world_size)]:
-        yield from _zip_problems(folder / name)
+        yield from _part_problems(folder / name)
     if (folder / "scaler.pt").exists():  # of mixed precision with float16 only
-        yield from _zip_problems(folder / "scaler.pt")
+        yield from _part_problems(folder / "scaler.pt")
     if _recorded(state, "args").get("streaming") or any(folder.glob("data_state_*.json")):
         for rank in range(world_size):
             if read_json(folder / f"data_state_{rank}.json") is None:
                 yield f"data_state_{rank}.json is missing or damaged"
 
 
-def _optimizer_problems(folder: Path) -> Iterator[str]:
-    """A folder or files of FSDP, or else the Trainer's own file."""
-    folders = [entry for entry in sorted(folder.glob("optimizer_*")) if entry.is_dir()]
-    for entry in folders:
-        yield from _distributed_problems(entry)
-    files = sorted(folder.glob("optimizer*.bin"))
-    if not folders and not files:
-        files = [folder / "optimizer.pt"]
-    for path in files:
-        yield from _zip_problems(path)
-
-
-def _weights_problems(folder: Path) -> Iterator[str]:
-    """FSDP's, or else safetensors."""
-    sharded = sorted(folder.glob("pytorch_model_fsdp*"))
-    for entry in sharded:
-        yield from _distributed_problems(entry) if entry.is_dir() else _zip_problems(entry)
-    if not sharded:
-        yield from list_weights_problems(folder)
-
-
-def _distributed_problems(folder: Path) -> Iterator[str]:
-    if not (folder / ".metadata").is_file():
-        yield f"{folder.name}/.metadata is missing"
-    if not any(folder.glob("*.distcp")):
-        yield f"there are no data in {folder.name}"
-
-
-def _deepspeed_problems(folder: Path) -> Iterator[str]:
-    try:
-        # Written once every process has written its part.
-        tag = (folder / "latest").read_text(encoding="utf-8").strip()
-    except (OSError, ValueError):
-        tag = ""
-    if not tag or not (folder / tag).is_dir():
-        yield "latest is missing or names no folder"
-        return
-    files = sorted((folder / tag).glob("*.pt"))
-    if not any(path.name.endswith("model_states.pt") for path in files):
-        yield f"there are no weights in {tag}"
-    for path in files:
-        yield from _zip_problems(path)
-
-
-def _zip_problems(path: Path) -> Iterator[str]:
-    if not path.is_file():
+def _part_problems(path: Path) -> Iterator[str]:
+    """Of a file that torch.save writes, or of a folder of torch's distributed checkpoints (`.metadata` comes last)."""
+    if path.is_dir():
+        if not (path / ".metadata").is_file():
+            yield f"{path.name}/.metadata is missing"
+    elif not path.is_file():
         yield f"{path.name} is missing"
     elif not _is_whole_zip(path):
         yield f"{path.name} is cut off or damaged"
 
 
 def _is_whole_zip(path: Path) -> bool:
-    """What torch.save writes ends with a table of contents, which opening it finds and reads, and nothing else."""
+    """What torch.save writes ends with a table of contents; opening reads that table and nothing else."""
     try:
         with zipfile.ZipFile(path) as archive:
             return all(entry.header_offset + entry.compress_size < archive.start_dir for entry in archive.infolist())

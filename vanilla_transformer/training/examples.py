@@ -30,19 +30,11 @@ Corpora = Mapping[str, Dataset | IterableDataset]
 
 
 def load_corpora(arguments: DataArguments, *, source_prefix: str = "") -> Corpora:
-    """Loads the training pairs and, where there are any, the validation pairs.
+    """Loads the training pairs and, where there are any, the validation pairs, with the prefix before each source.
 
-    Args:
-        arguments: Where they are, and for which task.
-        source_prefix: Put before each source.
-
-    Returns:
-        "train" and possibly "validation", each with the string columns "source" and "target". With `streaming`, the
-        training pairs are an `IterableDataset`, of which nothing has been read yet.
-
-    Raises:
-        FileNotFoundError: If a file does not exist.
-        ValueError: If the data are not what they should be; the message names file and line.
+    Returns "train" and possibly "validation", each with the string columns "source" and "target". With `streaming`, the
+    training pairs are an `IterableDataset`, of which nothing has been read yet. What is wrong with the data is a
+    ValueError that names file and line.
     """
     corpora = _generate_corpora(arguments) if arguments.builtin_corpus else _read_corpora(arguments)
     if not source_prefix:
@@ -56,32 +48,22 @@ def _put_before_sources(prefix: str, batch: dict[str, list[str]]) -> dict[str, l
 
 
 def _read_corpora(arguments: DataArguments) -> Corpora:
-    def load(
-        load_files: Callable[..., Any], files: list[str] | None, split: str, max_samples: int | None
-    ) -> Dataset | IterableDataset:
-        return load_files(
-            files=files,
-            dataset_name=arguments.dataset_name,
-            dataset_config_name=arguments.dataset_config_name,
-            split=split,
-            source_column=arguments.source_column,
-            target_column=arguments.target_column,
-            source_lang=arguments.source_lang,
-            target_lang=arguments.target_lang,
-            usual_columns=get_task(arguments.task).columns,
-            max_samples=max_samples,
-            empty_lines="drop" if arguments.drop_empty_lines else "error",
-        )
-
-    load_training = stream_parallel_corpus if arguments.streaming else load_parallel_corpus
-    corpora = {"train": load(load_training, arguments.train_file, arguments.train_split, arguments.max_train_samples)}
+    common: dict[str, Any] = {
+        "dataset_name": arguments.dataset_name,
+        "dataset_config_name": arguments.dataset_config_name,
+        "source_column": arguments.source_column,
+        "target_column": arguments.target_column,
+        "source_lang": arguments.source_lang,
+        "target_lang": arguments.target_lang,
+        "usual_columns": get_task(arguments.task).columns,
+        "empty_lines": "drop" if arguments.drop_empty_lines else "error",
+    }
+    load_training: Callable[..., Any] = stream_parallel_corpus if arguments.streaming else load_parallel_corpus
+    files, split, count = arguments.train_file, arguments.train_split, arguments.max_train_samples
+    corpora = {"train": load_training(files=files, split=split, max_samples=count, **common)}
     if arguments.validation_file or (arguments.dataset_name and arguments.validation_split):
-        corpora["validation"] = load(
-            load_parallel_corpus,
-            arguments.validation_file,
-            arguments.validation_split or "",
-            arguments.max_eval_samples,
-        )
+        files, split, count = arguments.validation_file, arguments.validation_split or "", arguments.max_eval_samples
+        corpora["validation"] = load_parallel_corpus(files=files, split=split, max_samples=count, **common)
     return corpora
 
 
@@ -90,8 +72,7 @@ def _generate_corpora(arguments: DataArguments) -> Corpora:
     from vanilla_transformer.data.numbers_and_dates import numbers_and_dates
 
     for name in ("max_train_samples", "max_eval_samples"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
+        if (value := getattr(arguments, name)) is not None and value < 1:
             raise ValueError(f"{name}={value}: must be at least 1, or None for all.")
     # As many as are trained on: generating them takes time, and fewer are the beginning of more.
     size: dict[str, Any] = {} if arguments.max_train_samples is None else {"num_examples": arguments.max_train_samples}
@@ -116,17 +97,9 @@ def known_languages(arguments: DataArguments) -> list[str] | None:
 def tokenize_pairs(
     dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, max_source_length: int, max_target_length: int, name: str
 ) -> Dataset:
-    """Turns texts into ids, and reports how many were cut.
+    """Turns the string columns "source" and "target" into "input_ids", "attention_mask" and "labels".
 
-    Args:
-        dataset: String columns "source" and "target".
-        tokenizer: Takes them apart.
-        max_source_length: Tokens a source is cut to.
-        max_target_length: Tokens a target is cut to.
-        name: What the progress bar and the report call the data.
-
-    Returns:
-        Columns "input_ids", "attention_mask" and "labels".
+    Longer texts are cut to so many tokens; a warning says how many were. `name` is what it calls the data.
     """
 
     def tokenize(batch: dict[str, list[str]]) -> dict[str, list[Any]]:
@@ -161,15 +134,8 @@ def prepare_training_data(
 ) -> tuple[Dataset, tuple[IntArray, IntArray]]:
     """Finds out what to train on, tokenized once or with BPE-dropout whenever it is read.
 
-    Args:
-        pairs: String columns "source" and "target".
-        tokenized: The same from `tokenize_pairs`.
-        tokenizer: Takes them apart.
-        arguments: Length limits and BPE-dropout.
-        training_arguments: The output folder, and the processes.
-
-    Returns:
-        The dataset, and the source and target lengths of its pairs, which with BPE-dropout are expected ones.
+    Returns the dataset, and the source and target lengths (pairs,) of its pairs, which with BPE-dropout are expected
+    ones. `tokenized` is what `tokenize_pairs` made of `pairs`.
     """
     source_lengths, target_lengths = pair_lengths(tokenized)
     if not arguments.bpe_dropout:
@@ -188,7 +154,7 @@ def prepare_training_data(
 def _agree_on_growth(
     pairs: Dataset, tokenizer: PreTrainedTokenizerBase, p: float, training_arguments: TranslationTrainingArguments
 ) -> tuple[float, float]:
-    """Measures once how much BPE-dropout lengthens texts: all processes, now and later, must plan the same batches."""
+    """Measures how much BPE-dropout lengthens texts, once: all processes, now and later, must plan the same batches."""
     path = Path(str(training_arguments.output_dir)) / LENGTH_GROWTH_FILE
     with training_arguments.main_process_first(local=False, desc="measuring BPE-dropout"):
         if not path.is_file():
@@ -206,22 +172,10 @@ def stream_batches(
     data_arguments: DataArguments,
     training_arguments: TranslationTrainingArguments,
 ) -> StreamingTokenBatches:
-    """Makes an endless stream of token batches for this process from a stream of sentence pairs.
-
-    Args:
-        pairs: String columns "source" and "target".
-        tokenizer: Takes them apart, with BPE-dropout if the arguments ask for it.
-        data_arguments: Length limits and window.
-        training_arguments: A `TranslationTrainingArguments` with token budgets; seed and processes.
-
-    Returns:
-        The stream.
-    """
+    """Makes an endless stream of token batches for this process from a stream with "source" and "target"."""
     source_limit, target_limit = data_arguments.lengths
-    encode = None
-    if data_arguments.bpe_dropout:
-        # Without limits: what is too long is cut, and reported, further on.
-        encode = BpeDropout(tokenizer, data_arguments.bpe_dropout)
+    # Without limits: what is too long is cut, and reported, further on.
+    encode = BpeDropout(tokenizer, data_arguments.bpe_dropout) if data_arguments.bpe_dropout else None
     seed = training_arguments.seed if training_arguments.data_seed is None else training_arguments.data_seed
     return StreamingTokenBatches(
         tokenize_stream(

@@ -1,8 +1,6 @@
 """The paper's training recipe (section 5) as training arguments, for whatever hardware there is."""
 
-import difflib
 import os
-from dataclasses import fields
 from typing import Any, NamedTuple
 
 import torch
@@ -14,8 +12,7 @@ from .arguments import TranslationTrainingArguments
 
 TOKENS_PER_BATCH = 25_000
 WARMUP_STEPS = 4000
-_CPU_TOKENS_PER_DEVICE = 4096
-_SMALLEST_TOKENS_PER_DEVICE = 1024
+TOKENS_PER_DEVICE = 4096
 _SCHEDULES_WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
 
 
@@ -52,24 +49,17 @@ def paper_learning_rate(step: int, d_model: int, warmup_steps: int = WARMUP_STEP
     """
     if step < 0:
         raise ValueError(f"step={step}: must be at least 0.")
-    for name, value in (("d_model", d_model), ("warmup_steps", warmup_steps)):
-        if value < 1:
-            raise ValueError(f"{name}={value}: must be at least 1.")
+    _check_positive(d_model=d_model, warmup_steps=warmup_steps)
     if step == 0:
         return 0.0
     return float(d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5))
 
 
 def find_warmup_problem(arguments: TrainingArguments, updates: int) -> str | None:
-    """Says what is wrong with a warm-up that is too long for the training.
+    """Says what is wrong with a warm-up that is too long for a training of so many updates, or `None`.
 
-    Args:
-        arguments: Have the schedule and its warm-up. One that is a share of the updates always fits.
-        updates: How many updates the whole training has.
-
-    Returns:
-        The problem, if the learning rate never reaches its peak, or if a schedule that falls slowly, as the paper's
-        does, has less time to fall than it took to rise; else `None`.
+    The learning rate must reach its peak, and a schedule that falls slowly, as the paper's does, must have as much time
+    to fall as it took to rise. A warm-up that is a share of the updates always fits.
     """
     schedule = SchedulerType(arguments.lr_scheduler_type).value
     if arguments.warmup_steps < 1 or schedule in _SCHEDULES_WITHOUT_WARMUP:
@@ -87,29 +77,20 @@ def find_warmup_problem(arguments: TrainingArguments, updates: int) -> str | Non
     )
 
 
-def split_token_batch(tokens_per_batch: int, tokens_per_device: int, num_devices: int) -> tuple[int, int]:
-    """Divides the tokens of an update over devices and forward passes: as few passes as fit, and all of one size.
-
-    Args:
-        tokens_per_batch: Tokens of one side (source or target) in an update.
-        tokens_per_device: Tokens of one side that fit into a forward pass on one device.
-        num_devices: Number of processes that train together.
-
-    Returns:
-        The number of passes before an update (`gradient_accumulation_steps`) and the tokens of each, at most
-        `tokens_per_device`. devices * passes * tokens exceeds `tokens_per_batch` by less than devices * passes.
-
-    Raises:
-        ValueError: If a number is less than 1, or there are more devices than tokens.
-    """
-    numbers = {
-        "tokens_per_batch": tokens_per_batch,
-        "tokens_per_device": tokens_per_device,
-        "num_devices": num_devices,
-    }
+def _check_positive(**numbers: int) -> None:
     for name, value in numbers.items():
         if value < 1:
             raise ValueError(f"{name}={value}: must be at least 1.")
+
+
+def split_token_batch(tokens_per_batch: int, tokens_per_device: int, num_devices: int) -> tuple[int, int]:
+    """Divides the tokens of an update over devices and forward passes: as few passes as fit, and all of one size.
+
+    Returns the number of passes before an update (`gradient_accumulation_steps`) and the tokens of each, at most
+    `tokens_per_device`. devices * passes * tokens exceeds `tokens_per_batch` by less than devices * passes. All numbers
+    count tokens of one side, source or target.
+    """
+    _check_positive(tokens_per_batch=tokens_per_batch, tokens_per_device=tokens_per_device, num_devices=num_devices)
     if num_devices > tokens_per_batch:
         raise ValueError(f"num_devices={num_devices}: must not exceed tokens_per_batch={tokens_per_batch}.")
     passes = -(-tokens_per_batch // (tokens_per_device * num_devices))
@@ -119,64 +100,12 @@ def split_token_batch(tokens_per_batch: int, tokens_per_device: int, num_devices
 def find_num_devices() -> int:
     """The number of processes that train together, without starting their communication.
 
-    Returns:
-        The size of the running process group; else what the launcher (torchrun, accelerate) announces in the variable
-        WORLD_SIZE; else 1.
+    The size of the running process group; else what the launcher (torchrun, accelerate) announces in the variable
+    WORLD_SIZE; else 1.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_world_size()
     return int(os.environ.get("WORLD_SIZE") or 1)
-
-
-def training_bytes_per_token(config: VanillaTransformerConfig) -> int:
-    """Estimates, from above, what a pair of tokens keeps in memory between forward and backward pass in float32.
-
-    An encoder layer keeps about 12 vectors of the model's width and 2 of the inner width, a decoder layer, with its
-    second attention, 20 and 2; the loss over the whole vocabulary keeps 3 vectors of its size, which a lean loss saves.
-
-    Args:
-        config: The model.
-
-    Returns:
-        Bytes per source token and target token taken together.
-    """
-    head_size = config.d_k or config.d_model // config.encoder_attention_heads
-    width = max(config.d_model, config.encoder_attention_heads * head_size)
-    encoder = config.encoder_layers * (12 * width + 2 * config.encoder_ffn_dim)
-    decoder = config.decoder_layers * (20 * width + 2 * config.decoder_ffn_dim)
-    return 4 * (encoder + decoder + 3 * config.target_vocab_size)
-
-
-def choose_tokens_per_device(config: VanillaTransformerConfig, *, use_cpu: bool = False) -> int:
-    """Chooses how many tokens of one side a forward pass has on one device.
-
-    On CUDA the greatest power of two, at least 1,024, for which parameters, gradients, Adam's two moments and
-    [`training_bytes_per_token`] take less than half of the memory of the smallest visible GPU. What counts is the
-    memory it has, not what is free at the moment: all processes must come to the same number, and so must a run that
-    is resumed. Elsewhere 4,096.
-
-    Args:
-        config: The model.
-        use_cpu: Whether to train on the CPU although there is a GPU.
-
-    Returns:
-        The number of tokens.
-    """
-    if use_cpu or not torch.cuda.is_available():
-        return _CPU_TOKENS_PER_DEVICE
-    memory = min(torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count()))
-    return _tokens_that_fit(config, memory)
-
-
-def _tokens_that_fit(config: VanillaTransformerConfig, memory: int) -> int:
-    # Imported here: the model takes time to import, and only a GPU asks how large it is.
-    from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-
-    with torch.device("meta"):
-        parameters = VanillaTransformerForConditionalGeneration(config).num_parameters()
-    free = memory // 2 - 4 * 4 * parameters
-    tokens = max(free // training_bytes_per_token(config), _SMALLEST_TOKENS_PER_DEVICE)
-    return 1 << tokens.bit_length() - 1
 
 
 def paper_recipe(
@@ -187,31 +116,17 @@ def paper_recipe(
     num_devices: int | None = None,
     use_cpu: bool = False,
 ) -> dict[str, Any]:
-    """The recipe as defaults for [`TranslationTrainingArguments`], by name.
+    """The recipe of `paper_training_arguments` as defaults for [`TranslationTrainingArguments`], by name.
 
     The learning rate is not among them: those arguments take the paper's where none is given, from the width of the
-    model that is really trained and the warm-up really asked for.
-
-    Args:
-        preset: A key of `PRESETS`. "big" has a training length of its own; every other preset, the rows of Table 3
-            among them, has that of "base".
-        tokens_per_batch: Source tokens, and as many target tokens, in an update.
-        tokens_per_device: How many of them fit into a forward pass on one device. Default:
-            [`choose_tokens_per_device`].
-        num_devices: Number of processes that train together. Default: [`find_num_devices`].
-        use_cpu: Whether to train on the CPU although there is a GPU.
-
-    Returns:
-        Names and values.
-
-    Raises:
-        ValueError: If there is no such preset, or the batch cannot be divided.
+    model that is really trained and the warm-up really asked for. "big" has a training length of its own; every other
+    preset, the rows of Table 3 among them, has that of "base".
     """
-    config = VanillaTransformerConfig.from_preset(preset)
-    if tokens_per_device is None:
-        tokens_per_device = choose_tokens_per_device(config, use_cpu=use_cpu)
+    VanillaTransformerConfig.from_preset(preset)  # refuses a name that is none
     if num_devices is None:
         num_devices = find_num_devices()
+    if tokens_per_device is None:
+        tokens_per_device = TOKENS_PER_DEVICE
     passes, tokens = split_token_batch(tokens_per_batch, tokens_per_device, num_devices)
     length = _BIG if preset == "big" else _BASE
     return {
@@ -271,8 +186,7 @@ def paper_training_arguments(
         preset: A key of `PRESETS`.
         output_dir: Where the run is written to.
         tokens_per_batch: Source tokens, and as many target tokens, in an update.
-        tokens_per_device: How many of them fit into a forward pass on one device. Default: by the memory of the GPU,
-            or 4,096 on other hardware.
+        tokens_per_device: How many of them fit into a forward pass on one device. Default: 4,096.
         num_devices: Number of processes that train together. Default: those that there are.
         **overrides: Any field of [`TranslationTrainingArguments`]; they win. `warmup_steps` changes the learning rate,
             `average_checkpoints` the number of checkpoints that are kept, and `num_train_epochs` takes the place of
@@ -282,14 +196,8 @@ def paper_training_arguments(
         The arguments.
 
     Raises:
-        ValueError: If there is no such preset, an override is not a field or not a legal value, or the batch cannot be
-            divided.
+        ValueError: If there is no such preset, an override is not a legal value, or the batch cannot be divided.
     """
-    legal = {field.name for field in fields(TranslationTrainingArguments) if field.init}
-    if unknown := sorted(set(overrides) - legal):
-        raise ValueError(
-            f"Not fields of TranslationTrainingArguments: {', '.join(_hint(name, legal) for name in unknown)}."
-        )
     settings = paper_recipe(
         preset,
         tokens_per_batch=tokens_per_batch,
@@ -306,8 +214,3 @@ def paper_training_arguments(
         d_model = VanillaTransformerConfig.from_preset(preset).d_model
         settings["learning_rate"] = (d_model * settings["warmup_steps"]) ** -0.5
     return TranslationTrainingArguments(output_dir=str(output_dir), **settings)
-
-
-def _hint(name: str, legal: set[str]) -> str:
-    similar = difflib.get_close_matches(name, sorted(legal))
-    return f"{name} (similar: {', '.join(similar)})" if similar else name

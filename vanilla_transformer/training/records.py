@@ -9,7 +9,6 @@ import os
 import platform
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import logging
 from transformers.utils.logging import tqdm
 
-from vanilla_transformer import __version__
+from vanilla_transformer.files import new_file, read_json
 from vanilla_transformer.visualization.curves import plot_learning_curves
 
 logger = logging.get_logger(__name__)
@@ -45,19 +44,9 @@ class TokenProgressCallback(ProgressCallback):
 
     The library writes every log as a line below its bar. Here a line comes after each evaluation only, and a training
     that is resumed begins where it was stopped, so that the time left is estimated from what this process does.
-
-    Args:
-        write_logs: Whether to write every log as a line too.
-        max_str_len: Longest string that such a line shows.
     """
 
-    def __init__(self, *, write_logs: bool = False, max_str_len: int = 100) -> None:
-        super().__init__(max_str_len=max_str_len)
-        self.write_logs = write_logs
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Opens the bar, at the step that a resumed training goes on from."""
         self.current_step = state.global_step
         if state.is_world_process_zero:
@@ -65,20 +54,11 @@ class TokenProgressCallback(ProgressCallback):
                 total=state.max_steps, initial=state.global_step, desc="training", unit="step", dynamic_ncols=True
             )
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         """Shows a log beside the bar, or, if it is an evaluation's, as a line."""
         if self.training_bar is None or logs is None:
             return
-        if self.write_logs:
-            super().on_log(args, state, control, logs=logs, **kwargs)
-        elif scores := {name: value for name, value in logs.items() if _is_score(name, value)}:
+        if scores := {name: value for name, value in logs.items() if _is_score(name, value)}:
             shown = ", ".join(f"{name.removeprefix('eval_')} {value:.4g}" for name, value in scores.items())
             self.training_bar.write(f"step {state.global_step:,}: {shown}")
         if parts := [form.format(logs[name]) for name, form in _SHOWN.items() if name in logs]:
@@ -89,28 +69,20 @@ def _is_score(name: str, value: Any) -> bool:
     return name.startswith("eval_") and not name.endswith(_TIMINGS) and isinstance(value, int | float)
 
 
-def use_token_progress(trainer: Trainer, *, write_logs: bool = False) -> None:
+def use_token_progress(trainer: Trainer) -> None:
     """Puts [`TokenProgressCallback`] in the place of a Trainer's own progress bar.
 
     Where the Trainer has none, since `disable_tqdm` is set or a notebook shows a table instead, nothing changes.
-
-    Args:
-        trainer: Any Trainer that is not training yet.
-        write_logs: Whether to write every log as a line too.
     """
     for callback in trainer.callback_handler.callbacks:
         if type(callback) is ProgressCallback:
             trainer.remove_callback(callback)
-            trainer.add_callback(TokenProgressCallback(write_logs=write_logs))
+            trainer.add_callback(TokenProgressCallback())
             return
 
 
 def close_progress(trainer: Trainer) -> None:
-    """Ends the progress bars of a training that was interrupted, so that nothing is drawn below what is said of it.
-
-    Args:
-        trainer: Any Trainer.
-    """
+    """Ends the progress bars of a training that was interrupted, so that nothing is drawn below what is said of it."""
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, ProgressCallback):
             for bar in (callback.prediction_bar, callback.training_bar):
@@ -140,14 +112,12 @@ class WriteCurves(TrainerCallback):
         self._is_training = False
         self._has_warned = False
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Notes that what is evaluated from now on belongs to the training."""
         self._is_training = True
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Has the last update logged."""
+        """Logs the last update."""
         if state.global_step >= state.max_steps and args.logging_strategy != IntervalStrategy.NO:
             control.should_log = True
 
@@ -156,9 +126,7 @@ class WriteCurves(TrainerCallback):
         if self._is_training and time.monotonic() - self._last_time >= self.min_interval:
             self._write(args, state)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Draws the whole training."""
         self._is_training = False
         self._write(args, state)
@@ -202,10 +170,9 @@ def write_metrics(
     - "last_log": what was logged last while training (loss, learning rate, tokens per second, ...);
     - "best": "metric", "value", "step" and "checkpoint" (relative to the folder) of the best evaluation, or null;
     - "steps" (updates) and "epochs";
-    - "resumed_at_step": the update after which the last part of a [`TranslationTrainer`]'s training began, null if it
-      has one part only; the metrics whose names begin with "train_" are that part's;
-    - "tokens_seen": "source" and "target", without padding, in the same part of the training;
-    - "runtime_seconds": of the same part;
+    - "resumed_at_step": the update after which the last part of a [`TranslationTrainer`]'s training began, or null. The
+      metrics whose names begin with "train_", and the next two, are those of that part;
+    - "tokens_seen": "source" and "target", without padding; "runtime_seconds";
     - "parameters" and "trainable_parameters": their number, shared ones counted once;
     - "device", "device_name", "processes" and "versions".
 
@@ -221,10 +188,6 @@ def write_metrics(
 
     Returns:
         The file, or `None` in a process that is not the main one, which writes nothing.
-
-    Raises:
-        OSError: If the file cannot be written.
-        TypeError: If a metric is neither a number, a string, nor a list or dictionary of them.
     """
     if not state.is_world_process_zero:
         return None
@@ -244,50 +207,42 @@ def write_metrics(
         **_describe_surroundings(args),
     }
     text = json.dumps(_to_json(content), indent=2, ensure_ascii=False, allow_nan=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    try:
+    with new_file(path, overwrite=True) as partial:
         partial.write_text(text + "\n", encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
     return path
 
 
 def _read_earlier_metrics(path: Path, steps: int) -> dict[str, Any]:
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        earlier = json.loads(path.read_text(encoding="utf-8"))
-        if earlier["steps"] == steps:
-            return dict(earlier["metrics"])
+    earlier = read_json(path)
+    if isinstance(earlier, dict) and earlier.get("steps") == steps and isinstance(earlier.get("metrics"), dict):
+        return dict(earlier["metrics"])
     return {}
 
 
 def _describe_best(output_dir: Path, state: TrainerState, args: TrainingArguments) -> dict[str, Any] | None:
     if state.best_metric is None:
         return None
-    checkpoint = (
-        None if state.best_model_checkpoint is None else os.path.relpath(state.best_model_checkpoint, output_dir)
-    )
+    best = state.best_model_checkpoint
     return {
         "metric": args.metric_for_best_model,
         "value": state.best_metric,
         "step": state.best_global_step,
-        "checkpoint": checkpoint,
+        "checkpoint": None if best is None else os.path.relpath(best, output_dir),
     }
 
 
 def _describe_surroundings(args: TrainingArguments) -> dict[str, Any]:
-    is_cuda = args.device.type == "cuda"
+    device_name = platform.processor() or platform.machine()
+    if args.device.type == "cuda":
+        device_name = torch.cuda.get_device_name(args.device)
+    packages = ("vanilla-transformer", "torch", "transformers", "accelerate")
     return {
         "device": str(args.device),
-        "device_name": torch.cuda.get_device_name(args.device)
-        if is_cuda
-        else platform.processor() or platform.machine(),
+        "device_name": device_name,
         "processes": args.world_size,
         "versions": {
             "python": platform.python_version(),
-            "vanilla_transformer": __version__,
-            **{name: version(name) for name in ("torch", "transformers", "accelerate")},
+            **{name.replace("-", "_"): version(name) for name in packages},
         },
     }
 

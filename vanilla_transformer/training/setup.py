@@ -30,8 +30,8 @@ from vanilla_transformer.data.streams import sample_pairs
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
 from vanilla_transformer.files import PARTIAL_FOLDER, replacing_files
 from vanilla_transformer.inference.evaluate import make_compute_metrics
-from vanilla_transformer.inference.metrics.sacrebleu_scores import find_bleu_tokenizer
-from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig, name_both_stacks
+from vanilla_transformer.inference.scores import find_bleu_tokenizer
+from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.tasks import TRANSLATION, Task, find_prefix, get_task
 
@@ -55,15 +55,7 @@ _WATCHED_ARGUMENTS = (
 
 
 def settle_prefix(model_arguments: ModelArguments, data_arguments: DataArguments) -> str:
-    """What is to stand before each source: as the arguments say, or else the model that is to be trained further.
-
-    Args:
-        model_arguments: Which model.
-        data_arguments: The prefix, if one was given, and for which task.
-
-    Returns:
-        The prefix, which may be empty.
-    """
+    """What is to stand before each source: as the arguments say, or else the model that is to be trained further."""
     if data_arguments.source_prefix is not None or model_arguments.model_name_or_path is None:
         return data_arguments.source_prefix or ""
     config = AutoConfig.from_pretrained(model_arguments.model_name_or_path)
@@ -80,15 +72,8 @@ def load_or_train_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Loads the tokenizer that is named, or the one this run trained before it was stopped, or trains one.
 
-    Args:
-        arguments: Names of tokenizer and model.
-        train_dataset: Pairs to train one on.
-        output_dir: Where an earlier part of this run saved the tokenizer it trained.
-        sample: How many pairs of a stream to train on; of a dataset all of them are taken.
-        model_max_length: Tokens that a new one cuts a text to, where it is asked to.
-
-    Returns:
-        The tokenizer, of one vocabulary or, if the arguments ask for it, of two.
+    A new one cuts a text to `model_max_length` tokens where it is asked to. It learns from `sample` pairs of a stream,
+    or on all pairs of a dataset.
     """
     name = arguments.tokenizer_name or arguments.model_name_or_path
     # Of its files, the one that takes its place last.
@@ -98,34 +83,14 @@ def load_or_train_tokenizer(
         return AutoTokenizer.from_pretrained(name)
     pairs = train_dataset if isinstance(train_dataset, Dataset) else sample_pairs(train_dataset, sample)
     sources, targets = pairs["source"], pairs["target"]
+    sizes: dict[str, Any] = {"vocab_size": arguments.vocab_size, "model_max_length": model_max_length}
     if arguments.separate_vocabularies:
-        return train_separate_tokenizer(
-            sources,
-            targets,
-            vocab_size=arguments.vocab_size,
-            target_vocab_size=arguments.target_vocab_size,
-            model_max_length=model_max_length,
-        )
-    return train_tokenizer(
-        chain(sources, targets),
-        vocab_size=arguments.vocab_size,
-        model_max_length=model_max_length,
-        length=2 * len(pairs),
-    )
+        return train_separate_tokenizer(sources, targets, target_vocab_size=arguments.target_vocab_size, **sizes)
+    return train_tokenizer(chain(sources, targets), length=2 * len(pairs), **sizes)
 
 
 def parse_overrides(text: str | None) -> dict[str, Any]:
-    """Parses `name=value,name=value`; a value is JSON (0.3, true, null, [1, 2]) or else a string.
-
-    Args:
-        text: What was given on the command line.
-
-    Returns:
-        Values by name.
-
-    Raises:
-        ValueError: If a part has no `=`.
-    """
+    """Parses `name=value,name=value`; a value is JSON (0.3, true, null, [1, 2]) or else a string."""
     overrides: dict[str, Any] = {}
     rest = text or ""
     while rest := rest.strip(" ,"):
@@ -155,17 +120,8 @@ def build_config(
 ) -> PreTrainedConfig:
     """Builds the configuration that preset, configuration or model and the overrides ask for.
 
-    Args:
-        arguments: Which of them.
-        tokenizer: Gives a new model its vocabulary size and special tokens.
-        langs: Source and target language, where they are known; recorded in configurations that have a field for it.
-
-    Returns:
-        The configuration.
-
-    Raises:
-        ValueError: If an override is not a field of the configuration, or not a legal value of it, or the tokenizer
-            has more tokens than the model to go on from.
+    The tokenizer gives a new model its vocabulary size and special tokens. `langs`, source and target language, are
+    recorded in configurations that have a field for them. Overrides and tokenizers that do not fit are a ValueError.
     """
     overrides = parse_overrides(arguments.config_overrides)
     if arguments.preset is not None:
@@ -179,30 +135,18 @@ def build_config(
             f"{', '.join(sorted(legal))}."
         )
     settings = base.to_dict()
-    target_vocab_size = getattr(tokenizer, "target_vocab_size", len(tokenizer))
     if arguments.model_name_or_path is not None:
-        target_size = getattr(base, "decoder_vocab_size", None) or base.vocab_size
-        for side, tokens, known in (
-            ("source", len(tokenizer), base.vocab_size),
-            ("target", target_vocab_size, target_size),
-        ):
-            if tokens > known:
-                raise ValueError(
-                    f"The tokenizer {arguments.tokenizer_name} has {tokens} {side} tokens, but the model "
-                    f"{arguments.model_name_or_path} knows {known}: give its own tokenizer, or resize it first."
-                )
+        _check_tokenizer(base, tokenizer, arguments)
     else:
         settings["vocab_size"] = len(tokenizer)
         if getattr(tokenizer, "separate_vocabs", False):
-            settings["decoder_vocab_size"] = target_vocab_size
+            settings["decoder_vocab_size"] = tokenizer.target_vocab_size
             settings["share_encoder_decoder_embeddings"] = False
         for name in ("bos_token_id", "pad_token_id", "eos_token_id"):
             settings[name] = getattr(tokenizer, name)
         settings["decoder_start_token_id"] = tokenizer.bos_token_id
     if langs is not None and "langs" in legal:
         settings["langs"] = langs
-    if isinstance(base, VanillaTransformerConfig):
-        overrides = name_both_stacks(overrides)
     for name, value in overrides.items():
         settings[base.attribute_map.get(name, name)] = value
     try:
@@ -211,15 +155,21 @@ def build_config(
         raise ValueError(f"config_overrides: {error}") from error
 
 
+def _check_tokenizer(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, arguments: ModelArguments) -> None:
+    """The model to go on from must know all of the tokenizer's tokens."""
+    target_tokens = getattr(tokenizer, "target_vocab_size", len(tokenizer))
+    target_known = getattr(config, "decoder_vocab_size", None) or config.vocab_size
+    sides = {"source": (len(tokenizer), config.vocab_size), "target": (target_tokens, target_known)}
+    for side, (tokens, known) in sides.items():
+        if tokens > known:
+            raise ValueError(
+                f"The tokenizer {arguments.tokenizer_name} has {tokens} {side} tokens, but the model "
+                f"{arguments.model_name_or_path} knows {known}: give its own tokenizer, or resize it first."
+            )
+
+
 def check_model_arguments(arguments: ModelArguments) -> None:
-    """Checks preset and overrides before data are read and a tokenizer is trained.
-
-    Args:
-        arguments: Those of a new model by preset; of others nothing is checked yet.
-
-    Raises:
-        ValueError: If there is no such preset, or an override is not a field or not a legal value of it.
-    """
+    """Checks preset and overrides of a new model before data are read and a tokenizer is trained."""
     if arguments.preset is not None:
         build_config(arguments, VanillaTransformerTokenizer())
 
@@ -229,14 +179,9 @@ def build_model(
 ) -> PreTrainedModel:
     """Builds a new model, or loads the one to go on from.
 
-    Args:
-        arguments: Which of them.
-        config: Its configuration.
-        max_new_tokens: The most tokens that a new one writes; `None`: the paper's bound, 50 more than the source has.
-
-    Returns:
-        The model. A new one searches with 4 beams unless `generate` is told otherwise, and if it is this package's,
-        ranks translations by the paper's length penalty with alpha = 0.6 (6.1).
+    A new one searches with 4 beams unless `generate` is told otherwise, and if it is this package's, ranks translations
+    by the paper's length penalty with alpha = 0.6 (6.1). Without `max_new_tokens` it writes at most 50 tokens more than
+    the source has, the paper's bound.
     """
     if arguments.model_name_or_path is not None:
         return AutoModelForSeq2SeqLM.from_pretrained(arguments.model_name_or_path, config=config)
@@ -255,13 +200,7 @@ def check_output_dir(
 ) -> None:
     """Makes sure that the output folder is new, or holds an earlier part of the same run. Writes nothing.
 
-    Args:
-        output_dir: The folder.
-        model_arguments: What is trained.
-        data_arguments: On what.
-
-    Raises:
-        ValueError: If the folder holds something else, or a run with another model or other data.
+    Raises a ValueError if the folder holds something else, or a run with another model or other data.
     """
     folder = Path(output_dir)
     marker = folder / ARGUMENTS_FILE
@@ -279,7 +218,7 @@ def check_output_dir(
                 f"{folder} holds a run with other arguments ({'; '.join(differences)}). "
                 "Give the same ones to resume it, or another output_dir."
             )
-    elif folder.exists() and not folder.is_dir():
+    elif folder.is_file():
         raise ValueError(f"{folder} is a file. Give another output_dir.")
     elif folder.exists() and (strangers := sorted({entry.name for entry in folder.iterdir()} - {PARTIAL_FOLDER})):
         raise ValueError(
@@ -298,17 +237,8 @@ def claim_output_dir(
     """Checks the output folder as `check_output_dir` does, and marks it as this run's.
 
     Called once data, tokenizer and configuration are known to be good: a folder that was marked before would refuse
-    the command in which a mistake is mended.
-
-    Args:
-        output_dir: The folder.
-        model_arguments: What is trained.
-        data_arguments: On what.
-        training_arguments: How; recorded, but free to change from one part of the run to the next (more epochs, say).
-        tokenizer: Saved, so that the run has the same one when it is resumed.
-
-    Raises:
-        ValueError: If the folder holds something else, or a run with another model or other data.
+    the command in which a mistake is mended. The training arguments are recorded, but may change from one part of the
+    run to the next (more epochs, say). The tokenizer is saved, so that a resumed run has the same one.
     """
     check_output_dir(output_dir, model_arguments, data_arguments)
     if not training_arguments.should_save:
@@ -326,7 +256,7 @@ def claim_output_dir(
 
 
 def _report_changes(marker: Path, training: dict[str, Any]) -> None:
-    """Warns where a run goes on in another way than it began, which is legal but no longer the same run."""
+    """Warns where a run goes on in another way than it began, which is allowed but no longer the same run."""
     if not marker.is_file():
         return
     found = json.loads(marker.read_text(encoding="utf-8")).get("training", {})
@@ -350,36 +280,18 @@ def build_trainer(
     data_arguments: DataArguments,
     training_arguments: TranslationTrainingArguments,
 ) -> TranslationTrainer:
-    """Builds a trainer that batches, translates and scores sentence pairs.
-
-    Args:
-        model: What to train.
-        tokenizer: Its tokenizer.
-        corpora: "train" and possibly "validation", with string columns "source" and "target".
-        data_arguments: The task, length limits, BPE-dropout, and the window of a stream.
-        training_arguments: Everything else.
-
-    Returns:
-        The trainer.
-    """
-    max_source_length, max_target_length = data_arguments.lengths
+    """Builds a trainer that batches, translates and scores the pairs of "train" and possibly "validation"."""
+    limits = dict(zip(("max_source_length", "max_target_length"), data_arguments.lengths, strict=True))
     tokenized: dict[str, Any] = {}
     with training_arguments.main_process_first(desc="tokenizing"):
         for split, dataset in corpora.items():
             if isinstance(dataset, Dataset):
-                tokenized[split] = tokenize_pairs(
-                    dataset,
-                    tokenizer,
-                    max_source_length=max_source_length,
-                    max_target_length=max_target_length,
-                    name=f"{split} data",
-                )
+                tokenized[split] = tokenize_pairs(dataset, tokenizer, **limits, name=f"{split} data")
     compute_metrics: Callable[..., dict[str, float]] | None = None
     if training_arguments.predict_with_generate and "validation" in tokenized:
         langs = known_languages(data_arguments) or getattr(model.config, "langs", None)
-        compute_metrics = make_compute_metrics(
-            tokenizer, get_task(data_arguments.task), bleu_tokenize=find_bleu_tokenizer(langs)
-        )
+        task = get_task(data_arguments.task)
+        compute_metrics = make_compute_metrics(tokenizer, task, bleu_tokenize=find_bleu_tokenizer(langs))
     callbacks: list[TrainerCallback] = [
         KeepGenerationConfig(copy.deepcopy(model.generation_config)),
         RecordWorldSize(streaming=isinstance(corpora["train"], IterableDataset)),
@@ -387,17 +299,15 @@ def build_trainer(
         WriteCurves(),
         ShipCode(),
     ]
-    train_lengths = None
-    if isinstance(corpora["train"], IterableDataset):
-        train_dataset = stream_batches(corpora["train"], tokenizer, data_arguments, training_arguments)
+    pairs, train_lengths = corpora["train"], None
+    if isinstance(pairs, IterableDataset):
+        train_dataset = stream_batches(pairs, tokenizer, data_arguments, training_arguments)
     else:
         train_dataset, train_lengths = prepare_training_data(
-            corpora["train"], tokenized["train"], tokenizer, data_arguments, training_arguments
+            pairs, tokenized["train"], tokenizer, data_arguments, training_arguments
         )
-        if (
-            training_arguments.max_source_tokens is None
-            and training_arguments.train_sampling_strategy == "group_by_length"
-        ):
+        groups_by_length = training_arguments.train_sampling_strategy == "group_by_length"
+        if training_arguments.max_source_tokens is None and groups_by_length:
             callbacks.append(MixLengthGroups(np.maximum(*train_lengths).tolist()))
     trainer = TranslationTrainer(
         model=model,
@@ -415,11 +325,7 @@ def build_trainer(
 
 
 def check_streaming(data_arguments: DataArguments, arguments: TranslationTrainingArguments) -> None:
-    """Checks that a run with `streaming` has all that a corpus without a known length needs.
-
-    Raises:
-        ValueError: Naming everything that is missing.
-    """
+    """Checks that a run with `streaming` has all that a corpus without a known length needs."""
     if not data_arguments.streaming:
         return
     problems = []
@@ -444,23 +350,16 @@ def settle_training_arguments(
 ) -> None:
     """Fills in, in place, what depends on model and data.
 
-    Args:
-        arguments: Lose what needs validation data without any.
-        config: Takes label smoothing over, if it knows it: the model's own loss applies it, in training mode only,
-            and the Trainer, which would apply it a second time, shall not.
-        validates: Whether there are validation data.
-        bpe_dropout: Whether the training data stay texts until a batch is made.
-        task: By whose score the best checkpoint is chosen, unless the user said by which.
-
-    Raises:
-        ValueError: If the user chose a score that is not computed for the task.
+    Without validation data (`validates`) the arguments lose what needs them. A configuration with label smoothing of
+    its own takes it over: the model's loss applies it in training mode only, and the Trainer would apply it a second
+    time. With BPE-dropout the training data stay texts until a batch is made. The best checkpoint is chosen by the
+    task's score, unless the user said by which.
     """
     arguments.choose_metric(task)
     if arguments.label_smoothing_factor and hasattr(config, "label_smoothing"):
         config.label_smoothing = arguments.label_smoothing_factor
         arguments.label_smoothing_factor = 0.0
     if bpe_dropout:
-        # The texts are tokenized when a batch is made, so until then they must not be removed.
         arguments.remove_unused_columns = False
     if not validates:
         arguments.eval_strategy = IntervalStrategy.NO

@@ -34,7 +34,7 @@ def keep_tables_together(accelerator: Accelerator) -> None:
     """Makes `accelerator.prepare` divide tables and output layer with all that is in no layer, where it uses FSDP2.
 
     Their weights are then gathered at the beginning of a forward pass and stay until its end, which they would anyway,
-    the output layer coming last. With other ways to train nothing changes.
+    since the output layer comes last. With other ways to train nothing changes.
 
     Args:
         accelerator: Changed in place. Call this once for an accelerator.
@@ -69,11 +69,7 @@ def _hidden_tables(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def unsharded_class(model: nn.Module) -> Iterator[None]:
-    """Gives a model that `fully_shard` divided its own class back for a while, for code that looks at the class.
-
-    Args:
-        model: Any other model stays as it is.
-    """
+    """Gives a model that `fully_shard` divided its own class back for a while, for code that looks at the class."""
     sharded = type(model)
     if is_sharded(model):
         model.__class__ = next(kind for kind in sharded.__mro__[1:] if not _is_sharded_class(kind))
@@ -91,15 +87,7 @@ def _is_sharded_class(kind: type) -> bool:
 
 
 def drop_tied_copies(model: PreTrainedModel, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Leaves one of the names of each shared table, the one that the model is saved with when it is not divided.
-
-    Args:
-        model: Knows which weights are tied.
-        state_dict: Gathered weights by name.
-
-    Returns:
-        Weights by name.
-    """
+    """Leaves one name of each shared table of gathered weights, the one that an undivided model is saved with."""
     tied = model.all_tied_weights_keys
     return {name: tensor for name, tensor in state_dict.items() if tied.get(name) not in state_dict}
 

@@ -53,11 +53,7 @@ PAPER: dict[str, PaperFigures] = {
 
 
 def check_rows(rows: Sequence[str]) -> None:
-    """Checks that all of them are rows of Table 3, each named once.
-
-    Raises:
-        ValueError: If one is not.
-    """
+    """Checks that all of them are rows of Table 3, each named once."""
     if unknown := [row for row in rows if row not in PAPER]:
         raise ValueError(f"rows: {', '.join(unknown)} not among the rows of Table 3, which are {', '.join(PAPER)}.")
     if len(set(rows)) != len(rows):
@@ -65,18 +61,7 @@ def check_rows(rows: Sequence[str]) -> None:
 
 
 def parse_factor(name: str, text: str) -> Fraction:
-    """Reads a factor, exactly.
-
-    Args:
-        name: What the message calls it.
-        text: "0.25" or "1/4".
-
-    Returns:
-        The factor.
-
-    Raises:
-        ValueError: If it is not a positive number.
-    """
+    """Reads a positive factor such as 0.25 or 1/4, exactly. The message calls it `name`."""
     try:
         factor = Fraction(text)
     except (ValueError, ZeroDivisionError):
@@ -87,18 +72,9 @@ def parse_factor(name: str, text: str) -> Fraction:
 
 
 def scale_overrides(row: str, *, scale: Fraction, layers_factor: Fraction) -> dict[str, int]:
-    """Returns the sizes of a scaled row that differ from the preset of that name.
+    """Returns the sizes of a scaled row that differ from the preset of that name, as fields of the configuration.
 
-    Args:
-        row: A row of Table 3.
-        scale: Factor of d_model, d_ff, d_k and d_v.
-        layers_factor: Factor of the number of layers.
-
-    Returns:
-        Fields of the configuration and their values.
-
-    Raises:
-        ValueError: If it is no row of Table 3, or a size would not be a whole number, or not a legal one.
+    `scale` is the factor of d_model, d_ff, d_k and d_v. Sizes that are not whole or not legal are a ValueError.
     """
     check_rows([row])
     config = VanillaTransformerConfig.from_preset(row)
@@ -127,32 +103,16 @@ def scale_overrides(row: str, *, scale: Fraction, layers_factor: Fraction) -> di
 
 
 def count_steps(row: str, base_steps: int) -> int:
-    """Returns the updates of a row when "base" has `base_steps`: three times as many for big, as in the paper.
-
-    Args:
-        row: A row of Table 3.
-        base_steps: Updates of "base".
-
-    Returns:
-        The number of updates.
-    """
-    paper_steps, paper_base = (paper_recipe(name, use_cpu=True)["max_steps"] for name in (row, "base"))
+    """Returns the updates of a row when "base" has `base_steps`: three times as many for big, as in the paper."""
+    paper_steps, paper_base = (paper_recipe(name, num_devices=1)["max_steps"] for name in (row, "base"))
     return int(Fraction(base_steps * paper_steps, paper_base))
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a trained row came to.
+    """What a trained row came to; `config` has its columns of Table 3, as `describe_config` names them.
 
-    Attributes:
-        row: Its name.
-        config: Its columns of Table 3: N, d_model, d_ff, h, d_k, d_v, P_drop, eps_ls.
-        steps: Updates it was trained for.
-        parameters: Number of its parameters.
-        perplexity: Per target token of the validation set, `</s>` included.
-        bleu: SacreBLEU of the validation set.
-        test_perplexity: Perplexity of the test set, where there is one.
-        test_bleu: BLEU of the test set, where there is one.
+    Perplexities are per target token, `</s>` included; BLEU is SacreBLEU.
     """
 
     row: str
@@ -166,14 +126,7 @@ class Measurement:
 
 
 def describe_config(config: VanillaTransformerConfig) -> dict[str, float]:
-    """Returns the columns of Table 3 that describe a model, by the paper's names.
-
-    Args:
-        config: The model; both of its stacks are alike, as all of Table 3's are.
-
-    Returns:
-        N, d_model, d_ff, h, d_k, d_v, P_drop and eps_ls.
-    """
+    """Returns the columns of Table 3 that describe a model, by the paper's names; both of its stacks are alike."""
     head_size = config.d_model // config.encoder_attention_heads
     return {
         "N": config.encoder_layers,
@@ -208,20 +161,10 @@ def _cells(measurement: Measurement, *, with_test: bool) -> dict[str, str]:
 
 
 def make_cells(measurements: Sequence[Measurement]) -> list[list[str]]:
-    """Returns the table's cells: a row of headers, and a row for each measurement in the paper's order.
+    """Returns the table's cells: a row of headers, and a row for each of at least one measurement in the paper's order.
 
-    Args:
-        measurements: What was measured, at least one, in any order.
-
-    Returns:
-        Texts, all rows of one length; the paper's figure comes before the measured one. The test set has columns if a
-        measurement has figures for it.
-
-    Raises:
-        ValueError: If there is no measurement.
+    The paper's figure comes before the measured one. The test set has columns if a measurement has figures for it.
     """
-    if not measurements:
-        raise ValueError("measurements is empty: there is nothing to make a table of.")
     with_test = any(measurement.test_bleu is not None for measurement in measurements)
     order = list(PAPER)
     rows = [
@@ -232,14 +175,7 @@ def make_cells(measurements: Sequence[Measurement]) -> list[list[str]]:
 
 
 def format_text(cells: Sequence[Sequence[str]]) -> str:
-    """Returns a table for the terminal: the first column flush left, the others flush right.
-
-    Args:
-        cells: Rows of one length, the headers first.
-
-    Returns:
-        Lines, each ended by a line break.
-    """
+    """Returns a table for the terminal: the first column flush left, the others flush right."""
     first, *others = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
     for name, *values in cells:
@@ -249,14 +185,7 @@ def format_text(cells: Sequence[Sequence[str]]) -> str:
 
 
 def format_markdown(cells: Sequence[Sequence[str]]) -> str:
-    """Returns the same table in Markdown.
-
-    Args:
-        cells: Rows of one length, the headers first.
-
-    Returns:
-        Lines, each ended by a line break.
-    """
+    """Returns the same table in Markdown."""
     # Markdown would take a pair of asterisks or underscores for emphasis.
     escaped = [[value.replace("*", r"\*").replace("_", r"\_") for value in row] for row in cells]
     headers, *rows = escaped
@@ -265,14 +194,7 @@ def format_markdown(cells: Sequence[Sequence[str]]) -> str:
 
 
 def describe_search(generation_config: Mapping[str, Any]) -> str:
-    """Says how translations were searched for, and where that differs from the paper's search.
-
-    Args:
-        generation_config: The generation config in force, as a dictionary.
-
-    Returns:
-        "beam 4, length penalty 1.0 (...)".
-    """
+    """Says how translations were searched for, "beam 4, length penalty 1.0", and how the paper's search differs."""
     penalty = generation_config.get("length_penalty")
     kind = generation_config.get("length_penalty_type") or "transformers"
     formula = {

@@ -3,9 +3,9 @@
 import copy
 import json
 import math
+import shutil
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import EvalLoopOutput, HubStrategy, TrainOutput, seed_worker
 from transformers.utils import logging
 from transformers.utils.hub import PushInProgress
@@ -34,19 +34,12 @@ from transformers.utils.hub import PushInProgress
 from vanilla_transformer.data.batching import IntArray, TokenBatchSampler, pair_lengths
 from vanilla_transformer.data.stream_batches import StreamingTokenBatches
 from vanilla_transformer.files import replacing_files
-from vanilla_transformer.hub.card import CardMetadata, write_model_card
+from vanilla_transformer.hub.card import write_model_card
 from vanilla_transformer.hub.facts import is_hub_name
-from vanilla_transformer.hub.files import select_files
-from vanilla_transformer.hub.pushing import (
-    describe_error,
-    push_snapshot,
-    remove_snapshots,
-    take_snapshot,
-    write_card_to_push,
-)
-from vanilla_transformer.inference.evaluate import to_perplexity
+from vanilla_transformer.hub.files import CARD_NAME, select_files
+from vanilla_transformer.inference.scores import to_perplexity
 from vanilla_transformer.model.loss_vanilla_transformer import IGNORED_LABEL
-from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
+from vanilla_transformer.model.pretrained_vanilla_transformer import VanillaTransformerPreTrainedModel
 
 from .averaging import AverageCheckpoints
 from .checkpoints import find_last_whole_checkpoint
@@ -61,9 +54,7 @@ class _SetEpoch(TrainerCallback):
     def __init__(self, sampler: TokenBatchSampler) -> None:
         self.sampler = sampler
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.sampler.set_epoch(int(state.epoch or 0))
 
 
@@ -81,13 +72,13 @@ class TranslationTrainer(Seq2SeqTrainer):
     not depend on the batches. Of a stream it logs `corpus_pass`, counted from 0; `epoch` is then the share of
     `max_steps` that is done. With `average_checkpoints` it averages the last ones at the end ([`AverageCheckpoints`]).
     Without a learning rate in the arguments it takes the paper's, (d_model * warmup_steps)^-0.5. What `train` returns
-    counts tokens and seconds of its own part of a training only; `train_resumed_at_step` says after which update that
-    part began, unless it is the whole.
+    counts tokens and seconds of the last part of a training; `train_resumed_at_step` says after which update that part
+    began, if the training was resumed.
 
-    With `push_to_hub` every push is a whole model with code and card, and nothing that says where things are on this
-    machine ([`select_files`]), except in the checkpoints that `hub_strategy` "checkpoint" or "all_checkpoints" adds:
-    they are whole too, with the optimizer's pickles and the path of the best checkpoint. One in the middle of a
-    training that fails is reported, and does not end the training. No token is ever written to disk.
+    With `push_to_hub` every push is a model with code and card, and nothing that says where things are on this machine
+    ([`select_files`]), except in the checkpoints that `hub_strategy` "checkpoint" or "all_checkpoints" adds: they have
+    the optimizer's pickles and the path of the best checkpoint. A push that fails in the middle of a training is
+    reported, and does not end the training. No token is ever written to disk.
 
     Args:
         *args: As `Seq2SeqTrainer` takes them.
@@ -110,9 +101,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             d_model = cast(PreTrainedModel, self.model).config.hidden_size
             self.args.learning_rate = (d_model * self.args.warmup_steps) ** -0.5
         average = getattr(self.args, "average_checkpoints", 0)
-        if average and not any(
-            isinstance(callback, AverageCheckpoints) for callback in self.callback_handler.callbacks
-        ):
+        if average and not any(isinstance(each, AverageCheckpoints) for each in self.callback_handler.callbacks):
             self.add_callback(AverageCheckpoints(last=average))
         if self.stream is not None and self.args.dataloader_num_workers:
             raise ValueError(
@@ -125,7 +114,6 @@ class TranslationTrainer(Seq2SeqTrainer):
         self._interval_start: float | None = None
         self._pause = 0.0
         self._loss_sums: list[torch.Tensor] = []
-        self._last_push: tuple[int, Future[CommitInfo]] | None = None
 
     @property
     def stream(self) -> StreamingTokenBatches | None:
@@ -144,15 +132,10 @@ class TranslationTrainer(Seq2SeqTrainer):
         return self._token_dataloader()
 
     def _loader_settings(self) -> dict[str, Any]:
-        arguments = self.args
-        return {
-            "num_workers": arguments.dataloader_num_workers,
-            "pin_memory": arguments.dataloader_pin_memory,
-            "persistent_workers": arguments.dataloader_persistent_workers,
-            "prefetch_factor": arguments.dataloader_prefetch_factor,
-            # Creating an iterator draws a seed, which must not come from the random state that a checkpoint restores.
-            "generator": torch.Generator().manual_seed(arguments.seed),
-        }
+        names = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
+        settings = {name: getattr(self.args, f"dataloader_{name}") for name in names}
+        # Creating an iterator draws a seed, which must not come from the random state that a checkpoint restores.
+        return {**settings, "generator": torch.Generator().manual_seed(self.args.seed)}
 
     def _token_dataloader(self) -> DataLoader[Any]:
         arguments: Any = self.args
@@ -178,13 +161,12 @@ class TranslationTrainer(Seq2SeqTrainer):
         # Older versions of the library do not tell a sampler behind `skip_first_batches` which epoch it is.
         self.remove_callback(_SetEpoch)
         self.add_callback(_SetEpoch(sampler))
+        workers = arguments.dataloader_num_workers
         loader: DataLoader[Any] = DataLoader(
             self._remove_unused_columns(self.train_dataset, description="training"),
             batch_sampler=sampler,
             collate_fn=self.data_collator,
-            worker_init_fn=partial(
-                seed_worker, num_workers=arguments.dataloader_num_workers, rank=arguments.process_index
-            ),
+            worker_init_fn=partial(seed_worker, num_workers=workers, rank=arguments.process_index),
             **self._loader_settings(),
         )
         # The sampler knows its rank: as one of one process, accelerate leaves its batches alone.
@@ -223,11 +205,7 @@ class TranslationTrainer(Seq2SeqTrainer):
     # Resuming
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """Trains as the library does; a stream that is resumed goes on where the checkpoint left it.
-
-        Raises:
-            ValueError: If the checkpoint does not say where that is, or the stream has other arguments now.
-        """
+        """Trains as the library does; a stream that is resumed goes on where the checkpoint left it."""
         if resume_from_checkpoint is True:
             folder = str(self.args.output_dir)
             found = find_last_whole_checkpoint(folder, world_size=self.args.world_size, set_aside=False)
@@ -411,77 +389,36 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     # The Hub
 
-    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Makes sure that the repository is there, as the library does, and the branch `hub_revision`.
-
-        Args:
-            token: Instead of `hub_token`.
-            private: Whether a repository that is made now is private, instead of `hub_private_repo`.
-        """
-        # The oldest supported versions do not know `private`.
-        super().init_hf_repo(token=token, **({} if private is None else {"private": private}))
-        if self.is_world_process_zero():
-            remove_snapshots(str(self.args.output_dir))
-            self._make_branch(self.args.hub_revision, token)
-
-    def _make_branch(self, revision: str | None, token: str | None) -> None:
-        # As `push_to_hub` of models does. Pull requests have a reference already.
-        if revision is not None and not revision.startswith("refs/"):
-            create_branch(str(self.hub_model_id), branch=revision, token=token or self.args.hub_token, exist_ok=True)
-
-    def create_model_card(
-        self,
-        language: str | None = None,
-        license: str | None = None,
-        tags: str | list[str] | None = None,
-        model_name: str | None = None,
-        finetuned_from: str | None = None,
-        tasks: str | list[str] | None = None,
-        dataset_tags: str | list[str] | None = None,
-        dataset: str | list[str] | None = None,
-        dataset_args: str | list[str] | None = None,
-    ) -> None:
+    def create_model_card(self, **kwargs: Any) -> None:  # type: ignore[override]
         """Writes README.md into the output folder: this package's card for its own models, else the library's.
 
         Args:
-            language: Languages of the model, where its configuration does not name them.
-            license: Its license.
-            tags: Tags besides those that the card has by itself.
-            model_name: Its name; by default the repository's.
-            finetuned_from: The model that the training began with, by its name on the Hub.
-            tasks: For the library's card; the configuration of this package's models names theirs.
-            dataset_tags: Identifiers on the Hub of what it was trained on.
-            dataset: For the library's card.
-            dataset_args: For the library's card.
+            **kwargs: As the library's method takes them. This package's card takes `language`, `license`, `tags`,
+                `model_name`, `finetuned_from` and `dataset_tags`, and knows the others by itself.
         """
-        known = self._known_metadata()
-        license, dataset_tags = license or known["license"], dataset_tags or known["dataset_tags"]
-        if not self._has_own_card():
-            super().create_model_card(
-                language=language,
-                license=license,
-                tags=tags,
-                model_name=model_name or Path(str(self.hub_model_id or self.args.output_dir)).name,
-                finetuned_from=finetuned_from,
-                tasks=tasks,
-                dataset_tags=dataset_tags,
-                dataset=dataset,
-                dataset_args=dataset_args,
-            )
-        elif self.is_world_process_zero():
-            metadata = _card_metadata(language, license, tags, model_name, finetuned_from, dataset_tags)
-            write_model_card(str(self.args.output_dir), repo_id=self.hub_model_id, **metadata)
-
-    def _known_metadata(self) -> dict[str, Any]:
-        """What the arguments, which may be the library's, tell of the model for its card."""
-        return {
-            "license": getattr(self.args, "hub_license", None),
-            "dataset_tags": getattr(self.args, "hub_datasets", None),
-        }
-
-    def _has_own_card(self) -> bool:
+        tags = kwargs.get("tags") or []
+        model_tags = getattr(self.model, "model_tags", None) or []
+        kwargs["tags"] = list(dict.fromkeys([*([tags] if isinstance(tags, str) else tags), *model_tags])) or None
+        # The arguments may be the library's, which do not have these.
+        kwargs["license"] = kwargs.get("license") or getattr(self.args, "hub_license", None)
+        kwargs["dataset_tags"] = kwargs.get("dataset_tags") or getattr(self.args, "hub_datasets", None)
         model = extract_model_from_parallel(self.model, keep_torch_compile=False)
-        return isinstance(model, VanillaTransformerPreTrainedModel)
+        if not isinstance(model, VanillaTransformerPreTrainedModel):
+            name = Path(str(self.hub_model_id or self.args.output_dir)).name
+            super().create_model_card(**{"model_name": name, **kwargs})
+        elif self.is_world_process_zero():
+            base_model = kwargs.get("finetuned_from")
+            write_model_card(
+                str(self.args.output_dir),
+                repo_id=self.hub_model_id,
+                language=kwargs.get("language"),
+                license=kwargs["license"],
+                tags=kwargs["tags"],
+                model_name=kwargs.get("model_name"),
+                datasets=kwargs["dataset_tags"],
+                # The library allows a path, which would tell of this machine, and which nobody else could follow.
+                base_model=base_model if is_hub_name(base_model) else None,
+            )
 
     def push_to_hub(
         self,
@@ -492,126 +429,92 @@ class TranslationTrainer(Seq2SeqTrainer):
         private: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Saves the model into the output folder and pushes it, as the library does, but of the folder only the model.
+        """Saves the model and pushes it as the library does, but of the folder only what [`select_files`] chooses.
 
-        What else is there stays here unless [`select_files`] takes it for a part of the model or a record of its
-        training.
-
-        To be called in all processes; the main one pushes.
-
-        Args:
-            commit_message: The commit's title.
-            blocking: Whether to wait until everything is uploaded.
-            token: Instead of `hub_token`.
-            revision: The branch, instead of `hub_revision`; it is made if need be.
-            private: Whether a repository that is made now is private, instead of `hub_private_repo`.
-            **kwargs: As `create_model_card` takes them.
-
-        Returns:
-            The commit, or what will be it if `blocking` is false; `None` in the other processes.
+        The arguments are the library's; `kwargs` are those of `create_model_card`. A branch is made if need be. To be
+        called in all processes; the main one pushes, and returns the commit, or a `Future` of it without `blocking`.
 
         Raises:
             huggingface_hub.errors.HfHubHTTPError: If the Hub refuses. The model is saved all the same.
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if self.hub_model_id is None:
-            self.init_hf_repo(token=token, private=private)
+            # The oldest supported versions do not know `private`.
+            self.init_hf_repo(token=token, **({} if private is None else {"private": private}))
         self.save_model(_internal_call=True)
         if not self.is_world_process_zero():
             return None
-        if model_tags := getattr(self.model, "model_tags", None):
-            tags = kwargs.get("tags") or []
-            kwargs["tags"] = list(dict.fromkeys([*([tags] if isinstance(tags, str) else tags), *model_tags]))
         self.create_model_card(**kwargs)
-        super()._finish_current_push()
-        self._make_branch(revision, token)
-        folder, repo_id = str(self.args.output_dir), str(self.hub_model_id)
-        token, revision = token or self.args.hub_token, revision or self.args.hub_revision
-        if self._has_own_card():
-            metadata = _card_metadata(**{**self._known_metadata(), **kwargs})
-            write_card_to_push(folder, repo_id, revision=revision, token=token, **metadata)
-        upload = partial(
-            upload_folder,
-            repo_id=repo_id,
-            folder_path=folder,
-            commit_message=commit_message,
-            token=token,
-            allow_patterns=[*select_files(folder).files],
-            revision=revision,
-        )
+        self._finish_current_push()
+        upload = partial(self._upload_model, commit_message, token=token, revision=revision)
         return upload() if blocking else run_as_future(upload)
 
+    def _upload_model(self, message: str | None, **settings: Any) -> CommitInfo:
+        folder = str(self.args.output_dir)
+        return self._upload(folder, commit_message=message, allow_patterns=[*select_files(folder).files], **settings)
+
+    def _upload(
+        self, folder: str, *, token: str | None = None, revision: str | None = None, **settings: Any
+    ) -> CommitInfo:
+        repo_id = str(self.hub_model_id)
+        token, revision = token or self.args.hub_token, revision or self.args.hub_revision
+        # As `push_to_hub` of models does. Pull requests have a reference already.
+        if revision is not None and not revision.startswith("refs/"):
+            create_branch(repo_id, branch=revision, token=token, exist_ok=True)
+        return upload_folder(repo_id=repo_id, folder_path=folder, token=token, revision=revision, **settings)
+
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Pushes the model of a checkpoint in the background, from a snapshot that nothing changes meanwhile."""
-        step = self.state.global_step
+        """Pushes the model of a checkpoint in the background. If that fails, a warning says so and training goes on."""
+        is_busy = self.push_in_progress is not None and not self.push_in_progress.is_done()
         if not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
             return
-        if not self.args.hub_always_push and self.push_in_progress is not None and not self.push_in_progress.is_done():
+        if is_busy and not self.args.hub_always_push:
             return
-        job: Future[CommitInfo] = Future()
-        try:
-            job = self._start_push(Path(checkpoint_folder))
-        # Whatever goes wrong in pushing is no reason to lose a training.
-        except Exception as error:
-            logger.warning(f"Step {step} was not pushed, and the training goes on. {describe_error(error)}")
-            job.set_exception(error)
-        self._last_push = (step, job)
-        if self.push_in_progress is None or self.push_in_progress.is_done():
-            jobs: Any = [job]
+        message = f"Training in progress, step {self.state.global_step}"
+        with _warning_of_failure(message):
+            unfinished = self.push_in_progress.jobs if is_busy else []
+            jobs: Any = [*unfinished, *self._start_push(Path(checkpoint_folder), message)]
             self.push_in_progress = PushInProgress(jobs)
-        else:
-            self.push_in_progress.jobs.append(job)
 
-    def _start_push(self, checkpoint: Path) -> Future[CommitInfo]:
+    def _start_push(self, checkpoint: Path, message: str) -> list[Any]:
+        """Brings the checkpoint's model into the output folder, as the library does, and starts to upload it."""
+        if not any(checkpoint.glob("*.safetensors")):
+            raise ValueError(f"{checkpoint} has no weights in safetensors: a divided model is whole at the end only.")
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
-        names: dict[Any, str] = {
+        folder = str(self.args.output_dir)
+        with replacing_files(folder) as partial_folder:
+            for name, path in select_files(checkpoint).files.items():
+                if name != CARD_NAME:
+                    shutil.copyfile(path, partial_folder / name)
+        self.create_model_card()
+        uploads = [partial(self._upload_model, message)]
+        subfolders: dict[Any, str] = {
             HubStrategy.CHECKPOINT: "last-checkpoint",
             HubStrategy.ALL_CHECKPOINTS: checkpoint.name,
         }
-        subfolder = names.get(self.args.hub_strategy)
-        snapshot = take_snapshot(str(self.args.output_dir), checkpoint, subfolder=subfolder)
-        return run_as_future(
-            push_snapshot,
-            snapshot,
-            str(self.hub_model_id),
-            revision=self.args.hub_revision,
-            token=self.args.hub_token,
-            message=f"Training in progress, step {self.state.global_step}",
-            own_card=self._has_own_card(),
-            **_card_metadata(**self._known_metadata()),
-        )
-
-    def _finish_current_push(self) -> None:
-        """Waits for a push at the end of a training, and says if it failed."""
-        super()._finish_current_push()
-        last, self._last_push = self._last_push, None
-        if last is None or last[1].exception() is None:
-            return
-        logger.warning(
-            f"The last push of this training, of step {last[0]}, failed, so that {self.hub_model_id} on the Hub is "
-            f"older than {self.args.output_dir}, where everything is. trainer.push_to_hub() pushes it again."
-        )
+        if subfolder := subfolders.get(self.args.hub_strategy):
+            settings: dict[str, Any] = {"path_in_repo": subfolder, "ignore_patterns": [TRAINING_ARGS_NAME]}
+            uploads.append(partial(self._upload, str(checkpoint), commit_message=f"{message}, checkpoint", **settings))
+        return [run_as_future(_upload_or_warn, upload, message) for upload in uploads]
 
 
-def _card_metadata(
-    language: str | list[str] | None = None,
-    license: str | None = None,
-    tags: str | list[str] | None = None,
-    model_name: str | None = None,
-    finetuned_from: str | None = None,
-    dataset_tags: str | list[str] | None = None,
-    **others: Any,
-) -> CardMetadata:
-    """What this package's card takes of the arguments of the library's."""
-    return {
-        "language": language,
-        "license": license,
-        "tags": tags,
-        "model_name": model_name,
-        "datasets": dataset_tags,
-        # A path, which the library allows, would tell of this machine and nobody else could follow it.
-        "base_model": finetuned_from if is_hub_name(finetuned_from) else None,
-    }
+def _upload_or_warn(upload: Callable[[], CommitInfo], message: str) -> None:
+    with _warning_of_failure(message):
+        upload()
+
+
+@contextmanager
+def _warning_of_failure(message: str) -> Iterator[None]:
+    """Whatever goes wrong in pushing is no reason to lose a training, but it must be seen."""
+    try:
+        yield
+    except Exception as error:
+        logger.warning(f"{message}: the push failed, and the training goes on. {describe_error(error)}")
+
+
+def describe_error(error: BaseException) -> str:
+    """An error's kind and what it says, in a line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def data_state_name(rank: int) -> str:

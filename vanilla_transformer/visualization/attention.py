@@ -68,11 +68,7 @@ class AttentionMap:
     target_text: str
 
     def select(self, kind: AttentionKind) -> tuple[Weights, tuple[str, ...], tuple[str, ...]]:
-        """Returns weights (N, H, rows, columns), the labels of the rows, and those of the columns.
-
-        Raises:
-            ValueError: If there is no such kind.
-        """
+        """Weights (N, H, rows, columns), the labels of the rows, and those of the columns."""
         if kind == "encoder":
             return self.encoder, self.source, self.source
         if kind == "decoder":
@@ -168,10 +164,7 @@ def _check_characters(side: str, text: str) -> None:
     """What comes from a command line or from JSON may hold halves of characters, on which tokenizers stumble."""
     half = re.search("[\ud800-\udfff]", text)
     if half:
-        raise ValueError(
-            f"The {side} is no text: its character {half.start() + 1} is U+{ord(half.group()):04X}, which stands for a "
-            "byte that is not UTF-8, or is half of a character."
-        )
+        raise ValueError(f"The {side} is no text: its character {half.start() + 1} is U+{ord(half.group()):04X}.")
 
 
 def _translate(model: PreTrainedModel, source_ids: list[int], generate_kwargs: dict[str, Any]) -> _Pair:
@@ -212,11 +205,7 @@ def _find_start(model: PreTrainedModel) -> int:
 def _read_attention(
     model: PreTrainedModel, pairs: Sequence[_Pair], kinds: Sequence[AttentionKind]
 ) -> list[dict[AttentionKind, Weights]]:
-    """Runs the model once on some sentences and their translations, padded on the right.
-
-    Returns:
-        The weights of each kind that is asked for, (N, H, rows, columns), for each sentence.
-    """
+    """The weights of each kind, (N, H, rows, columns), for each sentence, from one pass padded on the right."""
     sources = [torch.tensor(pair.source_ids) for pair in pairs]
     targets = [torch.tensor(pair.decoder_input_ids) for pair in pairs]
     source_length, target_length = max(map(len, sources)), max(map(len, targets))
@@ -241,13 +230,9 @@ def _read_attention(
     return found
 
 
-def _find_sizes(source_length: int, target_length: int) -> dict[AttentionKind, tuple[int, int]]:
+def _find_sizes(source: int, target: int) -> dict[AttentionKind, tuple[int, int]]:
     """How many tokens look, and at how many, in each kind of attention."""
-    return {
-        "encoder": (source_length, source_length),
-        "decoder": (target_length, target_length),
-        "cross": (target_length, source_length),
-    }
+    return {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
 
 
 @contextmanager
@@ -266,7 +251,7 @@ def _weights_returned(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def _limits_explained(model: PreTrainedModel, source_length: int, target_length: int | None = None) -> Iterator[None]:
-    """Says what it is that torch does not find in a table of embeddings."""
+    """Says what torch does not find in a table of embeddings."""
     try:
         yield
     except IndexError as error:
@@ -274,9 +259,9 @@ def _limits_explained(model: PreTrainedModel, source_length: int, target_length:
             raise
         positions = getattr(model.config, "max_position_embeddings", None)
         target = "" if target_length is None else f" and {target_length} target tokens"
+        limit = "" if positions is None else f" (it has {positions} positions)"
         raise ValueError(
-            f"The model cannot read {source_length} source tokens{target}"
-            f"{'' if positions is None else f' (it has {positions} positions)'}: {error}. Take a shorter text "
+            f"The model cannot read {source_length} source tokens{target}{limit}: {error}. Take a shorter text "
             "(max_source_length), or the model's own tokenizer."
         ) from error
 
@@ -308,19 +293,7 @@ def _cut(weights: Weights, kind: str, size: tuple[int, int]) -> Weights:
 
 
 def average_heads(weights: Weights, *, layer: int | None = None, head: int | None = None) -> Weights:
-    """Takes the mean over layers and heads.
-
-    Args:
-        weights: Of one kind, (N, H, rows, columns).
-        layer: The only layer to look at, negative ones counted from the last; `None`: all.
-        head: The only head to look at; `None`: all.
-
-    Returns:
-        (rows, columns).
-
-    Raises:
-        ValueError: If there is no such layer or head.
-    """
+    """The mean of weights (N, H, rows, columns) over layers and heads, or of one of them: (rows, columns)."""
     for name, number, count in (("layer", layer, len(weights)), ("head", head, weights.shape[1])):
         if number is not None and not -count <= number < count:
             raise ValueError(f"{name} is {number}; it must be from 0 to {count - 1}, or from -{count} to -1.")
@@ -350,7 +323,7 @@ def align_words(attention: AttentionMap, *, layer: int | None = None, head: int 
 
 
 def _align(weights: Weights, source_words: Words, target_words: Words) -> Alignment:
-    """See `align_words`; the weights are (T, S)."""
+    """The links of [`align_words`] from weights (T, S)."""
     source, target = _membership(source_words), _membership(target_words)
     links: Alignment = []
     if not len(source):
@@ -400,16 +373,16 @@ def align_lines(
         model: An encoder-decoder model.
         tokenizer: Its tokenizer.
         pairs: Sources with their translations; they need not fit in memory.
-        layer: See [`align_words`].
-        head: See [`align_words`].
-        split_characters: See [`collect_attention`].
+        layer: See [`align_words`]; so is `head`.
+        head: The head.
+        split_characters: See [`collect_attention`]; so are `max_source_length` and `source_prefix`.
         window_size: The most pairs that are held at a time; among them, those of like length are read together.
         total: How many pairs there are, where known, for the progress bar.
         batch_size: The most pairs that are read together.
         max_batch_tokens: The most tokens that are read together, counted as pairs times tokens of the longest sentence.
             When neither this nor `batch_size` is given, 4096.
-        max_source_length: See [`collect_attention`].
-        source_prefix: See [`collect_attention`].
+        max_source_length: The limit of a source in tokens.
+        source_prefix: Put before each source.
         progress: Whether to show a bar on stderr; a string is its description.
 
     Yields:

@@ -57,13 +57,7 @@ _PANELS = (
         "score (0 to 100)",
         {f"eval_(?:(.+)_)?rouge{kind}": f"ROUGE-{kind}" for kind in ("1", "2", "L")},
     ),
-    _Panel(
-        "Learning rate",
-        "learning rate (per update)",
-        {"learning_rate": "learning rate"},
-        scale="from zero",
-        is_noisy=False,
-    ),
+    _Panel("Learning rate", "learning rate (per update)", {"learning_rate": "learning rate"}, "from zero", 1.0, False),
     _Panel("Gradient norm", "L2 norm (before clipping)", {"grad_norm": "gradient norm"}, scale="logarithmic if wide"),
     _Panel(
         "Speed",
@@ -134,19 +128,9 @@ def compare_learning_curves(
     title: str | None = None,
     best_steps: Mapping[str, int] | None = None,
 ) -> None:
-    """Draws the learning curves of several runs into one picture, each run in a colour of its own.
+    """Draws the learning curves of several runs, by their names, into one picture, each run in a colour of its own.
 
-    Args:
-        log_histories: Logs as in [`plot_learning_curves`], by the name of the run.
-        path: The picture to write, as .png, .svg or .pdf. It is replaced in one go: nobody ever sees half of it.
-        title: Written above it.
-        best_steps: Steps of the best checkpoints by the name of the run, to be marked.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-        OSError: If the file cannot be written.
-        ValueError: If there is no run, a log has nothing to draw or an entry without a step, or the picture's name has
-            another ending.
+    The logs and the picture are those of [`plot_learning_curves`]; `best_steps` are marked, by the name of the run.
     """
     if not log_histories:
         raise ValueError("log_histories is empty; there must be at least one run.")
@@ -154,17 +138,9 @@ def compare_learning_curves(
 
 
 def load_trainer_state(run: str | os.PathLike[str]) -> TrainerState:
-    """Reads the state of a training, which may still be going on.
+    """The state of a training, which may still be going on: of a run's output folder and its checkpoints the furthest.
 
-    Args:
-        run: An output folder, one of its checkpoints, or a `trainer_state.json`.
-
-    Returns:
-        The state. Of an output folder and the checkpoints in it, the one that has come furthest.
-
-    Raises:
-        FileNotFoundError: If there is none.
-        ValueError: If none of them can be read.
+    `run` is an output folder, one of its checkpoints, or a `trainer_state.json`.
     """
     found = Path(run)
     folders = [found, *found.glob("checkpoint-*")]

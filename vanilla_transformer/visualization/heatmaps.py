@@ -6,25 +6,13 @@ Shapes: S source tokens, T target tokens, H heads, N layers.
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from vanilla_transformer.files import check_new_file
 
 from .attention import AttentionKind, AttentionMap, Weights
-from .figures import (
-    Lettering,
-    choose_dpi,
-    choose_fonts,
-    find_format,
-    fit_cells,
-    import_figure,
-    measure,
-    save_picture,
-    shorten,
-)
+from .figures import find_families, find_format, fit_cells, import_figure, measure, save_picture, shorten
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,48 +37,28 @@ class _Panel(NamedTuple):
     weights: Weights  # (rows, columns)
 
 
-class _Content(NamedTuple):
-    """What is to be drawn and written."""
-
-    panels: list[_Panel]
-    side_by_side: int
-    rows: list[str]
-    columns: list[str]
-    title: str
-    row_name: str
-    column_name: str
-    families: list[str]
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """Where everything is, in inches; panels are counted row by row."""
+class _Grid(NamedTuple):
+    """Where the panels are, in inches, counted row by row; labels stand around the grid and widen the picture."""
 
     rows: int
     columns: int
     panel_width: float
     panel_height: float
     slot_width: float
-    left: float
-    bottom: float
-    right: float
-    top: float
-    font_size: float  # points
+    slot_height: float
 
     @property
-    def width(self) -> float:
-        return self.left + self.columns * self.slot_width + self.right
-
-    @property
-    def height(self) -> float:
-        return self.bottom + self.rows * (self.panel_height + _LINE + _GAP) + self.top
+    def size(self) -> tuple[float, float]:
+        """Width and height."""
+        return self.columns * self.slot_width, self.rows * self.slot_height
 
     def place(self, number: int) -> tuple[float, float, float, float]:
-        """Left, bottom, width and height of a panel, as shares of the figure; it is in the middle of its slot."""
+        """Left, bottom, width and height of a panel, as shares of the grid; it is in the middle of its slot."""
         row, column = divmod(number, self.columns)
-        x = self.left + column * self.slot_width + (self.slot_width - _GAP - self.panel_width) / 2
-        y = self.bottom + (self.rows - 1 - row) * (self.panel_height + _LINE + _GAP)
-        return x / self.width, y / self.height, self.panel_width / self.width, self.panel_height / self.height
+        width, height = self.size
+        x = column * self.slot_width + (self.slot_width - self.panel_width) / 2
+        y = (self.rows - 1 - row) * self.slot_height + (self.slot_height - self.panel_height - _LINE - _GAP) / 2
+        return x / width, y / height, self.panel_width / width, self.panel_height / height
 
 
 def plot_attention(
@@ -132,32 +100,45 @@ def plot_attention(
     weights, row_labels, column_labels = attention.select(kind)
     panels, columns = _make_panels(weights, layers, heads, average)
     kind_name, row_name, column_name = _AXIS_NAMES[kind]
-    lettering = choose_fonts([*row_labels, *column_labels, title or ""])
-    if picture_format == "svg":
-        # What is missing here may be there where the file is looked at.
-        lettering = Lettering(lettering.families, frozenset())
-    lettering.warn()
-    content = _Content(
-        panels,
-        columns,
-        [lettering.show(shorten(label)) for label in row_labels],
-        [lettering.show(shorten(label)) for label in column_labels],
-        kind_name if title is None else lettering.show(title),
-        row_name,
-        column_name,
-        lettering.families,
+    title = kind_name if title is None else title
+    families = find_families([*row_labels, *column_labels, title], picture_format)
+    rows = math.ceil(len(panels) / columns)
+    # Titles may be wider than panels, and the name of the rows longer than all of them are high.
+    least_width = measure([panel.title for panel in panels], _SMALL, families)
+    least_height = measure([row_name], _MIDDLE, families) / rows
+
+    def lay_out(cell: float) -> _Grid:
+        width, height = cell * len(column_labels), cell * len(row_labels)
+        slot = max(width, least_width) + _GAP, max(height + _LINE + _GAP, least_height)
+        return _Grid(rows, columns, width, height, *slot)
+
+    cell, dpi = fit_cells(
+        next(size for most, size in _CELL_SIZES if len(panels) <= most),
+        lambda cell: lay_out(cell).size,
+        what=f"{len(panels)} heat maps of {len(row_labels)} by {len(column_labels)} tokens",
+        advice="Draw fewer layers or heads, or their mean (average), or write a page (.html), which shows one layer at "
+        "a time.",
     )
-    layout = _lay_out(content)
-    figure = figure_class(figsize=(layout.width, layout.height), dpi=choose_dpi(layout))
-    _draw_panels(figure, layout, content)
-    _write_names(figure, layout, content)
-    save_picture(figure, path, overwrite=overwrite)
+    grid = lay_out(cell)
+    figure = figure_class(figsize=grid.size, dpi=dpi)
+    text: dict[str, Any] = {"parse_math": False, "family": families}
+    font_size = min(cell * 72 * 0.75, 10.0)
+    labels = [shorten(label) for label in row_labels], [shorten(label) for label in column_labels]
+    _draw_panels(figure, grid, panels, *labels, text={**text, "fontsize": font_size})
+    # The names of rows and columns stand beside the labels.
+    x, y, _, _ = grid.place(len(panels) - 1 - (len(panels) - 1) % columns)
+    x = min(x - (measure(labels[0], font_size, families) + 0.15) / grid.size[0], 0.0)
+    y -= (measure(labels[1], font_size, families) + 0.15) / grid.size[1]
+    figure.text(x, 0.5, row_name, rotation=90, ha="right", va="center", fontsize=_MIDDLE, **text)
+    figure.text(0.5, y, column_name, ha="center", va="top", fontsize=_MIDDLE, **text)
+    figure.text(0.5, 1 + _EDGE / grid.size[1], title, ha="center", va="bottom", fontsize=_LARGE, **text)
+    save_picture(figure, path, overwrite=overwrite, bbox_inches="tight", pad_inches=_EDGE)
 
 
 def _make_panels(
     weights: Weights, layers: Sequence[int] | None, heads: Sequence[int] | None, average: Average
 ) -> tuple[list[_Panel], int]:
-    """Returns the heat maps in their order, and how many are side by side."""
+    """The heat maps in their order, and how many are side by side."""
     if average not in AVERAGES:
         raise ValueError(f"average is {average!r}; it must be one of {', '.join(AVERAGES)}.")
     chosen_layers = _check_numbers("layers", layers, len(weights))
@@ -186,7 +167,7 @@ def _choose_columns(count: int) -> int:
 
 
 def _check_numbers(name: str, numbers: Sequence[int] | None, count: int) -> list[int]:
-    """Returns the numbers of layers or heads, counted from 0."""
+    """The numbers of layers or heads, counted from 0."""
     chosen = list(range(count)) if numbers is None else list(numbers)
     wrong = [number for number in chosen if not -count <= number < count]
     if wrong or not chosen:
@@ -209,82 +190,32 @@ def _write_numbers(numbers: Sequence[int]) -> str:
     return ", ".join(chain.from_iterable(parts))
 
 
-def _lay_out(content: _Content) -> _Layout:
-    """Finds cells that are as large as the number of panels allows and the picture's size bears.
-
-    Raises:
-        ValueError: If the picture would be too large with the smallest ones.
-    """
-    count = len(content.panels)
-    return fit_cells(
-        next(size for most, size in _CELL_SIZES if count <= most),
-        partial(_lay_out_cells, content),
-        what=f"{count} heat maps of {len(content.rows)} by {len(content.columns)} tokens",
-        advice="Draw fewer layers or heads, or their mean (average), or write a page (.html), which shows one layer at "
-        "a time.",
-    )
-
-
-def _lay_out_cells(content: _Content, cell: float) -> _Layout:
-    font_size = min(cell * 72 * 0.75, 10.0)
-    rows = math.ceil(len(content.panels) / content.side_by_side)
-    panel_width, panel_height = cell * len(content.columns), cell * len(content.rows)
-    titles = measure([panel.title for panel in content.panels], _SMALL, content.families)
-    slot_width = max(panel_width, titles) + _GAP
-    beside = (slot_width - _GAP - panel_width) / 2  # of a panel whose title is wider
-    left = _EDGE + _LINE + max(measure(content.rows, font_size, content.families) + 0.1 - beside, 0.05)
-    bottom = _EDGE + _LINE + measure(content.columns, font_size, content.families) + 0.1
-    right, top = 0.85, _EDGE + (0.25 if content.title else 0.0)
-    # A title may be longer than the picture is wide, and the name of its rows longer than it is high.
-    width = 2 * _EDGE + measure([content.title], _LARGE, content.families)
-    height = 2 * _EDGE + measure([content.row_name], _MIDDLE, content.families)
-    more_height = max(height - bottom - rows * (panel_height + _LINE + _GAP), 0.0)
-    return _Layout(
-        rows=rows,
-        columns=content.side_by_side,
-        panel_width=panel_width,
-        panel_height=panel_height,
-        slot_width=slot_width,
-        left=left,
-        bottom=bottom + more_height / 2,
-        right=max(right, width - left - content.side_by_side * slot_width),
-        top=top + more_height / 2,
-        font_size=font_size,
-    )
-
-
-def _draw_panels(figure: "Figure", layout: _Layout, content: _Content) -> None:
+def _draw_panels(
+    figure: "Figure",
+    grid: _Grid,
+    panels: list[_Panel],
+    row_labels: list[str],
+    column_labels: list[str],
+    *,
+    text: dict[str, Any],
+) -> None:
+    """The heat maps, and the bar of their colours to the right of them."""
     # Even attention over a short sentence must not look like a sharp one.
-    highest = max(_LEAST_HIGHEST, *(float(panel.weights.max()) for panel in content.panels))
-    text: dict[str, Any] = {"fontsize": layout.font_size, "parse_math": False, "family": content.families}
+    highest = max(_LEAST_HIGHEST, *(float(panel.weights.max()) for panel in panels))
     image: Any = None
-    for number, panel in enumerate(content.panels):
-        axes = figure.add_axes(layout.place(number))
+    for number, panel in enumerate(panels):
+        axes = figure.add_axes(grid.place(number))
         image = axes.imshow(panel.weights, cmap="Blues", vmin=0.0, vmax=highest, aspect="auto", interpolation="nearest")
         axes.set_title(panel.title, fontsize=_SMALL, pad=3)
         axes.tick_params(length=2, pad=2)
         # Only the outer heat maps have labels, which hold for those beside and above them.
-        rows = content.rows if number % layout.columns == 0 else []
-        columns = content.columns if number + layout.columns >= len(content.panels) else []
+        rows = row_labels if number % grid.columns == 0 else []
+        columns = column_labels if number + grid.columns >= len(panels) else []
         axes.set_yticks(range(len(rows)), rows, **text)
         axes.set_xticks(range(len(columns)), columns, rotation=90, **text)
         axes.spines[:].set_color("0.7")
-    height = min(layout.rows * (layout.panel_height + _LINE + _GAP) - _LINE, 3.0)
-    x = layout.left + layout.columns * layout.slot_width + 0.1
-    y = layout.height - layout.top - _LINE - height
-    bar = figure.add_axes((x / layout.width, y / layout.height, 0.12 / layout.width, height / layout.height))
+    width, height = grid.size
+    length = min(height - 2 * (_LINE + _GAP), 3.0)
+    bar = figure.add_axes((1 + 0.1 / width, 1 - (_LINE + _GAP + length) / height, 0.12 / width, length / height))
     figure.colorbar(image, cax=bar).ax.tick_params(labelsize=7)
     bar.set_ylabel("attention weight", fontsize=_SMALL)
-
-
-def _write_names(figure: "Figure", layout: _Layout, content: _Content) -> None:
-    """Writes what the rows and columns of all are, and the title."""
-    text: dict[str, Any] = {"parse_math": False, "family": content.families}
-    x, y = _EDGE / layout.width, _EDGE / layout.height
-    middle = (layout.left + (layout.columns * layout.slot_width - _GAP) / 2) / layout.width
-    length = measure([content.row_name], _MIDDLE, content.families)
-    center = layout.bottom + (layout.height - layout.bottom - layout.top) / 2
-    center = min(max(center, _EDGE + length / 2), layout.height - 2 * _EDGE - _LINE - length / 2)
-    figure.text(x, center / layout.height, content.row_name, rotation=90, va="center", fontsize=_MIDDLE, **text)
-    figure.text(middle, y, content.column_name, ha="center", fontsize=_MIDDLE, **text)
-    figure.text(0.5, 1 - y, content.title, ha="center", va="top", fontsize=_LARGE, **text)

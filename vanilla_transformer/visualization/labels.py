@@ -42,23 +42,15 @@ _BYTES = _byte_symbols()
 
 @lru_cache(maxsize=2)
 def _read_source_names(tokenizer: PreTrainedTokenizerBase, size: int) -> dict[int, str]:
-    """The names of the source's tokens, for tokenizers of the library, which name and decode only the target's.
+    """The names of the source's tokens, where the library's tokenizer names and decodes only the target's.
 
-    Args:
-        tokenizer: MarianTokenizer with two vocabularies, or FSMTTokenizer.
-        size: Its length, which grows with tokens that are added.
+    Such are MarianTokenizer with two vocabularies and FSMTTokenizer; `size` grows with tokens that are added.
     """
     return {token_id: token for token, token_id in get_vocabularies(tokenizer)[0].items()}
 
 
 class _Reader:
-    """Reads the tokens of one side.
-
-    Args:
-        tokenizer: The tokenizer.
-        is_source: Whether the tokens are of the source's vocabulary, where there are two.
-        keep_unknown: Whether an unknown token has a text, U+FFFC, or none.
-    """
+    """Reads the tokens of one side; with `keep_unknown` an unknown token has a text, U+FFFC."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, is_source: bool, keep_unknown: bool) -> None:
         self.tokenizer: Any = tokenizer
@@ -108,11 +100,7 @@ class _Reader:
         return list(pairwise(ends))
 
     def _find_window(self, ids: Sequence[int], text: str, first: int, last: int) -> tuple[int, int]:
-        """Finds a token from which on to decode, since decoding from the first one each time would take too long.
-
-        Returns:
-            Its index, and where in the text it begins.
-        """
+        """A token from which on to decode, since to decode from the first one would take too long: index, place."""
         end = _count_common(self.decode(ids[:last]), text)
         # A window must not begin within a character, nor where decoding depends on what is before it.
         for start in range(first - _CONTEXT, first - 2 * _CONTEXT, -1) if first else ():
@@ -144,17 +132,11 @@ def _count_common(prefix: str, text: str, start: int = 0) -> int:
 
 
 def label_tokens(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, is_source: bool = False) -> tuple[str, ...]:
-    """Writes tokens as a person reads them.
+    """Tokens as a person reads them: the text that each adds to those before it.
 
-    Args:
-        tokenizer: The tokenizer.
-        ids: The tokens, L of them.
-        is_source: Whether they are of the source's vocabulary, where there are two.
-
-    Returns:
-        L labels: the text that each token adds to those before it, with "▁" for a space, "↵" for a line break, "◌"
-        before an accent without its letter, and `<U+200B>` and its like for what cannot be seen. A special token has
-        its name, and a part of a character, which the tokens after it complete, its bytes: `<E7>`.
+    "▁" is a space, "↵" a line break, "◌" holds an accent without its letter, `<U+200B>` and its like are what cannot be
+    seen. A special token has its name, and a part of a character, which the tokens after it complete, its bytes:
+    `<E7>`. `is_source` says that the tokens are of the source's vocabulary, where there are two.
     """
     reader = _Reader(tokenizer, is_source=is_source, keep_unknown=False)
     text = reader.decode(ids)
@@ -185,15 +167,7 @@ def _make_visible(text: str) -> str:
 
 
 def split_words(text: str, *, split_characters: bool = True) -> list[str]:
-    """Cuts a text into the words that [`find_words`] counts.
-
-    Args:
-        text: A text.
-        split_characters: Whether each Chinese and Japanese character is a word; otherwise words are what spaces divide.
-
-    Returns:
-        The words, in their order.
-    """
+    """The words of a text: what spaces divide, and with `split_characters` each Chinese and Japanese character."""
     numbers = _number_words(text, split_characters)
     words = [""] * (max(numbers, default=-1) + 1)
     for character, number in zip(text, numbers, strict=True):
@@ -236,23 +210,11 @@ def find_words(
     prefix_length: int = 0,
     split_characters: bool = True,
 ) -> Words:
-    """Finds the words that each token belongs to.
+    """For each token the indices of its words (see [`split_words`]): none for special tokens.
 
-    Words are what spaces divide. Each character of Chinese and Japanese, which have none, is a word, and so is their
-    punctuation; a token of several such characters belongs to several words.
-
-    Args:
-        tokenizer: The tokenizer.
-        ids: The tokens, L of them.
-        text: What they were made from, if something was: a tokenizer may change a text or not know a part of it, and
-            the words are counted in this one. `None`: the text that they decode to.
-        is_source: Whether they are of the source's vocabulary, where there are two.
-        prefix_length: How many characters of the text are not counted, such as those of T5's prefix.
-        split_characters: See [`split_words`].
-
-    Returns:
-        For each token the indices of its words, counted from 0: none for special tokens, and for a space that has a
-        token of its own the word behind it.
+    A token of several Chinese characters belongs to several words, and a space that has a token of its own to the word
+    behind it. `text` is what the tokens were made from, since a tokenizer may change a text or not know a part of it;
+    `None`: what they decode to. The first `prefix_length` characters of it, such as those of T5's prefix, do not count.
     """
     reader = _Reader(tokenizer, is_source=is_source, keep_unknown=text is not None)
     if text is None:

@@ -18,15 +18,10 @@ from .attention import KINDS, AttentionMap, Weights
 
 
 class _Palette(NamedTuple):
-    """Colours that can be seen on a background, at a contrast of at least 3.
+    """Colours that can be seen on a background, at a contrast of at least 3."""
 
-    Attributes:
-        few: For so many heads, told apart by colour-blind people too: Okabe and Ito's hues, and violet.
-        luminances: Of as many hues as there are heads, neighbours differ in these, in turn.
-    """
-
-    few: tuple[str, ...]
-    luminances: tuple[float, ...]
+    few: tuple[str, ...]  # told apart by colour-blind people too: Okabe and Ito's hues, and violet
+    luminances: tuple[float, ...]  # in which neighbours differ, where there are more heads
 
 
 _ON_LIGHT = _Palette(
@@ -40,35 +35,19 @@ _NAMES = {"encoder": "Encoder self-attention", "decoder": "Decoder self-attentio
 
 
 def attention_page(attention: AttentionMap, *, title: str = "Attention") -> str:
-    """Writes a page on which tokens are two columns, with lines between them as strong as the weights.
+    """The page on which tokens are two columns, with lines between them as strong as the weights, as HTML.
 
-    The page loads nothing, and forbids itself to. Its weights are rounded to thousandths. Its theme, light or dark, is
-    the reader's; a page that has it in a frame can set another with the message `{theme: "dark"}`, and is sent messages
-    `{height: 812}` whenever its height in pixels changes.
-
-    Args:
-        attention: The weights.
-        title: The page's heading.
-
-    Returns:
-        HTML. Its data is JSON in the element with the id "attention": "heads" and "heads_on_dark", the colours in a
-        light and in a dark theme; and "kinds", for each kind "shape" (layers, heads, rows, columns), "weights", "rows"
-        and "columns", the tokens. Weights are thousandths in the order of the shape, numbers of two bytes: the low byte
-        of each, then the high byte of each, compressed by zlib, in base64.
+    The page loads nothing, and forbids itself to. Its theme, light or dark, is the reader's; a page that has it in a
+    frame can set another with the message `{theme: "dark"}`, and is sent messages `{height: 812}` whenever its height
+    in pixels changes. Its data is JSON in the element with the id "attention": "heads" and "heads_on_dark" are colours;
+    weights are thousandths in the order of the "shape" (layers, heads, rows, columns), numbers of two bytes: the low
+    byte of each, then the high byte of each, compressed by zlib, in base64.
     """
-    kinds = []
+    kinds: list[dict[str, Any]] = []
     for kind in KINDS:
         weights, rows, columns = attention.select(kind)
-        kinds.append(
-            {
-                "name": _NAMES[kind],
-                "kind": kind,
-                "shape": list(weights.shape),
-                "weights": _pack(weights),
-                "rows": list(rows),
-                "columns": list(columns),
-            }
-        )
+        shown = {"name": _NAMES[kind], "kind": kind, "shape": weights.shape, "weights": _pack(weights)}
+        kinds.append({**shown, "rows": rows, "columns": columns})
     heads = max(kind["shape"][1] for kind in kinds)
     content: dict[str, Any] = {
         "source": attention.source_text,

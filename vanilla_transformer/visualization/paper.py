@@ -5,9 +5,6 @@ Shapes: B sentences, S source tokens, T target tokens, L positions, D d_model.
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,18 +18,7 @@ from vanilla_transformer.model.configuration_vanilla_transformer import VanillaT
 from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
 
 from .attention import AttentionKind
-from .figures import (
-    Lettering,
-    choose_color,
-    choose_dpi,
-    choose_fonts,
-    find_format,
-    fit_cells,
-    import_figure,
-    measure,
-    save_picture,
-    shorten,
-)
+from .figures import choose_color, find_families, find_format, fit_cells, import_figure, measure, save_picture, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,17 +39,10 @@ _MASK_TITLES: dict[AttentionKind, str] = {
 
 
 def position_table(model: PreTrainedModel | VanillaTransformerConfig, length: int | None = None) -> npt.NDArray[Any]:
-    """Returns what is added to the embeddings of the tokens: a row of numbers for each position.
+    """What is added to the embeddings of the tokens, (L, D), the first row being that of the first token.
 
-    Args:
-        model: A model, whose encoder has a table of positions, or a configuration with sinusoids.
-        length: How many positions; `None`: 100, or as many as there are.
-
-    Returns:
-        (L, D), the first row being that of the first token.
-
-    Raises:
-        ValueError: If there is no such table, or it is shorter.
+    `model` has a table of positions in its encoder, or is a configuration with sinusoids; `length` is the number of
+    positions (`None`: 100, or as many as there are).
     """
     if length is not None and length < 1:
         raise ValueError(f"length is {length}; it must be at least 1.")
@@ -147,15 +126,10 @@ def plot_positions(
 def attention_masks(
     source_lengths: Sequence[int], target_lengths: Sequence[int]
 ) -> dict[AttentionKind, npt.NDArray[np.bool_]]:
-    """Returns which token may look at which, in a batch that is padded on the right; the model's own masks.
+    """Which token may look at which, in a batch that is padded on the right; the model's own masks.
 
-    Args:
-        source_lengths: Tokens of each source, B of them.
-        target_lengths: Tokens of each target, as many.
-
-    Returns:
-        By kind of attention, true where a row may look at a column: "encoder" (B, S, S), "decoder" (B, T, T), "cross"
-        (B, T, S).
+    Of B sources and targets with so many tokens each; by kind of attention, True where a row may look at a column:
+    "encoder" (B, S, S), "decoder" (B, T, T), "cross" (B, T, S).
     """
     config = VanillaTransformerConfig.from_preset("tiny")
     config._attn_implementation = "eager"
@@ -182,37 +156,13 @@ def attention_masks(
     }
 
 
-class _Masks(NamedTuple):
-    """What is to be drawn: for each sentence and kind of attention a mask, (rows, columns), with the labels of both."""
+class _Mask(NamedTuple):
+    """A mask, (rows, columns), with the labels of both."""
 
-    masks: list[list[npt.NDArray[np.bool_]]]
-    rows: list[list[list[str]]]
-    columns: list[list[list[str]]]
-    titles: list[list[str]]
+    allowed: npt.NDArray[np.bool_]
+    rows: list[str]
+    columns: list[str]
     title: str
-    families: list[str]
-
-
-@dataclass(frozen=True)
-class _MaskLayout:
-    """Where everything is, in inches; each kind of attention has a column of masks, each sentence a row."""
-
-    cell: float
-    lefts: tuple[float, ...]  # of the masks of each kind
-    width: float
-    row_height: float
-    height: float
-
-    @property
-    def font_size(self) -> float:
-        """In points."""
-        return min(self.cell * 72 * 0.75, _LABEL)
-
-    def place(self, sentence: int, kind: int, size: tuple[int, ...]) -> tuple[float, float, float, float]:
-        """Left, bottom, width and height of a mask, as shares of the figure."""
-        height, width = self.cell * size[0], self.cell * size[1]
-        top = self.height - _EDGE - 2 * _LINE - sentence * self.row_height
-        return self.lefts[kind] / self.width, (top - height) / self.height, width / self.width, height / self.height
 
 
 def plot_masks(
@@ -247,89 +197,79 @@ def plot_masks(
     if len(source) != len(target) or not all([source, *source, *target]):
         raise ValueError(f"{len(source)} sources and {len(target)} targets: there must be as many, each with tokens.")
     title = "Masks" if title is None else title
-    lettering = choose_fonts([title, pad_token, *(token for tokens in [*source, *target] for token in tokens)])
-    if picture_format == "svg":
-        lettering = Lettering(lettering.families, frozenset())
-    lettering.warn()
-    content = _make_masks(source, target, pad_token, title, lettering)
-    layout = fit_cells(
+    families = find_families(
+        [title, pad_token, *(token for tokens in [*source, *target] for token in tokens)], picture_format
+    )
+    masks = _make_masks(source, target, pad_token)
+    cell, dpi = fit_cells(
         _CELL,
-        partial(_lay_out_masks, content),
+        lambda cell: _lay_out(masks, cell, families)[1:],
         what=f"The masks of {len(source)} sentences of up to {max(map(len, [*source, *target]))} tokens",
         advice="Draw fewer or shorter sentences.",
     )
-    figure = figure_class(figsize=(layout.width, layout.height), dpi=choose_dpi(layout))
-    for sentence, masks in enumerate(content.masks):
-        for kind, mask in enumerate(masks):
-            axes = figure.add_axes(layout.place(sentence, kind, mask.shape))
-            labels = content.rows[sentence][kind], content.columns[sentence][kind]
-            _draw_mask(axes, mask, *labels, layout.font_size, content.families)
-            axes.set_title(content.titles[sentence][kind], fontsize=_MIDDLE, pad=3)
-    text: dict[str, Any] = {"ha": "center", "parse_math": False, "family": content.families}
-    figure.text(0.5, 1 - _EDGE / layout.height, content.title, va="top", fontsize=_LARGE, **text)
-    figure.text(0.5, _EDGE / layout.height, _MASK_NOTE, va="bottom", fontsize=_MIDDLE, **text)
-    save_picture(figure, path, overwrite=overwrite)
+    lefts, width, height = _lay_out(masks, cell, families)
+    figure = figure_class(figsize=(width, height), dpi=dpi)
+    text: dict[str, Any] = {"parse_math": False, "family": families}
+    for sentence, row in enumerate(masks):
+        top = 1 - (sentence * height / len(masks) + _LINE) / height
+        for left, mask in zip(lefts, row, strict=True):
+            rows, columns = (cell * count for count in mask.allowed.shape)
+            axes = figure.add_axes((left / width, top - rows / height, columns / width, rows / height))
+            _draw_mask(axes, mask, {**text, "fontsize": _find_font_size(cell)})
+    figure.text(0.5, 1, title, ha="center", va="bottom", fontsize=_LARGE, **text)
+    figure.text(0.5, -_EDGE / height, _MASK_NOTE, ha="center", va="top", fontsize=_MIDDLE, **text)
+    save_picture(figure, path, overwrite=overwrite, bbox_inches="tight", pad_inches=_EDGE)
 
 
-def _make_masks(source: Labels, target: Labels, pad_token: str, title: str, lettering: Lettering) -> _Masks:
-    masks = attention_masks([len(tokens) for tokens in source], [len(tokens) for tokens in target])
+def _make_masks(source: Labels, target: Labels, pad_token: str) -> list[list[_Mask]]:
+    """For each sentence the masks of the three kinds of attention."""
+    allowed = attention_masks([len(tokens) for tokens in source], [len(tokens) for tokens in target])
     sources, targets = (
-        [
-            [lettering.show(shorten(token)) for token in [*tokens, *[pad_token] * (max(map(len, side)) - len(tokens))]]
-            for tokens in side
-        ]
+        [[shorten(token) for token in [*tokens, *[pad_token] * (max(map(len, side)) - len(tokens))]] for tokens in side]
         for side in (source, target)
     )
     sides = {"encoder": (sources, sources), "decoder": (targets, targets), "cross": (targets, sources)}
-    sentences = range(len(source))
-    return _Masks(
-        masks=[[masks[kind][sentence] for kind in _MASK_TITLES] for sentence in sentences],
-        rows=[[sides[kind][0][sentence] for kind in _MASK_TITLES] for sentence in sentences],
-        columns=[[sides[kind][1][sentence] for kind in _MASK_TITLES] for sentence in sentences],
-        titles=[[f"{name}, sentence {sentence}" for name in _MASK_TITLES.values()] for sentence in sentences],
-        title=lettering.show(title),
-        families=lettering.families,
-    )
+    return [
+        [
+            _Mask(
+                allowed[kind][sentence],
+                sides[kind][0][sentence],
+                sides[kind][1][sentence],
+                f"{name}, sentence {sentence}",
+            )
+            for kind, name in _MASK_TITLES.items()
+        ]
+        for sentence in range(len(source))
+    ]
 
 
-def _lay_out_masks(content: _Masks, cell: float) -> _MaskLayout:
-    layout = _MaskLayout(cell=cell, lefts=(), width=0.0, row_height=0.0, height=0.0)
-    lefts, x = [], _EDGE
-    for kind in range(len(_MASK_TITLES)):
-        labels = [label for rows in content.rows for label in rows[kind]]
-        width = cell * content.masks[0][kind].shape[1]
-        beside = (measure([titles[kind] for titles in content.titles], _MIDDLE, content.families) - width) / 2
-        lefts.append(x + max(measure(labels, layout.font_size, content.families) + 0.1, beside))
+def _find_font_size(cell: float) -> float:
+    """In points, of a label beside a cell of so many inches."""
+    return min(cell * 72 * 0.75, _LABEL)
+
+
+def _lay_out(masks: list[list[_Mask]], cell: float, families: list[str]) -> tuple[list[float], float, float]:
+    """Where the masks of each kind begin on the left, and the width and height of all, in inches."""
+    lefts, x, font_size = [], 0.0, _find_font_size(cell)
+    for column in zip(*masks, strict=True):
+        width = cell * column[0].allowed.shape[1]
+        beside = (measure([mask.title for mask in column], _MIDDLE, families) - width) / 2  # what a title needs
+        labels = measure([label for mask in column for label in mask.rows], font_size, families) + 0.1
+        lefts.append(x + max(labels, beside))
         x = lefts[-1] + width + max(beside, 0.0) + _GAP
-    needed = max(measure([content.title], _LARGE, content.families), measure([_MASK_NOTE], _MIDDLE, content.families))
-    more = max(needed + 2 * _EDGE - x, 0.0)
-    below = measure(
-        [label for columns in content.columns for label in chain(*columns)], layout.font_size, content.families
-    )
-    row_height = _LINE + cell * max(mask.shape[0] for mask in content.masks[0]) + below + 0.1
-    return replace(
-        layout,
-        lefts=tuple(left + more / 2 for left in lefts),
-        width=x + more,
-        row_height=row_height,
-        height=2 * _EDGE + 2 * _LINE + len(content.masks) * row_height,
-    )
+    below = measure([label for row in masks for mask in row for label in mask.columns], font_size, families) + 0.1
+    highest = max(mask.allowed.shape[0] for mask in masks[0])
+    return lefts, x, len(masks) * (_LINE + cell * highest + below)
 
 
-def _draw_mask(
-    axes: "Axes",
-    mask: npt.NDArray[np.bool_],
-    rows: Sequence[str],
-    columns: Sequence[str],
-    font_size: float,
-    families: list[str],
-) -> None:
+def _draw_mask(axes: "Axes", mask: _Mask, text: dict[str, Any]) -> None:
     from matplotlib.colors import ListedColormap
 
-    text: dict[str, Any] = {"fontsize": font_size, "parse_math": False, "family": families}
-    axes.pcolormesh(mask, cmap=ListedColormap(["white", "#8CBCE0"]), vmin=0, vmax=1, edgecolors="0.8", linewidth=0.5)
+    colors = ListedColormap(["white", "#8CBCE0"])
+    axes.pcolormesh(mask.allowed, cmap=colors, vmin=0, vmax=1, edgecolors="0.8", linewidth=0.5)
     axes.invert_yaxis()
-    axes.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=90, **text)
-    axes.set_yticks(np.arange(len(rows)) + 0.5, rows, **text)
+    axes.set_xticks(np.arange(len(mask.columns)) + 0.5, mask.columns, rotation=90, **text)
+    axes.set_yticks(np.arange(len(mask.rows)) + 0.5, mask.rows, **text)
     axes.tick_params(length=0, pad=2)
     axes.spines[:].set_visible(False)
+    axes.set_title(mask.title, fontsize=_MIDDLE, pad=3)

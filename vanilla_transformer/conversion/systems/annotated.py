@@ -14,39 +14,29 @@ g = a sqrt((D - 1) / D) makes up for the first. For the second nothing does exac
 eps = 1e-6, the norms differ by less than 6e-7 of their values where s is 0.5 or more, by 2e-6 at 0.3, 4e-5 at 0.1.
 """
 
-import copy
 import math
 import os
-import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
 
 import torch
-from torch import nn
 
-from vanilla_transformer.conversion.comparing import Batch, compare_with
 from vanilla_transformer.conversion.converted import ConvertedModel, build_model
 from vanilla_transformer.conversion.errors import refuse
-from vanilla_transformer.conversion.state_dicts import (
+from vanilla_transformer.conversion.weights import (
+    Rule,
     StateDict,
-    Tables,
     check_entries,
+    check_sinusoids,
     count_layers,
+    describe_tables,
     make_config,
-    make_sinusoids_rule,
+    module_rules,
     read_state_dict,
 )
-from vanilla_transformer.conversion.weights import Rule
-from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 
 _ANCHOR = "encoder.layers.0.self_attn.linears.0.weight"
-_ATTENTIONS = {"self_attn": "self_attn", "src_attn": "encoder_attn"}
-_NORMS = {
-    "encoder": ("self_attn_layer_norm", "final_layer_norm"),
-    "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
-}
+_TABLES = ("src_embed.0.lut.weight", "tgt_embed.0.lut.weight", "generator.proj.weight")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +44,7 @@ class AnnotatedSettings:
     """What weights alone do not tell; the defaults are the original's.
 
     Args:
-        heads: Number of attention heads. `None`: what the module has; for a state dict, 8.
+        heads: Number of attention heads.
         layer_norm_eps: Added to the standard deviation in every norm.
         dropout: Probability of dropping, in training; attention weights and inner activations are dropped too.
         bos_token_id: The token that starts a sentence, and the decoder's input.
@@ -62,7 +52,7 @@ class AnnotatedSettings:
         eos_token_id: The token that ends a sentence.
     """
 
-    heads: int | None = None
+    heads: int = 8
     layer_norm_eps: float = 1e-6
     dropout: float = 0.1
     bos_token_id: int = 0
@@ -70,74 +60,78 @@ class AnnotatedSettings:
     eos_token_id: int = 1
 
 
+def adapt_gain(gain: torch.Tensor) -> torch.Tensor:
+    """Makes up for the standard deviation, which is unbiased in the original and biased in torch."""
+    return gain * math.sqrt((len(gain) - 1) / len(gain))
+
+
+_LAYER, _OURS = r"(encoder|decoder)\.layers\.(\d+)\.", r"model.\1.layers.\2."
+_ATTENTIONS = {"self_attn": "self_attn", "src_attn": "encoder_attn"}
+_PARTS = ("q_proj", "k_proj", "v_proj", "out_proj")
+_NORMS = {
+    r"(encoder|decoder)\.layers\.(\d+)\.sublayer\.0": r"model.\1.layers.\2.self_attn_layer_norm",
+    r"(encoder)\.layers\.(\d+)\.sublayer\.1": r"model.\1.layers.\2.final_layer_norm",
+    r"(decoder)\.layers\.(\d+)\.sublayer\.1": r"model.\1.layers.\2.encoder_attn_layer_norm",
+    r"(decoder)\.layers\.(\d+)\.sublayer\.2": r"model.\1.layers.\2.final_layer_norm",
+    r"(encoder|decoder)": r"model.\1.layer_norm",
+}
+_RULES = (
+    Rule(r"(?:src|tgt)_embed\.1\.pe", (), check=partial(check_sinusoids, kind="sinusoidal")),
+    *module_rules(
+        {
+            rf"{theirs}\.linears\.{index}": f"{ours}.{part}"
+            for theirs, ours in _ATTENTIONS.items()
+            for index, part in enumerate(_PARTS)
+        },
+        theirs=_LAYER,
+        ours=_OURS,
+    ),
+    *module_rules(
+        {
+            r"src_embed\.0\.lut": "model.encoder.embed_tokens",
+            r"tgt_embed\.0\.lut": "model.decoder.embed_tokens",
+            r"generator\.proj": "lm_head",
+        }
+    ),
+    *module_rules({r"feed_forward\.w_([12])": r"fc\3"}, theirs=_LAYER, ours=_OURS),
+    *(Rule(rf"{theirs}\.norm\.a_2", f"{ours}.weight", adapt_gain) for theirs, ours in _NORMS.items()),
+    *(Rule(rf"{theirs}\.norm\.b_2", f"{ours}.bias") for theirs, ours in _NORMS.items()),
+)
+
+
 def convert_annotated(
-    original: nn.Module | StateDict | str | os.PathLike[str], settings: AnnotatedSettings | None = None
+    original: StateDict | str | os.PathLike[str], settings: AnnotatedSettings | None = None
 ) -> ConvertedModel:
-    """Brings a model of the Annotated Transformer into this package's form.
+    """Brings a model of the Annotated Transformer into this package's form, without a tokenizer.
 
     Args:
-        original: The `EncoderDecoder` that `make_model` makes, whose logits can be compared; its state dict; or a file
-            with that.
+        original: The state dict of the `EncoderDecoder` that `make_model` makes, or a file with that.
         settings: What the weights do not tell.
-
-    Returns:
-        The model, without a tokenizer.
 
     Raises:
         ConversionError: Lists what is missing, and which weights do not fit.
     """
     settings = settings or AnnotatedSettings()
-    module = original if isinstance(original, nn.Module) else None
     source = "the Annotated Transformer" + (f" of {original}" if isinstance(original, (str, os.PathLike)) else "")
-    weights = read_state_dict(cast(Any, original) if module is None else module.state_dict())
+    weights = read_state_dict(original)
     anchors = [name for name in weights if name.endswith(_ANCHOR)]
     refuse(
         f"The names of {source} are not those of the Annotated Transformer",
         [] if len(anchors) == 1 else [f"{len(anchors)} names end in {_ANCHOR} (can be: one)"],
     )
     prefix = anchors[0].removesuffix(_ANCHOR)
-    tables = Tables(
-        source=f"{prefix}src_embed.0.lut.weight",
-        target=f"{prefix}tgt_embed.0.lut.weight",
-        output=f"{prefix}generator.proj.weight",
-    )
-    config = _make_config(source, weights, prefix, tables, settings, _read_heads(module, settings))
-    model = build_model(config, weights, _make_rules(prefix, config, tables, weights), source=source)
-    return ConvertedModel(
-        source=source,
-        model=model,
-        compare=None if module is None else partial(compare_with, _make_original(module, settings), model),
-        notes=_make_notes(settings, module),
-    )
-
-
-def _read_heads(module: nn.Module | None, settings: AnnotatedSettings) -> int:
-    """Returns the number of heads, which only the module knows, or the user."""
-    parts: list[Any] = [] if module is None else list(module.modules())
-    told = {part.h for part in parts if isinstance(getattr(part, "h", None), int)}
-    found: int | None = told.pop() if len(told) == 1 else None
-    if found is not None and settings.heads not in (None, found):
-        refuse("The settings do not fit", [f"heads is {settings.heads} (the module has {found})"])
-    return settings.heads or found or 8
-
-
-def _make_config(
-    source: str, weights: StateDict, prefix: str, tables: Tables, settings: AnnotatedSettings, heads: int
-) -> VanillaTransformerConfig:
-    stacks = ("encoder", "decoder")
-    inner = {stack: f"{prefix}{stack}.layers.0.feed_forward.w_1.weight" for stack in stacks}
-    positions = f"{prefix}src_embed.1.pe"
-    needed = (tables.source, tables.target, f"{tables.output}", *inner.values())
-    check_entries(source, weights, {**dict.fromkeys(needed, 2), positions: 3})
-    return make_config(
+    weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
+    inner = {stack: f"{stack}.layers.0.feed_forward.w_1.weight" for stack in ("encoder", "decoder")}
+    check_entries(source, weights, {**dict.fromkeys((*_TABLES, *inner.values()), 2), "src_embed.1.pe": 3})
+    config = make_config(
         source,
-        d_model=weights[tables.source].shape[1],
-        max_position_embeddings=weights[positions].shape[1],
-        **{f"{stack}_layers": count_layers(weights, f"{prefix}{stack}.layers.") for stack in stacks},
-        **{f"{stack}_ffn_dim": weights[inner[stack]].shape[0] for stack in stacks},
-        **{f"{stack}_attention_heads": heads for stack in stacks},
+        d_model=weights[_TABLES[0]].shape[1],
+        max_position_embeddings=weights["src_embed.1.pe"].shape[1],
+        **{f"{stack}_layers": count_layers(weights, f"{stack}.layers.") for stack in inner},
+        **{f"{stack}_ffn_dim": weights[name].shape[0] for stack, name in inner.items()},
+        **{f"{stack}_attention_heads": settings.heads for stack in inner},
         **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), settings.dropout),
-        **tables.describe(weights),
+        **describe_tables(weights, *_TABLES),
         attention_bias=True,
         normalize_before=True,
         layer_norm_eps=settings.layer_norm_eps,
@@ -146,60 +140,14 @@ def _make_config(
         eos_token_id=settings.eos_token_id,
         decoder_start_token_id=settings.bos_token_id,
     )
-
-
-def _make_rules(prefix: str, config: VanillaTransformerConfig, tables: Tables, weights: StateDict) -> list[Rule]:
-    """Returns what becomes of each name."""
-    start = re.escape(prefix)
-    rules = tables.make_rules(weights)
-    rules += [make_sinusoids_rule(f"{prefix}{side}_embed.1.pe", "sinusoidal", 0) for side in ("src", "tgt")]
-    for stack, norms in _NORMS.items():
-        theirs, ours = rf"{start}{stack}\.layers\.(\d+)", rf"model.{stack}.layers.\1"
-        for their_name, our_name in _ATTENTIONS.items():
-            for index, part in enumerate(("q_proj", "k_proj", "v_proj", "out_proj")):
-                pattern = rf"{theirs}\.{their_name}\.linears\.{index}\.(weight|bias)"
-                rules.append(Rule(pattern, rf"{ours}.{our_name}.{part}.\2"))
-        for number in (1, 2):
-            rules.append(Rule(rf"{theirs}\.feed_forward\.w_{number}\.(weight|bias)", rf"{ours}.fc{number}.\2"))
-        for index, norm in enumerate(norms):
-            rules += _make_norm_rules(rf"{theirs}\.sublayer\.{index}\.norm", f"{ours}.{norm}")
-        rules += _make_norm_rules(rf"{start}{stack}\.norm", f"model.{stack}.layer_norm")
-    return rules
-
-
-def _make_norm_rules(theirs: str, ours: str) -> list[Rule]:
-    return [Rule(rf"{theirs}\.a_2", f"{ours}.weight", _adapt_gain), Rule(rf"{theirs}\.b_2", f"{ours}.bias")]
-
-
-def _adapt_gain(gain: torch.Tensor) -> torch.Tensor:
-    """Makes up for the standard deviation, which is unbiased in the original and biased in torch."""
-    return gain * math.sqrt((len(gain) - 1) / len(gain))
-
-
-def _make_original(module: nn.Module, settings: AnnotatedSettings) -> Callable[[Batch], torch.Tensor]:
-    """Returns how a copy of the original computes logits, with masks that are true where attention is allowed."""
-    original: Any = copy.deepcopy(module).to(device="cpu", dtype=torch.float32).eval()
-
-    def compute(batch: Batch) -> torch.Tensor:
-        source, target = batch["input_ids"], batch["decoder_input_ids"]
-        length = target.shape[1]
-        source_mask = (source != settings.pad_token_id)[:, None]
-        target_mask = torch.ones(1, length, length, dtype=torch.bool).tril()
-        return original.generator.proj(original(source, target, source_mask, target_mask))
-
-    return compute
-
-
-def _make_notes(settings: AnnotatedSettings, module: nn.Module | None) -> tuple[str, ...]:
-    notes = [
+    model = build_model(config, weights, _RULES, source=source)
+    notes = (
         "The original's norms add eps to the standard deviation, and ours add it to the variance: logits differ by "
         "about 1e-6 of the largest, and by more where a norm's input varies by much less than 0.5.",
         f"Special tokens are what the settings say: bos {settings.bos_token_id}, pad {settings.pad_token_id}, eos "
         f"{settings.eos_token_id}. There is no tokenizer: the original keeps none with its weights. Its sources begin "
         "with bos and end with eos.",
-    ]
-    if module is None and settings.heads is None:
-        notes.append("A state dict does not tell the number of heads, so the original's was taken: heads=8.")
-    if module is None:
-        notes.append("Not checked against the original, whose code is not in the weights: give its module for that.")
-    return tuple(notes)
+        f"A state dict does not tell the number of heads: heads={settings.heads}, as the settings say (the original's "
+        "default is 8). Nothing was compared with the original, whose code is not in the weights.",
+    )
+    return ConvertedModel(source=source, model=model, notes=notes)

@@ -11,14 +11,12 @@ kernel of torch's. It is filled when a model is loaded; what is saved of it may 
 """
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from transformers import GenerationConfig
 
 from vanilla_transformer.conversion.converted import ConvertedModel, build_model
@@ -35,7 +33,7 @@ from vanilla_transformer.conversion.tokenizers.bpe_codes import (
 )
 from vanilla_transformer.conversion.tokenizers.sentencepiece import convert_sentencepiece
 from vanilla_transformer.conversion.tokenizers.vocabularies import make_word_tokenizer
-from vanilla_transformer.conversion.weights import Rule
+from vanilla_transformer.conversion.weights import Rule, make_config, module_rules
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
@@ -89,26 +87,28 @@ _IGNORED_GENERATION: dict[str, Any] = {
 }
 _BOTH_SIDES = ("embed_dim", "normalize_before", "learned_pos")
 
-_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_LAYER, _OURS = r"(encoder|decoder)\.(layers\.\d+)\.", r"model.\1.\2."
 _RULES = (
     Rule(r"(encoder|decoder)\.(version|embed_positions\._float_tensor|embed_positions\.weights)", ()),
     Rule(r"encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)", ()),
-    Rule(
-        r"(encoder|decoder)\.(embed_tokens|embed_positions|layernorm_embedding|layer_norm)\.(weight|bias)",
-        r"model.\1.\2.\3",
+    *module_rules(
+        {r"(encoder|decoder)\.(embed_tokens|embed_positions|layernorm_embedding|layer_norm)": r"model.\1.\2"}
     ),
     Rule(
-        r"(encoder|decoder)\.(layers\.\d+)\.(self_attn|encoder_attn)\.in_proj_(weight|bias)",
-        tuple(rf"model.\1.\2.\3.{projection}.\4" for projection in _PROJECTIONS),
+        _LAYER + r"(self_attn|encoder_attn)\.in_proj_(weight|bias)",
+        [rf"{_OURS}\3.{part}_proj.\4" for part in ("q", "k", "v")],
     ),
-    Rule(
-        r"(encoder|decoder)\.(layers\.\d+\.(?:\w+_attn\.(?:q|k|v|out)_proj|fc1|fc2|\w+_layer_norm))\.(weight|bias)",
-        r"model.\1.\2.\3",
+    *module_rules(
+        {
+            r"(\w+_attn\.(?:q|k|v|out)_proj|fc1|fc2|\w+_layer_norm)": r"\3",
+            r"layer_norms\.0": "self_attn_layer_norm",
+            r"layer_norms\.2": "final_layer_norm",
+        },
+        theirs=_LAYER,
+        ours=_OURS,
     ),
-    Rule(r"(encoder|decoder)\.(layers\.\d+)\.layer_norms\.0\.(weight|bias)", r"model.\1.\2.self_attn_layer_norm.\3"),
-    Rule(r"encoder\.(layers\.\d+)\.layer_norms\.1\.(weight|bias)", r"model.encoder.\1.final_layer_norm.\2"),
-    Rule(r"decoder\.(layers\.\d+)\.layer_norms\.1\.(weight|bias)", r"model.decoder.\1.encoder_attn_layer_norm.\2"),
-    Rule(r"decoder\.(layers\.\d+)\.layer_norms\.2\.(weight|bias)", r"model.decoder.\1.final_layer_norm.\2"),
+    *module_rules({r"encoder\.(layers\.\d+)\.layer_norms\.1": r"model.encoder.\1.final_layer_norm"}),
+    *module_rules({r"decoder\.(layers\.\d+)\.layer_norms\.1": r"model.decoder.\1.encoder_attn_layer_norm"}),
     Rule(r"decoder\.(?:output_projection\.weight|embed_out)", "lm_head.weight"),
     Rule(r"lm_head\.bias", "lm_head.bias"),  # added by `_append_tokens`
 )
@@ -123,8 +123,13 @@ class _Vocabularies:
     target: list[str]
 
     @property
-    def separate(self) -> bool:
-        return self.source != self.target
+    def separate_target(self) -> list[str] | None:
+        """The target's dictionary if it is another than the source's."""
+        return None if self.source == self.target else self.target
+
+    def count_added(self, tokenizer: VanillaTransformerTokenizer) -> tuple[int, int]:
+        """Counts the source's and the target's ids behind the dictionary's."""
+        return len(tokenizer) - len(self.source), tokenizer.target_vocab_size - len(self.target)
 
 
 def convert_fairseq(
@@ -172,21 +177,43 @@ def convert_fairseq(
     source = f"the fairseq checkpoint {read.path}"
     refuse(f"This package cannot hold {source}", _find_unsupported(read))
     vocabularies = _read_dictionaries(read, dictionaries, source_lang, target_lang)
+    separate_target = vocabularies.separate_target
+    joiner = find_joiner([*vocabularies.source, *vocabularies.target])
+    specials: dict[str, Any] = {"bos": BOS, "pad": PAD, "eos": EOS, "unk": UNK}
     if codes is not None:
-        tokenizer = _make_bpe(vocabularies, codes, target_codes)
+        tokenizer = make_bpe_tokenizer(
+            codes, vocabularies.source, target_codes=target_codes, target_tokens=separate_target
+        )
     elif sentencepiece_model is not None:
-        tokenizer = _make_sentencepiece(vocabularies, sentencepiece_model, target_sentencepiece_model)
+        tokenizer = convert_sentencepiece(
+            sentencepiece_model,
+            target_model_file=target_sentencepiece_model,
+            vocabulary=vocabularies.source,
+            target_vocabulary=separate_target,
+            append_absent=True,
+            **{f"{name}_token": token for name, token in specials.items()},
+        )
     else:
-        tokenizer = _make_word_tokenizer(vocabularies)
+        tokenizer = make_word_tokenizer(vocabularies.source, target_tokens=separate_target, **specials, joiner=joiner)
     tokenizer.model_max_length = read.model["max_source_positions"]
-    read, added = _append_tokens(read, vocabularies, tokenizer)
-    config = _make_config(read, vocabularies, added=added)
-    generation_config, ignored = _make_generation_config(read)
-    notes = [
-        *_describe_defaults(read),
-        *ignored,
-        *_describe_tokenizer(tokenizer, vocabularies, codes, sentencepiece_model),
-    ]
+    added = vocabularies.count_added(tokenizer)
+    read = _append_tokens(read, vocabularies, added)
+    config = _make_config(read, vocabularies, source, has_bias=any(added))
+    generation_config, notes = _make_generation_config(read)
+    if read.absent:
+        listed = ", ".join(f"{name}={value}" for name, value in read.absent.items())
+        architecture = read.model["arch"]
+        notes.insert(0, f"Not in the checkpoint, and therefore as in fairseq's architecture {architecture}: {listed}.")
+    notes += _describe_added(vocabularies, added)
+    if codes is None and sentencepiece_model is None:
+        how = {"@@": "words cut into pieces (apple@@ s), spaces between them", "▁": "sentencepiece's pieces"}
+        cut = how.get(str(joiner), "words, with spaces between them")
+        notes.append(f"The tokenizer reads text as the dictionary has it ({cut}), and writes words joined again.")
+    if sentencepiece_model is None:
+        notes.append(
+            "What was done to the training texts before they were cut, such as Moses' tokenizer, is in no file of"
+            " fairseq's and must be done to each text first, and undone afterwards."
+        )
     model = build_model(config, read.weights, _RULES, source=source, generation_config=generation_config)
     return ConvertedModel(source=source, model=model, tokenizer=tokenizer, notes=tuple(notes))
 
@@ -268,101 +295,63 @@ def _count_rows(read: FairseqCheckpoint, side: str) -> int:
     return read.weights[name].shape[0]
 
 
-def _make_word_tokenizer(vocabularies: _Vocabularies) -> VanillaTransformerTokenizer:
-    return make_word_tokenizer(
-        vocabularies.source,
-        target_tokens=vocabularies.target if vocabularies.separate else None,
-        bos=BOS,
-        pad=PAD,
-        eos=EOS,
-        unk=UNK,
-        joiner=find_joiner([*vocabularies.source, *vocabularies.target]),
-    )
-
-
-def _make_bpe(
-    vocabularies: _Vocabularies, codes: str | os.PathLike[str], target_codes: str | os.PathLike[str] | None
-) -> VanillaTransformerTokenizer:
-    target = vocabularies.target if vocabularies.separate else None
-    return make_bpe_tokenizer(codes, vocabularies.source, target_codes=target_codes, target_tokens=target)
-
-
-def _make_sentencepiece(
-    vocabularies: _Vocabularies, model: str | os.PathLike[str], target_model: str | os.PathLike[str] | None
-) -> VanillaTransformerTokenizer:
-    return convert_sentencepiece(
-        model,
-        target_model_file=target_model,
-        vocabulary=vocabularies.source,
-        target_vocabulary=vocabularies.target if vocabularies.separate else None,
-        append_absent=True,
-        bos_token=BOS,
-        eos_token=EOS,
-        pad_token=PAD,
-        unk_token=UNK,
-    )
-
-
-def _append_tokens(
-    read: FairseqCheckpoint, vocabularies: _Vocabularies, tokenizer: VanillaTransformerTokenizer
-) -> tuple[FairseqCheckpoint, bool]:
-    """Gives the tokens that only the tokenizer needs `<unk>`'s embedding and next to no probability.
-
-    Returns:
-        The checkpoint with rows for them, and whether there are any.
-    """
-    rows = {
-        "encoder": len(tokenizer) - len(vocabularies.source),
-        "decoder": tokenizer.target_vocab_size - len(vocabularies.target),
-    }
-    if not any(rows.values()):
-        return read, False
+def _append_tokens(read: FairseqCheckpoint, vocabularies: _Vocabularies, added: tuple[int, int]) -> FairseqCheckpoint:
+    """Gives the tokens that only the tokenizer needs `<unk>`'s embedding and next to no probability."""
+    if not any(added):
+        return read
+    rows = dict(zip(("encoder", "decoder"), added, strict=True))
     weights = dict(read.weights)
     for name in weights:
         if name.endswith((".embed_tokens.weight", ".output_projection.weight", ".embed_out")):
             unknown = weights[name][_UNK_ID : _UNK_ID + 1]
             weights[name] = torch.cat([weights[name], unknown.expand(rows[name.split(".")[0]], -1)])
-    bias = weights["decoder.embed_tokens.weight"].new_zeros(tokenizer.target_vocab_size)
+    bias = weights["decoder.embed_tokens.weight"].new_zeros(len(vocabularies.target) + added[1])
     bias[len(vocabularies.target) :] = UNLIKELY
-    return replace(read, weights={**weights, "lm_head.bias": bias}), True
+    return replace(read, weights={**weights, "lm_head.bias": bias})
 
 
-def _make_config(read: FairseqCheckpoint, vocabularies: _Vocabularies, *, added: bool) -> VanillaTransformerConfig:
+def _describe_added(vocabularies: _Vocabularies, added: tuple[int, int]) -> list[str]:
+    if not any(added):
+        return []
+    numbers = "{} of the source, {} of the target" if vocabularies.separate_target else "{}"
+    return [
+        f"There are ids behind the dictionary's, which only the tokenizer needs: {numbers.format(*added)}. They have"
+        f" the embedding of {UNK}, which fairseq takes these tokens for, and are never predicted."
+    ]
+
+
+def _make_config(
+    read: FairseqCheckpoint, vocabularies: _Vocabularies, source: str, *, has_bias: bool
+) -> VanillaTransformerConfig:
     settings = read.model
-    sizes = {side: _count_rows(read, side) for side in ("encoder", "decoder")}
     one_table = bool(settings["share_all_embeddings"])
-    per_side = {
-        name: settings[f"{name.replace('ffn_dim', 'ffn_embed_dim')}"]
-        for side in ("encoder", "decoder")
-        for name in (f"{side}_layers", f"{side}_attention_heads", f"{side}_ffn_dim")
-    }
-    try:
-        return VanillaTransformerConfig(
-            vocab_size=sizes["encoder"],
-            decoder_vocab_size=sizes["decoder"] if vocabularies.separate else None,
-            d_model=settings["encoder_embed_dim"],
-            **per_side,
-            **{name: settings[name] for name in ("dropout", "attention_dropout", "activation_dropout")},
-            activation_function=_ACTIVATIONS[settings["activation_fn"]],
-            attention_bias=True,
-            lm_head_bias=added,
-            normalize_before=settings["encoder_normalize_before"],
-            add_final_layer_norm=None if _find_last_norms(read)[0] == settings["encoder_normalize_before"] else False,
-            normalize_embedding=settings["layernorm_embedding"],
-            scale_embedding=not settings["no_scale_embedding"],
-            position_embedding_type="learned" if settings["encoder_learned_pos"] else "sinusoidal_tensor2tensor",
-            position_offset=_PAD_ID + 1,
-            max_position_embeddings=max(_count_positions(read)),
-            share_encoder_decoder_embeddings=one_table,
-            tie_word_embeddings=one_table or bool(settings["share_decoder_input_output_embed"]),
-            langs=vocabularies.languages,
-            bos_token_id=_BOS_ID,
-            pad_token_id=_PAD_ID,
-            eos_token_id=_EOS_ID,
-            decoder_start_token_id=_EOS_ID,
-        )
-    except StrictDataclassError as error:
-        raise ConversionError(f"The settings of {read.path} make no model: {error}") from error
+    sizes = {"layers": "layers", "attention_heads": "attention_heads", "ffn_dim": "ffn_embed_dim"}
+    return make_config(
+        source,
+        vocab_size=_count_rows(read, "encoder"),
+        decoder_vocab_size=_count_rows(read, "decoder") if vocabularies.separate_target else None,
+        d_model=settings["encoder_embed_dim"],
+        **{f"encoder_{ours}": settings[f"encoder_{theirs}"] for ours, theirs in sizes.items()},
+        **{f"decoder_{ours}": settings[f"decoder_{theirs}"] for ours, theirs in sizes.items()},
+        **{name: settings[name] for name in ("dropout", "attention_dropout", "activation_dropout")},
+        activation_function=_ACTIVATIONS[settings["activation_fn"]],
+        attention_bias=True,
+        lm_head_bias=has_bias,
+        normalize_before=settings["encoder_normalize_before"],
+        add_final_layer_norm=None if _find_last_norms(read)[0] == settings["encoder_normalize_before"] else False,
+        normalize_embedding=settings["layernorm_embedding"],
+        scale_embedding=not settings["no_scale_embedding"],
+        position_embedding_type="learned" if settings["encoder_learned_pos"] else "sinusoidal_tensor2tensor",
+        position_offset=_PAD_ID + 1,
+        max_position_embeddings=max(_count_positions(read)),
+        share_encoder_decoder_embeddings=one_table,
+        tie_word_embeddings=one_table or bool(settings["share_decoder_input_output_embed"]),
+        langs=vocabularies.languages,
+        bos_token_id=_BOS_ID,
+        pad_token_id=_PAD_ID,
+        eos_token_id=_EOS_ID,
+        decoder_start_token_id=_EOS_ID,
+    )
 
 
 def _make_generation_config(read: FairseqCheckpoint) -> tuple[GenerationConfig, list[str]]:
@@ -389,39 +378,3 @@ def _make_generation_config(read: FairseqCheckpoint) -> tuple[GenerationConfig, 
     )
     listed = ", ".join(f"{name}={given[name]}" for name in ignored)
     return config, [f"These settings of generation have no counterpart here: {listed}."] if ignored else []
-
-
-def _describe_defaults(read: FairseqCheckpoint) -> list[str]:
-    listed = ", ".join(f"{name}={value}" for name, value in read.absent.items())
-    architecture = read.model["arch"]
-    return (
-        [f"Not in the checkpoint, and therefore as in fairseq's architecture {architecture}: {listed}."]
-        if listed
-        else []
-    )
-
-
-def _describe_tokenizer(
-    tokenizer: VanillaTransformerTokenizer,
-    vocabularies: _Vocabularies,
-    codes: object,
-    sentencepiece_model: object,
-) -> Iterable[str]:
-    numbers = [len(tokenizer) - len(vocabularies.source), tokenizer.target_vocab_size - len(vocabularies.target)]
-    if any(numbers):
-        listed = "{} of the source, {} of the target" if vocabularies.separate else "{}"
-        yield (
-            f"There are ids behind the dictionary's, which only the tokenizer needs: {listed.format(*numbers)}. They"
-            f" have the embedding of {UNK}, which fairseq takes these tokens for, and are never predicted."
-        )
-    if sentencepiece_model is not None:
-        return
-    if codes is None:
-        joiner = find_joiner([*vocabularies.source, *vocabularies.target])
-        how = {"@@": "words cut into pieces (apple@@ s), spaces between them", "▁": "sentencepiece's pieces"}
-        cut = how.get(str(joiner), "words, with spaces between them")
-        yield f"The tokenizer reads text as the dictionary has it ({cut}), and writes words joined again."
-    yield (
-        "What was done to the training texts before they were cut, such as Moses' tokenizer, is in no file of fairseq's"
-        " and must be done to each text first, and undone afterwards."
-    )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from vanilla_transformer.conversion.errors import ConversionError
-from vanilla_transformer.conversion.reading import check_weights, read_checkpoint, scan_pickles
+from vanilla_transformer.conversion.weights import check_weights, read_checkpoint, scan_pickles
 
 # Whose objects a checkpoint may hold: they are read as `Remnant`s. None of this code runs, nor need it be installed.
 _PACKAGES = ("fairseq.", "numpy.", "omegaconf.", "typing.")
@@ -91,15 +91,9 @@ class Remnant:
 
 @dataclass(frozen=True, kw_only=True)
 class FairseqCheckpoint:
-    """What a checkpoint holds, as far as it is of use.
+    """What a checkpoint holds, as far as it is of use: the weights by fairseq's names, and settings.
 
-    Args:
-        path: The file.
-        weights: The weights by fairseq's names.
-        model: The settings of the model, complete.
-        task: The settings of the task, with the languages.
-        generation: The settings of generation; older checkpoints have none.
-        absent: Those of `model` that the file lacks, which are therefore the architecture's defaults.
+    Those of the model are complete; `absent` has those that the file lacks, which are the architecture's defaults.
     """
 
     path: Path
@@ -111,17 +105,7 @@ class FairseqCheckpoint:
 
 
 def read_fairseq(path: str | os.PathLike[str]) -> FairseqCheckpoint:
-    """Reads a checkpoint and completes its settings as fairseq does.
-
-    Args:
-        path: The `.pt` file.
-
-    Returns:
-        What it holds.
-
-    Raises:
-        ConversionError: If it is no checkpoint of fairseq's, is damaged, or holds what would have to be run.
-    """
+    """Reads a checkpoint and completes its settings as fairseq does; nothing in the file is run."""
     path = Path(path)
     names = (*_TYPES, *(name for name in _find_classes(path) if name.startswith(_PACKAGES)))
     content = read_checkpoint(path, allowed=[(Remnant, name) for name in names])

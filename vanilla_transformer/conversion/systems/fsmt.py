@@ -12,13 +12,12 @@ position. The converted model translates as FSMT does in newer versions.
 """
 
 from dataclasses import replace
-from typing import Any
 
 from transformers import FSMTConfig, FSMTForConditionalGeneration, FSMTTokenizer
 
 from vanilla_transformer.conversion.converted import ConvertedModel
 from vanilla_transformer.conversion.errors import find_differences
-from vanilla_transformer.conversion.weights import Rule
+from vanilla_transformer.conversion.weights import Rule, make_config
 
 from .library import (
     COMMON_FIELDS,
@@ -35,14 +34,11 @@ def convert_fsmt(name_or_path: str, *, revision: str = "main") -> ConvertedModel
     """Converts an FSMT model.
 
     What its weights compute, its settings for `generate` and its tokenizer stay what they are, so that translations are
-    the same, token for token.
+    the same, token for token. It has the floating-point type of the original.
 
     Args:
         name_or_path: A folder that transformers can load, or a name on the Hub such as "facebook/wmt19-en-de".
         revision: Branch, tag or commit on the Hub.
-
-    Returns:
-        The model, with the floating-point type of the original, and its tokenizer.
 
     Raises:
         ConversionError: If it is no FSMT model, a file is missing or damaged, or it has features that this package's
@@ -55,16 +51,25 @@ def convert_fsmt(name_or_path: str, *, revision: str = "main") -> ConvertedModel
     obstacles = find_differences(fsmt_config, IGNORED_FIELDS)
     if fsmt_config.pad_token_id is None:
         obstacles.append("pad_token_id is None (can be: any token; FSMT's positions begin behind it)")
-    config = place.make_config(_translate_config(fsmt_config), obstacles)
+    is_tied = fsmt_config.tie_word_embeddings  # all three tables, or none
+    config = make_config(
+        place.source,
+        obstacles,
+        **{name: getattr(fsmt_config, name) for name in COMMON_FIELDS},
+        vocab_size=fsmt_config.src_vocab_size,
+        decoder_vocab_size=fsmt_config.tgt_vocab_size,
+        share_encoder_decoder_embeddings=is_tied,
+        tie_word_embeddings=is_tied,
+        position_embedding_type="sinusoidal_tensor2tensor",
+        position_offset=(fsmt_config.pad_token_id or 0) + 1,
+        attention_bias=True,
+        langs=list(fsmt_config.langs),
+    )
     if isinstance(tokenizer, FSMTTokenizer):
         check_tokenizer(tokenizer, config, place.source)
     fsmt = place.load(FSMTForConditionalGeneration, r"embed_positions\.weight")
-    rules = (
-        *LAYER_RULES,
-        make_table_rule(config),
-        Rule(r"model\.decoder\.output_projection\.weight", "lm_head.weight"),
-    )
-    converted = convert_loaded(place, fsmt, config, rules, tokenizer)
+    output_rule = Rule(r"model\.decoder\.output_projection\.weight", "lm_head.weight")
+    converted = convert_loaded(place, fsmt, config, (*LAYER_RULES, make_table_rule(config), output_rule), tokenizer)
     if not isinstance(tokenizer, FSMTTokenizer):
         return converted
     note = (
@@ -72,19 +77,3 @@ def convert_fsmt(name_or_path: str, *, revision: str = "main") -> ConvertedModel
         "the model translates, but a loss needs another tokenizer."
     )
     return replace(converted, notes=(*converted.notes, note))
-
-
-def _translate_config(config: FSMTConfig) -> dict[str, Any]:
-    """The fields of this package's configuration."""
-    is_tied = config.tie_word_embeddings  # all three tables, or none
-    return {
-        **{name: getattr(config, name) for name in COMMON_FIELDS},
-        "vocab_size": config.src_vocab_size,
-        "decoder_vocab_size": config.tgt_vocab_size,
-        "share_encoder_decoder_embeddings": is_tied,
-        "tie_word_embeddings": is_tied,
-        "position_embedding_type": "sinusoidal_tensor2tensor",
-        "position_offset": (config.pad_token_id or 0) + 1,
-        "attention_bias": True,
-        "langs": list(config.langs),
-    }

@@ -4,28 +4,28 @@ Its Transformer is post- or pre-LN, has a bias in every linear map but the outpu
 end with `</s>`; translations start with `<s>` and end with `</s>`.
 """
 
-import copy
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 import yaml
 from transformers import GenerationConfig
 
-from vanilla_transformer.conversion.comparing import Batch, compare_with
 from vanilla_transformer.conversion.converted import ConvertedModel, build_model
 from vanilla_transformer.conversion.errors import ConversionError, find_differences, refuse
-from vanilla_transformer.conversion.reading import check_weights, read_checkpoint
-from vanilla_transformer.conversion.state_dicts import check_sinusoids, make_config
 from vanilla_transformer.conversion.tokenizers.vocabularies import make_word_tokenizer
-from vanilla_transformer.conversion.weights import Rule
+from vanilla_transformer.conversion.weights import (
+    Rule,
+    check_sinusoids,
+    check_weights,
+    make_config,
+    module_rules,
+    read_checkpoint,
+)
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 # What the configuration means where it says nothing, and what else it may say.
 SYMBOLS = {"unk": "<unk>", "pad": "<pad>", "bos": "<s>", "eos": "</s>"}  # in the order of their ids
@@ -42,23 +42,31 @@ _SETTINGS: dict[str, tuple[object, ...]] = {
     "alpha": (1.0,),  # what the residual is multiplied by
 }
 
-_LAYER, _NEW = r"(encoder|decoder)\.layers\.(\d+)\.", r"model.\1.layers.\2."
-
-RULES = (
-    Rule(r"src_embed\.lut\.weight", "model.encoder.embed_tokens.weight"),
-    Rule(r"trg_embed\.lut\.weight", "model.decoder.embed_tokens.weight"),
+_RULES = (
     Rule(r"(?:encoder|decoder)\.pe\.pe", (), check=partial(check_sinusoids, kind="sinusoidal")),
-    Rule(_LAYER + r"(?:src_src|trg_trg)_att\.([kvq])_layer\.(\w+)", _NEW + r"self_attn.\3_proj.\4"),
-    Rule(_LAYER + r"(?:src_src|trg_trg)_att\.output_layer\.(\w+)", _NEW + r"self_attn.out_proj.\3"),
-    Rule(_LAYER + r"src_trg_att\.([kvq])_layer\.(\w+)", _NEW + r"encoder_attn.\3_proj.\4"),
-    Rule(_LAYER + r"src_trg_att\.output_layer\.(\w+)", _NEW + r"encoder_attn.out_proj.\3"),
-    Rule(_LAYER + r"(?:x_)?layer_norm\.(\w+)", _NEW + r"self_attn_layer_norm.\3"),
-    Rule(_LAYER + r"dec_layer_norm\.(\w+)", _NEW + r"encoder_attn_layer_norm.\3"),
-    Rule(_LAYER + r"feed_forward\.layer_norm\.(\w+)", _NEW + r"final_layer_norm.\3"),
-    Rule(_LAYER + r"feed_forward\.pwff_layer\.0\.(\w+)", _NEW + r"fc1.\3"),
-    Rule(_LAYER + r"feed_forward\.pwff_layer\.3\.(\w+)", _NEW + r"fc2.\3"),
-    Rule(r"(encoder|decoder)\.layer_norm\.(\w+)", r"model.\1.layer_norm.\2"),
-    Rule(r"decoder\.output_layer\.weight", "lm_head.weight"),
+    *module_rules(
+        {
+            r"src_embed\.lut": "model.encoder.embed_tokens",
+            r"trg_embed\.lut": "model.decoder.embed_tokens",
+            r"(encoder|decoder)\.layer_norm": r"model.\1.layer_norm",
+            r"decoder\.output_layer": "lm_head",
+        }
+    ),
+    *module_rules(
+        {
+            r"(?:src_src|trg_trg)_att\.([kvq])_layer": r"self_attn.\3_proj",
+            r"(?:src_src|trg_trg)_att\.output_layer": "self_attn.out_proj",
+            r"src_trg_att\.([kvq])_layer": r"encoder_attn.\3_proj",
+            r"src_trg_att\.output_layer": "encoder_attn.out_proj",
+            r"(?:x_)?layer_norm": "self_attn_layer_norm",
+            r"dec_layer_norm": "encoder_attn_layer_norm",
+            r"feed_forward\.layer_norm": "final_layer_norm",
+            r"feed_forward\.pwff_layer\.0": "fc1",
+            r"feed_forward\.pwff_layer\.3": "fc2",
+        },
+        theirs=r"(encoder|decoder)\.layers\.(\d+)\.",
+        ours=r"model.\1.layers.\2.",
+    ),
 )
 
 
@@ -79,9 +87,9 @@ def convert_joeynmt(path: str | os.PathLike[str]) -> ConvertedModel:
     """
     checkpoint = _find_checkpoint(Path(path))
     source = f"the JoeyNMT model {checkpoint.parent.resolve().name}/{checkpoint.name}"
-    settings = _read_settings(checkpoint.parent / "config.yaml")
+    settings = read_settings(checkpoint.parent / "config.yaml")
     encoder, decoder = _check_settings(settings, source)
-    symbols = _read_symbols(settings)
+    symbols = read_symbols(settings)
     tokens, target_tokens = (
         _read_vocabulary(checkpoint.parent / name, symbols) for name in ("src_vocab.txt", "trg_vocab.txt")
     )
@@ -105,29 +113,24 @@ def convert_joeynmt(path: str | os.PathLike[str]) -> ConvertedModel:
         **_translate_settings(settings["model"], encoder, decoder),
     )
     generation_config, notes = _translate_search(settings["testing"], config, tokens, symbols)
-    model = build_model(config, weights, RULES, source=source, generation_config=generation_config)
-    return ConvertedModel(
-        source=source,
-        model=model,
-        tokenizer=tokenizer,
-        compare=_make_comparison(settings["model"], weights, (tokens, target_tokens), symbols, model),
-        notes=(*_describe_tokens(settings), *notes),
-    )
+    model = build_model(config, weights, _RULES, source=source, generation_config=generation_config)
+    notes = [_describe_tokens(settings["data"]["src"]), *notes]
+    return ConvertedModel(source=source, model=model, tokenizer=tokenizer, notes=tuple(notes))
 
 
 def _find_checkpoint(path: Path) -> Path:
     if not path.is_dir():
         return path
-    named = [path / name for name in ("best.ckpt", "latest.ckpt") if (path / name).is_file()]
-    numbered = sorted(
-        (file for file in path.glob("*.ckpt") if file.stem.isdecimal()), key=lambda file: int(file.stem), reverse=True
-    )
-    if not named and not numbered:
-        raise ConversionError(f"{path} is no folder of a training with JoeyNMT: there is no checkpoint (*.ckpt) in it.")
-    return [*named, *numbered][0]
+    numbered = sorted((file for file in path.glob("*.ckpt") if file.stem.isdecimal()), key=lambda file: int(file.stem))
+    found = [path / "best.ckpt", path / "latest.ckpt", *reversed(numbered)]
+    for checkpoint in found:
+        if checkpoint.is_file():
+            return checkpoint
+    raise ConversionError(f"{path} is no folder of a training with JoeyNMT: there is no checkpoint (*.ckpt) in it.")
 
 
-def _read_settings(path: Path) -> dict[str, Any]:
+def read_settings(path: Path) -> dict[str, Any]:
+    """Returns the four sections of a `config.yaml` that say what a model is."""
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -170,7 +173,7 @@ def _check_settings(settings: Mapping[str, Any], source: str) -> list[SimpleName
     return stacks
 
 
-def _read_symbols(settings: Mapping[str, Any]) -> SimpleNamespace:
+def read_symbols(settings: Mapping[str, Any]) -> SimpleNamespace:
     """Returns the special tokens, with the names and the ids that JoeyNMT gives them."""
     given = settings["data"].get("special_symbols") or {}
     defaults: dict[str, Any] = {f"{name}_token": token for name, token in SYMBOLS.items()}
@@ -237,51 +240,9 @@ def _find_joiner(settings: Mapping[str, Any]) -> str | None:
     return "▁" if kind == "sentencepiece" else (target.get("tokenizer_cfg") or {}).get("separator", "@@")
 
 
-def _describe_tokens(settings: Mapping[str, Any]) -> list[str]:
-    source = settings["data"]["src"]
+def _describe_tokens(source: Mapping[str, Any]) -> str:
     steps = [f"level: {source.get('level', 'word')}"]
     steps += [name for name in ("lowercase", "normalize") if source.get(name)]
     options = {"tokenizer_type": source.get("tokenizer_type"), **(source.get("tokenizer_cfg") or {})}
     steps += [f"{name}: {value}" for name, value in options.items() if value is not None]
-    return [f"The tokenizer takes texts that JoeyNMT's own has cut ({', '.join(steps)}), with spaces between tokens."]
-
-
-def _make_comparison(
-    settings: Mapping[str, Any],
-    weights: Mapping[str, torch.Tensor],
-    vocabularies: tuple[list[str], list[str]],
-    symbols: SimpleNamespace,
-    model: VanillaTransformerForConditionalGeneration,
-) -> Callable[[], tuple[torch.Tensor, torch.Tensor]] | None:
-    try:
-        modeling, vocabulary = import_module("joeynmt.model"), import_module("joeynmt.vocabulary")
-    except ImportError:
-        return None
-
-    def compare() -> tuple[torch.Tensor, torch.Tensor]:
-        plain = copy.deepcopy(dict(settings))
-        for side in ("encoder", "decoder"):
-            plain[side].get("embeddings", {}).pop("load_pretrained", None)  # a file that need not be there any more
-        source, target = (vocabulary.Vocabulary(tokens, symbols) for tokens in vocabularies)
-        original = modeling.build_model(plain, src_vocab=source, trg_vocab=target).eval()
-        original.load_state_dict(weights)
-
-        def compute(batch: Batch) -> torch.Tensor:
-            mask = batch["attention_mask"].bool()
-            sources = {"src": batch["input_ids"], "src_length": mask.sum(dim=1), "src_mask": mask[:, None]}
-            hidden, *_ = original(return_type="encode", **sources)
-            targets = batch["decoder_input_ids"]
-            logits, *_ = original(
-                return_type="decode",
-                encoder_output=hidden,
-                encoder_hidden=None,
-                src_mask=mask[:, None],
-                trg_input=targets,
-                unroll_steps=targets.shape[1],
-                trg_mask=torch.ones_like(targets)[:, None].bool(),
-            )
-            return logits
-
-        return compare_with(compute, model)
-
-    return compare
+    return f"The tokenizer takes texts that JoeyNMT's own has cut ({', '.join(steps)}), with spaces between tokens."

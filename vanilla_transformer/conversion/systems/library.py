@@ -2,8 +2,6 @@
 
 Their layers have the names of this package's. What differs (embeddings, positions, output layer) is said by each
 converter's rules.
-
-Shapes: P  rows of a position table, D  d_model, T  target length, V  target vocabulary, B  sentences.
 """
 
 import copy
@@ -24,14 +22,11 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import has_file
 
-from vanilla_transformer.conversion.comparing import Batch, as_float32, compare_with
-from vanilla_transformer.conversion.converted import ConvertedModel, build_model
+from vanilla_transformer.conversion.converted import Batch, ConvertedModel, as_float32, build_model, compare_with
 from vanilla_transformer.conversion.errors import ConversionError, refuse
-from vanilla_transformer.conversion.reading import CODE_IN_PICKLE
-from vanilla_transformer.conversion.weights import Rule
+from vanilla_transformer.conversion.weights import CODE_IN_PICKLE, Rule, check_sinusoids
 from vanilla_transformer.data.vocabularies import get_vocabularies
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
 
 LAYER_RULES = (
     Rule(
@@ -74,7 +69,7 @@ class LibraryModel:
 
     kind: str
     name_or_path: str
-    revision: str = "main"
+    revision: str
 
     @property
     def source(self) -> str:
@@ -82,11 +77,7 @@ class LibraryModel:
         return f"the {self.kind} model {self.name_or_path}"
 
     def read_config(self, config_class: type[PreTrainedConfig]) -> Any:
-        """Reads the configuration.
-
-        Raises:
-            ConversionError: If there is none, or it is another model's.
-        """
+        """Reads the configuration, which must be of this class."""
         path = Path(self.name_or_path)
         is_path = path.is_absolute() or len(path.parts) > 2 or self.name_or_path.startswith(".")
         if path.is_file() or (is_path and not path.is_dir()):
@@ -104,18 +95,9 @@ class LibraryModel:
             return config_class.from_pretrained(self.name_or_path, revision=self.revision)
 
     def load(self, model_class: type[PreTrainedModel], computed: str) -> Any:
-        """Loads the model as the library does, with the floating-point type of its file.
+        """Loads the model as the library does, in evaluation mode, with the floating-point type of its file.
 
-        Args:
-            model_class: The library's class.
-            computed: A regular expression for the weights that may be missing from the file.
-
-        Returns:
-            The model in evaluation mode, on the CPU.
-
-        Raises:
-            ConversionError: If a file is missing, damaged or needs code to be run, or its weights are not those of the
-                configuration; lists them.
+        Weights that the file lacks are listed unless their names match the regular expression `computed`.
         """
         self._check_generation_config()
         with self._explain_errors(), _quiet("transformers.modeling_utils"):
@@ -141,72 +123,38 @@ class LibraryModel:
         return model.eval()
 
     def _check_generation_config(self) -> None:
-        """Reads the settings for `generate`: damaged ones the library replaces by others without a word."""
+        """Reads the settings for `generate`: the library replaces damaged ones by others without a word."""
         with self._explain_errors():
-            if not has_file(self.name_or_path, "generation_config.json", revision=self.revision):
-                return
-            try:
-                GenerationConfig.from_pretrained(self.name_or_path, revision=self.revision)
-            except TypeError as error:
-                raise ValueError(f"generation_config.json: {error}") from error
+            if self._has("generation_config.json"):
+                try:
+                    GenerationConfig.from_pretrained(self.name_or_path, revision=self.revision)
+                except TypeError as error:
+                    raise ValueError(f"generation_config.json: {error}") from error
+
+    def _has(self, name: str) -> bool:
+        return has_file(self.name_or_path, name, revision=self.revision)
 
     def load_tokenizer(self, files: Sequence[str]) -> PreTrainedTokenizerBase | None:
-        """Loads the tokenizer.
-
-        Args:
-            files: The vocabulary files of the model's own kind of tokenizer.
-
-        Returns:
-            The tokenizer; `None` if there is no vocabulary of any kind.
-
-        Raises:
-            ConversionError: If some of its files are missing, or one is damaged.
-            ImportError: If it needs a package that is not installed; names the extra.
-        """
-        with self._explain_errors():
-            present = [name for name in files if has_file(self.name_or_path, name, revision=self.revision)]
-            if not has_file(self.name_or_path, "tokenizer.json", revision=self.revision):
-                if not present:
-                    return None
-                absent = [name for name in files if name not in present]
-                refuse(f"The vocabulary of {self.source} is not whole", [f"{name} is missing" for name in absent])
-                if any(name.endswith(".spm") for name in files) and find_spec("sentencepiece") is None:
-                    raise self._name_extra()
-        try:
-            with self._explain_errors():
-                tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-                    self.name_or_path, revision=self.revision, trust_remote_code=False
-                )
-        except ImportError as error:
-            raise self._name_extra() from error
-        except (TypeError, AssertionError) as error:  # what tokenizers raise where a file is missing
-            raise ConversionError(f"The tokenizer of {self.source} cannot be read: {error}") from error
-        return tokenizer
-
-    def _name_extra(self) -> ImportError:
-        return ImportError(
+        """Loads the tokenizer, whose own kind has these vocabulary files; `None` if there is no vocabulary."""
+        extra = ImportError(
             f"The tokenizer of {self.source} needs a package that is not installed (sentencepiece for MarianMT,"
             " sacremoses for FSMT): pip install 'vanilla-transformer[convert]'"
         )
-
-    def make_config(self, settings: dict[str, Any], reasons: Sequence[str]) -> VanillaTransformerConfig:
-        """Makes this package's configuration.
-
-        Args:
-            settings: Its fields.
-            reasons: What it cannot express.
-
-        Raises:
-            ConversionError: If there are reasons, or a value is not legal; names all.
-        """
-        subject = f"This package has no counterpart of {self.source}"
+        with self._explain_errors():
+            absent = [name for name in files if not self._has(name)]
+            if not self._has("tokenizer.json"):
+                if len(absent) == len(files):
+                    return None
+                refuse(f"The vocabulary of {self.source} is not whole", [f"{name} is missing" for name in absent])
+                if any(name.endswith(".spm") for name in files) and find_spec("sentencepiece") is None:
+                    raise extra
         try:
-            config = VanillaTransformerConfig(**settings)
-        except StrictDataclassError as error:
-            refuse(subject, [*reasons, " ".join(str(error).split())])
-            raise
-        refuse(subject, reasons)
-        return config
+            with self._explain_errors():
+                return AutoTokenizer.from_pretrained(self.name_or_path, revision=self.revision, trust_remote_code=False)
+        except ImportError as error:
+            raise extra from error
+        except (TypeError, AssertionError) as error:  # what tokenizers raise where a file is missing
+            raise ConversionError(f"The tokenizer of {self.source} cannot be read: {error}") from error
 
     @contextmanager
     def _explain_errors(self) -> Iterator[None]:
@@ -224,21 +172,8 @@ class LibraryModel:
 
 
 def make_table_rule(config: VanillaTransformerConfig) -> Rule:
-    """Makes the rule for stored tables of sinusoids (P, D): the model needs none, but they must be what it computes."""
-
-    def check(table: torch.Tensor) -> str | None:
-        positions = torch.arange(config.position_offset, len(table), dtype=torch.float64)
-        expected = SINUSOIDS[config.position_embedding_type](positions, config.d_model)
-        found = table[config.position_offset :].double()
-        if found.shape != expected.shape:
-            return f"has the shape {tuple(table.shape)}, which is no table of positions for d_model={config.d_model}"
-        # The angles may be of float32, which errs by more at later positions.
-        tolerance = 2 * torch.finfo(table.dtype).eps + 3e-7 * positions[:, None]
-        wrong = ~((found - expected).abs() <= tolerance).all(dim=1)
-        if not wrong.any():
-            return None
-        return f"is not the table of {config.position_embedding_type} positions: row {positions[wrong][0]:.0f} differs"
-
+    """Makes the rule for stored tables of sinusoids: the model needs none, but they must be what it computes."""
+    check = partial(check_sinusoids, kind=config.position_embedding_type, skip=config.position_offset)
     return Rule(r"model\.(?:encoder|decoder)\.embed_positions\.weight", (), check=check)
 
 
@@ -251,16 +186,7 @@ def take_generation_config(original: Any) -> GenerationConfig:
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: VanillaTransformerConfig, source: str) -> None:
-    """Makes sure that a tokenizer has no ids beyond the model's.
-
-    Args:
-        tokenizer: The tokenizer.
-        config: The model's configuration.
-        source: What is converted, for messages.
-
-    Raises:
-        ConversionError: If it has; names the vocabularies.
-    """
+    """Refuses a tokenizer that has ids beyond the model's."""
     sizes = {"source": config.vocab_size, "target": config.target_vocab_size}
     largest = [max(vocabulary.values(), default=-1) for vocabulary in get_vocabularies(tokenizer)]
     reasons = [
@@ -278,21 +204,7 @@ def convert_loaded(
     rules: Iterable[Rule],
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> ConvertedModel:
-    """Makes what a converter returns from all that it has read.
-
-    Args:
-        place: Where the original is.
-        original: The library's model.
-        config: The configuration that computes the same.
-        rules: What becomes of the original's weights.
-        tokenizer: Its tokenizer, which stays what it is.
-
-    Returns:
-        The converted model, with the original's settings for `generate`, among them those of an old `config.json`.
-
-    Raises:
-        ConversionError: If the weights do not fit the rules.
-    """
+    """Makes what a converter returns from all that it has read; the tokenizer stays what it is."""
     generation_config = take_generation_config(original)
     model = build_model(config, original.state_dict(), rules, source=place.source, generation_config=generation_config)
     notes = _describe_differences(original.config, generation_config)

@@ -14,10 +14,9 @@ from typing import Any, cast
 import torch
 from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerBase
 
-from vanilla_transformer.conversion.comparing import Batch, as_float32, check_counterpart
-from vanilla_transformer.conversion.converted import ConvertedModel
+from vanilla_transformer.conversion.converted import Batch, ConvertedModel, as_float32, check_counterpart
 from vanilla_transformer.conversion.errors import find_differences, list_head_sizes, refuse
-from vanilla_transformer.conversion.weights import Rule, rename_weights
+from vanilla_transformer.conversion.weights import Rule, make_config, rename_weights
 from vanilla_transformer.files import new_folder
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -41,14 +40,11 @@ def convert_marian(name_or_path: str, *, revision: str = "main") -> ConvertedMod
     """Converts a MarianMT model.
 
     What its weights compute, its settings for `generate` and its tokenizer stay what they are, so that translations are
-    the same, token for token.
+    the same, token for token. It has the floating-point type of the original.
 
     Args:
         name_or_path: A folder that transformers can load, or a name on the Hub such as "Helsinki-NLP/opus-mt-en-de".
         revision: Branch, tag or commit on the Hub.
-
-    Returns:
-        The model, with the floating-point type of the original, and its tokenizer.
 
     Raises:
         ConversionError: If it is no MarianMT model, a file is missing or damaged, or it has features that this
@@ -58,35 +54,32 @@ def convert_marian(name_or_path: str, *, revision: str = "main") -> ConvertedMod
     place = LibraryModel("MarianMT", name_or_path, revision)
     marian_config: MarianConfig = place.read_config(MarianConfig)
     tokenizer = place.load_tokenizer(("source.spm", "target.spm", "vocab.json"))
-    settings = {**_translate_config(marian_config), "langs": _find_languages(tokenizer)}
-    config = place.make_config(settings, find_differences(marian_config, IGNORED_FIELDS))
+    # Without tied weights Marian's encoder and decoder have a table each, whatever the other flag says.
+    is_shared = marian_config.share_encoder_decoder_embeddings and marian_config.tie_word_embeddings
+    config = make_config(
+        place.source,
+        find_differences(marian_config, IGNORED_FIELDS),
+        **{name: getattr(marian_config, name) for name in COMMON_FIELDS},
+        vocab_size=marian_config.vocab_size,
+        decoder_vocab_size=None if is_shared else marian_config.decoder_vocab_size,
+        share_encoder_decoder_embeddings=is_shared,
+        tie_word_embeddings=marian_config.tie_word_embeddings,
+        position_embedding_type="sinusoidal_concatenated",
+        attention_bias=True,
+        lm_head_bias=True,
+        langs=_find_languages(tokenizer),
+    )
     if tokenizer is not None:
         check_tokenizer(tokenizer, config, place.source)
     marian = place.load(MarianMTModel, r"embed_positions\.weight|final_logits_bias")
     rules = (
         *LAYER_RULES,
         make_table_rule(config),
-        Rule(r"model\.shared\.weight", "model.shared.weight" if config.share_encoder_decoder_embeddings else ()),
+        Rule(r"model\.shared\.weight", "model.shared.weight" if is_shared else ()),
         Rule(r"lm_head\.weight", "lm_head.weight"),
         Rule(r"final_logits_bias", "lm_head.bias", change=torch.flatten),
     )
     return convert_loaded(place, marian, config, rules, tokenizer)
-
-
-def _translate_config(config: MarianConfig) -> dict[str, Any]:
-    """The fields of this package's configuration."""
-    # Without tied weights Marian's encoder and decoder have a table each, whatever the other flag says.
-    is_shared = config.share_encoder_decoder_embeddings and config.tie_word_embeddings
-    return {
-        **{name: getattr(config, name) for name in COMMON_FIELDS},
-        "vocab_size": config.vocab_size,
-        "decoder_vocab_size": None if is_shared else config.decoder_vocab_size,
-        "share_encoder_decoder_embeddings": is_shared,
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "position_embedding_type": "sinusoidal_concatenated",
-        "attention_bias": True,
-        "lm_head_bias": True,
-    }
 
 
 def _find_languages(tokenizer: PreTrainedTokenizerBase | None) -> list[str] | None:
@@ -134,9 +127,14 @@ def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTMode
     order = torch.arange(config.d_model)
     if config.position_embedding_type == "sinusoidal":
         order = torch.cat([order[0::2], order[1::2]])
+    rules = (
+        Rule(r"lm_head\.bias", "final_logits_bias", change=lambda tensor: tensor[None]),
+        Rule(r"(model\..+\.(?:[qkv]_proj|fc1)\.bias)", r"\1"),
+        Rule(r"(model\..+\.(?:out_proj|fc2)\.(?:weight|bias))", r"\1", change=lambda tensor: tensor[order]),
+        Rule(r"(model\..+|lm_head\.weight)", r"\1", change=lambda tensor: tensor[..., order]),
+    )
     shapes = {name: tensor.shape for name, tensor in own.items() if name not in tables}
-    renamed = rename_weights(weights, _make_rules(order), shapes, source="this model")
-    marian.load_state_dict(renamed | tables)
+    marian.load_state_dict(rename_weights(weights, rules, shapes, source="this model") | tables)
     placed: Any = marian.to(device=model.device, dtype=model.dtype)  # type: ignore[call-arg]
     return placed.eval()
 
@@ -187,23 +185,6 @@ def _make_counterpart(model: VanillaTransformerForConditionalGeneration) -> Mari
     return marian
 
 
-def _make_rules(order: torch.Tensor) -> tuple[Rule, ...]:
-    """What becomes of this model's weights in Marian, with the dimensions of d_model in another order."""
-
-    def reorder_rows(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor[order]
-
-    def reorder_columns(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor[..., order]
-
-    return (
-        Rule(r"lm_head\.bias", "final_logits_bias", change=lambda tensor: tensor[None]),
-        Rule(r"(model\..+\.(?:[qkv]_proj|fc1)\.bias)", r"\1"),
-        Rule(r"(model\..+\.(?:out_proj|fc2)\.(?:weight|bias))", r"\1", change=reorder_rows),
-        Rule(r"(model\..+|lm_head\.weight)", r"\1", change=reorder_columns),
-    )
-
-
 def save_as_marian(
     model: VanillaTransformerForConditionalGeneration,
     tokenizer: PreTrainedTokenizerBase | None,
@@ -233,21 +214,18 @@ def save_as_marian(
         refuse("The tokenizer cannot be saved for use without this package", [reason])
     with new_folder(folder) as partial:
         marian = to_marian(model)
+
+        def compute(batch: Batch) -> torch.Tensor:
+            return cast(torch.Tensor, as_float32(marian)(**batch, use_cache=False).logits)
+
         if check:
-            _check_counterpart(model, marian)
+            check_counterpart(compute, model, "MarianMT")
         marian.save_pretrained(partial)
         if tokenizer is not None:
             tokenizer.save_pretrained(partial)
             if isinstance(tokenizer, VanillaTransformerTokenizer):
                 _make_plain(partial)
     return Path(folder)
-
-
-def _check_counterpart(model: VanillaTransformerForConditionalGeneration, marian: MarianMTModel) -> None:
-    def compute(batch: Batch) -> torch.Tensor:
-        return cast(torch.Tensor, as_float32(marian)(**batch, use_cache=False).logits)
-
-    check_counterpart(compute, model, "MarianMT computes something else than this model")
 
 
 def _make_plain(folder: Path) -> None:

@@ -8,26 +8,27 @@ start with `<s>` and end with `</s>`.
 import argparse
 import ast
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import GenerationConfig
 
-from vanilla_transformer.conversion.comparing import Batch, compare_with
 from vanilla_transformer.conversion.converted import ConvertedModel, build_model
 from vanilla_transformer.conversion.errors import ConversionError, find_differences, refuse
-from vanilla_transformer.conversion.reading import check_weights, read_checkpoint
-from vanilla_transformer.conversion.state_dicts import check_sinusoids, make_config
 from vanilla_transformer.conversion.tokenizers.vocabularies import align_special_tokens, make_word_tokenizer
-from vanilla_transformer.conversion.weights import Rule
+from vanilla_transformer.conversion.weights import (
+    Rule,
+    check_sinusoids,
+    check_weights,
+    make_config,
+    module_rules,
+    read_checkpoint,
+)
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 SPECIAL_TOKENS = {"bos": "<s>", "pad": "<blank>", "eos": "</s>", "unk": "<unk>"}
 
@@ -73,26 +74,25 @@ _DEFAULTS: dict[str, object] = {
     "tgt_onmttok_kwargs": "{}",
 }
 
-_LAYER, _NEW = r"(encoder|decoder)\.transformer(?:_layers)?\.(\d+)\.", r"model.\1.layers.\2."
 _EMBEDDING = "embeddings.make_embedding.emb_luts.0.weight"
-
-
-def make_rules(position_embedding_type: str) -> tuple[Rule, ...]:
-    """Returns what becomes of each weight, given the kind of sinusoids whose table the checkpoint holds."""
-    return (
-        Rule(r"(encoder|decoder)\." + _EMBEDDING.replace(".", r"\."), r"model.\1.embed_tokens.weight"),
-        Rule(r".*\.make_embedding\.pe\.pe", (), check=partial(check_sinusoids, kind=position_embedding_type)),
-        Rule(_LAYER + r"self_attn\.linear_([qkv])\w+\.(\w+)", _NEW + r"self_attn.\3_proj.\4"),
-        Rule(_LAYER + r"self_attn\.final_linear\.(\w+)", _NEW + r"self_attn.out_proj.\3"),
-        Rule(_LAYER + r"context_attn\.linear_([qkv])\w+\.(\w+)", _NEW + r"encoder_attn.\3_proj.\4"),
-        Rule(_LAYER + r"context_attn\.final_linear\.(\w+)", _NEW + r"encoder_attn.out_proj.\3"),
-        Rule(_LAYER + r"layer_norm(?:_1)?\.(\w+)", _NEW + r"self_attn_layer_norm.\3"),
-        Rule(_LAYER + r"layer_norm_2\.(\w+)", _NEW + r"encoder_attn_layer_norm.\3"),
-        Rule(_LAYER + r"feed_forward\.w_([12])\.(\w+)", _NEW + r"fc\3.\4"),
-        Rule(_LAYER + r"feed_forward\.layer_norm\.(\w+)", _NEW + r"final_layer_norm.\3"),
-        Rule(r"(encoder|decoder)\.layer_norm\.(\w+)", r"model.\1.layer_norm.\2"),
-        Rule(r"generator\.(weight|bias)", r"lm_head.\1"),
-    )
+_RULES = (
+    Rule(r"(encoder|decoder)\." + _EMBEDDING.replace(".", r"\."), r"model.\1.embed_tokens.weight"),
+    *module_rules({r"(encoder|decoder)\.layer_norm": r"model.\1.layer_norm", "generator": "lm_head"}),
+    *module_rules(
+        {
+            r"self_attn\.linear_([qkv])\w+": r"self_attn.\3_proj",
+            r"self_attn\.final_linear": "self_attn.out_proj",
+            r"context_attn\.linear_([qkv])\w+": r"encoder_attn.\3_proj",
+            r"context_attn\.final_linear": "encoder_attn.out_proj",
+            r"layer_norm(?:_1)?": "self_attn_layer_norm",
+            r"layer_norm_2": "encoder_attn_layer_norm",
+            r"feed_forward\.w_([12])": r"fc\3",
+            r"feed_forward\.layer_norm": "final_layer_norm",
+        },
+        theirs=r"(encoder|decoder)\.transformer(?:_layers)?\.(\d+)\.",
+        ours=r"model.\1.layers.\2.",
+    ),
+)
 
 
 def convert_opennmt_py(checkpoint: str | os.PathLike[str]) -> ConvertedModel:
@@ -110,9 +110,9 @@ def convert_opennmt_py(checkpoint: str | os.PathLike[str]) -> ConvertedModel:
     """
     path = Path(checkpoint)
     source = f"the OpenNMT-py model {path.name}"
-    content = _read(path)
+    content = read_opennmt_py(path)
     settings = _read_settings(content, source)
-    tokens, target_tokens = (list(content["vocab"][side]) for side in ("src", "tgt"))
+    tokens, target_tokens = content["vocab"]["src"], content["vocab"]["tgt"]
     order = align_special_tokens(tokens, target_tokens, tuple(SPECIAL_TOKENS.values()))
     target_tokens = [target_tokens[index] for index in order]
     joiner = _find_joiner(settings)
@@ -126,18 +126,19 @@ def convert_opennmt_py(checkpoint: str | os.PathLike[str]) -> ConvertedModel:
             weights[name] = weights[name][order]
     generation_config = GenerationConfig.from_model_config(config)
     generation_config.update(num_beams=5, length_penalty=1.0)  # onmt_translate's own: checkpoints do not speak of it
-    rules = make_rules(config.position_embedding_type)
+    check = partial(check_sinusoids, kind=config.position_embedding_type)
+    rules = [*_RULES, Rule(r".*\.make_embedding\.pe\.pe", (), check=check)]
     model = build_model(config, weights, rules, source=source, generation_config=generation_config)
-    return ConvertedModel(
-        source=source,
-        model=model,
-        tokenizer=tokenizer,
-        compare=_make_comparison(content, order, model),
-        notes=_describe(settings),
+    cut = f", by its transforms {', '.join(settings.transforms)}" if settings.transforms else ""
+    notes = (
+        f"The tokenizer takes texts that are cut into tokens as the training's were{cut}, with spaces between them.",
+        "Beam search is onmt_translate's default of 5 beams, with scores divided by the length. OpenNMT-py counts the"
+        " start symbol as well, and stops when the best beam has ended, so that translations may differ.",
     )
+    return ConvertedModel(source=source, model=model, tokenizer=tokenizer, notes=notes)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_opennmt_py(path: Path) -> dict[str, Any]:
     """Returns the checkpoint, with all of its weights in one dictionary, "weights"."""
     content = read_checkpoint(path, allowed=[argparse.Namespace])
     if not isinstance(content, Mapping) or not isinstance(content.get("opt"), argparse.Namespace):
@@ -184,7 +185,7 @@ def _make_config(
     source: str,
 ) -> VanillaTransformerConfig:
     languages = [settings.src_lang, settings.tgt_lang]
-    dropout = _take_last(settings.dropout)
+    dropout, attention_dropout = _take_last(settings.dropout), _take_last(settings.attention_dropout)
     return make_config(
         source,
         vocab_size=len(tokens),
@@ -192,13 +193,10 @@ def _make_config(
         d_model=settings.enc_hid_size,
         encoder_layers=settings.enc_layers,
         decoder_layers=settings.dec_layers,
-        encoder_attention_heads=settings.heads,
-        decoder_attention_heads=settings.heads,
-        encoder_ffn_dim=settings.transformer_ff,
-        decoder_ffn_dim=settings.transformer_ff,
-        dropout=dropout,
-        attention_dropout=_take_last(settings.attention_dropout),
-        activation_dropout=dropout,
+        **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), settings.heads),
+        **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), settings.transformer_ff),
+        **dict.fromkeys(("dropout", "activation_dropout"), dropout),
+        attention_dropout=attention_dropout,
         activation_function=settings.pos_ffn_activation_fn,
         # Read from the weights because the settings of older checkpoints do not tell.
         attention_bias=any(name.endswith("linear_query.bias") for name in weights),
@@ -238,40 +236,3 @@ def _find_joiner(settings: SimpleNamespace) -> str | None:
     if options.get("spacer_annotate"):
         return "▁"
     return str(options.get("joiner", "￭")) if options.get("joiner_annotate") else None
-
-
-def _describe(settings: SimpleNamespace) -> tuple[str, ...]:
-    cut = f", by its transforms {', '.join(settings.transforms)}" if settings.transforms else ""
-    return (
-        f"The tokenizer takes texts that are cut into tokens as the training's were{cut}, with spaces between them.",
-        "Beam search is onmt_translate's default of 5 beams, with scores divided by the length. OpenNMT-py counts the"
-        " start symbol as well, and stops when the best beam has ended, so that translations may differ.",
-    )
-
-
-def _make_comparison(
-    content: Mapping[str, Any], order: list[int], model: VanillaTransformerForConditionalGeneration
-) -> Callable[[], tuple[torch.Tensor, torch.Tensor]] | None:
-    try:
-        building, parsing = import_module("onmt.model_builder"), import_module("onmt.utils.parse")
-        inputting = import_module("onmt.inputters.inputter")
-    except ImportError:
-        return None
-
-    def compare() -> tuple[torch.Tensor, torch.Tensor]:
-        opt = parsing.ArgumentParser.ckpt_model_opts(content["opt"])
-        opt.add_qkvbias, opt.add_ffnbias = model.config.attention_bias, model.config.ffn_bias
-        original = building.build_base_model(opt, inputting.dict_to_vocabs(content["vocab"])).eval()
-        nn.Module.load_state_dict(original, content["weights"])  # its own method empties the dictionary
-        rows = torch.tensor(order)
-
-        def compute(batch: Batch) -> torch.Tensor:
-            targets = rows[batch["decoder_input_ids"]]
-            targets = torch.cat([targets, targets[:, :1]], dim=1)  # the last one is for the loss only
-            lengths = batch["attention_mask"].sum(dim=1)
-            hidden, _ = original(batch["input_ids"][..., None], targets[..., None], lengths)
-            return original.generator(hidden)[..., rows]
-
-        return compare_with(compute, model)
-
-    return compare

@@ -16,7 +16,7 @@ import copy
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer.conversion.comparing import Batch, as_float32, check_counterpart
+from vanilla_transformer.conversion.converted import Batch, as_float32, check_counterpart
 from vanilla_transformer.conversion.errors import find_differences, list_head_sizes, refuse
 from vanilla_transformer.files import new_folder
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -78,11 +78,7 @@ class PositionalEncoding(nn.Module):
             self.register_buffer("pos_embedding", table[:, None].float())
 
     def forward(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Maps (B, L, D) to (B, L, D).
-
-        Raises:
-            ValueError: If the sentence is longer than the table.
-        """
+        """Maps (B, L, D) to (B, L, D), where L is at most the table's length."""
         length, rows = embeddings.shape[1], self.pos_embedding.shape[0]
         if length > rows:
             raise ValueError(f"A sequence of {length} tokens is too long for a table of {rows} positions.")
@@ -151,14 +147,10 @@ def _make_transformer(config: VanillaTransformerConfig, bias: bool) -> nn.Transf
         "bias": bias,
     }
     kinds = {"encoder": nn.TransformerEncoderLayer, "decoder": nn.TransformerDecoderLayer}
-    layers: dict[str, Any] = {
-        stack: kind(
-            nhead=getattr(config, f"{stack}_attention_heads"),
-            dim_feedforward=getattr(config, f"{stack}_ffn_dim"),
-            **layer,
-        )
-        for stack, kind in kinds.items()
-    }
+    layers: dict[str, Any] = {}
+    for stack, kind in kinds.items():
+        sizes = {"nhead": f"{stack}_attention_heads", "dim_feedforward": f"{stack}_ffn_dim"}
+        layers[stack] = kind(**{name: getattr(config, field) for name, field in sizes.items()}, **layer)
     norm = nn.LayerNorm(config.d_model, config.layer_norm_eps, bias=bias) if config.has_final_layer_norm else None
     # Nested tensors leave out padding, and warn wherever they cannot.
     encoder = nn.TransformerEncoder(layers["encoder"], config.encoder_layers, norm, enable_nested_tensor=False)
@@ -198,7 +190,7 @@ def to_torch_nn(model: VanillaTransformerForConditionalGeneration) -> TorchTrans
     norm_biases = [tensor for name, tensor in state.items() if name.endswith("layer_norm.bias")]
     bias = config.attention_bias or config.ffn_bias or any(map(torch.any, norm_biases))
     module = TorchTransformer(config, bias=bias).to(model.dtype)
-    weights = _rename(model, state)
+    weights = _rename(model)
     module.load_state_dict({name: weights[name] for name in module.state_dict()})
     return module.eval()
 
@@ -247,8 +239,13 @@ def save_as_torch_nn(
     }
     with new_folder(folder) as partial:
         module = to_torch_nn(model)
+
+        def compute(batch: Batch) -> torch.Tensor:
+            source, target, mask = (batch[name] for name in ("input_ids", "decoder_input_ids", "attention_mask"))
+            return cast(torch.Tensor, as_float32(module)(source, target, mask == 0))
+
         if check:
-            _check_counterpart(model, module)
+            check_counterpart(compute, model, "torch.nn.Transformer")
         torch.save(module.state_dict(), partial / WEIGHTS_NAME)
         (partial / SETTINGS_NAME).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
         if tokenizer is not None:
@@ -256,18 +253,9 @@ def save_as_torch_nn(
     return Path(folder)
 
 
-def _check_counterpart(model: VanillaTransformerForConditionalGeneration, module: TorchTransformer) -> None:
-    def compute(batch: Batch) -> torch.Tensor:
-        source, target, mask = (batch[name] for name in ("input_ids", "decoder_input_ids", "attention_mask"))
-        return cast(torch.Tensor, as_float32(module)(source, target, mask == 0))
-
-    check_counterpart(compute, model, "torch.nn.Transformer computes something else than this model")
-
-
-def _rename(
-    model: VanillaTransformerForConditionalGeneration, state: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
+def _rename(model: VanillaTransformerForConditionalGeneration) -> dict[str, torch.Tensor]:
     """Returns all that a `TorchTransformer` may need, by its names; biases that the model lacks are zero."""
+    state = model.state_dict()
 
     def pick(name: str) -> dict[str, torch.Tensor]:
         weight = state[f"{name}.weight"]
@@ -281,20 +269,19 @@ def _rename(
         **{f"generator.{kind}": tensor for kind, tensor in pick("lm_head").items()},
     }
     for stack in ("encoder", "decoder"):
-        if model.config.has_final_layer_norm:
-            last = pick(f"model.{stack}.layer_norm").items()
-            renamed |= {f"transformer.{stack}.norm.{kind}": tensor for kind, tensor in last}
-        for layer in range(getattr(model.config, f"{stack}_layers")):
-            ours, theirs = f"model.{stack}.layers.{layer}", f"transformer.{stack}.layers.{layer}"
-            for our_name, their_name in (NORMS[stack] | LINEAR_MAPS).items():
-                parts = pick(f"{ours}.{our_name}").items()
-                renamed |= {f"{theirs}.{their_name}.{kind}": tensor for kind, tensor in parts}
+        modules = {"layer_norm": "norm"} if model.config.has_final_layer_norm else {}
+        for layer in (f"layers.{index}" for index in range(getattr(model.config, f"{stack}_layers"))):
+            modules |= {f"{layer}.{ours}": f"{layer}.{theirs}" for ours, theirs in (NORMS[stack] | LINEAR_MAPS).items()}
             for our_name in list(ATTENTIONS)[: 1 if stack == "encoder" else 2]:
-                attention = f"{theirs}.{ATTENTIONS[our_name]}"
-                joined = [pick(f"{ours}.{our_name}.{part}_proj") for part in ("q", "k", "v")]
-                for kind, tensor in pick(f"{ours}.{our_name}.out_proj").items():
-                    renamed[f"{attention}.in_proj_{kind}"] = torch.cat([part[kind] for part in joined])
-                    renamed[f"{attention}.out_proj.{kind}"] = tensor
+                ours, theirs = f"{layer}.{our_name}", f"{layer}.{ATTENTIONS[our_name]}"
+                modules[f"{ours}.out_proj"] = f"{theirs}.out_proj"
+                joined = [pick(f"model.{stack}.{ours}.{part}_proj") for part in ("q", "k", "v")]
+                for kind in ("weight", "bias"):
+                    parts = [part[kind] for part in joined]
+                    renamed[f"transformer.{stack}.{theirs}.in_proj_{kind}"] = torch.cat(parts)
+        for ours, theirs in modules.items():
+            both = pick(f"model.{stack}.{ours}").items()
+            renamed |= {f"transformer.{stack}.{theirs}.{kind}": tensor for kind, tensor in both}
     return renamed
 
 

@@ -1,8 +1,8 @@
 """torch.nn.Transformer with embeddings around it becomes this package's model; `to_torch_nn` is the way back.
 
-torch.nn.Transformer is the two stacks alone. Embeddings, positions and output layer are in the user's own code, under
-names of the user's choice: here they are looked for, and can be named. In a state dict, without the module, there is
-also no trace of the number of heads, which must be said, or of the activation, the norms' order and the scale of the
+torch.nn.Transformer is the two stacks alone. Embeddings, positions and output layer are in the user's own code: they
+have the names of PyTorch's tutorial (see `torch_module`), or must be named. In a state dict, without the module, there
+is also no trace of the number of heads, which must be said, or of the activation, the norms' order and the scale of the
 embeddings, which are assumed, and told, where nobody says them.
 
 After its last layer each stack has one more norm, in post-LN too: the field `add_final_layer_norm`.
@@ -12,7 +12,7 @@ import copy
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -22,47 +22,64 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer.conversion.comparing import Batch, compare_with
-from vanilla_transformer.conversion.converted import ConvertedModel, build_model
+from vanilla_transformer.conversion.converted import Batch, ConvertedModel, build_model, compare_with
 from vanilla_transformer.conversion.errors import ConversionError, refuse
-from vanilla_transformer.conversion.state_dicts import (
+from vanilla_transformer.conversion.weights import (
+    Rule,
     StateDict,
-    Tables,
     as_rows,
     check_entries,
     check_sinusoids,
     count_layers,
+    describe_tables,
     make_config,
-    make_sinusoids_rule,
+    module_rules,
     read_state_dict,
 )
-from vanilla_transformer.conversion.weights import Rule
 from vanilla_transformer.data.vocabularies import load_tokenizer
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
 
 from .library import check_tokenizer
-from .torch_module import (
-    ACTIVATIONS,
-    ATTENTIONS,
-    LINEAR_MAPS,
-    NORMS,
-    SETTINGS_NAME,
-    WEIGHTS_NAME,
-    TorchTransformer,
-)
+from .torch_module import ACTIVATIONS, ATTENTIONS, LINEAR_MAPS, NORMS, SETTINGS_NAME, WEIGHTS_NAME, TorchTransformer
 
 # What tells a stack among other weights: only the decoder's layers attend to something else.
 _FIRST_WEIGHTS = {
     "encoder": "layers.0.self_attn.in_proj_weight",
     "decoder": "layers.0.multihead_attn.in_proj_weight",
 }
-# What names of weights outside the stacks say of them.
-_POSITION_NAME = re.compile(r"pos|(^|\.)pe(\.|$)", re.IGNORECASE)
-_EMBEDDING_NAME = re.compile(r"emb|lut|tok", re.IGNORECASE)
-_SOURCE_NAME = re.compile(r"src|source|encoder|(^|[._])enc[._]", re.IGNORECASE)
-_TARGET_NAME = re.compile(r"tgt|trg|target|decoder|(^|[._])dec[._]", re.IGNORECASE)
+_SIDES = {"src": "encoder", "tgt": "decoder"}
+_POSITIONS = "positional_encoding.pos_embedding"
+# The tutorial's names of what is around the stacks, by the settings that say other names.
+_AROUND = {
+    "source_embedding": "src_tok_emb.embedding.weight",
+    "target_embedding": "tgt_tok_emb.embedding.weight",
+    "output_layer": "generator.weight",
+    "source_positions": _POSITIONS,
+    "target_positions": f"tgt_{_POSITIONS}",
+}
+# What is taken for a state dict where nobody says more. Heads are not among them: people choose them, any number that
+# divides d_model fits the weights, and a check with the wrong one finds nothing.
+TORCH_DEFAULTS: dict[str, Any] = {"activation": "relu", "norm_first": False, "layer_norm_eps": 1e-5, "dropout": 0.1}
+_LAYER_SETTINGS = ("nhead", *TORCH_DEFAULTS)
+
+
+def _make_rules() -> list[Rule]:
+    names = {r"transformer\.(encoder|decoder)\.norm": r"model.\1.layer_norm", "generator": "lm_head"}
+    names |= {rf"{side}_tok_emb\.embedding": f"model.{stack}.embed_tokens" for side, stack in _SIDES.items()}
+    rules = module_rules(names)
+    for stack, norms in NORMS.items():
+        theirs, ours = rf"transformer\.{stack}\.layers\.(\d+)\.", rf"model.{stack}.layers.\1."
+        parts = {their_name: our_name for our_name, their_name in (norms | LINEAR_MAPS).items()}
+        parts |= {rf"{their_name}\.out_proj": f"{our_name}.out_proj" for our_name, their_name in ATTENTIONS.items()}
+        rules += module_rules(parts, theirs=theirs, ours=ours)
+        for our_name, their_name in ATTENTIONS.items():
+            targets = [rf"{ours}{our_name}.{part}_proj.\2" for part in ("q", "k", "v")]
+            rules.append(Rule(rf"{theirs}{their_name}\.in_proj_(weight|bias)", targets))
+    return rules
+
+
+_RULES = _make_rules()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +98,11 @@ class TorchSettings:
         position_embedding_type: As in `VanillaTransformerConfig`. `None`: the sinusoids that the table holds, and
             "sinusoidal" if there is no table.
         position_offset: Position of a sentence's first token.
-        source_embedding: Name of the source's embeddings. `None`: they are looked for.
-        target_embedding: Name of the target's embeddings. `None`: they are looked for.
-        output_layer: Name of the output layer's weight. `None`: it is looked for.
-        source_positions: Name of the source's table of positions. `None`: it is looked for.
-        target_positions: Name of the target's table of positions. `None`: it is looked for.
+        source_embedding: Name of the source's embeddings. `None`: the tutorial's.
+        target_embedding: Name of the target's embeddings. `None`: the tutorial's (or the source's, if it has none).
+        output_layer: Name of the output layer's weight. `None`: the tutorial's, or else the target's embeddings.
+        source_positions: Name of the source's table of positions. `None`: the tutorial's, if there is one.
+        target_positions: Name of the target's table of positions. `None`: the source's.
         bos_token_id: The token that starts a sentence; as the next two, by default that of PyTorch's tutorial.
         pad_token_id: The token that fills batches.
         eos_token_id: The token that ends a sentence.
@@ -112,16 +129,9 @@ class TorchSettings:
 
 
 def read_torch_settings(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Reads what `save_as_torch_nn` says of the weights beside them, in `settings.json`.
+    """Returns what the `settings.json` of `save_as_torch_nn` says, in its folder or beside the weights.
 
-    Args:
-        path: The folder, or the file of the weights in it.
-
-    Returns:
-        Fields of [`TorchSettings`]; `None` if there is no such file, or it is of some other program.
-
-    Raises:
-        ConversionError: If the file is damaged, or has fields that are not known.
+    `None` if there is no such file, or it is of some other program.
     """
     path = Path(path)
     file = (path if path.is_dir() else path.parent) / SETTINGS_NAME
@@ -137,27 +147,6 @@ def read_torch_settings(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     reasons = [f"{name} (can be: {', '.join(known)})" for name in content if name not in known]
     refuse(f"{file} has settings that are not known", reasons)
     return content
-
-
-# What is taken for a state dict where nobody says more. Heads are not among them: people choose them, any number that
-# divides d_model fits the weights, and a check with the wrong one finds nothing.
-TORCH_DEFAULTS: dict[str, Any] = {
-    "activation": "relu",
-    "norm_first": False,
-    "layer_norm_eps": 1e-5,
-    "dropout": 0.1,
-}
-_LAYER_SETTINGS = ("nhead", *TORCH_DEFAULTS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Layout:
-    """What was found in a state dict: the stacks, tables and positions (source's and target's) by their names."""
-
-    prefixes: dict[str, str]
-    tables: Tables
-    positions: tuple[str, str] | None
-    position_embedding_type: str
 
 
 def convert_torch_nn(
@@ -190,36 +179,35 @@ def convert_torch_nn(
     saved = None if place is None else read_torch_settings(place)
     settings = settings or TorchSettings(**(saved or {}))
     source = "the torch.nn.Transformer" + (f" of {place}" if place else "")
-    weights = read_state_dict(_find_weights(cast(Any, original)) if module is None else module.state_dict())
-    prefixes = _find_stacks(source, weights)
-    sizes = _read_sizes(source, weights, prefixes)
+    if place is not None and saved is not None and place.is_dir():
+        original = place / WEIGHTS_NAME
+    weights = read_state_dict(cast(Any, original) if module is None else module.state_dict())
+    weights = _name_as_tutorial(source, weights, settings)
+    sizes = _read_sizes(source, weights)
     if module is None:
         layers = _read_settings(source, settings, sizes["d_model"])
     else:
         layers = _read_module(source, module, settings)
-    layout = _find_layout(source, weights, prefixes, sizes["d_model"], settings)
-    config = _make_config(source, weights, layout, settings, sizes | layers)
-    rules = _make_rules(layout, config, weights)
-    model = build_model(config, _add_norm_biases(weights, prefixes), rules, source=source)
-    make_original = partial(_make_original, config, weights, layout, module)
+    config = _make_config(source, weights, settings, sizes | layers)
+    rules = [*_RULES, *_make_position_rules(config)]
+    model = build_model(config, _add_norm_biases(weights), rules, source=source)
     tokenizer = None if place is None or saved is None else _load_tokenizer(place, config, source)
-    notes = _make_notes(settings, is_module=module is not None, has_forward=forward is not None, layout=layout)
+    has_positions = _POSITIONS in weights
+    notes = _make_notes(
+        settings, is_module=module is not None, has_forward=forward is not None, has_positions=has_positions
+    )
     if tokenizer is None:
         notes.append("There is no tokenizer: the original keeps none with its weights.")
-    return ConvertedModel(
-        source=source,
-        model=model,
-        tokenizer=tokenizer,
-        compare=partial(_compare, make_original if forward is None else lambda: forward, model),
-        notes=tuple(notes),
-    )
 
+    def compare() -> tuple[torch.Tensor, torch.Tensor]:
+        run = forward or _make_original(config, weights, module)
 
-def _find_weights(original: StateDict | str | os.PathLike[str]) -> StateDict | str | os.PathLike[str]:
-    """Returns what is no folder as it is, and the file of the weights in one of `save_as_torch_nn`."""
-    if isinstance(original, Mapping) or not (Path(original) / SETTINGS_NAME).is_file():
-        return original
-    return Path(original) / WEIGHTS_NAME
+        def compute(batch: Batch) -> torch.Tensor:
+            return run(batch["input_ids"], batch["decoder_input_ids"]).detach().float().cpu()
+
+        return compare_with(compute, model)
+
+    return ConvertedModel(source=source, model=model, tokenizer=tokenizer, compare=compare, notes=tuple(notes))
 
 
 def _load_tokenizer(place: Path, config: VanillaTransformerConfig, source: str) -> PreTrainedTokenizerBase | None:
@@ -234,10 +222,47 @@ def _load_tokenizer(place: Path, config: VanillaTransformerConfig, source: str) 
     return tokenizer
 
 
-# The stacks
+# --- Names ------------------------------------------------------------------------------------------------------------
 
 
-def _find_stacks(source: str, weights: Iterable[str]) -> dict[str, str]:
+def _name_as_tutorial(source: str, weights: StateDict, settings: TorchSettings) -> dict[str, torch.Tensor]:
+    """Returns the weights by the tutorial's names; what is found under no name keeps its own."""
+    prefixes = _find_stacks(source, weights)
+    named = {}
+    for name, weight in weights.items():
+        for stack, prefix in prefixes.items():
+            if name.startswith((f"{prefix}layers.", f"{prefix}norm.")):
+                name = f"transformer.{stack}.{name.removeprefix(prefix)}"
+        named[name] = weight
+    reasons: list[str] = []
+    found: dict[str, str] = {}
+    for setting, ours in _AROUND.items():
+        given = getattr(settings, setting)
+        # An embedding may be torch's module itself.
+        names = [ours, ours.replace(".embedding.", ".")] if given is None else [given, f"{given}.weight"]
+        place = _look_up(named, names)
+        if place is not None:
+            found[ours] = place
+        elif given is not None:
+            reasons.append(f"{setting} is {given!r}, which names no weight or several")
+        elif setting == "source_embedding":
+            outside = [name for name in named if not name.startswith("transformer.")]
+            reasons.append(
+                "no embeddings are called as in PyTorch's tutorial: name them as source_embedding and target_embedding"
+                f" (outside the stacks are {', '.join(outside) or 'no weights'})"
+            )
+    refuse(f"What is around the stacks of {source} is not clear", reasons)
+    found.setdefault(_AROUND["target_embedding"], found[_AROUND["source_embedding"]])
+    output = found.get("generator.weight", "")
+    if (bias := output.removesuffix("weight") + "bias") in named:
+        found["generator.bias"] = bias
+    if _POSITIONS in found:
+        found.setdefault(f"tgt_{_POSITIONS}", found[_POSITIONS])
+    rest = {name: weight for name, weight in named.items() if name not in found.values()}
+    return rest | {ours: named[name] for ours, name in found.items()}
+
+
+def _find_stacks(source: str, weights: StateDict) -> dict[str, str]:
     """Returns what the names of each stack's weights begin with."""
     found = {
         stack: [name.removesuffix(first) for name in weights if name.endswith(first)]
@@ -255,25 +280,32 @@ def _find_stacks(source: str, weights: Iterable[str]) -> dict[str, str]:
     return {stack: prefix for stack, (prefix,) in found.items()}
 
 
-def _read_sizes(source: str, weights: StateDict, prefixes: Mapping[str, str]) -> dict[str, Any]:
+def _look_up(weights: StateDict, names: Sequence[str]) -> str | None:
+    """Returns the weight that has one of these names, in full or behind something such as "module."."""
+    for wanted in names:
+        found = [wanted] if wanted in weights else [other for other in weights if other.endswith(f".{wanted}")]
+        if len(found) == 1:
+            return found[0]
+    return None
+
+
+# --- Settings ---------------------------------------------------------------------------------------------------------
+
+
+def _read_sizes(source: str, weights: StateDict) -> dict[str, Any]:
     """Returns the fields of the configuration that the stacks' weights tell."""
-    first = {stack: f"{prefix}layers.0." for stack, prefix in prefixes.items()}
-    check_entries(source, weights, {f"{first[stack]}linear1.weight": 2 for stack in first})
-    check_entries(source, weights, {prefixes[stack] + name: 2 for stack, name in _FIRST_WEIGHTS.items()})
-    last = {stack: f"{prefix}norm.weight" in weights for stack, prefix in prefixes.items()}
-    having = [stack for stack in last if last[stack]]
-    refuse(
-        f"The last norms of {source} cannot be converted",
-        [f"only the {having[0]} has one (can be: both stacks or none)"] if len(having) == 1 else [],
-    )
+    first = {stack: f"transformer.{stack}.{name}" for stack, name in _FIRST_WEIGHTS.items()}
+    inner = {stack: f"transformer.{stack}.layers.0.linear1.weight" for stack in first}
+    check_entries(source, weights, dict.fromkeys((*first.values(), *inner.values()), 2))
+    having = [stack for stack in first if f"transformer.{stack}.norm.weight" in weights]
+    reasons = [f"only the {having[0]} has one (can be: both stacks or none)"] if len(having) == 1 else []
+    refuse(f"The last norms of {source} cannot be converted", reasons)
     return {
-        "d_model": weights[prefixes["encoder"] + _FIRST_WEIGHTS["encoder"]].shape[1],
-        "encoder_layers": count_layers(weights, f"{prefixes['encoder']}layers."),
-        "decoder_layers": count_layers(weights, f"{prefixes['decoder']}layers."),
-        "encoder_ffn_dim": weights[f"{first['encoder']}linear1.weight"].shape[0],
-        "decoder_ffn_dim": weights[f"{first['decoder']}linear1.weight"].shape[0],
-        "attention_bias": f"{first['encoder']}self_attn.in_proj_bias" in weights,
-        "ffn_bias": f"{first['encoder']}linear1.bias" in weights,
+        "d_model": weights[first["encoder"]].shape[1],
+        **{f"{stack}_layers": count_layers(weights, f"transformer.{stack}.layers.") for stack in first},
+        **{f"{stack}_ffn_dim": weights[name].shape[0] for stack, name in inner.items()},
+        "attention_bias": "transformer.encoder.layers.0.self_attn.in_proj_bias" in weights,
+        "ffn_bias": "transformer.encoder.layers.0.linear1.bias" in weights,
         "add_final_layer_norm": bool(having),
     }
 
@@ -337,14 +369,10 @@ def _find_modules(source: str, module: nn.Module) -> dict[str, nn.Module]:
         for stack in kinds
         if len(found[stack]) != 1
     ]
-    foreign = {
-        type(layer).__name__
-        for stack, parts in found.items()
-        for part in parts
-        for layer in cast(Any, part).layers
-        if not isinstance(layer, kinds[stack][1])
-    }
-    reasons += [f"a layer is of the class {name}, which is not torch's" for name in sorted(foreign)]
+    for stack, parts in found.items():
+        layers = [layer for part in parts for layer in cast(Any, part).layers]
+        foreign = {type(layer).__name__ for layer in layers if not isinstance(layer, kinds[stack][1])}
+        reasons += [f"a layer is of the class {name}, which is not torch's" for name in sorted(foreign)]
     refuse(f"The modules of {source} cannot be converted", reasons)
     return {stack: part for stack, (part,) in found.items()}
 
@@ -374,152 +402,46 @@ def _name_fields(read: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-# What is around the stacks
-
-
-def _find_layout(
-    source: str, weights: StateDict, prefixes: dict[str, str], d_model: int, settings: TorchSettings
-) -> _Layout:
-    """Finds embeddings, output layer and positions.
-
-    Raises:
-        ConversionError: Lists all that is missing or ambiguous.
-    """
-    inside = tuple(f"{prefix}{part}." for prefix in prefixes.values() for part in ("layers", "norm"))
-    outside = [name for name in weights if not name.startswith(inside)]
-    named = [name for name in outside if _POSITION_NAME.search(name)]
-    tables = [name for name in outside if name not in named and weights[name].shape[1:] == (d_model,)]
-    tables = [name for name in tables if weights[name].ndim == 2]
-    embeddings = [name for name in tables if _EMBEDDING_NAME.search(name)]
-    outputs = [name for name in tables if name not in embeddings]
-    reasons: list[str] = []
-    sides = _find_sides(weights, embeddings, settings, "embedding", reasons)
-    positions = _find_sides(weights, named, settings, "positions", reasons)
-    outputs = _look_up(weights, settings.output_layer, "output_layer", reasons) or outputs
-    if len(outputs) > 1:
-        reasons.append(f"output_layer could be each of: {', '.join(outputs)}")
-    if not embeddings and not settings.source_embedding and not settings.target_embedding:
-        reasons.append(f"no embeddings (V, {d_model}) were found: name them as source_embedding and target_embedding")
-    kind, problem = _find_position_type(weights, positions, settings)
-    refuse(f"What is around the stacks of {source} is not clear", [*reasons, *([problem] if problem else [])])
-    found, target = cast(tuple[str, str], sides)
-    return _Layout(
-        prefixes=prefixes,
-        tables=Tables(source=found, target=target, output=outputs[0] if outputs else None),
-        positions=positions,
-        position_embedding_type=kind,
-    )
-
-
-def _look_up(weights: StateDict, name: str | None, setting: str, reasons: list[str]) -> list[str]:
-    """Returns the weight that the user named, in full or without a beginning such as "module." or the end "weight"."""
-    if name is None:
-        return []
-    for wanted in (name, f"{name}.weight"):
-        found = [wanted] if wanted in weights else [other for other in weights if other.endswith(f".{wanted}")]
-        if len(found) == 1:
-            return found
-    reasons.append(f"{setting} is {name!r}, which names no weight or several")
-    return []
-
-
-def _find_sides(
-    weights: StateDict, candidates: list[str], settings: TorchSettings, what: str, reasons: list[str]
-) -> tuple[str, str] | None:
-    """Returns the source's and the target's table: those that the user named, others by what they are called."""
-    sources = _look_up(weights, getattr(settings, f"source_{what}"), f"source_{what}", reasons)
-    targets = _look_up(weights, getattr(settings, f"target_{what}"), f"target_{what}", reasons)
-    if not sources and not targets:
-        divided = _divide(candidates)
-        if divided is None and candidates:
-            reasons.append(f"source_{what} and target_{what} could be each of: {', '.join(candidates)}")
-        return divided
-    if not sources or not targets:
-        named = sources or targets
-        others = [name for name in candidates if name not in named] or named
-        if len(others) > 1:
-            reasons.append(f"{'target' if sources else 'source'}_{what} could be each of: {', '.join(others)}")
-        sources, targets = sources or others, targets or others
-    return sources[0], targets[0]
-
-
-def _divide(names: list[str]) -> tuple[str, str] | None:
-    """Returns the source's and the target's of one or two names."""
-    if len(names) == 1:
-        return names[0], names[0]
-    for source, target in (names, reversed(names)) if len(names) == 2 else ():
-        for pattern, of_side, of_other in ((_SOURCE_NAME, source, target), (_TARGET_NAME, target, source)):
-            if pattern.search(of_side) and not pattern.search(of_other):
-                return source, target
-    return None
-
-
-def _find_position_type(
-    weights: StateDict, positions: tuple[str, str] | None, settings: TorchSettings
-) -> tuple[str, str | None]:
-    """Returns the kind of the positions, and what is wrong with them."""
-    given = settings.position_embedding_type
-    if positions is None:
-        missing = "learned positions were not found: name them as source_positions and target_positions"
-        return given or "sinusoidal", missing if given == "learned" else None
-    if given is not None:
-        return given, None
-    for kind in SINUSOIDS:
-        if check_sinusoids(weights[positions[0]], kind=kind, offset=settings.position_offset) is None:
-            return kind, None
-    return "learned", (
-        f"{positions[0]} {tuple(weights[positions[0]].shape)} is no table of sinusoids ({', '.join(SINUSOIDS)}): "
-        "if it was learned, say so by position_embedding_type='learned'"
-    )
-
-
 def _make_config(
-    source: str, weights: StateDict, layout: _Layout, settings: TorchSettings, found: Mapping[str, Any]
+    source: str, weights: StateDict, settings: TorchSettings, found: Mapping[str, Any]
 ) -> VanillaTransformerConfig:
-    rows = None if layout.positions is None else as_rows(weights[layout.positions[0]])
+    table = weights.get(_POSITIONS)
+    rows = None if table is None else as_rows(table)
     start = settings.decoder_start_token_id
     return make_config(
         source,
         **found,
-        **layout.tables.describe(weights),
+        **describe_tables(weights, *list(_AROUND.values())[:3]),
         **({} if rows is None else {"max_position_embeddings": rows.shape[0]}),
-        position_embedding_type=layout.position_embedding_type,
-        position_offset=settings.position_offset,
-        scale_embedding=settings.scale_embedding,
-        bos_token_id=settings.bos_token_id,
-        pad_token_id=settings.pad_token_id,
-        eos_token_id=settings.eos_token_id,
+        position_embedding_type=_find_position_type(table, settings),
+        **{name: getattr(settings, name) for name in ("position_offset", "scale_embedding")},
+        **{f"{name}_token_id": getattr(settings, f"{name}_token_id") for name in ("bos", "pad", "eos")},
         decoder_start_token_id=settings.bos_token_id if start is None else start,
     )
 
 
-def _make_rules(layout: _Layout, config: VanillaTransformerConfig, weights: StateDict) -> list[Rule]:
-    """Returns what becomes of each name."""
-    rules = layout.tables.make_rules(weights)
-    for stack, prefix in layout.prefixes.items():
-        ours, theirs = rf"model.{stack}.layers.\1", re.escape(prefix)
-        rules.append(Rule(rf"{theirs}norm\.(weight|bias)", rf"model.{stack}.layer_norm.\1"))
-        for our_name, their_name in ATTENTIONS.items():
-            attention = rf"{theirs}layers\.(\d+)\.{their_name}"
-            parts = [rf"{ours}.{our_name}.{part}_proj.\2" for part in ("q", "k", "v")]
-            rules.append(Rule(rf"{attention}\.in_proj_(weight|bias)", parts))
-            rules.append(Rule(rf"{attention}\.out_proj\.(weight|bias)", rf"{ours}.{our_name}.out_proj.\2"))
-        for our_name, their_name in (NORMS[stack] | LINEAR_MAPS).items():
-            module = rf"{theirs}layers\.(\d+)\.{their_name}"
-            rules.append(Rule(rf"{module}\.(weight|bias)", rf"{ours}.{our_name}.\2"))
-    if layout.positions is None:
-        return rules
-    source, target = layout.positions
-    if config.position_embedding_type != "learned":
-        return [
-            make_sinusoids_rule(name, config.position_embedding_type, config.position_offset)
-            for name in dict.fromkeys(layout.positions)
-        ] + rules
-    names = [f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder")]
-    if source != target:
-        return [*rules, Rule(re.escape(source), names[0], _flatten), Rule(re.escape(target), names[1], _flatten)]
-    # The model has a table per side, so one for both is doubled to be divided between them.
-    return [*rules, Rule(re.escape(source), names, lambda table: torch.cat([_flatten(table)] * 2))]
+def _find_position_type(table: torch.Tensor | None, settings: TorchSettings) -> str:
+    given = settings.position_embedding_type
+    if table is None and given == "learned":
+        raise ConversionError("Learned positions were not found: name them as source_positions and target_positions.")
+    if given is not None or table is None:
+        return given or "sinusoidal"
+    for kind in SINUSOIDS:
+        if check_sinusoids(table, kind=kind, starts=(0, settings.position_offset)) is None:
+            return kind
+    raise ConversionError(
+        f"{settings.source_positions or _POSITIONS} {tuple(table.shape)} is no table of sinusoids"
+        f" ({', '.join(SINUSOIDS)}): if it was learned, say so by position_embedding_type='learned'."
+    )
+
+
+def _make_position_rules(config: VanillaTransformerConfig) -> list[Rule]:
+    name, kind = re.escape(_POSITIONS), config.position_embedding_type
+    if kind == "learned":
+        names = {name: "encoder", f"tgt_{name}": "decoder"}
+        return [Rule(theirs, f"model.{stack}.embed_positions.weight", _flatten) for theirs, stack in names.items()]
+    check = partial(check_sinusoids, kind=kind, starts=(0, config.position_offset))
+    return [Rule(f"(?:tgt_)?{name}", (), check=check)]
 
 
 def _flatten(table: torch.Tensor) -> torch.Tensor:
@@ -527,40 +449,33 @@ def _flatten(table: torch.Tensor) -> torch.Tensor:
     return table if rows is None else rows
 
 
-def _add_norm_biases(weights: StateDict, prefixes: Mapping[str, str]) -> dict[str, torch.Tensor]:
+def _add_norm_biases(weights: StateDict) -> dict[str, torch.Tensor]:
     """Adds zeros where torch's `bias=False` left even the norms without biases, which they have here."""
-    stacks = "|".join(map(re.escape, prefixes.values()))
-    norms = re.compile(rf"({stacks})(layers\.\d+\.norm\d|norm)\.(weight|bias)")
-    found = [match for name in weights if (match := norms.fullmatch(name))]
-    if any(match[3] == "bias" for match in found):
+    norms = [name for name in weights if re.fullmatch(r"transformer\..*\bnorm\d?\.(weight|bias)", name)]
+    if any(name.endswith("bias") for name in norms):
         return dict(weights)
-    return {**weights, **{f"{match[1]}{match[2]}.bias": torch.zeros_like(weights[match[0]]) for match in found}}
+    biases = {name.removesuffix("weight") + "bias": torch.zeros_like(weights[name]) for name in norms}
+    return {**weights, **biases}
 
 
-# The check
+# --- The check --------------------------------------------------------------------------------------------------------
 
 
 def _make_original(
-    config: VanillaTransformerConfig, weights: StateDict, layout: _Layout, module: nn.Module | None
+    config: VanillaTransformerConfig, weights: StateDict, module: nn.Module | None
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """Puts the original's own weights, or stacks, between embeddings that are what the settings say."""
     # What is computed, the sinusoids, is rounded to the weights' type, as it is in the model.
-    dtype = weights[layout.tables.source].dtype
+    dtype = weights[_AROUND["source_embedding"]].dtype
     torch_model = TorchTransformer(config, bias=config.attention_bias).to(dtype).float()
-    names = {"src_tok_emb.embedding.weight": layout.tables.source, "tgt_tok_emb.embedding.weight": layout.tables.target}
-    names["generator.weight"] = layout.tables.output or layout.tables.target
-    names["generator.bias"] = layout.tables.output_bias
     state = torch_model.state_dict()
-    state |= {ours: weights[name] for ours, name in names.items() if ours in state}
-    if config.position_embedding_type == "learned" and layout.positions is not None:
-        for prefix, name in zip(("", "tgt_"), layout.positions, strict=True):
-            state[f"{prefix}positional_encoding.pos_embedding"] = _flatten(weights[name])[
-                config.position_offset :, None
-            ]
-    for stack, prefix in layout.prefixes.items():
-        own = (name.removeprefix(prefix) for name in weights if name.startswith((f"{prefix}layers.", f"{prefix}norm.")))
-        state |= {f"transformer.{stack}.{name}": weights[prefix + name] for name in own}
-    torch_model.load_state_dict(state)
+    given = {"generator.weight": weights[_AROUND["target_embedding"]], **weights}
+    if config.position_embedding_type == "learned":
+        tables = {name: _flatten(given[name]) for name in (_POSITIONS, f"tgt_{_POSITIONS}")}
+        given |= {name: table[config.position_offset :, None] for name, table in tables.items()}
+    else:
+        given.pop(_POSITIONS, None)
+    torch_model.load_state_dict({name: given.get(name, tensor) for name, tensor in state.items()})
     if module is not None:
         for stack, part in _find_modules("the module", module).items():
             setattr(torch_model.transformer, stack, _as_batch_first(part))
@@ -579,24 +494,12 @@ def _as_batch_first(stack: nn.Module) -> nn.Module:
     return stack
 
 
-def _compare(
-    make_forward: Callable[[], Callable[[torch.Tensor, torch.Tensor], torch.Tensor]],
-    model: VanillaTransformerForConditionalGeneration,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    forward = make_forward()
-
-    def compute(batch: Batch) -> torch.Tensor:
-        return forward(batch["input_ids"], batch["decoder_input_ids"]).detach().float().cpu()
-
-    return compare_with(compute, model)
-
-
-def _make_notes(settings: TorchSettings, *, is_module: bool, has_forward: bool, layout: _Layout) -> list[str]:
+def _make_notes(settings: TorchSettings, *, is_module: bool, has_forward: bool, has_positions: bool) -> list[str]:
     notes: list[str] = []
     # What the original is put together from too, where it has no forward pass of its own.
     unseen: dict[str, Any] = {"scale_embedding": settings.scale_embedding, "position_offset": settings.position_offset}
-    if layout.positions is None:
-        unseen["position_embedding_type"] = layout.position_embedding_type
+    if not has_positions:
+        unseen["position_embedding_type"] = settings.position_embedding_type or "sinusoidal"
     if not is_module:
         assumed = {name: value for name, value in TORCH_DEFAULTS.items() if getattr(settings, name) is None}
         if assumed:

@@ -24,55 +24,47 @@ _END = "</w>"  # what byte-pair encoding writes at the end of a word
 
 
 def read_dictionary(path: str | os.PathLike[str]) -> list[str]:
-    """Reads a `dict.<language>.txt`.
+    """Returns all tokens of a `dict.<language>.txt` in the order of their ids, special ones first.
 
-    Args:
-        path: The file.
-
-    Returns:
-        All tokens in the order of their ids, special ones first. A token that the file overwrites has its new id, and
-        what is left at the old one is named after it; special tokens keep theirs.
-
-    Raises:
-        ConversionError: If there is no such file, or a line of it is not as it must be.
+    A token that the file overwrites has its new id, and what is left at the old one is named after it; special tokens
+    keep theirs.
     """
     path = Path(path)
     tokens = list(SPECIAL_TOKENS)
     ids = {token: index for index, token in enumerate(tokens)}
+    for number, line in enumerate(_read_lines(path), start=1):
+        entry = line.rstrip()
+        overwrites = entry.endswith(_OVERWRITE)
+        token, _, count = entry.removesuffix(_OVERWRITE).rpartition(" ")
+        if not token or not count.removeprefix("-").isdecimal():
+            raise ConversionError(f"{path}, line {number}, must be 'token count', not {entry!r}.")
+        if token in ids and not overwrites:
+            raise ConversionError(f"{path}, line {number}: {token!r} is in the dictionary already.")
+        if token in ids:
+            spare = f"{token}#{len(tokens)}"
+            if token in SPECIAL_TOKENS:
+                token = spare
+            else:
+                tokens[ids[token]] = spare
+        ids[token] = len(tokens)
+        tokens.append(token)
+    return tokens
+
+
+def _read_lines(path: Path) -> list[str]:
     try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                entry = line.rstrip()
-                overwrites = entry.endswith(_OVERWRITE)
-                token, _, count = entry.removesuffix(_OVERWRITE).rpartition(" ")
-                if not token or not count.removeprefix("-").isdecimal():
-                    raise ConversionError(f"{path}, line {number}, must be 'token count', not {line.rstrip()!r}.")
-                if token in ids and not overwrites:
-                    raise ConversionError(f"{path}, line {number}: {token!r} is in the dictionary already.")
-                if token in ids:
-                    spare = f"{token}#{len(tokens)}"
-                    if token in SPECIAL_TOKENS:
-                        token = spare
-                    else:
-                        tokens[ids[token]] = spare
-                ids[token] = len(tokens)
-                tokens.append(token)
+        return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except OSError as error:
         raise ConversionError(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise ConversionError(f"{path} is no text in UTF-8: {error}.") from error
-    return tokens
 
 
 def find_joiner(tokens: Sequence[str]) -> str | None:
-    """Finds out how a vocabulary marks the pieces of words.
+    """Finds out how a vocabulary marks the pieces of words; `None` where tokens are words.
 
-    Args:
-        tokens: The vocabulary.
-
-    Returns:
-        "@@" (subword-nmt, fastBPE: a piece that the word goes on after ends with it), "▁" (sentencepiece: a word's
-        first piece begins with it), or `None`: tokens are words.
+    With "@@" (subword-nmt, fastBPE) ends a piece that the word goes on after, with "▁" (sentencepiece) begins a word's
+    first piece.
     """
     counts = {joiner: sum(test(token, joiner) for token in tokens) for joiner, test in _JOINERS.items()}
     joiner = max(counts, key=lambda name: counts[name])
@@ -92,17 +84,7 @@ def make_bpe_tokenizer(
     merge and the dictionary lacks, and is therefore `<unk>` in fairseq, has the ids behind the dictionary's, because a
     merge must have a result; the embeddings of these ids must be that of `<unk>`.
 
-    Args:
-        codes: The file of codes (the source's, if there are two).
-        tokens: The dictionary (the source's, if there are two).
-        target_codes: The target's codes; `None`: the same.
-        target_tokens: The target's dictionary, if it has one of its own.
-
-    Returns:
-        The tokenizer.
-
-    Raises:
-        ConversionError: If a file cannot be read, or is no file of codes.
+    Without `target_codes` and `target_tokens` the target's are the source's.
     """
     merges = read_codes(codes)
     target_merges = merges if target_codes is None else read_codes(target_codes)
@@ -134,24 +116,12 @@ def _to_piece(token: str) -> str:
 
 
 def read_codes(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
-    """Reads the merges of a byte-pair encoding.
+    """Returns the pairs to merge, most urgent first, each once.
 
-    Args:
-        path: What `subword-nmt learn-bpe` (version 0.2 of its format) or `fastBPE learnbpe` wrote.
-
-    Returns:
-        The pairs to merge, most urgent first, each once.
-
-    Raises:
-        ConversionError: If the file cannot be read or has another form.
+    The file is what `subword-nmt learn-bpe` (version 0.2 of its format) or `fastBPE learnbpe` wrote.
     """
     path = Path(path)
-    try:
-        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
-    except OSError as error:
-        raise ConversionError(f"{path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise ConversionError(f"{path} is no text in UTF-8: {error}.") from error
+    lines = _read_lines(path)
     has_header = lines[0].startswith("#version:")
     if has_header and lines[0].split() != ["#version:", "0.2"]:
         raise ConversionError(

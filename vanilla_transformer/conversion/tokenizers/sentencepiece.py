@@ -61,11 +61,12 @@ def convert_sentencepiece(
       either may be chosen, since sentencepiece adds scores up in float32 and the library in float64;
     - a text that is more than spaces, but of which normalisation leaves nothing (control characters), gives no ids
       even where sentencepiece gives that of the added space (if it keeps extra spaces, or adds one at the end);
-    - an accent behind a user-defined symbol may be composed with its last character, and in byte-pair encoding a
-      special token between two of them, or at the end behind one, is special even so;
-    - U+FFF0, U+FFF1 and U+FFF2, which Unicode keeps free, are ignored or unknown;
-    - a model that spells unknown characters in bytes does not compose the parts of letters newer than Unicode 9; one
-      that makes everything lower case may compose a "J" with an accent, and a stray iota subscript.
+    - where sentencepiece composes letters and accents ("e" and an accent), here those are composed too that it leaves:
+      an accent behind a composed letter, a ligature or a user-defined symbol, and the parts of a Korean syllable behind
+      a shorter one; but not the parts of letters newer than Unicode 9 that the model has no pieces of;
+    - in byte-pair encoding a special token between two user-defined symbols, or at the end behind one, is special even
+      with `split_special_tokens=True`;
+    - U+FFF0 and U+FFF2, which Unicode keeps free, are ignored or unknown.
 
     `decode(ids, skip_special_tokens=True)` gives sentencepiece's text, except that unknown tokens are left out instead
     of written as " ⁇ ", and that each byte is a "�" wherever a row of bytes is not wholly valid.
@@ -124,32 +125,18 @@ def convert_sentencepiece(
 
 @dataclass(frozen=True, kw_only=True)
 class _Model:
-    """What is in a sentencepiece model.
-
-    Args:
-        path: Where it was read from.
-        processor: Sentencepiece's own tokenizer.
-        kind: "unigram", "bpe" or "char".
-        tokens: All pieces by their ids, special ones included.
-        pieces: What text is cut into, and the score of each.
-        symbols: Those of the pieces that the user defined.
-        controls: Special pieces, which text is never cut into.
-        specials: What the special tokens are called.
-        bytes: The pieces for bytes that unknown characters are spelled in; none: they are unknown.
-        rules: The normalisation but for spaces.
-        spacing: What is done to spaces.
-    """
+    """What is in a sentencepiece model."""
 
     path: Path
-    processor: Any
-    kind: str
-    tokens: list[str]
-    pieces: dict[str, float]
-    symbols: list[str]
-    controls: list[str]
-    specials: dict[str, str]
-    bytes: list[str]
-    rules: list[normalizers.Normalizer]
+    processor: Any  # sentencepiece's own tokenizer
+    kind: str  # "unigram", "bpe" or "char"
+    tokens: list[str]  # all pieces by their ids, special ones included
+    pieces: dict[str, float]  # what text is cut into, and the score of each
+    symbols: list[str]  # those of the pieces that the user defined
+    controls: list[str]  # special pieces, which text is never cut into
+    specials: dict[str, str]  # what the special tokens are called
+    bytes: list[str]  # pieces for bytes that unknown characters are spelled in; without them they are unknown
+    rules: list[normalizers.Normalizer]  # the normalisation but for spaces
     spacing: Spacing
 
     @property
@@ -170,7 +157,8 @@ class _Model:
         return (f"(?!{'|'.join(inside)})" if inside else "") + f"[^{write_class(known)}]"
 
 
-def _import_sentencepiece() -> tuple[Any, Any]:
+def _read_proto(path: Path) -> tuple[Any, Any]:
+    """Returns the file's content and sentencepiece's own tokenizer of it."""
     try:
         sentencepiece = importlib.import_module("sentencepiece")
         protocol = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
@@ -179,12 +167,6 @@ def _import_sentencepiece() -> tuple[Any, Any]:
             "Sentencepiece models need sentencepiece 0.2.3 or newer, and protobuf: pip install "
             f'"vanilla-transformer[convert]" ({error}).'
         ) from error
-    return sentencepiece, protocol
-
-
-def _read_proto(path: Path) -> tuple[Any, Any]:
-    """Returns the file's content and sentencepiece's own tokenizer of it."""
-    sentencepiece, protocol = _import_sentencepiece()
     if not path.is_file():
         kind = "a folder" if path.is_dir() else "no file"
         raise ConversionError(f"{path} is {kind}: name the .model file of a sentencepiece model.")
@@ -244,7 +226,7 @@ def _convert_rules(
 ) -> list[normalizers.Normalizer]:
     if not normalizer.precompiled_charsmap:
         return []
-    sentencepiece, _ = _import_sentencepiece()
+    sentencepiece = importlib.import_module("sentencepiece")
     rules = dict(sentencepiece.SentencePieceNormalizer(normalizer_spec=normalizer).Decompile())
     known = {piece for piece in pieces if len(piece) == 1}
     steps = convert_rules(rules, normalizer.precompiled_charsmap, known)
@@ -279,9 +261,7 @@ def _list_own_tokens(sides: Sequence[_Model], specials: Sequence[str]) -> list[l
     These must have the same ids on both sides, so the shorter side is filled up first.
     """
     absent = [token for token in specials if not any(token in model.tokens for model in sides)]
-    longest = max(len(model.tokens) for model in sides)
-    if not absent:
-        return [list(model.tokens) for model in sides]
+    longest = max(len(model.tokens) for model in sides) if absent else 0
     return [
         [*model.tokens, *(f"<filler {index}>" for index in range(longest - len(model.tokens))), *absent]
         for model in sides
@@ -289,9 +269,8 @@ def _list_own_tokens(sides: Sequence[_Model], specials: Sequence[str]) -> list[l
 
 
 def _append_absent(model: _Model, tokens: Sequence[str], append_absent: bool) -> list[str]:
-    present = set(tokens)
-    absent = [token for token in model.tokens if (token in model.pieces or token in model.bytes)]
-    absent = [token for token in absent if token not in present]
+    lacking = {*model.pieces, *model.bytes}.difference(tokens)
+    absent = [token for token in model.tokens if token in lacking]
     if absent and not append_absent:
         raise ConversionError(
             f"The vocabulary lacks {len(absent):,} of the {len(model.pieces) + len(model.bytes):,} pieces of "
@@ -303,10 +282,8 @@ def _append_absent(model: _Model, tokens: Sequence[str], append_absent: bool) ->
 
 def _make_backend(model: _Model, tokens: list[str], specials: Sequence[str], unk: str) -> Tokenizer:
     strangers = _find_strangers(model, tokens, specials)
-    if model.kind == "unigram":
-        backend = Tokenizer(_make_unigram(model, tokens, unk))
-    else:
-        backend = Tokenizer(_make_bpe(model, tokens, specials, unk))
+    is_unigram = model.kind == "unigram"
+    backend = Tokenizer(_make_unigram(model, tokens, unk) if is_unigram else _make_bpe(model, tokens, specials, unk))
     steps = [*model.rules, *model.spacing.normalizers(), *_hide_unknown(model, tokens, strangers)]
     if steps:
         backend.normalizer = normalizers.Sequence(steps)

@@ -1,25 +1,24 @@
-"""Sentencepiece's normalisation of text in the terms of the tokenizers library, with equal results.
+"""Sentencepiece's normalisation of text in the terms of the tokenizers library.
 
 A sentencepiece model carries a table of rules: strings of one or more characters, and what becomes of them. At each
 place of a text the longest rule counts. The tokenizers library reads the same table (`normalizers.Precompiled`), but
 looks for rules only within what a reader sees as one character, and takes the shortest, so that "e" with two accents
-loses one.
-Therefore, here:
+loses one. Therefore, here:
 
 1. Rules of one character are applied by `Precompiled`, with a character in front of every accent that keeps it apart.
-2. Rules of several characters are, but for few, Unicode's composition ("e" and an accent become "é"). NFC does it, with
-   a character in between wherever sentencepiece does not compose: it neither brings accents into Unicode's order nor
-   composes across an accent.
-3. The few others are replacements, one for each result.
+2. Most rules of several characters are Unicode's composition ("e" and an accent become "é"). NFC does it before and
+   after, with a character between accents that it would put in another order.
+3. Of the others each result is a replacement.
 
-Whether this gives what the table says is checked for every rule when the normaliser is made.
+Where sentencepiece does not compose (behind a composed letter or a ligature) NFC does; no common text has such places.
+Whether everything else is as the table says is checked for every rule when the normaliser is made.
 """
 
 import re
 import sys
 import unicodedata
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from functools import cache
 
@@ -30,11 +29,12 @@ from vanilla_transformer.conversion.errors import refuse
 SPACE = "▁"  # how pieces write a space
 # Code points that no text has: Unicode keeps them free, and readers of text ignore them.
 APART = "\ufff0"  # stands between two characters that must not meet, for a while
-ALWAYS_APART = "\ufff1"  # the same until the end
 STRANGE = "\ufff2"  # stands for characters that the model does not know
 MOST_REPLACEMENTS = 64
 # What can be one visible character with the character before it.
 _JOINING = r"[\n\p{M}\p{Cf}\x{e33}\x{eb3}\x{ff9e}\x{ff9f}\x{1f3fb}-\x{1f3ff}]"
+# A table that has these has Unicode's composition.
+_COMPOSITIONS = {"e\u0301": "é", "\u304b\u3099": "\u304c", "\u1100\u1161": "\uac00"}
 
 
 def write_class(characters: Iterable[str]) -> str:
@@ -77,37 +77,24 @@ class Spacing:
         return steps
 
 
-def convert_rules(rules: Mapping[str, str], charsmap: bytes, known: Collection[str]) -> list[normalizers.Normalizer]:
-    """Makes a table of rules normalisers of the tokenizers library.
+def convert_rules(rules: Mapping[str, str], charsmap: bytes, known: Set[str]) -> list[normalizers.Normalizer]:
+    """Makes normalisers, to be applied one after another, that do what a model's table of rules says.
 
     Args:
         rules: What becomes of which strings.
         charsmap: The same table as sentencepiece stores it.
         known: The characters that the model has pieces of. Rules that concern none of them make no difference, since
             one unknown character is like another.
-
-    Returns:
-        Normalisers to be applied one after another.
-
-    Raises:
-        ConversionError: If they cannot do what the table says.
     """
     if not rules:
         return []
-    counting = {key: value for key, value in rules.items() if _concerns(known, key + value)}
-    steps = [
-        normalizers.Replace(Regex(rf"(?={_JOINING})(?!\A)"), APART),
-        normalizers.Precompiled(charsmap),
-        normalizers.Replace(APART, ""),
-    ]
-    if _composes(rules, known):
-        steps = [
-            normalizers.Replace(_several(rules), ALWAYS_APART),
-            *steps,
-            normalizers.Replace(_finished(), APART),
-            normalizers.NFC(),
-            normalizers.Replace(Regex(f"[{APART}{ALWAYS_APART}]"), ""),
-        ]
+    apart = Regex(rf"(?={_JOINING})(?!\A)")
+    steps = [normalizers.Replace(apart, APART), normalizers.Precompiled(charsmap), normalizers.Replace(APART, "")]
+    counting = {key: value for key, value in rules.items() if not known.isdisjoint(key + value)}
+    if all(rules.get(key) == value for key, value in _COMPOSITIONS.items()):
+        compose = [normalizers.Replace(_out_of_order(), APART), normalizers.NFC(), normalizers.Replace(APART, "")]
+        steps = [*compose, *steps, *compose]
+        counting = {key: value for key, value in counting.items() if not _is_unicodes(key, value)}
     left = _find_wrong(steps, counting)
     if left:
         steps = _replacement_steps(left) + steps
@@ -119,115 +106,31 @@ def convert_rules(rules: Mapping[str, str], charsmap: bytes, known: Collection[s
     return steps
 
 
-def _concerns(known: Collection[str], characters: str) -> bool:
-    return any(character in known for character in characters)
+def _is_unicodes(key: str, value: str) -> bool:
+    """Tells whether a rule is one of Unicode's own of several characters, which are composed."""
+    return len(key) > 1 and _fold(key) == _fold(value)
+
+
+def _fold(text: str) -> str:
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
 
 
 @cache
-def _pairs() -> dict[str, str]:
-    """Two characters that Unicode, and the tokenizers library's tables of it, compose into one."""
-    compose = normalizers.NFC().normalize_str
-    pairs = {}
-    for character in map(chr, range(sys.maxunicode + 1)):
-        parts = unicodedata.decomposition(character).split()
-        if len(parts) == 2 and not parts[0].startswith("<"):
-            pair = "".join(chr(int(part, base=16)) for part in parts)
-            if compose(pair) == character:
-                pairs[pair] = character
-    return pairs
+def _out_of_order() -> Regex:
+    """Finds the places between two accents that NFC would exchange, by their canonical combining classes.
 
-
-def _composes(rules: Mapping[str, str], known: Collection[str]) -> bool:
-    """Tells whether Unicode's composition is among the rules: that of letters which are not composed themselves."""
-    counting = [
-        pair
-        for pair, one in _pairs().items()
-        if _concerns(known, pair + one) and unicodedata.normalize("NFD", pair) == pair and pair[0] not in rules
-    ]
-    lacking = [pair for pair in counting if pair not in rules]
-    if len(lacking) * 2 > len(counting):
-        return False
-    refuse(
-        "The model's normalisation cannot be converted: it composes letters and accents, but not",
-        [f"{pair!r} ({' '.join(f'U+{ord(part):04X}' for part in pair)})" for pair in lacking[:8]],
-    )
-    return bool(counting)
-
-
-def _compositions() -> dict[str, str]:
-    """All that is composed into one character: a letter that is not composed itself, and one or more accents."""
-    pairs = _pairs()
-    found = {pair: one for pair, one in pairs.items() if unicodedata.normalize("NFD", pair) == pair}
-    longer = found
-    while longer:
-        by_letter = defaultdict(list)
-        for sequence, letter in longer.items():
-            by_letter[letter].append(sequence)
-        longer = {sequence + pair[1]: one for pair, one in pairs.items() for sequence in by_letter.get(pair[0], ())}
-        found = found | longer
-    return found
-
-
-@cache
-def _accents() -> dict[int, list[str]]:
-    """All accents by their canonical combining class, which says in what order they come."""
+    The pattern begins with what lies ahead, which nearly every place of a text fails at once.
+    """
     accents = defaultdict(list)
     for character in map(chr, range(sys.maxunicode + 1)):
         if order := unicodedata.combining(character):
             accents[order].append(character)
-    return dict(accents)
-
-
-@cache
-def _second() -> str:
-    """All that is composed with, or moved before, what is in front of it, as the inside of brackets."""
-    accents = (accent for group in _accents().values() for accent in group)
-    final_consonants = map(chr, range(0x11A8, 0x11C3))  # of Korean syllables
-    return write_class([*accents, *(pair[1] for pair in _pairs()), *final_consonants])
-
-
-def _several(rules: Mapping[str, str]) -> Regex:
-    """Finds the places beside characters that become several, where these would be composed with their neighbours.
-
-    An accent behind a ligature stays as it is, and so does one that becomes two, unless there is a rule for it and the
-    letter before it.
-    """
-    several = [key for key, value in rules.items() if len(key) == 1 and len(value) > 1]
-    marks = [key for key in several if unicodedata.combining(key)]
-    letters = {mark: write_class(key[0] for key in rules if key[1:] == mark) for mark in marks}
-    places = [f"(?<=[{write_class(several)}])"] if several else []
-    places += [f"(?={mark})" + (f"(?<![{group}])" if group else "") for mark, group in letters.items()]
-    return Regex(f"(?=[{_second()}])(?!\\A)(?:{'|'.join(places)})" if places else f"[{ALWAYS_APART}]")
-
-
-@cache
-def _finished() -> Regex:
-    """Finds the places at which NFC would compose, or move, what sentencepiece leaves as it is.
-
-    Sentencepiece composes a letter that is not composed yet with the accents behind it, as far as they come in
-    Unicode's order and each can be composed. So an accent is kept apart from a composed letter, and from another accent
-    unless that one will be composed and comes first in order. The pattern begins with what lies ahead, which nearly
-    every place of a text fails at once.
-    """
-    accents = _accents()
-    every = write_class(accent for group in accents.values() for accent in group)
-    composed = [
-        character
-        for character in map(chr, range(sys.maxunicode + 1))
-        if not unicodedata.combining(character) and len(unicodedata.normalize("NFD", character)) > 1
+    classes = {order: write_class(group) for order, group in sorted(accents.items())}
+    places = [
+        f"(?<=[{after}])(?=[{''.join(before for other, before in classes.items() if other < order)}])"
+        for order, after in list(classes.items())[1:]
     ]
-    letters = defaultdict(list)
-    for sequence in _compositions():
-        if all(map(unicodedata.combining, sequence[1:])):
-            letters[sequence[1:]].append(sequence[0])
-    will_be_composed = "|".join(f"[{write_class(group)}]{tail}" for tail, group in letters.items())
-    out_of_order = [
-        f"(?<=[{write_class(accents[order])}])"
-        f"(?=[{write_class(accent for other in accents if other < order for accent in accents[other])}])"
-        for order in sorted({unicodedata.combining(tail[-1]) for tail in letters} - {min(accents)})
-    ]
-    behind_accent = "|".join([f"(?<!{will_be_composed})", *out_of_order])
-    return Regex(f"(?=[{_second()}])(?:(?<=[{write_class(composed)}])|(?<=[{every}])(?:{behind_accent}))")
+    return Regex(f"(?=[{''.join(classes.values())}])(?:{'|'.join(places)})")
 
 
 def _find_wrong(steps: list[normalizers.Normalizer], rules: Mapping[str, str]) -> dict[str, str]:

@@ -40,12 +40,7 @@ def make_word_tokenizer(
         end_source: Whether the source ends with `eos`. The target always does. If not, the tokenizer has two
             vocabularies even where they are equal, because its sides differ.
 
-    Returns:
-        The tokenizer.
-
-    Raises:
-        ConversionError: If a vocabulary has a token twice or lacks one of the four, or if the two give one of these
-            different ids.
+    Vocabularies are refused as in [`check_vocabularies`].
     """
     specials = {"bos_token": bos, "pad_token": pad, "eos_token": eos, "unk_token": unk}
     check_vocabularies(tokens, target_tokens, tuple(specials.values()))
@@ -59,20 +54,8 @@ def make_word_tokenizer(
 
 
 def check_vocabularies(tokens: Sequence[str], target_tokens: Sequence[str] | None, specials: Sequence[str]) -> None:
-    """Makes sure that one or two vocabularies can be a model's.
-
-    Args:
-        tokens: The vocabulary in the order of its ids (the source's, where there are two).
-        target_tokens: The target's, if it has one of its own.
-        specials: The special tokens.
-
-    Raises:
-        ConversionError: If a vocabulary has a token twice or lacks a special one, or if the two give one of these
-            different ids; the message lists everything.
-    """
-    sides = (
-        {"source": list(tokens)} if target_tokens is None else {"source": list(tokens), "target": list(target_tokens)}
-    )
+    """Refuses vocabularies that have a token twice, lack a special one, or give one of these different ids."""
+    sides = {"source": list(tokens)} | ({} if target_tokens is None else {"target": list(target_tokens)})
     problems = []
     for side, vocabulary in sides.items():
         ids = {token: index for index, token in reversed(list(enumerate(vocabulary)))}
@@ -94,14 +77,8 @@ def check_vocabularies(tokens: Sequence[str], target_tokens: Sequence[str] | Non
 def align_special_tokens(tokens: Sequence[str], target_tokens: Sequence[str], specials: Sequence[str]) -> list[int]:
     """Finds an order of the target's tokens in which the special ones have the ids that they have in the source's.
 
-    Args:
-        tokens: The source's vocabulary in the order of its ids.
-        target_tokens: The target's.
-        specials: The special tokens. One that a vocabulary lacks, or for whose id there is no place, is left out.
-
-    Returns:
-        For each new id the present one, with which rows of the target's weights are picked: `weight[order]`. Tokens
-        that need not move keep their ids.
+    Returns for each new id the present one, with which rows of the target's weights are picked: `weight[order]`. Tokens
+    that need not move keep their ids, and so does a special token that a vocabulary lacks, or whose id is too large.
     """
     order = list(range(len(target_tokens)))
     for token in specials:

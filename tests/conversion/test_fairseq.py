@@ -1,0 +1,653 @@
+"""fairseq's `transformer`: its equations written naively, its checkpoints of several years, its dictionaries."""
+
+import contextlib
+import random
+import re
+import sys
+import types
+from argparse import Namespace
+from collections import OrderedDict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sentencepiece
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from naive_fairseq import (
+    EOS,
+    NUM_SPECIAL,
+    PAD,
+    SETTINGS,
+    TARGET_WORDS,
+    UNK,
+    WORDS,
+    NaiveFairseq,
+    make_weights,
+    write_checkpoint,
+    write_dictionaries,
+)
+from tiny_vanilla import assert_close, logits_of, pad
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.conversion.errors import ConversionError
+from vanilla_transformer.conversion.systems.fairseq import UNLIKELY, convert_fairseq
+from vanilla_transformer.conversion.systems.fairseq_checkpoint import read_fairseq
+from vanilla_transformer.conversion.tokenizers.bpe_codes import (
+    find_joiner,
+    make_bpe_tokenizer,
+    read_codes,
+    read_dictionary,
+)
+
+SOURCES = [[4, 5, 6, 7, EOS], [8, EOS], [13, UNK, 9, EOS]]
+TARGETS = [[EOS, 4, 5, 6], [EOS, 7, 8, UNK], [EOS, 9, 10, 11]]
+PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
+LEARNED = {"encoder_learned_pos": True, "decoder_learned_pos": True}
+
+MODELS: dict[str, dict[str, Any]] = {
+    "post-norm, three tables": {},
+    "post-norm, one table": {"share_all_embeddings": True, "share_decoder_input_output_embed": True},
+    "pre-norm, decoder tied": {**PRE_NORM, "share_decoder_input_output_embed": True},
+    "learned, normalised, unscaled": {**LEARNED, "layernorm_embedding": True, "no_scale_embedding": True},
+    "pre-norm, learned, one table": {**PRE_NORM, **LEARNED, "share_all_embeddings": True},
+    "gelu": {"activation_fn": "gelu", "encoder_layers": 1, "decoder_layers": 3},
+    "gelu_accurate": {**PRE_NORM, "activation_fn": "gelu_accurate", "layernorm_embedding": True},
+    "tanh": {"activation_fn": "tanh", "encoder_attention_heads": 8, "decoder_attention_heads": 1},
+    "linear": {"activation_fn": "linear"},
+    "relu_squared": {"activation_fn": "relu_squared", "no_scale_embedding": True},
+}
+
+
+def check_logits(model: VanillaTransformerForConditionalGeneration, naive: NaiveFairseq) -> None:
+    ids, mask = pad(SOURCES)
+    actual = logits_of(model, input_ids=ids, attention_mask=mask, decoder_input_ids=torch.tensor(TARGETS))
+    for row, (source, target) in enumerate(zip(SOURCES, TARGETS, strict=True)):
+        assert_close(actual[row].double(), naive.logits(source, target))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_converted_model_computes_what_fairseq_does(name: str, tmp_path: Path) -> None:
+    checkpoint, naive = write_checkpoint(tmp_path, MODELS[name])
+    converted = convert_fairseq(checkpoint)
+    check_logits(converted.model, naive)
+    config = converted.model.config
+    assert (config.dropout, config.attention_dropout, config.activation_dropout) == (0.1, 0.2, 0.3)
+    assert config.langs == ["de", "en"]
+    assert (config.bos_token_id, config.pad_token_id, config.eos_token_id) == (0, PAD, EOS)
+    assert config.decoder_start_token_id == EOS
+    assert converted.compare is None
+    assert not any("Not in the checkpoint" in note for note in converted.notes)
+
+
+def test_a_converted_model_is_saved_and_loaded_like_any_other(tmp_path: Path) -> None:
+    checkpoint, naive = write_checkpoint(tmp_path / "original", PRE_NORM)
+    folder = convert_fairseq(checkpoint).save(tmp_path / "converted")
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    check_logits(model, naive)
+    assert model.generation_config.num_beams == 5
+    assert tokenizer.model_max_length == 20
+    batch = tokenizer(["ein au@@ to", "das"], text_target=["a car", "fast@@ er"], padding=True, return_tensors="pt")
+    assert batch["input_ids"].tolist() == [[4, 5, 6, EOS], [9, EOS, PAD, PAD]]
+    assert batch["labels"].tolist() == [[4, 5, EOS], [8, 9, EOS]]
+    longest = model.generation_config.max_new_tokens - 1
+    output = model.generate(**{name: batch[name] for name in ("input_ids", "attention_mask")})
+    for row, source in zip(output.tolist(), ([4, 5, 6, EOS], [9, EOS]), strict=True):
+        expected = naive.translate(source, beam=5, lenpen=1.0, longest=longest)
+        assert row[1 : 1 + len(expected)] == expected
+
+
+@pytest.mark.parametrize(("beam", "lenpen"), [(1, 1.0), (2, 0.6), (4, 1.0), (5, 2.0)])
+def test_translations_are_those_of_fairseqs_beam_search(beam: int, lenpen: float, tmp_path: Path) -> None:
+    compared = 0
+    for seed in range(3):
+        checkpoint, naive = write_checkpoint(
+            tmp_path / str(seed), PRE_NORM, seed=seed, generation={"beam": beam, "lenpen": lenpen, "max_len_b": 12}
+        )
+        model: Any = convert_fairseq(checkpoint).model
+        assert model.generation_config.num_beams == beam
+        assert model.generation_config.length_penalty == lenpen
+        for source in SOURCES:
+            expected = naive.translate(source, beam=beam, lenpen=lenpen, longest=12)
+            if len(expected) <= 12:  # at the limit fairseq scores the end that it forces, and the library does not
+                output = model.generate(input_ids=torch.tensor([source]))
+                assert output[0, 1:].tolist() == expected
+                compared += 1
+    assert compared >= 3
+
+
+def test_settings_of_generation_are_taken_over_or_named(tmp_path: Path) -> None:
+    settings = {"beam": 3, "unnormalized": True, "lenpen": 0.7, "min_len": 2, "max_len_b": 9, "no_repeat_ngram_size": 3}
+    converted = convert_fairseq(write_checkpoint(tmp_path / "a", generation=settings)[0])
+    config = converted.model.generation_config
+    assert (config.num_beams, config.length_penalty, config.early_stopping) == (3, 0.0, True)
+    assert (config.min_new_tokens, config.max_new_tokens, config.no_repeat_ngram_size) == (2, 10, 3)
+    assert config.suppress_tokens == [PAD]
+    assert not any("no counterpart" in note for note in converted.notes)
+    converted = convert_fairseq(write_checkpoint(tmp_path / "b", generation={"max_len_a": 1.2, "unkpen": 0.5})[0])
+    config = converted.model.generation_config
+    assert (config.num_beams, config.length_penalty, config.max_new_tokens) == (5, 1.0, None)
+    assert any("no counterpart here: max_len_a=1.2, unkpen=0.5." in note for note in converted.notes)
+
+
+# Checkpoints of other years
+
+
+def to_old_layout(weights: dict[str, torch.Tensor], version: float | None) -> "OrderedDict[str, torch.Tensor]":
+    """The names of 2018: joined projections, numbered norms, a matrix for the output."""
+    old: OrderedDict[str, torch.Tensor] = OrderedDict()
+    norms = {
+        "encoder": ["self_attn_layer_norm", "final_layer_norm"],
+        "decoder": ["self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"],
+    }
+    for name, weight in weights.items():
+        if (found := re.fullmatch(r"(.*_attn\.)q_proj\.(weight|bias)", name)) is not None:
+            parts = [weights[f"{found[1]}{projection}_proj.{found[2]}"] for projection in "qkv"]
+            old[f"{found[1]}in_proj_{found[2]}"] = torch.cat(parts)
+        elif (found := re.fullmatch(r"(encoder|decoder)(\.layers\.\d+\.)(\w+_layer_norm)\.(\w+)", name)) is not None:
+            old[f"{found[1]}{found[2]}layer_norms.{norms[found[1]].index(found[3])}.{found[4]}"] = weight
+        elif name == "decoder.output_projection.weight":
+            old["decoder.embed_out"] = weight
+        elif not re.search(r"[kv]_proj|version$|layer_norm\.(weight|bias)$", name) or "embedding" in name:
+            old[name] = weight
+    if version is not None:
+        old |= {f"{side}.version": torch.tensor([version]) for side in ("encoder", "decoder")}
+        old |= {name: weight for name, weight in weights.items() if re.match(r"(encoder|decoder)\.layer_norm\.", name)}
+    return old
+
+
+def pretend_package(monkeypatch: pytest.MonkeyPatch, **classes: type) -> None:
+    """Lets pickle write objects as if their classes were in a package that is not here."""
+    for path, cls in classes.items():
+        module, _, cls.__name__ = path.replace("__", ".").rpartition(".")
+        cls.__module__, cls.__qualname__ = module, cls.__name__
+        parts = module.split(".")
+        for end in range(1, len(parts) + 1):
+            name = ".".join(parts[:end])
+            if name not in sys.modules:
+                monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+        setattr(sys.modules[module], cls.__name__, cls)
+
+
+@pytest.mark.parametrize("version", [None, 2.0, 3.0])
+def test_a_checkpoint_of_2018_is_read(version: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {**SETTINGS, **PRE_NORM, "relu_dropout": 0.25, "max_positions": 30}
+    settings = {
+        name: value
+        for name, value in settings.items()
+        if name not in ("activation_dropout", "activation_fn", "max_source_positions", "max_target_positions")
+    }
+    weights = make_weights({**SETTINGS, **PRE_NORM}, NUM_SPECIAL + len(WORDS), NUM_SPECIAL + len(TARGET_WORDS))
+    old = to_old_layout(weights, version)
+    write_dictionaries(tmp_path, target=TARGET_WORDS)
+
+    class Meter:
+        def __init__(self) -> None:
+            self.sum, self.value = 3.0, np.float64(1.5)
+
+    pretend_package(monkeypatch, fairseq__meters__AverageMeter=Meter)
+    state = {
+        "args": Namespace(**settings),
+        "model": old,
+        "optimizer_history": [{"best_loss": np.float32(2.5), "num_updates": np.int64(7)}],
+        "extra_state": {"train_meters": OrderedDict(loss=Meter())},
+    }
+    checkpoint = tmp_path / "checkpoint.pt"
+    torch.save(state, checkpoint, _use_new_zipfile_serialization=False)
+    monkeypatch.undo()  # from here on there is no fairseq, as in the user's process
+    converted = convert_fairseq(checkpoint)
+    kept = {name: weight for name, weight in weights.items() if version is not None or ".layer_norm." not in name}
+    check_logits(converted.model, NaiveFairseq({**SETTINGS, **PRE_NORM}, kept))
+    assert converted.model.config.activation_dropout == 0.25
+    assert converted.model.config.max_position_embeddings == 30 + PAD + 1
+    (note,) = (note for note in converted.notes if "Not in the checkpoint" in note)
+    assert "architecture transformer: activation_fn=relu, max_source_positions=30, max_target_positions=30." in note
+
+
+def test_the_second_copy_in_encoder_layers_is_left_out(tmp_path: Path) -> None:
+    checkpoint, naive = write_checkpoint(tmp_path)
+    state = torch.load(checkpoint, weights_only=False)
+    for layer in range(2):
+        place = f"encoder.layers.{layer}"
+        shapes = {"in_proj": (24, 8), "out_proj": (8, 8), "fc1": (12, 8), "fc2": (8, 12)}
+        for name, shape in shapes.items():
+            state["model"] |= {
+                f"{place}.{name}_weight": torch.zeros(shape),
+                f"{place}.{name}_bias": torch.zeros(shape[0]),
+            }
+    torch.save(state, checkpoint)
+    check_logits(convert_fairseq(checkpoint).model, naive)
+
+
+def test_settings_of_omegaconf_are_read_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint, naive = write_checkpoint(tmp_path, {"share_all_embeddings": True}, generation={"beam": 7})
+
+    class Container:
+        def __init__(self, content: Any, parent: Any = None) -> None:
+            self._metadata: Any = Namespace(ref_type=dict, element_type=int)
+            self._parent = parent
+            if isinstance(content, dict):
+                self._content = {name: wrap(value, self) for name, value in content.items()}
+
+    class Node:
+        def __init__(self, value: Any, parent: Any) -> None:
+            self._metadata: Any = Namespace(ref_type=float)
+            self._parent, self._val = parent, value
+
+    def wrap(value: Any, parent: Any) -> Any:
+        return Container(value, parent) if isinstance(value, dict) else Node(value, parent)
+
+    pretend_package(monkeypatch, omegaconf__dictconfig__DictConfig=Container, omegaconf__nodes__AnyNode=Node)
+    state = torch.load(checkpoint, weights_only=False)
+    settings = vars(state["cfg"]["model"])
+    sides = {
+        side: {name.removeprefix(f"{side}_"): value for name, value in settings.items() if name.startswith(side)}
+        for side in ("encoder", "decoder")
+    }
+    rest = {name: value for name, value in settings.items() if not name.startswith(("encoder", "decoder"))}
+    state["cfg"] = Container({**state["cfg"], "model": {**rest, **sides}})
+    torch.save(state, checkpoint)
+    monkeypatch.undo()
+    converted = convert_fairseq(checkpoint)
+    check_logits(converted.model, naive)
+    assert converted.model.generation_config.num_beams == 7
+
+
+def test_absent_settings_are_those_of_the_architecture(tmp_path: Path) -> None:
+    expected = {
+        "transformer": (512, 2048, 6, 8, 512, 2048, 0.1, 0.0, False),
+        "transformer_tiny": (64, 64, 2, 2, 64, 64, 0.1, 0.0, False),
+        "transformer_iwslt_de_en": (512, 1024, 6, 4, 512, 1024, 0.1, 0.0, False),
+        "transformer_vaswani_wmt_en_de_big": (1024, 4096, 6, 16, 1024, 4096, 0.3, 0.0, False),
+        "transformer_vaswani_wmt_en_fr_big": (1024, 4096, 6, 16, 1024, 4096, 0.1, 0.0, False),
+        "transformer_wmt_en_de_big": (1024, 4096, 6, 16, 1024, 4096, 0.3, 0.1, False),
+        "transformer_wmt_en_de_big_t2t": (1024, 4096, 6, 16, 1024, 4096, 0.3, 0.1, True),
+    }
+    for arch, values in expected.items():
+        state = {"args": Namespace(arch=arch, dropout=None), "model": {"encoder.version": torch.ones(1)}}
+        torch.save(state, tmp_path / "checkpoint.pt")
+        read = read_fairseq(tmp_path / "checkpoint.pt")
+        names = [f"encoder_{name}" for name in ("embed_dim", "ffn_embed_dim", "layers", "attention_heads")]
+        names += [
+            "decoder_embed_dim",
+            "decoder_ffn_embed_dim",
+            "dropout",
+            "attention_dropout",
+            "decoder_normalize_before",
+        ]
+        assert tuple(read.model[name] for name in names) == values
+        assert set(names) <= set(read.absent)
+
+
+# What cannot be converted
+
+
+def test_a_refusal_names_every_obstacle(tmp_path: Path) -> None:
+    changes = {
+        "adaptive_softmax_cutoff": "100,200",
+        "adaptive_input": True,
+        "no_cross_attention": True,
+        "cross_self_attention": True,
+        "no_token_positional_embeddings": True,
+        "quant_noise_pq": 0.1,
+        "encoder_layers_to_keep": "0,2",
+        "decoder_output_dim": 6,
+        "activation_fn": "swish",
+        "decoder_learned_pos": True,
+        "decoder_normalize_before": True,
+        "encoder_layerdrop": 0.2,  # this one is about training alone
+    }
+    with pytest.raises(ConversionError) as error:
+        convert_fairseq(write_checkpoint(tmp_path, changes)[0])
+    for name in set(changes) - {"encoder_layerdrop"}:
+        assert name in str(error.value)
+    assert "encoder_layerdrop" not in str(error.value)
+    assert str(error.value).count("\n  - ") == 11
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"arch": "transformer_align"}, r"arch is 'transformer_align' \(can be: 'transformer', "),
+        ({"decoder_embed_dim": 16}, r"encoder_embed_dim is 8 and decoder_embed_dim 16 \(must be the same\)"),
+        ({**LEARNED, "max_target_positions": 9}, "do not fit the model"),
+        ({"encoder_attention_heads": 3}, r"(?s)no counterpart .*encoder_attention_heads=3 must divide d_model=8"),
+        ({"encoder_layers": 3}, "missing:\n    model.encoder.layers.2"),
+        ({"encoder_layers": 1}, "no place for:\n    model.encoder.layers.1"),
+        (
+            {"encoder_ffn_embed_dim": 7},
+            r"model.encoder.layers.0.fc1.weight has the shape \(12, 8\) instead of \(7, 8\)",
+        ),
+        ({"layernorm_embedding": True}, r"missing:\n    model.encoder.layernorm_embedding.weight \(8,\)"),
+        ({"share_decoder_input_output_embed": True}, "lm_head.weight differs from"),
+        (PRE_NORM, None),
+    ],
+)
+def test_settings_and_weights_that_disagree_are_refused(
+    changes: dict[str, Any], message: str | None, tmp_path: Path
+) -> None:
+    checkpoint, _ = write_checkpoint(tmp_path, LEARNED if "encoder_learned_pos" in changes else {})
+    state = torch.load(checkpoint, weights_only=False)
+    vars(state["cfg"]["model"]).update(changes)
+    if "max_target_positions" in changes:
+        state["model"]["decoder.embed_positions.weight"] = state["model"]["decoder.embed_positions.weight"][:11]
+        message = "encoder and decoder have learned 22 and 11 positions"
+    torch.save(state, checkpoint)
+    if message is None:  # pre-norm without last norms, as until August 2018
+        assert convert_fairseq(checkpoint).model.config.add_final_layer_norm is False
+        return
+    with pytest.raises(ConversionError, match=message):
+        convert_fairseq(checkpoint)
+
+
+def test_a_norm_at_the_end_of_one_side_only_is_refused(tmp_path: Path) -> None:
+    checkpoint, _ = write_checkpoint(tmp_path, {**PRE_NORM, "no_decoder_final_norm": True})
+    state = torch.load(checkpoint, weights_only=False)
+    state["model"] = {name: weight for name, weight in state["model"].items() if "decoder.layer_norm" not in name}
+    torch.save(state, checkpoint)
+    with pytest.raises(ConversionError, match="only one of encoder and decoder ends with a norm"):
+        convert_fairseq(checkpoint)
+
+
+def test_other_tasks_are_refused(tmp_path: Path) -> None:
+    checkpoint, _ = write_checkpoint(tmp_path)
+    state = torch.load(checkpoint, weights_only=False)
+    state["cfg"]["task"]["_name"] = "translation_multi_simple_epoch"
+    torch.save(state, checkpoint)
+    with pytest.raises(ConversionError, match="the task is 'translation_multi_simple_epoch'"):
+        convert_fairseq(checkpoint)
+
+
+class Malice:
+    def __reduce__(self) -> Any:
+        return (print, ("something of the file was run",))
+
+
+def test_files_that_are_no_checkpoints_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint, _ = write_checkpoint(tmp_path)
+    state, content = torch.load(checkpoint, weights_only=False), checkpoint.read_bytes()
+    cases: list[tuple[Any, str]] = [
+        (content[: len(content) // 2], r"checkpoint_best.pt \([\d,]+ bytes\) is truncated or damaged"),
+        (b"", "truncated or damaged|no checkpoint that torch.save wrote"),
+        (b"no checkpoint at all", "no checkpoint that torch.save wrote"),
+        ({**state, "extra_state": Malice()}, "holds more than weights: it needs print"),
+        ({**state, "cfg": {**state["cfg"], "model": Malice()}}, "holds more than weights: it needs print"),
+        (state["model"], "is no checkpoint of fairseq's, which is a dictionary with the entry 'model'"),
+        ({"model": state["model"]}, r"holds weights and no settings, .* it has 'model' only"),
+        ({**state, "model": {**state["model"], "step": 3}}, "its entry 'model', holds more than weights: 'step'"),
+        ({**state, "model": []}, "its entry 'model', is no state dict"),
+        ({**state, "model": {"weight": torch.ones(2)}}, "has no table encoder.embed_tokens.weight"),
+        ([state], "is no checkpoint of fairseq's"),
+    ]
+    for written, message in cases:
+        if isinstance(written, bytes):
+            checkpoint.write_bytes(written)
+        else:
+            torch.save(written, checkpoint)
+        with pytest.raises(ConversionError, match=message):
+            convert_fairseq(checkpoint)
+    torch.save({**state, "extra_state": Malice()}, checkpoint, _use_new_zipfile_serialization=False)
+    with pytest.raises(ConversionError, match="holds more than weights: it needs print"):
+        convert_fairseq(checkpoint)
+    assert capsys.readouterr().out == ""
+    for path, message in ((tmp_path, "is a folder"), (tmp_path / "absent.pt", "is no file")):
+        with pytest.raises(ConversionError, match=message):
+            convert_fairseq(path)
+
+
+@pytest.mark.parametrize("is_archive", [True, False])
+def test_damaged_files_are_refused_wherever_the_damage_is(is_archive: bool, tmp_path: Path) -> None:
+    checkpoint, _ = write_checkpoint(tmp_path)
+    torch.save(torch.load(checkpoint, weights_only=False), checkpoint, _use_new_zipfile_serialization=is_archive)
+    content, chooser = checkpoint.read_bytes(), random.Random(0)
+    for _ in range(40):
+        checkpoint.write_bytes(content[: chooser.randrange(len(content))])
+        with pytest.raises(ConversionError):
+            convert_fairseq(checkpoint)
+    for _ in range(40):  # a changed byte may also be one of a number, which no reader can know
+        changed = bytearray(content)
+        changed[chooser.randrange(min(len(content), 4000))] = chooser.randrange(256)
+        checkpoint.write_bytes(changed)
+        with contextlib.suppress(ConversionError):
+            convert_fairseq(checkpoint)
+
+
+# Dictionaries
+
+
+def test_dictionaries_are_read_as_fairseq_does(tmp_path: Path) -> None:
+    path = tmp_path / "dict.de.txt"
+    lines = ["a 5", "b@@ 4", "<unk> 3 #fairseq:overwrite", "two words 2", "a 1 #fairseq:overwrite", "\u3000 1", "x -3"]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    assert read_dictionary(path) == [*special, "a#8", "b@@", "<unk>#6", "two words", "a", "\u3000", "x"]
+    for content, message in {
+        "a 5\nb\n": "dict.de.txt, line 2, must be 'token count', not 'b'",
+        "a 5\n\nb 4\n": "line 2, must be",
+        "a many\n": "line 1, must be",
+        "a 5\nb 4\na 3\n": "line 3: 'a' is in the dictionary already",
+        "</s> 5\n": "line 1: '</s>' is in the dictionary already",
+    }.items():
+        path.write_text(content, encoding="utf-8")
+        with pytest.raises(ConversionError, match=message):
+            read_dictionary(path)
+    path.write_bytes("ä 5\n".encode("latin-1"))
+    with pytest.raises(ConversionError, match="is no text in UTF-8"):
+        read_dictionary(path)
+
+
+def test_dictionaries_that_are_missing_or_of_another_model_are_refused(tmp_path: Path) -> None:
+    checkpoint, _ = write_checkpoint(tmp_path)
+    with pytest.raises(ConversionError, match=r"lacks dict.fr.txt \(there: dict.de.txt, dict.en.txt\)"):
+        convert_fairseq(checkpoint, target_lang="fr")
+    with pytest.raises(ConversionError, match=r"lacks dict.de.txt and dict.en.txt \(there: no dictionary\)"):
+        convert_fairseq(checkpoint, dictionaries=tmp_path / "elsewhere")
+    state = torch.load(checkpoint, weights_only=False)
+    torch.save({**state, "cfg": {**state["cfg"], "task": {}}}, checkpoint)
+    with pytest.raises(ConversionError, match="does not say its languages: give source_lang and target_lang"):
+        convert_fairseq(checkpoint)
+    write_dictionaries(tmp_path / "other", ["one"])
+    with pytest.raises(ConversionError) as error:
+        convert_fairseq(checkpoint, dictionaries=tmp_path / "other", source_lang="de", target_lang="en")
+    assert "dict.de.txt makes 5 tokens, the four special ones included, and encoder.embed_tokens.weight has 14" in str(
+        error.value
+    )
+    assert "decoder.embed_tokens.weight has 13 rows" in str(error.value)
+    checkpoint, _ = write_checkpoint(tmp_path / "shared", {"share_all_embeddings": True})
+    write_dictionaries(tmp_path / "shared", target=WORDS[::-1])
+    with pytest.raises(ConversionError, match="the model has one vocabulary"):
+        convert_fairseq(checkpoint)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_tokenizer_reads_cut_text_and_joins_it_again(shared: bool, tmp_path: Path) -> None:
+    checkpoint, _ = write_checkpoint(tmp_path, {"share_all_embeddings": shared})
+    tokenizer: Any = convert_fairseq(checkpoint).tokenizer
+    assert tokenizer("ein  au@@ to\tfä@@ hrt zu sch@@ nell . ").input_ids == [4, 5, 6, 7, 8, UNK, 11, 12, 10, EOS]
+    assert tokenizer.separate_vocabs is not shared
+    ids, text = (
+        ([7, 8, 11, 12, 10], "fährt schnell .") if shared else ([10, 5, 6, 7, 8, 9, 11], "the car drives faster .")
+    )
+    assert tokenizer.decode([*ids, EOS, PAD], skip_special_tokens=True) == text
+
+
+def test_the_mark_of_pieces_is_found_in_the_dictionary() -> None:
+    assert find_joiner(["<s>", "au@@", "to", "ein"]) == "@@"
+    assert find_joiner(["<s>", "▁au", "to", "▁ein", "@@"]) == "▁"
+    assert find_joiner([*map(str, range(500)), "@@", "▁"]) is None
+
+
+def test_languages_and_the_folder_of_dictionaries_may_be_given(tmp_path: Path) -> None:
+    checkpoint, naive = write_checkpoint(tmp_path / "a")
+    for old, new in (("de", "deu"), ("en", "eng")):
+        (tmp_path / "a" / f"dict.{old}.txt").rename(tmp_path / f"dict.{new}.txt")
+    converted = convert_fairseq(checkpoint, dictionaries=tmp_path, source_lang="deu", target_lang="eng")
+    check_logits(converted.model, naive)
+    assert converted.model.config.langs == ["deu", "eng"]
+
+
+# Byte-pair encoding
+
+
+def cut_naively(text: str, merges: list[tuple[str, str]]) -> list[str]:
+    """subword-nmt's tokens: of all neighbours in a word, the pair first in the list is merged, and so on."""
+    tokens: list[str] = []
+    for word in text.split():
+        pieces = [*word[:-1], word[-1] + "</w>"]
+        while pairs := [pair for pair in pairwise(pieces) if pair in merges]:
+            best = min(pairs, key=merges.index)
+            merged: list[str] = []
+            for piece in pieces:
+                if merged and (merged[-1], piece) == best:
+                    merged[-1] += piece
+                else:
+                    merged.append(piece)
+            pieces = merged
+        tokens += [piece.removesuffix("</w>") if piece.endswith("</w>") else f"{piece}@@" for piece in pieces]
+    return tokens
+
+
+MERGES = [
+    ("a", "b"),
+    ("b", "c</w>"),
+    ("ab", "a"),
+    ("c", "c"),
+    ("aba", "bc</w>"),
+    ("cc", "ab"),
+    ("ü", "a</w>"),
+]
+PIECES = ["a@@", "b@@", "c@@", "a", "b", "c", "ab@@", "bc", "ababc", "ccab@@", "üa", "ü@@"]  # aba@@ and cc@@ are absent
+
+
+def write_codes(path: Path, merges: list[tuple[str, str]] = MERGES, style: str = "subword-nmt") -> Path:
+    header = ["#version: 0.2"] if style == "subword-nmt" else []
+    end = "" if style == "subword-nmt" else " 17"
+    path.write_text("\n".join([*header, *(f"{a} {b}{end}" for a, b in merges)]) + "\n", encoding="utf-8")
+    return path
+
+
+@given(text=st.text(alphabet="aabbccüx \t", max_size=30))
+def test_words_are_cut_as_by_subword_nmt(text: str, bpe: Any) -> None:
+    ids = {piece: NUM_SPECIAL + index for index, piece in enumerate(PIECES)}
+    size = NUM_SPECIAL + len(PIECES)
+    expected = [ids.get(token, UNK) for token in cut_naively(text, MERGES)] + [EOS]
+    assert [UNK if index >= size else index for index in bpe(text).input_ids] == expected
+    known = [index for index in expected if index not in (UNK, EOS)]
+    words = (" ".join(PIECES[index - NUM_SPECIAL] for index in known) + " ").replace("@@ ", "").rstrip()
+    assert bpe.decode([*known, EOS], skip_special_tokens=True) == words
+
+
+@pytest.fixture(scope="module")
+def bpe(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    codes = write_codes(tmp_path_factory.mktemp("bpe") / "codes")
+    return make_bpe_tokenizer(codes, ["<s>", "<pad>", "</s>", "<unk>", *PIECES])
+
+
+def test_files_of_codes_are_read_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "codes"
+    assert read_codes(write_codes(path)) == MERGES
+    assert read_codes(write_codes(path, style="fastBPE")) == MERGES
+    assert read_codes(write_codes(path, [*MERGES, MERGES[0]])) == MERGES
+    for content, message in {
+        "#version: 0.1\na b\n": r"of a version .* that cannot be read \(can be: 0.2\): '#version: 0.1'",
+        "a b\nc d\n": "codes, line 1, is neither of subword-nmt's version 0.2",
+        "#version: 0.2\na b\na b 3\n": "codes, line 3, is neither",
+        "a b 3\na b\n": "codes, line 2, is neither",
+        "": "codes, line 1, is neither",
+    }.items():
+        path.write_text(content, encoding="utf-8")
+        with pytest.raises(ConversionError, match=message):
+            read_codes(path)
+    path.write_bytes(b"#version: 0.2\n\xff \xfe\n")
+    with pytest.raises(ConversionError, match="is no text in UTF-8"):
+        read_codes(path)
+    with pytest.raises(ConversionError, match="cannot be read"):
+        read_codes(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("sharing", ["share_all_embeddings", "share_decoder_input_output_embed", None])
+def test_tokens_beyond_the_dictionary_are_unknown_to_the_model(sharing: str | None, tmp_path: Path) -> None:
+    settings = {**SETTINGS, **({sharing: True} if sharing else {})}
+    shared = sharing == "share_all_embeddings"
+    target = PIECES if shared else [*PIECES, "aba@@"]
+    checkpoint, _ = write_checkpoint(tmp_path, settings)
+    state = torch.load(checkpoint, weights_only=False)
+    sizes = [NUM_SPECIAL + len(PIECES), NUM_SPECIAL + len(target)]
+    state["model"] = make_weights(settings, *sizes)
+    torch.save(state, checkpoint)
+    write_dictionaries(tmp_path, PIECES, target)
+    converted = convert_fairseq(checkpoint, codes=write_codes(tmp_path / "codes"))
+    tokenizer: Any = converted.tokenizer
+    missing = [len(tokenizer) - sizes[0], tokenizer.target_vocab_size - sizes[1]]
+    assert missing == ([2, 2] if shared else [2, 1])
+    assert converted.model.config.target_vocab_size == tokenizer.target_vocab_size
+    numbers = "2" if shared else "2 of the source, 1 of the target"
+    assert any(f"which only the tokenizer needs: {numbers}." in note for note in converted.notes)
+    naive = NaiveFairseq(settings, state["model"])
+    source = tokenizer("abab ccb ababc").input_ids
+    loaded = AutoTokenizer.from_pretrained(converted.save(tmp_path / "converted"))
+    assert loaded("abab ccb ababc").input_ids == source
+    assert len(loaded) == converted.model.config.vocab_size
+    assert max(source) >= sizes[0]
+    logits = logits_of(
+        converted.model, input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([[EOS, 5, UNK]])
+    )
+    seen = [UNK if index >= sizes[0] else index for index in source]
+    expected = naive.logits(seen, [EOS, 5, UNK])
+    assert_close(logits[0, :, : sizes[1]].double(), expected)
+    assert_close(logits[0].double().log_softmax(dim=-1)[:, : sizes[1]], expected.log_softmax(dim=-1))
+    assert_close(logits[0, :, sizes[1] :], (logits[0, :, UNK] + UNLIKELY)[:, None].expand(-1, missing[1]))
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+def test_sentencepiece_cuts_texts_and_the_dictionary_numbers_them(model_type: str, tmp_path: Path) -> None:
+    text = ["ein mann fährt rad", "eine frau fährt auto", "zwei männer fahren mit dem rad", "das auto fährt schnell"]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(text * 20),
+        model_prefix=str(tmp_path / "cut"),
+        model_type=model_type,
+        vocab_size=32,
+        minloglevel=2,
+    )
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "cut.model"))
+    pieces = [processor.id_to_piece(index) for index in range(3, 32)]
+    absent = next(piece for piece in pieces if piece in processor.encode(text[0], out_type=str) and len(piece) > 1)
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", *sorted(set(pieces) - {absent}), "madeupword0000"]
+    checkpoint, _ = write_checkpoint(tmp_path, {"share_all_embeddings": True})
+    state = torch.load(checkpoint, weights_only=False)
+    settings = {**SETTINGS, "share_all_embeddings": True}
+    state["model"] = make_weights(settings, len(tokens), len(tokens))
+    torch.save(state, checkpoint)
+    write_dictionaries(tmp_path, tokens[NUM_SPECIAL:])
+    converted = convert_fairseq(checkpoint, sentencepiece_model=tmp_path / "cut.model")
+    tokenizer: Any = AutoTokenizer.from_pretrained(converted.save(tmp_path / "converted"))
+    assert len(tokenizer) == converted.model.config.vocab_size == len(tokens) + 1
+    for sentence in [*text, "Ein Männerauto, 日本"]:
+        cut = processor.encode(sentence, out_type=str)
+        expected = [tokens.index(piece) if piece in tokens else UNK for piece in cut] + [EOS]
+        assert [UNK if index >= len(tokens) else index for index in tokenizer(sentence).input_ids] == expected
+    assert tokenizer.decode(tokenizer(text[3]).input_ids, skip_special_tokens=True) == text[3]
+    ids = tokenizer(text[0]).input_ids
+    assert max(ids) >= len(tokens)
+    seen = [UNK if index >= len(tokens) else index for index in ids]
+    logits = logits_of(converted.model, input_ids=torch.tensor([ids]), decoder_input_ids=torch.tensor([[EOS, 5]]))
+    naive = NaiveFairseq(settings, state["model"])
+    assert_close(logits[0, :, : len(tokens)].double(), naive.logits(seen, [EOS, 5]))
+    assert any("which only the tokenizer needs: 1." in note for note in converted.notes)
+
+
+def test_files_that_cut_texts_must_belong_together(tmp_path: Path) -> None:
+    checkpoint, _ = write_checkpoint(tmp_path)
+    with pytest.raises(ConversionError, match="target_codes is given without codes"):
+        convert_fairseq(checkpoint, target_codes="codes")
+    with pytest.raises(ConversionError, match="target_sentencepiece_model is given without sentencepiece_model"):
+        convert_fairseq(checkpoint, codes="codes", target_sentencepiece_model="it.model")
+    with pytest.raises(ConversionError, match="not by both"):
+        convert_fairseq(checkpoint, codes="codes", sentencepiece_model="it.model")
+    different = write_codes(tmp_path / "other", MERGES[:3])
+    with pytest.raises(ConversionError, match="a dictionary for both sides can have but one"):
+        make_bpe_tokenizer(write_codes(tmp_path / "codes"), ["<s>", "<pad>", "</s>", "<unk>"], target_codes=different)

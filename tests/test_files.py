@@ -1,0 +1,221 @@
+"""Folders that are complete or absent, what a file of text must not replace, names of models that are no folders."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from vanilla_transformer import files
+from vanilla_transformer.files import (
+    check_model_name,
+    check_new_folder,
+    check_text_output,
+    explain_missing_model,
+    new_file,
+    new_folder,
+)
+from vanilla_transformer.inference.loading import load_model_and_tokenizer
+
+
+def run_alone(program: str, *arguments: str | Path) -> str:
+    """Runs a program in a process that has loaded this one module, as `files`; returns what it prints."""
+    load = f"import os, runpy, sys\nfiles = runpy.run_path({files.__file__!r})\n"
+    command = [sys.executable, "-c", load + program, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_a_new_folder_holds_what_was_put_into_it_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "a" / "b") as partial:
+        (partial / "file").write_text("content")
+        assert not (tmp_path / "a" / "b").exists()
+    assert (tmp_path / "a" / "b" / "file").read_text() == "content"
+    assert os.listdir(tmp_path / "a") == ["b"]
+
+
+def test_after_an_error_there_is_no_folder_and_no_file(tmp_path: Path) -> None:
+    def fill(folder: Path) -> None:
+        with new_folder(folder) as partial, new_file(folder.with_suffix(".txt")) as file:
+            (partial / "file").write_text("content")
+            file.write_text("content")
+            raise RuntimeError("disk full")
+
+    with pytest.raises(RuntimeError, match="disk full"):
+        fill(tmp_path / "b")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_is_replaced_at_the_end_and_only_where_that_is_allowed(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "file"
+    for content in ("old", "new"):
+        with new_file(path, overwrite=True) as partial:
+            partial.write_text(content)
+            assert not path.exists() or path.read_text() == "old"
+    assert path.read_text() == "new"
+    with pytest.raises(FileExistsError, match="file exists; choose another name"), new_file(path):
+        pass
+    with pytest.raises(FileExistsError, match="is a folder"), new_file(tmp_path):
+        pass
+    assert os.listdir(tmp_path / "a") == ["file"]
+
+
+def test_an_empty_folder_is_filled_and_one_with_files_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with new_folder(tmp_path / "empty") as partial:
+        (partial / "file").write_text("new")
+    with pytest.raises(FileExistsError, match="empty is a folder that is not empty"), new_folder(tmp_path / "empty"):
+        pass
+    assert (tmp_path / "empty" / "file").read_text() == "new"
+    with pytest.raises(FileExistsError, match="file is a file"):
+        check_new_folder(tmp_path / "empty" / "file")
+
+
+def test_what_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    def fill(folder: Path) -> None:
+        with new_folder(folder) as partial:
+            (partial / "file").write_text("mine")
+            folder.mkdir()
+            (folder / "file").write_text("theirs")
+
+    with pytest.raises(FileExistsError, match="not empty"):
+        fill(tmp_path / "b")
+    assert (tmp_path / "b" / "file").read_text() == "theirs"
+    assert os.listdir(tmp_path) == ["b"]
+
+
+def test_others_may_read_it_as_far_as_the_umask_allows(tmp_path: Path) -> None:
+    run_alone("os.umask(0o027)\nwith files['new_folder'](sys.argv[1]): pass\n", tmp_path / "b")
+    assert (tmp_path / "b").stat().st_mode & 0o777 == 0o750
+
+
+def test_an_empty_folder_keeps_its_permissions(tmp_path: Path) -> None:
+    for mode in (0o700, 0o1775, 0o555):
+        folder = tmp_path / f"{mode:o}"
+        folder.mkdir()
+        folder.chmod(mode)
+        with new_folder(folder) as partial:
+            assert partial.stat().st_mode & 0o077 == mode & 0o077, "while it is filled too"
+            (partial / "file").write_text("content")
+        assert folder.stat().st_mode & 0o7777 == mode
+        assert (folder / "file").exists()
+
+
+def test_a_relative_path_means_the_folder_it_meant_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with new_folder("here") as partial:
+        (partial / "file").write_text("content")
+        monkeypatch.chdir(tmp_path / "elsewhere")
+    assert (tmp_path / "here" / "file").exists()
+    assert os.listdir(tmp_path / "elsewhere") == []
+
+
+def test_through_a_link_its_target_is_filled(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "link").symlink_to("target")
+    with new_folder(tmp_path / "link") as partial:
+        (partial / "file").write_text("content")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target" / "file").exists()
+
+
+# What cannot be made is refused before any work is done
+
+
+def test_the_current_folder_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for folder in (".", "", "../here", tmp_path / "here"):
+        with pytest.raises(FileExistsError, match="is the current folder"):
+            check_new_folder(folder)
+    assert os.listdir(tmp_path) == ["here"]
+
+
+def test_a_mount_point_is_not_replaced(tmp_path: Path) -> None:
+    table = Path("/proc/self/mounts")
+    mounted = [line.split()[1] for line in table.read_text().splitlines()] if table.exists() else []
+    empty = [path for path in mounted if os.path.isdir(path) and os.access(path, os.R_OK) and not os.listdir(path)]
+    if not empty:
+        pytest.skip("nothing empty is mounted here")
+    (tmp_path / "link").symlink_to(empty[0])
+    for folder in (empty[0], tmp_path / "link"):
+        with pytest.raises(FileExistsError, match="where a file system is mounted"):
+            check_new_folder(folder)
+
+
+@pytest.mark.parametrize("place", ["file/b", "file/a/b", "link/b"])
+def test_a_file_above_it(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("content")
+    (tmp_path / "link").symlink_to("file")
+    with pytest.raises(NotADirectoryError, match=r"cannot be made: .*file is a file, not a folder"):
+        check_new_folder(tmp_path / place)
+
+
+def test_a_folder_above_it_that_is_closed() -> None:
+    program = (
+        "if os.geteuid() == 0: os.setuid(65534)\n"  # the superuser may write anywhere
+        "try: files['check_new_folder'](sys.argv[1])\n"
+        "except PermissionError as error: print(error)\n"
+    )
+    with tempfile.TemporaryDirectory() as closed:
+        Path(closed).chmod(0o555)
+        for place in ("b", "a/b"):
+            found = run_alone(program, f"{closed}/{place}")
+            assert found == f"{closed}/{place} cannot be made: nothing may be written to {closed}.\n"
+
+
+def test_a_text_is_not_written_over_what_it_is_made_from(tmp_path: Path) -> None:
+    one, other, link = tmp_path / "one", tmp_path / "other", tmp_path / "link"
+    for path in (one, other):
+        path.write_text("kept")
+    link.symlink_to(other)
+    for path in (one, other, link, tmp_path / "." / ".." / tmp_path.name / "one"):
+        with pytest.raises(ValueError, match="the output file is the input file"):
+            check_text_output(path, inputs=[one, other], overwrite=True)
+    with pytest.raises(ValueError, match=r"a\.gz: the output is written as plain text"):
+        check_text_output(tmp_path / "a.gz", inputs=[])
+    with pytest.raises(FileExistsError, match="exists; choose another name or allow overwriting"):
+        check_text_output(one, inputs=[other])
+    assert check_text_output(one, inputs=[other], overwrite=True) == one
+    assert check_text_output(tmp_path / "new", inputs=[tmp_path / "nowhere"]) == tmp_path / "new"
+
+
+@pytest.mark.parametrize(
+    "name", ["out/my/model", "./model", "../model", "~/model", "/model", "model/", "my model", "x" * 300, "a\0b"]
+)
+def test_what_the_hub_cannot_have_is_a_missing_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=rf"^There is no folder {name}\.$"):
+        check_model_name(name)
+    with pytest.raises(FileNotFoundError, match=rf"^There is no folder {name}\.$"):
+        load_model_and_tokenizer(name)
+
+
+def test_folders_and_names_on_the_hub_are_fine(tmp_path: Path) -> None:
+    for name in (tmp_path, str(tmp_path), f"{tmp_path}/", "bert-base", "user/my.model_1"):
+        check_model_name(name)
+
+
+def test_a_file_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.touch()
+    with pytest.raises(NotADirectoryError, match=r"is a file\. Name the folder of a model, or a model on the Hub"):
+        check_model_name(path)
+
+
+def test_a_name_that_the_hub_does_not_give_may_be_a_folder_that_is_not_there() -> None:
+    with pytest.raises(
+        OSError, match=r"There is no folder out/typo, and no model of that name could be loaded .*Hub: "
+    ):
+        load_model_and_tokenizer("out/typo")
+
+
+def test_what_is_wrong_within_a_folder_is_said_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"^the disk fails$"), explain_missing_model(tmp_path):
+        raise OSError("the disk fails")

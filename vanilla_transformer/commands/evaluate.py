@@ -1,0 +1,352 @@
+r"""Score a model on a test set (BLEU, chrF, TER or ROUGE, exact match, loss, perplexity), or compare several models.
+
+    vanilla-transformer evaluate --model_name_or_path out/my-model --test_file test.en test.de --num_beams 4
+    vanilla-transformer evaluate --model_name_or_path out/my-model --dataset_name user/corpus \
+        --source_lang en --target_lang de --output_dir out/my-model/test
+    vanilla-transformer evaluate --model_name_or_path out/demo --builtin_corpus
+    vanilla-transformer evaluate --model_name_or_path out/summaries --dataset_name user/articles
+
+Prints a table; with --output_dir, also writes sources.txt, hypotheses.txt and references.txt (one text per line) and
+metrics.json there. The model's task decides what is scored, ROUGE for summaries, and what is put before sources. Texts
+of other tasks than translation may have several lines, which the files above join: texts.jsonl has them as they are, a
+JSON object on each line with the names source, hypothesis and reference.
+
+    vanilla-transformer evaluate --compare out/baseline/test out/my-model/test
+    vanilla-transformer evaluate --compare baseline.de other.de --test_file test.en test.de
+    vanilla-transformer evaluate --compare lead.txt out/summaries/test --task summarization
+
+Compares translations by sacreBLEU's paired bootstrap resampling (or approximate randomization), with the first as the
+baseline, and tells whether a difference in BLEU or chrF, or for summaries in ROUGE, may be the luck of the test set.
+Each is a folder that --output_dir made, a text file of one translation per line, or a .jsonl file like texts.jsonl. The
+task is the one that the folders were scored for, unless --task names another. With --output_dir, also writes
+comparison.json there.
+"""
+
+import json
+import logging
+import platform
+import re
+import shlex
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers import AutoConfig
+
+from vanilla_transformer.data.corpora import load_parallel_corpus
+from vanilla_transformer.data.vocabularies import check_text_target
+from vanilla_transformer.export.ctranslate2_model import is_exported_to_ctranslate2, read_exported_config
+from vanilla_transformer.export.engines import EngineArguments
+from vanilla_transformer.files import digest_files, digest_weights, explain_missing_model, read_architecture
+from vanilla_transformer.inference.arguments import option
+from vanilla_transformer.inference.compare import (
+    Method,
+    compare_summaries,
+    compare_translations,
+    find_references,
+    make_comparison_table,
+    read_systems,
+)
+from vanilla_transformer.inference.evaluate import (
+    LINE_FILES,
+    TEXTS_FILE,
+    make_table,
+    score_summaries,
+    score_translations,
+    write_texts,
+)
+from vanilla_transformer.inference.scores import find_bleu_tokenizer, score_loss
+from vanilla_transformer.inference.translate import one_line, translate
+from vanilla_transformer.tasks import TRANSLATION, Task, find_task, get_task
+
+from .command_line import OptionParser, make_argument_parser
+
+DISTRIBUTIONS = (
+    *("vanilla-transformer", "transformers", "torch", "tokenizers", "datasets", "sacrebleu", "rouge-score"),
+    "ctranslate2",
+)
+
+
+@dataclass
+class EvaluationArguments(EngineArguments):
+    """What to score or compare, on which sentence pairs."""
+
+    model_name_or_path: str = option("Folder or Hub name of a sequence-to-sequence model to score.", "")
+    compare: list[str] | None = option(
+        "Compare these instead, baseline first: folders that --output_dir made, text or .jsonl files.", None
+    )
+    compare_method: Method = option("SacreBLEU's paired test. Default: bootstrap.", "bootstrap")
+    compare_samples: int | None = option(
+        "Samples of the test. Default: 1,000 (bootstrap) or 10,000 (approximate_randomization).", None
+    )
+    compare_seed: int = option("Seed of the test, which takes the place of SACREBLEU_SEED. Default: 12345.", 12345)
+    builtin_corpus: bool = option("Test on generated numbers and dates, spelled out.", False)
+    test_file: list[str] | None = option(
+        "Two aligned text files, source first, or one .tsv, .csv, .json(l) or .parquet; .gz too.", None
+    )
+    dataset_name: str | None = option("A dataset of the Hub, or a local folder of one.", None)
+    dataset_config_name: str | None = option("The dataset's configuration.", None)
+    dataset_split: str = option("Split of the dataset or built-in corpus. Default: test.", "test", aliases=["--split"])
+    source_column: str | None = option("Column of the sources.", None)
+    target_column: str | None = option("Column of the references.", None)
+    max_samples: int | None = option("Score the first so many pairs only.", None)
+    drop_empty_lines: bool = option("Leave out pairs that are empty on one side instead of stopping at them.", False)
+    max_target_length: int | None = option(
+        "For the loss, longer references are truncated to so many tokens. Default: the tokenizer's limit.", None
+    )
+    lowercase: bool = option("Ignore case in BLEU and chrF.", False)
+    ter: bool = option("Compute TER, which is slow on a large test set. Default: yes.", True)
+    bleu_tokenize: str | None = option(
+        "SacreBLEU's tokeniser: 13a, intl, zh, ja-mecab, ko-mecab, char, ... Default: that of the target language, zh "
+        "for Chinese, ja-mecab for Japanese (char without sacrebleu[ja]) and 13a for all others.",
+        None,
+    )
+    rouge_tokenize: str = option(
+        "What ROUGE takes for words: unicode (default: those of any script) or ascii (a to z and 0 to 9 alone, as the "
+        "package rouge_score has it; the same for text in ASCII).",
+        "unicode",
+    )
+    rouge_stemmer: bool = option("Strip the endings of English words for ROUGE.", False)
+    output_dir: str | None = option("Folder for the files named above.", None)
+    overwrite: bool = option("Replace these files where they exist.", False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.model_name_or_path) == bool(self.compare):
+            found = "both" if self.compare else "neither"
+            raise ValueError(f"Give either --model_name_or_path or --compare; got {found}.")
+        # Folders to compare bring their references along.
+        if len(self.test_sets) > 1 or not (self.test_sets or self.compare):
+            found = ", ".join(self.test_sets) or "none"
+            raise ValueError(f"Give exactly one of --builtin_corpus, --test_file and --dataset_name; got {found}.")
+        if self.max_samples is not None and self.max_samples < 1:
+            raise ValueError(f"--max_samples is {self.max_samples}; it must be at least 1.")
+
+    @property
+    def test_sets(self) -> list[str]:
+        """The arguments that name a test set, of those that were given."""
+        return [name for name in ("builtin_corpus", "test_file", "dataset_name") if getattr(self, name)]
+
+    def score(self, task: Task, hypotheses: list[str], references: list[str], *, ter: bool) -> dict[str, Any]:
+        """The scores of a task."""
+        if "rouge1" in task.scores:
+            return score_summaries(hypotheses, references, **self.get_options(task))
+        return score_translations(hypotheses, references, ter=ter, **self.get_options(task))
+
+    def get_options(self, task: Task) -> dict[str, Any]:
+        """The options of a task's scores."""
+        if "rouge1" in task.scores:
+            return {"tokenize": self.rouge_tokenize, "use_stemmer": self.rouge_stemmer}
+        return {"tokenize": self.bleu_tokenize, "lowercase": self.lowercase}
+
+
+def make_parser() -> OptionParser:
+    """The command line's parser."""
+    return make_argument_parser(EvaluationArguments, __doc__)
+
+
+def load_pairs(arguments: EvaluationArguments, task: Task) -> Dataset:
+    """The pairs of texts to score on, columns "source" and "target"."""
+    if not arguments.builtin_corpus:
+        return load_parallel_corpus(
+            files=arguments.test_file,
+            dataset_name=arguments.dataset_name,
+            dataset_config_name=arguments.dataset_config_name,
+            split=arguments.dataset_split,
+            source_column=arguments.source_column,
+            target_column=arguments.target_column,
+            source_lang=arguments.source_lang,
+            target_lang=arguments.target_lang,
+            usual_columns=task.columns,
+            max_samples=arguments.max_samples,
+            empty_lines="drop" if arguments.drop_empty_lines else "error",
+        )
+    # Its generators are needed for nothing else.
+    from vanilla_transformer.data.numbers_and_dates import numbers_and_dates
+
+    languages = {"source_lang": arguments.source_lang or "en", "target_lang": arguments.target_lang or "de"}
+    options: Any = {"split": arguments.dataset_split, **languages}
+    pairs = numbers_and_dates(**options)
+    return pairs.select(range(min(arguments.max_samples or len(pairs), len(pairs))))
+
+
+def read_records(arguments: EvaluationArguments) -> list[dict[str, Any]]:
+    """The model's configuration, or the metrics.json of the folders to compare, of those that have one."""
+    if arguments.compare:
+        files = [path for path in (Path(name, "metrics.json") for name in arguments.compare) if path.is_file()]
+        return [json.loads(path.read_text(encoding="utf-8")) for path in files]
+    if is_exported_to_ctranslate2(arguments.model_name_or_path):
+        return [read_exported_config(arguments.model_name_or_path)]
+    source = {"revision": arguments.revision, "trust_remote_code": arguments.trust_remote_code}
+    with explain_missing_model(arguments.model_name_or_path):
+        return [AutoConfig.from_pretrained(arguments.model_name_or_path, **source).to_dict()]
+
+
+def find_scored_task(arguments: EvaluationArguments, records: list[dict[str, Any]]) -> Task:
+    """The task that was given, or else that of the model or of the folders to compare; translation without either."""
+    if arguments.task is not None:
+        return get_task(arguments.task)
+    if not arguments.compare:
+        return find_task(records[0])
+    tasks = sorted({report.get("task", TRANSLATION.name) for report in records})
+    if len(tasks) > 1:
+        raise ValueError(f"--compare: the folders were scored for different tasks, {' and '.join(tasks)}.")
+    return get_task(tasks[0]) if tasks else TRANSLATION
+
+
+def find_tokenizer(arguments: EvaluationArguments, records: list[dict[str, Any]]) -> str:
+    """SacreBLEU's tokeniser that was given, or else that of the target language, or of the folders to compare."""
+    if arguments.bleu_tokenize is not None:
+        return arguments.bleu_tokenize
+    if arguments.target_lang is not None:
+        return find_bleu_tokenizer([arguments.target_lang])
+    if not arguments.compare:
+        return find_bleu_tokenizer(records[0].get("langs"))
+    signatures = "\n".join(report.get("bleu_signature", "") for report in records)
+    used = sorted(set(re.findall(r"tok:([^|\n]+)", signatures)))
+    if len(used) > 1:
+        raise ValueError(f"--compare: BLEU was scored with {' and '.join(used)}; choose one with --bleu_tokenize.")
+    return used[0] if used else find_bleu_tokenizer(None)
+
+
+def find_output_dir(arguments: EvaluationArguments) -> Path | None:
+    """The output folder, if one is wanted; results that are in it already may not be overwritten unasked."""
+    if arguments.output_dir is None:
+        return None
+    output_dir = Path(arguments.output_dir)
+    names = ["comparison.json"] if arguments.compare else [*LINE_FILES.values(), TEXTS_FILE, "metrics.json"]
+    existing = [name for name in names if (output_dir / name).exists()]
+    if existing and not arguments.overwrite:
+        raise FileExistsError(f"{output_dir} holds {', '.join(existing)}; choose another folder or give --overwrite.")
+    return output_dir
+
+
+def compare(arguments: EvaluationArguments, task: Task) -> dict[str, Any]:
+    """Compares saved texts with the first of them."""
+    systems, saved = read_systems(arguments.compare or [])
+    if arguments.test_sets:
+        references = list(load_pairs(arguments, task)["target"])
+        if task is TRANSLATION:  # as they are where hypotheses.txt is written
+            references = list(map(one_line, references))
+    else:
+        references = find_references(saved)
+    return (compare_summaries if "rouge1" in task.scores else compare_translations)(
+        systems,
+        references,
+        method=arguments.compare_method,
+        samples=arguments.compare_samples,
+        seed=arguments.compare_seed,
+        **arguments.get_options(task),
+    )
+
+
+def score_model(arguments: EvaluationArguments, task: Task, pairs: Dataset, output_dir: Path | None) -> dict[str, Any]:
+    """Translates, writes the translations, and scores them; returns what metrics.json says."""
+    # So that nobody takes the scores for those of the same folder after more training.
+    scored = {} if output_dir is None else describe_model(Path(arguments.model_name_or_path))
+    model, tokenizer, generate_kwargs = arguments.load()
+    check_text_target(tokenizer)  # now rather than after translating
+    prefix, sources, references = arguments.find_prefix(model), list(pairs["source"]), list(pairs["target"])
+    shared: dict[str, Any] = {"max_source_length": arguments.max_source_length}
+    if arguments.batch_size is not None:
+        shared["batch_size"] = arguments.batch_size
+    start = time.perf_counter()
+    hypotheses = translate(
+        model,
+        tokenizer,
+        sources,
+        source_prefix=prefix,
+        max_batch_tokens=arguments.max_batch_tokens,
+        progress=not arguments.disable_tqdm and "translating",
+        **shared,
+        **generate_kwargs,
+    )
+    seconds = time.perf_counter() - start
+    if output_dir is not None:
+        texts = {"source": sources, "hypothesis": hypotheses, "reference": references}
+        write_texts(output_dir, texts, keep_line_breaks=task is not TRANSLATION)
+    scores = arguments.score(task, hypotheses, references, ter=arguments.ter)
+    loss = score_loss(
+        model,
+        tokenizer,
+        [prefix + source for source in sources],
+        references,
+        max_target_length=arguments.max_target_length,
+        progress=not arguments.disable_tqdm and "scoring references",
+        **shared,
+    )
+    # As the tokenizer splits the translations, </s> included: what a search found, without its discarded beams.
+    output_tokens = sum(map(len, tokenizer(text_target=hypotheses, verbose=False)["input_ids"]))
+    search = model.generation_config.to_diff_dict() | generate_kwargs
+    return {
+        **scores,
+        **loss,
+        "sentences": len(sources),
+        "output_tokens": output_tokens,
+        "seconds": seconds,  # those of translating alone
+        "sentences_per_second": len(sources) / seconds,
+        "output_tokens_per_second": output_tokens / seconds,
+        "task": task.name,
+        "source_prefix": prefix,
+        "parameters": model.num_parameters(),
+        "device": str(model.device),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "num_beams": search.get("num_beams") or 1,
+        "generation_config": search,
+        **scored,
+    }
+
+
+def describe_model(folder: Path) -> dict[str, Any]:
+    """What tells the model in a folder from the one that the folder will hold later; empty for one of the Hub."""
+    if is_exported_to_ctranslate2(folder):
+        weights, settings = digest_files([folder / "model.bin"]), read_exported_config(folder)
+    else:
+        config = folder / "config.json"
+        settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+        weights = digest_weights(folder)
+    return {"weights_sha256": weights, "architecture": read_architecture(settings)}
+
+
+def write_report(path: Path, results: dict[str, Any], arguments: EvaluationArguments, argv: list[str] | None) -> None:
+    """Writes the results as JSON, with what another machine needs to know to repeat the run."""
+    versions = {"python": platform.python_version()}
+    for name in DISTRIBUTIONS:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    command = shlex.join(["vanilla-transformer", "evaluate", *(sys.argv[1:] if argv is None else argv)])
+    surroundings = {"command": command, "versions": versions, "machine": platform.platform()}
+    report = results | {"arguments": asdict(arguments)} | surroundings
+    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Parses the arguments (`argv`, else the command line's), scores the model or compares texts, and reports."""
+    parser = make_parser()
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    try:
+        (arguments,) = parser.parse_args_into_dataclasses(args=argv)
+        records = read_records(arguments)
+        task = find_scored_task(arguments, records)
+        arguments.bleu_tokenize = find_tokenizer(arguments, records)
+        # A wrong tokeniser or a missing library is found now rather than after an hour of translating.
+        arguments.score(task, ["a"], ["a"], ter=False)
+        output_dir = find_output_dir(arguments)
+        # Nothing is made for arguments that are wrong.
+        results = compare(arguments, task) if arguments.compare else None
+        pairs = None if arguments.compare else load_pairs(arguments, task)
+        if output_dir is not None:
+            output_dir.mkdir(parents=True, exist_ok=True)
+        if results is None:
+            results = score_model(arguments, task, pairs, output_dir)
+    except (ImportError, OSError, ValueError) as error:
+        parser.error(str(error))
+    print(make_comparison_table(results) if arguments.compare else make_table(results))
+    if output_dir is not None:
+        name = "comparison.json" if arguments.compare else "metrics.json"
+        write_report(output_dir / name, results, arguments, argv)

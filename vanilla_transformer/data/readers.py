@@ -1,0 +1,418 @@
+"""How parallel corpora are read: two aligned text files, tables, and datasets of the Hub.
+
+A corpus is read in parts. A stream shuffles them, deals them to processes, and resumes at one without reading those
+before:
+
+- two aligned text files, a `.tsv` or a `.jsonl` file: every 2,000 lines (more where there would be over 10,000 parts);
+- parquet: every row group; a folder written by `save_to_disk`: every 2,000 records;
+- `.csv` (whose records may hold line ends) and anything in gzip (in which one cannot seek): one part a file, so give
+  such a corpus in many files, or unpack it;
+- a dataset of the Hub: its own shards, as a rule one a file.
+
+JSON lines are not read by the library's own reader, which takes "1984-03-21" for a point in time.
+"""
+
+import csv
+import glob
+import gzip
+import io
+import json
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO, cast
+
+import numpy as np
+import pyarrow  # type: ignore[import-untyped]
+from datasets import Dataset, Features, IterableDataset, load_dataset
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# Few enough that a window of batches comes from many places of the corpus; more where the parts would be too many.
+_PART_PAIRS = 2000
+_MOST_PARTS = 10_000
+_BYTES_OF_A_LINE = 100
+_READ_BYTES = 1 << 22
+_READ_ROWS = 1000
+_TABLES = (".tsv", ".csv", ".json", ".jsonl", ".parquet")
+_MISALIGNED = (
+    "Line n of one must be the translation of line n of the other: look for a sentence broken over two lines or a file "
+    "cut short."
+)
+
+# One record as read: its number (counted from 1) and both texts, not yet checked. None stands for a missing value.
+Pair = tuple[int, object, object]
+
+# Looked for before any others.
+USUAL_COLUMNS = (("source", "target"),)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns hold the two texts, as far as the caller said; `usual` are pairs to look for where nothing was."""
+
+    source_column: str | None
+    target_column: str | None
+    source_lang: str | None
+    target_lang: str | None
+    usual: tuple[tuple[str, str], ...] = USUAL_COLUMNS
+
+    def __post_init__(self) -> None:
+        if (self.source_column is None) != (self.target_column is None):
+            raise ValueError(
+                f"source_column={self.source_column!r} and target_column={self.target_column!r}: give both or neither."
+            )
+        for kind in ("column", "lang"):
+            source, target = getattr(self, f"source_{kind}"), getattr(self, f"target_{kind}")
+            if source is not None and source == target:
+                raise ValueError(f"source_{kind} and target_{kind} are both {source!r}: they must differ.")
+
+    def find(self, names: Sequence[str], where: str) -> tuple[str, str] | None:
+        """The source and the target column among `names`, or None; several pairs that are only usual are an error."""
+        languages = (self.source_lang, self.target_lang)
+        nested = (f"translation.{self.source_lang}", f"translation.{self.target_lang}")
+        candidates = [*USUAL_COLUMNS, languages, nested, *self.usual]
+        if self.source_column is not None:
+            candidates = [(self.source_column, self.target_column)]
+        found = [(one, other) for one, other in candidates if one in names and other in names and one and other]
+        if len(found) > 1 and found[0] in self.usual and found[0] not in USUAL_COLUMNS:
+            pairs = ", or ".join(f"{source!r} and {target!r}" for source, target in found)
+            raise ValueError(
+                f"{where}: the texts may be {pairs}: name the columns with source_column and target_column."
+            )
+        return found[0] if found else None
+
+    def require(self, names: Sequence[str], where: str) -> tuple[str, str]:
+        """As `find`, but says what is missing instead of returning None."""
+        found = self.find(names, where)
+        if found is not None:
+            return found
+        columns = f"the columns are {', '.join(map(repr, names))}."
+        if self.source_column is not None:
+            missing = [repr(name) for name in (self.source_column, self.target_column) if name not in names]
+            raise ValueError(f"{where}: no column {' and no column '.join(missing)}; {columns}")
+        usual = ", nor ".join(f"{source!r} and {target!r}" for source, target in self.usual)
+        raise ValueError(
+            f"{where}: no columns {usual}, nor any named after source_lang={self.source_lang!r} and "
+            f"target_lang={self.target_lang!r}; {columns} Name two of them with source_column and target_column."
+        )
+
+
+def _is_gzip(path: str | Path) -> bool:
+    return Path(path).suffix.lower() == ".gz"
+
+
+def _kind(path: str | Path) -> str:
+    """The last suffix of the name, in lower case, before any `.gz`."""
+    return Path(Path(path).stem if _is_gzip(path) else path).suffix.lower()
+
+
+def _open_bytes(path: str | Path) -> BinaryIO:
+    if _is_gzip(path):
+        return cast(BinaryIO, gzip.open(path, mode="rb"))
+    return open(path, mode="rb")
+
+
+def open_text(path: str | Path) -> TextIO:
+    r"""Opens a UTF-8 text file for reading; a name that ends in `.gz` is decompressed on the way.
+
+    A leading byte order mark is removed. Lines end at "\n" only and keep their line ends.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+    """
+    return io.TextIOWrapper(_open_bytes(path), encoding="utf-8-sig", newline="\n")
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Lines of a file that follow each other: where they begin, the number of the first, how many (None: all)."""
+
+    path: str | Path
+    offset: int = 0
+    first: int = 1
+    count: int | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        """Yields them with their line ends. They are split as bytes, so that an error knows the line it is in."""
+        number = self.first - 1
+        try:
+            with _open_bytes(self.path) as file:
+                file.seek(self.offset)
+                for number, line in enumerate(islice(file, self.count), start=self.first):
+                    yield line.removeprefix(_BYTE_ORDER_MARK).decode() if number == 1 else line.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{self.path}, line {number}: byte 0x{error.object[error.start]:02x} at position {error.start} of the "
+                "line is not UTF-8. Convert the file to UTF-8 first."
+            ) from error
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(f"{self.path}, after line {number}: truncated or damaged gzip file ({error}).") from error
+        if number == 0:
+            raise ValueError(f"{self.path}: the file is empty.")
+        if self.count is not None and number != self.first + self.count - 1:
+            raise ValueError(f"{self.path} ends after line {number}: it has changed while it is in use.")
+
+    def divide(self, size: int) -> list["Lines"]:
+        """Looks for every `size`-th line of a file, unless it is compressed, without decoding it."""
+        if _is_gzip(self.path):
+            return [self]
+        lines = position = 0
+        ended = True
+        starts = [0]
+        with open(self.path, "rb") as file:
+            while chunk := file.read(_READ_BYTES):
+                line_ends = np.flatnonzero(np.frombuffer(chunk, dtype=np.uint8) == ord("\n"))
+                before_next = len(starts) * size - lines - 1
+                starts.extend((position + line_ends[before_next::size] + 1).tolist())
+                lines += len(line_ends)
+                position += len(chunk)
+                ended = chunk.endswith(b"\n")
+        if position == 0:
+            raise ValueError(f"{self.path}: the file is empty.")
+        lines += not ended
+        return [
+            Lines(self.path, offset, first=done + 1, count=min(size, lines - done))
+            for done, offset in zip(range(0, lines, size), starts, strict=False)  # the last start may be the file's end
+        ]
+
+
+def _strip_line_end(line: str) -> str:
+    r"""Takes the "\n" or "\r\n" off."""
+    return line.removesuffix("\n").removesuffix("\r") if line.endswith("\n") else line
+
+
+def read_lines(path: str | Path) -> list[str]:
+    r"""Reads the lines of a UTF-8 text file, decompressed if its name ends in `.gz`, without their line ends.
+
+    Only "\n" and "\r\n" end a line: U+2028, U+0085, form feeds and the like are part of the text, as other tools that
+    write aligned corpora see it. A leading byte order mark is removed.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is empty, is not UTF-8 (says the line), or is a damaged gzip file.
+    """
+    return [_strip_line_end(line) for line in Lines(path)]
+
+
+@dataclass(frozen=True)
+class AlignedLines:
+    """The same lines of two text files."""
+
+    source: Lines
+    target: Lines
+    unit: str = "line"
+
+    @property
+    def name(self) -> str:
+        """What errors call it: both files."""
+        return f"{self.source.path} and {self.target.path}"
+
+    def pairs(self) -> Iterator[Pair]:
+        """Line n of the one with line n of the other."""
+        for number, (source, target) in enumerate(zip_longest(self.source, self.target), self.source.first):
+            if source is None or target is None:
+                short, long = self.source.path, self.target.path
+                if source is not None:
+                    short, long = long, short
+                raise ValueError(f"{short} ends after line {number - 1:,}, but {long} goes on. {_MISALIGNED}")
+            yield number, _strip_line_end(source), _strip_line_end(target)
+
+
+def _records(lines: Lines) -> Iterator[tuple[int, Any]]:
+    """Yields each record of a table, fields or a JSON object, with its line; None where there is nothing in it."""
+    kind = _kind(lines.path)
+    if kind == ".csv":
+        yield from _csv_records(lines)
+        return
+    for number, line in enumerate(lines, start=lines.first):
+        if not line.strip():
+            yield number, None
+        elif kind == ".tsv":
+            yield number, _strip_line_end(line).split("\t")
+        else:
+            yield number, _json_record(line, f"{lines.path}, line {number}")
+
+
+def _csv_records(lines: Lines) -> Iterator[tuple[int, list[str] | None]]:
+    reader = csv.reader(lines, strict=True)
+    start = 1
+    try:
+        for row in reader:
+            yield start, row if any(field.strip() for field in row) else None
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise ValueError(f"{lines.path}: the record that begins at line {start} is not valid CSV: {error}.") from error
+
+
+def _json_record(line: str, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where}: not JSON lines, that is, one JSON object on each line: {error}.") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"{where}: a {type(record).__name__}; JSON lines hold one JSON object on each line.")
+    # The keys of a nested {language: text} become `translation.en`.
+    flat: dict[str, Any] = {}
+    for key, value in record.items():
+        flat |= {f"{key}.{inner}": text for inner, text in value.items()} if isinstance(value, dict) else {key: value}
+    return flat
+
+
+@dataclass(frozen=True)
+class TableLines:
+    """Lines of a table of which `columns` hold the texts: keys of JSON, or places in rows of `width` fields."""
+
+    lines: Lines
+    columns: tuple[Any, Any]
+    width: int | None = None
+    header_line: int | None = None
+    unit: str = "line"
+
+    @property
+    def name(self) -> str:
+        """The file."""
+        return str(self.lines.path)
+
+    def pairs(self) -> Iterator[Pair]:
+        """Its rows but for the header; lines with nothing in them are pairs of nothing."""
+        source, target = self.columns
+        for number, record in _records(self.lines):
+            if record is None:
+                yield number, None, None
+                continue
+            if number == self.header_line:
+                continue
+            if isinstance(record, dict):
+                for name in self.columns:
+                    if name not in record:
+                        keys = ", ".join(map(repr, record))
+                        raise ValueError(f"{self.name}, line {number}: no {name!r}; the keys are {keys}.")
+            elif len(record) != self.width:
+                raise ValueError(
+                    f"{self.name}, line {number}: {len(record)} column(s) instead of {self.width} as in the lines "
+                    f"before; columns are separated by a {_separator(self.name)}."
+                )
+            yield number, record[source], record[target]
+
+
+def _separator(path: str) -> str:
+    return "tab" if _kind(path) == ".tsv" else "comma"
+
+
+@dataclass(frozen=True)
+class DatasetPart:
+    """One of `num_parts` parts of a dataset; `columns` hold the texts, nested ones as `translation.en`."""
+
+    dataset: Dataset | IterableDataset
+    dataset_name: str
+    columns: tuple[str, str]
+    index: int
+    num_parts: int
+    unit: str = "record"
+
+    @property
+    def name(self) -> str:
+        """The dataset, and which part of it."""
+        return self.dataset_name + (f", part {self.index + 1} of {self.num_parts}" if self.num_parts > 1 else "")
+
+    def pairs(self) -> Iterator[Pair]:
+        """Its records, numbered within the part."""
+        part = self.dataset.shard(num_shards=self.num_parts, index=self.index, contiguous=True)
+        done = 0
+        for table in part.with_format("arrow").iter(batch_size=_READ_ROWS):
+            while any(pyarrow.types.is_struct(column.type) for column in table.schema):
+                table = table.flatten()
+            source, target = (table[name].to_pylist() for name in self.columns)
+            yield from zip(range(done + 1, done + 1 + len(source)), source, target, strict=True)
+            done += len(source)
+
+
+Part = AlignedLines | TableLines | DatasetPart
+
+
+def divide_dataset(dataset: Dataset | IterableDataset, name: str, columns: Columns, *, streaming: bool) -> list[Part]:
+    """The parts of a dataset; a dataset that is not streamed is one part."""
+    features = dataset.features
+    if features is None:
+        features = Dataset.from_list(list(dataset.take(1))).features
+    names = columns.require(list(Features.flatten(features)), name)
+    if dataset.column_names is not None:
+        outer = {column if column in dataset.column_names else column.partition(".")[0] for column in names}
+        dataset = dataset.select_columns(sorted(outer))
+    number = dataset.num_shards if isinstance(dataset, IterableDataset) else len(dataset) // _PART_PAIRS
+    number = min(max(1, number), _MOST_PARTS) if streaming else 1
+    return [DatasetPart(dataset, name, names, index, number) for index in range(number)]
+
+
+def _divide_aligned(source_file: str, target_file: str) -> list[Part]:
+    if _is_gzip(source_file) or _is_gzip(target_file):
+        return [AlignedLines(Lines(source_file), Lines(target_file))]
+    size = _lines_of_a_part(source_file)
+    source, target = (Lines(path).divide(size) for path in (source_file, target_file))
+    lengths = [lines[-1].first + (lines[-1].count or 0) - 1 for lines in (source, target)]
+    if lengths[0] != lengths[1]:
+        raise ValueError(f"{source_file} has {lengths[0]:,} lines, but {target_file} has {lengths[1]:,}. {_MISALIGNED}")
+    return [AlignedLines(*lines) for lines in zip(source, target, strict=True)]
+
+
+def _lines_of_a_part(path: str) -> int:
+    return max(_PART_PAIRS, os.path.getsize(path) // (_MOST_PARTS * _BYTES_OF_A_LINE))
+
+
+def _divide_table(path: str, columns: Columns) -> list[Part]:
+    """Finds the columns by the first line with something in it, which is a header only if it has their names."""
+    if _kind(path) == ".parquet":
+        data: dict[str, Any] = {"data_files": [glob.escape(path)], "batch_size": _READ_ROWS}
+        dataset = load_dataset("parquet", split="train", streaming=True, **data)
+        # Older versions of datasets cannot divide a file.
+        dataset = dataset.reshard() if hasattr(dataset, "reshard") else dataset
+        return divide_dataset(dataset, path, columns, streaming=True)
+    whole = Lines(path)
+    number, first = next(((number, record) for number, record in _records(whole) if record), (0, None))
+    if first is None:
+        return []
+    where = f"{path}, line {number}"
+    blocks = [whole] if _kind(path) == ".csv" else whole.divide(_lines_of_a_part(path))
+    if isinstance(first, dict):
+        names = columns.require(list(first), where)
+        return [TableLines(block, names) for block in blocks]
+    if len(first) < 2:
+        raise ValueError(f"{where}: one column only; source and target are separated by a {_separator(path)}.")
+    header = columns.require(first, where) if columns.source_column else columns.find(first, where)
+    places = (first.index(header[0]), first.index(header[1])) if header else (0, 1)
+    return [TableLines(block, places, len(first), number if header else None) for block in blocks]
+
+
+def _is_table(path: str | Path) -> bool:
+    return _kind(path) in _TABLES and not (_kind(path) == ".parquet" and _is_gzip(path))
+
+
+def _expand(files: Sequence[str | Path]) -> Iterator[str]:
+    """The files behind paths, folders and patterns such as `train-*.parquet`, in the order given."""
+    for entry in map(Path, files):
+        if entry.is_dir():
+            yield from sorted(str(path) for path in entry.glob("[!._]*") if _is_table(path))
+        elif entry.exists():
+            yield str(entry)
+        elif matches := sorted(glob.glob(str(entry), recursive=True)):
+            yield from matches
+        else:
+            raise FileNotFoundError(f"{entry}: no such file, and no file matches it as a pattern.")
+
+
+def divide_files(files: Sequence[str | Path], columns: Columns) -> list[Part]:
+    """The parts of two aligned text files, or of any number of tables."""
+    paths = list(_expand(files))
+    texts = [path for path in paths if not _is_table(path)]
+    if len(paths) == len(texts) == 2:
+        return _divide_aligned(*paths)
+    if texts or not paths:
+        raise ValueError(
+            f"files={[str(file) for file in files]}: give two aligned text files, the source file first, or any number "
+            f"of tables ({', '.join(_TABLES)}, all but the last also as .gz)"
+            f"{'; ' + texts[0] + ' is no table' if texts else ''}."
+        )
+    return [part for path in paths for part in _divide_table(path, columns)]

@@ -1,0 +1,102 @@
+"""The command-line arguments of everything that translates."""
+
+from __future__ import annotations  # the types of methods are not imported: --help does not wait for torch
+
+from dataclasses import MISSING, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from vanilla_transformer.tasks import Task
+
+
+def option(help: str, default: Any = MISSING, **metadata: Any) -> Any:
+    """A field of a dataclass of command-line arguments; one without a default must be given."""
+    return field(default=default, metadata={"help": help, **metadata})
+
+
+@dataclass
+class InferenceArguments:
+    """Command-line arguments of every script that translates: the model, where it runs, and how it searches."""
+
+    model_name_or_path: str = option("Folder or Hub name of a sequence-to-sequence model.")
+    revision: str = option("Branch, tag or commit on the Hub. Default: main.", "main")
+    trust_remote_code: bool = option("Let code from the checkpoint run.", False)
+    device: str = option("auto (default: cuda, mps or cpu), or one such as cuda:1.", "auto")
+    dtype: str = option("auto (default: as saved), float32, bfloat16 or float16.", "auto")
+    num_beams: int | None = option("Beams; 1 is greedy search. Default: the model's generation config.", None)
+    length_penalty: float | None = option(
+        "Above 0 favours longer translations. Default: the model's generation config.", None
+    )
+    max_new_tokens: int | None = option(
+        "Limit of a translation, in tokens. Default: the model's generation config.", None
+    )
+    max_source_length: int | None = option(
+        "Longer sources are truncated to so many tokens, with a warning. Default: the tokenizer's limit.", None
+    )
+    batch_size: int | None = option(
+        "The most sentences translated together. Default: --max_batch_tokens decides.", None
+    )
+    max_batch_tokens: int | None = option(
+        "The most tokens of a batch: sentences * tokens of the longest source * beams. Default: 8192 (4096 for models "
+        "of the library), or no limit where --batch_size is given.",
+        None,
+    )
+    task: str | None = option(
+        "What the model is to do: translation, summarization, text2text. Default: what its configuration names.", None
+    )
+    source_prefix: str | None = option(
+        "Put before each source, for T5 and its like. Default: what the model's configuration has for the task.", None
+    )
+    source_lang: str | None = option("Source language, such as en or eng_Latn.", None)
+    target_lang: str | None = option("Target language, such as de or deu_Latn.", None)
+    disable_tqdm: bool = option("Show no progress bar.", False)
+
+    def __post_init__(self) -> None:
+        if (self.source_lang is None) != (self.target_lang is None):
+            raise ValueError(
+                f"source_lang is {self.source_lang!r} and target_lang is {self.target_lang!r}; give both or neither."
+            )
+        if self.task is not None:
+            from vanilla_transformer.tasks import get_task
+
+            get_task(self.task)
+
+    def find_task(self, model: PreTrainedModel) -> Task:
+        """The task that was given, or else the one that the model is for."""
+        from vanilla_transformer.tasks import find_task, get_task
+
+        return find_task(model.config) if self.task is None else get_task(self.task)
+
+    def find_prefix(self, model: PreTrainedModel) -> str:
+        """What to put before each source: what was given, or else what the model wants for the task."""
+        from vanilla_transformer.tasks import find_prefix
+
+        if self.source_prefix is not None:
+            return self.source_prefix
+        langs = None if self.source_lang is None or self.target_lang is None else [self.source_lang, self.target_lang]
+        return find_prefix(model.config, self.find_task(model), langs=langs)
+
+    def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, dict[str, Any]]:
+        """The model, its tokenizer, and the arguments of `generate` that were given or that the languages ask for."""
+        from .loading import load_model_and_tokenizer
+
+        model, tokenizer = load_model_and_tokenizer(
+            self.model_name_or_path,
+            device=self.device,
+            dtype=self.dtype,
+            revision=self.revision,
+            trust_remote_code=self.trust_remote_code,
+        )
+        return model, tokenizer, self.collect_settings(tokenizer)
+
+    def collect_settings(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+        """The arguments of `generate` that were given or that the languages, set in the tokenizer, ask for."""
+        from .loading import is_multilingual, set_languages
+
+        given = {name: getattr(self, name) for name in ("num_beams", "length_penalty", "max_new_tokens")}
+        generate_kwargs = {name: value for name, value in given.items() if value is not None}
+        if self.source_lang is not None and self.target_lang is not None and is_multilingual(tokenizer):
+            generate_kwargs |= set_languages(tokenizer, source_lang=self.source_lang, target_lang=self.target_lang)
+        return generate_kwargs

@@ -1,1 +1,0 @@
-"""The module of TER, in a folder of its own as evaluate.load wants it."""

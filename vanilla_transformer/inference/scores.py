@@ -1,0 +1,505 @@
+"""Scores as metrics of the evaluate library, without its network: sacreBLEU's BLEU, chrF and TER, ROUGE, perplexity.
+
+    from vanilla_transformer.inference import scores
+
+    bleu = scores.load("bleu", tokenize="13a")
+    bleu.compute(predictions=["A man rides."], references=["A man is riding."])["score"]
+
+Training and evaluation score with these classes, too. Inputs, options and results of `"bleu"`, `"chrf"` and `"ter"` are
+those of evaluate's own "sacrebleu", "chrf" and "ter", with two additions: sentences may differ in their number of
+references, and the result holds sacreBLEU's `signature`. So are those of `"rouge"`, but for its `tokenize`, and for
+means where evaluate's own gives medians of drawn samples.
+
+A metric collects its inputs in evaluate's cache, or in the folder `cache_dir`; with `keep_in_memory=True` it writes
+nothing. In several processes, gather the translations and compute in one of them. Or give every process `num_process`,
+its `process_id`, and an `experiment_id` that no other evaluation has: all must share `cache_dir`, and all must add
+something before they compute, if only empty lists. Process 0 gets the result, the others None.
+"""
+
+import inspect
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from itertools import zip_longest
+from statistics import fmean
+from typing import Any
+
+import evaluate
+import torch
+from datasets import Features, List, Value
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerBase
+
+from vanilla_transformer.files import explain_missing
+from vanilla_transformer.model.loss_vanilla_transformer import IGNORED_LABEL
+
+from .loading import load_model_and_tokenizer
+from .translate import TranslationModel, encode_texts, inference, length_limit, progress_bar
+
+_EVALUATES_OWN = frozenset(inspect.signature(evaluate.Metric.__init__).parameters)
+ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+_ROUGE_TYPE = re.compile(r"rouge([1-9]|L|Lsum)")
+_STEMMED_LENGTH = 4  # rouge_score leaves shorter words alone
+# Scripts without spaces between words, by the beginning of their characters' names.
+_ALONE = (
+    *("CJK ", "IDEOGRAPHIC ", "VERTICAL IDEOGRAPHIC ", "PARENTHESIZED IDEOGRAPH", "CIRCLED IDEOGRAPH", "HANGZHOU "),
+    *("HIRAGANA ", "HENTAIGANA ", "KATAKANA ", "KATAKANA-HIRAGANA ", "HALFWIDTH KATAKANA", "VERTICAL KANA ", "MASU "),
+    *("BOPOMOFO ", "THAI ", "LAO ", "KHMER ", "MYANMAR ", "TAI ", "NEW TAI LUE ", "AHOM "),
+)
+# Half-width katakana writes the marks of voiced sounds after the letter, as characters of their own.
+_HALFWIDTH_MARKS = ("HALFWIDTH KATAKANA VOICED", "HALFWIDTH KATAKANA SEMI-VOICED")
+
+
+def load(name: str, **kwargs: Any) -> evaluate.Metric:
+    """Loads a metric, without the network.
+
+    Args:
+        name: `"bleu"`, `"chrf"` (chrF++ with `word_order=2`), `"ter"`, `"rouge"`, `"exact_match"` or `"perplexity"`.
+        **kwargs: Arguments of `evaluate.Metric` (`num_process`, `process_id`, `experiment_id`, `cache_dir`,
+            `keep_in_memory`, ...) and options of the metric, which `compute` may override.
+
+    Returns:
+        An `evaluate.Metric` with `add`, `add_batch` and `compute`, whose docstrings name its options and results.
+
+    Raises:
+        TypeError: If the metric has no such option.
+        ValueError: If there is no metric `name`, or the value of an option is illegal.
+    """
+    if name not in _METRICS:
+        raise ValueError(f"There is no metric {name!r}; it must be one of {', '.join(_METRICS)}.")
+    return _METRICS[name](**kwargs)
+
+
+def import_sacrebleu() -> Any:
+    """The package sacrebleu, or an error that says how to install it."""
+    with explain_missing("BLEU, chrF and TER need sacrebleu", extra="train", packages="sacrebleu"):
+        import sacrebleu
+        import sacrebleu.significance
+    return sacrebleu
+
+
+def import_rouge() -> Any:
+    """The package rouge_score, or an error that says how to install it."""
+    with explain_missing("ROUGE needs rouge_score", extra="train", packages="rouge-score"):
+        import rouge_score.rouge_scorer
+    return rouge_score
+
+
+def find_bleu_tokenizer(langs: Sequence[str] | None) -> str:
+    """SacreBLEU's tokeniser for texts of a language: "zh" for Chinese, "ja-mecab" for Japanese, "13a" for others.
+
+    `langs` are those of a model or corpus, the target last, such as `"zh"`, `"zh_CN"` or `"zho_Hant"`. "13a" takes a
+    sentence without spaces for one word. Japanese is cut into characters ("char") unless `sacrebleu[ja]` is installed.
+    """
+    language = re.split("[-_]", langs[-1])[0].lower() if langs else ""
+    if language in ("zh", "zho", "cmn", "yue"):
+        return "zh"
+    if language in ("ja", "jpn"):
+        return "ja-mecab" if find_spec("MeCab") and find_spec("ipadic") else "char"
+    return "13a"
+
+
+class _MetricWithOptions(evaluate.Metric):
+    """A metric that takes its options when it is loaded, too; its docstring is the help that evaluate shows."""
+
+    inputs: Features
+    help_on_inputs: str
+    source = ""  # the publication
+
+    def __init__(self, **arguments: Any) -> None:
+        self.options = {name: value for name, value in arguments.items() if name not in _EVALUATES_OWN}
+        self.check_options(**self.options)
+        super().__init__(**{name: value for name, value in arguments.items() if name in _EVALUATES_OWN})
+
+    def check_options(self) -> None:
+        """Raises a TypeError or ValueError for wrong options; here there are none."""
+
+    def _info(self) -> evaluate.EvaluationModuleInfo:
+        help_text = f"{inspect.cleandoc(self.__doc__ or '')}\n{self.help_on_inputs}"
+        return evaluate.EvaluationModuleInfo(
+            description=help_text, citation=self.source, inputs_description=f"\n{help_text}\n", features=self.inputs
+        )
+
+    def compute(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> dict[str, Any] | None:
+        """Scores what was added together with what is given here; the result is None in all processes but the first."""
+        inputs = {name: value for name, value in kwargs.items() if name in self.inputs}
+        options = self.options | {name: value for name, value in kwargs.items() if name not in self.inputs}
+        self.check_options(**options)  # before what was added is read, and with that lost
+        return super().compute(predictions=predictions, references=references, **inputs, **options)
+
+    def _build_data_dir(self) -> str:
+        # evaluate makes a folder even for a metric that writes nothing.
+        return self._data_dir_root if self.keep_in_memory else super()._build_data_dir()
+
+
+class _TextMetric(_MetricWithOptions):
+    """A metric of texts and their references, one or several each."""
+
+    inputs = Features({"predictions": Value("string"), "references": List(Value("string"))})
+    help_on_inputs = "Inputs: predictions, a list of strings, and references, for each a string or a list of strings."
+
+    def add_batch(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> None:
+        """Adds a list of texts, and for each of them its reference or a list of them; there may be no text."""
+        for name, texts in (("predictions", predictions), ("references", references)):
+            if texts is None or isinstance(texts, str):
+                raise TypeError(f"{name} is {texts!r}; it must be a list of strings.")
+        wrong = [prediction for prediction in predictions if not isinstance(prediction, str)]
+        if wrong:
+            raise TypeError(f"A prediction is {wrong[0]!r}; it must be a string.")
+        listed = [_list_references(reference) for reference in references]
+        super().add_batch(predictions=list(predictions), references=listed, **kwargs)
+
+    score: Callable[..., dict[str, Any]]  # of texts and as many lists of references
+
+    def _compute(self, *, predictions: list[str], references: list[list[str]], **options: Any) -> dict[str, Any]:
+        if not predictions:
+            raise ValueError("There are 0 predictions and 0 references; there must be at least one of each.")
+        return self.score(predictions, references, **options)
+
+    def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: Any) -> None:
+        """Adds one text and its reference or references."""
+        self.add_batch(predictions=[prediction], references=[reference], **kwargs)
+
+
+def _list_references(reference: Any) -> list[str]:
+    """A text's reference, or references, as a list."""
+    listed = [reference] if isinstance(reference, str) else reference
+    if not isinstance(listed, Sequence) or not all(isinstance(text, str) for text in listed):
+        raise TypeError(f"A reference is {reference!r}; it must be a string or a list of strings.")
+    if not listed:
+        raise ValueError("A prediction has an empty list of references; each must have at least one.")
+    return list(listed)
+
+
+class _SacrebleuMetric(_TextMetric):
+    """One of sacreBLEU's metrics; `details` of its score go into the result."""
+
+    scorer: str
+    new_names: dict[str, str] = {}  # sacreBLEU's, of options that evaluate calls otherwise
+    details: tuple[str, ...]
+
+    @classmethod
+    def make_scorer(cls, **options: Any) -> Any:
+        """SacreBLEU's metric."""
+        make = getattr(import_sacrebleu().metrics, cls.scorer)
+        return make(**{cls.new_names.get(name, name): value for name, value in options.items()})
+
+    def check_options(self, **options: Any) -> None:
+        """Raises a TypeError or ValueError for wrong options."""
+        self.make_scorer(**options)
+
+    def score(self, predictions: list[str], references: list[list[str]], **options: Any) -> dict[str, Any]:
+        """SacreBLEU's score of the corpus, with its signature."""
+        scorer = self.make_scorer(**options)
+        # SacreBLEU wants the first reference of every sentence, then the second of each, and None where there is none.
+        score = scorer.corpus_score(predictions, [list(stream) for stream in zip_longest(*references)])
+        details = {name: getattr(score, name) for name in self.details}
+        return {"score": score.score, **details, "signature": str(scorer.get_signature())}
+
+
+class Bleu(_SacrebleuMetric):
+    """BLEU of detokenised text, which sacreBLEU tokenises alike for everybody.
+
+    Options:
+        smooth_method: "exp" (default), "floor", "add-k" or "none".
+        smooth_value: what "floor" (default: 0.1) and "add-k" (default: 1) add.
+        force: do not warn of text that looks tokenised.
+        lowercase: ignore case.
+        tokenize: "13a" (default), "intl", "zh", "char", "ja-mecab", "ko-mecab", ...
+        use_effective_order: leave out n-gram orders that are longer than the text: for single sentences.
+    Results:
+        score: from 0 to 100, more is better.
+        counts, totals: matching and all n-grams, by order; precisions: their ratios in percent.
+        bp: the penalty for brevity.
+        sys_len, ref_len: tokens of the translations and of the references closest in length.
+        signature: what makes the score comparable; report it.
+    """
+
+    source = "Post, 2018, A Call for Clarity in Reporting BLEU Scores. https://aclanthology.org/W18-6319"
+    scorer = "BLEU"
+    new_names = {"use_effective_order": "effective_order"}
+    details = ("counts", "totals", "precisions", "bp", "sys_len", "ref_len")
+
+    @classmethod
+    def make_scorer(cls, **options: Any) -> Any:
+        """SacreBLEU's BLEU."""
+        metric = import_sacrebleu().metrics.BLEU
+        for name, legal in (("smooth_method", metric.SMOOTH_DEFAULTS), ("tokenize", metric.TOKENIZERS)):
+            value = options.get(name)
+            if value is not None and value not in legal:
+                raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(legal)}.")
+        return super().make_scorer(**options)
+
+
+class Chrf(_SacrebleuMetric):
+    """chrF, the F-score of matching character n-grams; with word_order=2 chrF++, which counts words and pairs, too.
+
+    Options:
+        char_order, word_order: longest n-grams of characters (default: 6) and of words (default: 0; chrF++: 2).
+        beta: recall counts so many times as much as precision (default: 2).
+        lowercase: ignore case.
+        whitespace: count white space as characters.
+        eps_smoothing: smooth as chrF++.py, NLTK and Moses do.
+    Results:
+        score: from 0 to 100, more is better.
+        char_order, word_order, beta: as given.
+        signature: what makes the score comparable; report it.
+    """
+
+    source = "Popović, 2015, chrF: character n-gram F-score. https://aclanthology.org/W15-3049"
+    scorer = "CHRF"
+    details = ("char_order", "word_order", "beta")
+
+
+class Ter(_SacrebleuMetric):
+    """The translation edit rate: insertions, deletions, substitutions and shifts of words, per 100 reference words.
+
+    Options:
+        normalized: split off punctuation and resolve XML entities first.
+        ignore_punct: leave out punctuation.
+        support_zh_ja_chars: let these two treat Chinese and Japanese characters too.
+        case_sensitive: do not ignore case.
+    Results:
+        score: edits per 100 reference words; less is better, and 100 is no limit.
+        num_edits: edits.
+        ref_length: words of the references, averaged over the references of each sentence.
+        signature: what makes the score comparable; report it.
+    """
+
+    source = "Snover et al., 2006, A Study of Translation Edit Rate. https://aclanthology.org/2006.amta-papers.25"
+    scorer = "TER"
+    new_names = {"ignore_punct": "no_punct", "support_zh_ja_chars": "asian_support"}
+    details = ("num_edits", "ref_length")
+
+
+class ExactMatch(_TextMetric):
+    """How many texts equal one of their references, but for white space at the ends.
+
+    Results:
+        score: percentage of the texts.
+    """
+
+    def score(self, predictions: list[str], references: list[list[str]]) -> dict[str, Any]:
+        """The percentage."""
+        pairs = zip(predictions, references, strict=True)
+        exact = [prediction.strip() in [text.strip() for text in group] for prediction, group in pairs]
+        return {"score": 100 * sum(exact) / len(exact)}
+
+
+class Rouge(_TextMetric):
+    """ROUGE as Google's rouge_score computes it: what a summary has in common with a reference, F1 from 0 to 1.
+
+    Of several references the nearest counts.
+
+    Options:
+        rouge_types: a list of "rouge1" to "rouge9", "rougeL", "rougeLsum" (default: rouge1, rouge2, rougeL, rougeLsum).
+        use_aggregator: give means (default), or lists with the score of each summary.
+        use_stemmer: strip the endings of English words of more than three letters (default: no).
+        tokenize: "unicode" (default), words of any script, or "ascii", runs of a to z and 0 to 9 as in rouge_score,
+            which leaves nothing of Russian or Chinese; for text in ASCII the two are the same.
+    Results:
+        rouge1, rouge2: F1 over words and over pairs of words.
+        rougeL: F1 over the longest common subsequence of words.
+        rougeLsum: the same line by line: put each sentence of a summary on a line of its own.
+        signature: what makes the scores comparable; report it.
+    """
+
+    source = "Lin, 2004, ROUGE: A Package for Automatic Evaluation of Summaries. https://aclanthology.org/W04-1013"
+
+    def check_options(self, *, use_aggregator: bool = True, **options: Any) -> None:
+        """Raises a TypeError or ValueError for wrong options."""
+        self.make_scorer(**options)
+
+    @staticmethod
+    def make_scorer(
+        *, rouge_types: Sequence[str] = ROUGE_TYPES, tokenize: str = "unicode", use_stemmer: bool = False
+    ) -> Any:
+        """A `rouge_score.rouge_scorer.RougeScorer`."""
+        if isinstance(rouge_types, str):
+            raise TypeError(f"rouge_types is {rouge_types!r}; it must be a list of names.")
+        if not rouge_types or not all(map(_ROUGE_TYPE.fullmatch, rouge_types)):
+            raise ValueError(f"rouge_types is {rouge_types!r}; legal names are rouge1 to rouge9, rougeL and rougeLsum.")
+        if tokenize not in ("unicode", "ascii"):
+            raise ValueError(f"tokenize is {tokenize!r}; it must be unicode or ascii.")
+        package = import_rouge()
+        if tokenize == "ascii":
+            return package.rouge_scorer.RougeScorer(list(rouge_types), use_stemmer=use_stemmer)
+        stem = package.tokenizers.porter.PorterStemmer().stem if use_stemmer else None
+        return package.rouge_scorer.RougeScorer(list(rouge_types), tokenizer=_UnicodeTokenizer(stem))
+
+    def score(
+        self, predictions: list[str], references: list[list[str]], *, use_aggregator: bool = True, **options: Any
+    ) -> dict[str, Any]:
+        """Means over the summaries (rouge_score's own aggregator draws samples), or the scores of each."""
+        scorer = self.make_scorer(**options)
+        found: dict[str, list[float]] = {name: [] for name in scorer.rouge_types}
+        for prediction, group in zip(predictions, references, strict=True):
+            for name, score in scorer.score_multi(group, prediction).items():
+                found[name].append(float(score.fmeasure))
+        scores = {name: fmean(each) for name, each in found.items()} if use_aggregator else found
+        words, stemmer = options.get("tokenize", "unicode"), "yes" if options.get("use_stemmer") else "no"
+        signature = f"tok:{words}|stem:{stemmer}|score:F1|mean:plain|rouge_score:{version('rouge_score')}"
+        return {**scores, "signature": signature}
+
+
+class _UnicodeTokenizer:
+    """What rouge_score asks for words."""
+
+    def __init__(self, stem: Callable[[str], str] | None) -> None:
+        self.stem = stem
+
+    def tokenize(self, text: str) -> list[str]:
+        words = split_words(text)
+        if self.stem is None:
+            return words
+        return [self.stem(word) if len(word) >= _STEMMED_LENGTH and word.isascii() else word for word in words]
+
+
+def split_words(text: str) -> list[str]:
+    """The lowercase words of a text in any script, without punctuation; without spaces, each character is a word."""
+    words: list[str] = []
+    is_open = False  # whether the next letter goes on with the last word
+    for character in unicodedata.normalize("NFC", text).lower():
+        place = _find_place(character)
+        if words and (place == "mark" or (place == "part" and is_open)):
+            words[-1] += character
+        elif place in ("part", "alone"):
+            words.append(character)
+        is_open = place == "part" or (place == "mark" and is_open)
+    return words
+
+
+@lru_cache(maxsize=65536)
+def _find_place(character: str) -> str:
+    """What a character is to words: "part" of one, a word "alone", a "mark" on the one before it, or a "gap"."""
+    category = unicodedata.category(character)
+    name = unicodedata.name(character, "")
+    if category[0] == "M" or name.startswith(_HALFWIDTH_MARKS):
+        return "mark"
+    if category[0] not in "LN":
+        return "gap"
+    return "alone" if name.startswith(_ALONE) else "part"
+
+
+class Perplexity(_MetricWithOptions):
+    """Perplexity of a sequence-to-sequence model on reference translations; it depends on the model's tokenizer.
+
+    Options:
+        model, tokenizer: a sequence-to-sequence model, wherever it is, and its tokenizer; or
+        model_id: a folder or Hub name to load both from, with
+        device, dtype, trust_remote_code: as [`load_model_and_tokenizer`] takes them.
+        batch_size, max_source_length, max_target_length, progress: as [`score_loss`] takes them.
+    Results:
+        loss: nats per target token, without label smoothing; perplexity: exp(loss).
+        tokens: target tokens, the end token included.
+    """
+
+    inputs = Features({"sources": Value("string"), "references": Value("string")})
+    help_on_inputs = "Inputs: sources and references, their translations, lists of strings."
+
+    def check_options(self, *, model: Any = None, tokenizer: Any = None, model_id: Any = None, **others: Any) -> None:
+        """Raises a ValueError for a model without its tokenizer, or beside another one."""
+        if (model is None) != (tokenizer is None):
+            missing = "model" if model is None else "tokenizer"
+            raise ValueError(f"model and tokenizer belong together; {missing} is missing.")
+        if model is not None and model_id is not None:
+            raise ValueError(f"Give model_id (here {model_id!r}), or model and tokenizer, but not both.")
+
+    def _compute(
+        self,
+        *,
+        sources: list[str],
+        references: list[str],
+        model: Any = None,
+        tokenizer: Any = None,
+        model_id: str | None = None,
+        **options: Any,
+    ) -> dict[str, Any]:
+        place = {name: options.pop(name) for name in ("device", "dtype", "trust_remote_code") if name in options}
+        if model_id is not None:
+            model, tokenizer = load_model_and_tokenizer(model_id, **place)
+        elif model is None:
+            raise ValueError("There is no model: give model_id, or model and tokenizer, to load or to compute.")
+        return score_loss(model, tokenizer, sources, references, **{"progress": False, **options})
+
+
+_METRICS: dict[str, type[_MetricWithOptions]] = {
+    "bleu": Bleu,
+    "chrf": Chrf,
+    "ter": Ter,
+    "rouge": Rouge,
+    "exact_match": ExactMatch,
+    "perplexity": Perplexity,
+}
+
+
+def score_loss(
+    model: TranslationModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    *,
+    batch_size: int = 32,
+    max_source_length: int | None = None,
+    max_target_length: int | None = None,
+    progress: bool | str = True,
+) -> dict[str, float]:
+    """Mean negative log-likelihood of the reference translations per target token, without label smoothing.
+
+    Batches do not matter, since the sum over all tokens is divided once. Texts longer than the limits, or than the
+    tokenizer's own, are truncated with a warning that names the line, counted from 1. Returns `loss` in nats per token,
+    `perplexity` = exp(loss), and `tokens`, the number of target tokens, `</s>` included. They depend on the tokenizer.
+    """
+    if len(sources) != len(targets) or not targets:
+        raise ValueError(
+            f"{len(sources)} sources and {len(targets)} targets; there must be as many of one as of the "
+            "other, and at least one."
+        )
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; it must be at least 1 sentence pair.")
+    lines = range(1, len(sources) + 1)
+    source_ids = encode_texts(tokenizer, sources, limit=length_limit(tokenizer, max_source_length), line_numbers=lines)
+    target_ids = encode_texts(
+        tokenizer, targets, limit=length_limit(tokenizer, max_target_length), line_numbers=lines, side="target"
+    )
+    longest_first = sorted(lines, key=lambda line: (len(source_ids[line - 1]), len(target_ids[line - 1])), reverse=True)
+    total = 0.0
+    with inference(model), progress_bar(progress, total=len(targets)) as bar:
+        for start in range(0, len(targets), batch_size):
+            batch = [line - 1 for line in longest_first[start : start + batch_size]]
+            inputs = tokenizer.pad(
+                {"input_ids": [source_ids[index] for index in batch]}, return_attention_mask=True, return_tensors="pt"
+            )
+            rows = [torch.tensor(target_ids[index], dtype=torch.long) for index in batch]
+            labels = pad_sequence(rows, batch_first=True, padding_value=IGNORED_LABEL)
+            total += _sum_losses(model, inputs.to(model.device), labels.to(model.device))
+            bar.update(len(batch))
+    tokens = sum(map(len, target_ids))
+    return {"loss": total / tokens, "perplexity": to_perplexity(total / tokens), "tokens": tokens}
+
+
+def to_perplexity(loss: float) -> float:
+    """The exponential of a loss in nats per token; infinite where `math.exp` would overflow."""
+    return torch.tensor(loss, dtype=torch.float64).exp().item()
+
+
+def _sum_losses(model: Any, inputs: Any, labels: torch.Tensor) -> float:
+    """Negative log-likelihood of `labels` (batch, target_length), summed over its tokens; -100 marks padding."""
+    if hasattr(model, "sum_losses"):  # CTranslate2 gives no logits
+        return float(model.sum_losses(**inputs, labels=labels))
+    # The model's own loss may be smoothed or a mean over its batch: only its logits are used. Models without this
+    # method shift the labels in their forward pass.
+    shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if shift is not None:
+        inputs["decoder_input_ids"] = shift(labels=labels)
+    else:
+        inputs["labels"] = labels
+    inputs["decoder_attention_mask"] = (labels != IGNORED_LABEL).long()
+    logits = model(**inputs, use_cache=False).logits
+    losses = torch.nn.functional.cross_entropy(
+        logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="none"
+    )
+    return float(losses.cpu().double().sum())
