@@ -41,12 +41,11 @@ def test_every_side_generates_as_many_tokens_and_ours_those_of_marian(num_beams:
 
 
 def test_all_models_have_nearly_as_many_parameters() -> None:
-    counts = {
-        side: sum(
-            parameter.numel() for parameter in make(models.SIZES["small"]).parameters() if parameter.requires_grad
-        )
-        for side, make in models.MODELS.items()
-    }
+    counts = {}
+    for side, make in models.MODELS.items():
+        with torch.device("meta"):
+            model = make(models.SIZES["small"])
+        counts[side] = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     for side, count in counts.items():
         positions = 2 * 1026 * 256 if side in ("BART", "FSMT") else 0  # FSMT's sinusoids are parameters
         assert count - positions == pytest.approx(counts["ours"], rel=0.01), side
@@ -99,17 +98,6 @@ def test_static_memory_is_for_our_side_alone() -> None:
         "MarianMT": None,
     }
     assert torch.equal(*(benchmark.generate(model, setting) for model in sides.values()))
-
-
-def test_memory_is_that_of_generating_alone_in_a_process_of_each_side() -> None:
-    """Long sources, whose keys and values the library's search has once per beam."""
-    words = ["--size=tiny", "--part=memory", "--side=ours", "--num_beams=4", "--batch_size=64", "--source_length=256"]
-    (arguments,) = benchmark.make_parser().parse_args_into_dataclasses([*words, "--new_tokens=2"])
-    ours, marian = benchmark.measure_memory(arguments)
-    # 64 sentences of 256 tokens, keys and values of width 32 in 2 layers; the library has them for each beam.
-    megabytes = 64 * 256 * 32 * 2 * 2 * 4 / 2**20
-    assert megabytes < ours["peak_megabytes"] < marian["peak_megabytes"]
-    assert marian["peak_megabytes"] > 4 * megabytes
 
 
 def test_sentences_are_translated_alike_by_the_same_weights(tmp_path: Path) -> None:
