@@ -93,7 +93,7 @@ class Table3Arguments:
         default=25_000, metadata={"help": "Source tokens, and as many target tokens, in an update, padding included."}
     )
     tokens_per_device: int | None = field(
-        default=None, metadata={"help": "How many of them fit into a forward pass. Default: by the GPU's memory."}
+        default=None, metadata={"help": "How many of them fit into a forward pass. Default: 4096."}
     )
     vocab_size: int = field(default=37_000, metadata={"help": "Size of the vocabulary that all rows share."})
     tokenizer_name: str | None = field(

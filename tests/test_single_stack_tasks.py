@@ -84,9 +84,9 @@ def tokenizer(trained: VanillaTransformerTokenizer) -> VanillaTransformerTokeniz
 
 
 @pytest.fixture(scope="module")
-def whole(trained: VanillaTransformerTokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a translation model, from which each task takes the half that it needs."""
-    folder = tmp_path_factory.mktemp("whole") / "model"
+def seq2seq(trained: VanillaTransformerTokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a translation model, from which each task takes the single-stack model that it needs."""
+    folder = tmp_path_factory.mktemp("seq2seq") / "model"
     torch.manual_seed(0)
     config = VanillaTransformerConfig.from_preset(
         "tiny", vocab_size=len(trained), d_model=64, encoder_ffn_dim=128, decoder_ffn_dim=128, dropout=0.0
@@ -132,10 +132,10 @@ def is_balanced(text: str) -> bool:
     return all(brackets[:end].count("(") >= brackets[:end].count(")") for end in range(len(brackets)))
 
 
-def test_text_classification(whole: Path, tokenizer: VanillaTransformerTokenizer, tmp_path: Path) -> None:
+def test_text_classification(seq2seq: Path, tokenizer: VanillaTransformerTokenizer, tmp_path: Path) -> None:
     """Do the brackets balance? A model that knows one answer only is right in two thirds or less."""
     training, tests = split(draw_brackets, 6000)
-    model = AutoModelForSequenceClassification.from_pretrained(whole, id2label={0: "open", 1: "balanced"})
+    model = AutoModelForSequenceClassification.from_pretrained(seq2seq, id2label={0: "open", 1: "balanced"})
     examples = [{**tokenizer(text), "labels": int(is_balanced(text))} for text in training]
     trainer = make_trainer(model, tmp_path, examples, DataCollatorWithPadding(tokenizer), max_steps=220)
     trainer.train()
@@ -156,7 +156,7 @@ def draw_words(chooser: random.Random) -> tuple[str, ...]:
     return tuple(chooser.choice(WORDS) for _ in range(chooser.randrange(4, 8)))
 
 
-def test_token_classification(whole: Path, tokenizer: VanillaTransformerTokenizer, tmp_path: Path) -> None:
+def test_token_classification(seq2seq: Path, tokenizer: VanillaTransformerTokenizer, tmp_path: Path) -> None:
     """Which words occur more than once? No word by itself tells."""
 
     def encode(words: Sequence[str]) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def test_token_classification(whole: Path, tokenizer: VanillaTransformerTokenize
         return {**encoding, "labels": labels}
 
     training, tests = split(draw_words, 3000)
-    model = AutoModelForTokenClassification.from_pretrained(whole, id2label={0: "once", 1: "again"})
+    model = AutoModelForTokenClassification.from_pretrained(seq2seq, id2label={0: "once", 1: "again"})
     collator = DataCollatorForTokenClassification(tokenizer)
     make_trainer(model, tmp_path, [encode(words) for words in training], collator, max_steps=200).train()
 
@@ -179,7 +179,7 @@ def test_token_classification(whole: Path, tokenizer: VanillaTransformerTokenize
     assert right > 0.95 * total
 
 
-def test_text_generation(whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_text_generation(seq2seq: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Say three words again, and stop. Texts begin with `<s>`; `</s>` ends those for training, but no prompt.
 
     One tokenizer serves both, so that what the Trainer saves can be used as it is.
@@ -190,8 +190,8 @@ def test_text_generation(whole: Path, tmp_path: Path, caplog: pytest.LogCaptureF
         return f"{words} : {words}"
 
     training, tests = split(draw, 4000)
-    tokenizer = AutoTokenizer.from_pretrained(whole, add_bos_token=True, add_eos_token=False)
-    model = AutoModelForCausalLM.from_pretrained(whole)
+    tokenizer = AutoTokenizer.from_pretrained(seq2seq, add_bos_token=True, add_eos_token=False)
+    model = AutoModelForCausalLM.from_pretrained(seq2seq)
     collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
     examples = [dict(tokenizer(text + tokenizer.eos_token)) for text in training]
     assert [examples[0]["input_ids"][place] for place in (0, -1)] == [0, 2]
@@ -212,13 +212,13 @@ def test_text_generation(whole: Path, tmp_path: Path, caplog: pytest.LogCaptureF
     assert tokenizer.decode([1, 1, *tokenizer("red")["input_ids"]], skip_special_tokens=True) == "red"
 
 
-def test_feature_extraction(whole: Path, tokenizer: VanillaTransformerTokenizer, tmp_path: Path) -> None:
-    """From the folder of an encoder alone come the states that the whole model's encoder has."""
-    encoder = AutoModelForTextEncoding.from_pretrained(whole)
+def test_feature_extraction(seq2seq: Path, tokenizer: VanillaTransformerTokenizer, tmp_path: Path) -> None:
+    """From the folder of an encoder alone come the states that the encoder-decoder's encoder has."""
+    encoder = AutoModelForTextEncoding.from_pretrained(seq2seq)
     extract = make_pipeline("feature-extraction", model=save(encoder, tokenizer, tmp_path / "saved"))
     with torch.no_grad():
         batch = tokenizer("red plum fig", return_tensors="pt")
-        expected = AutoModelForSeq2SeqLM.from_pretrained(whole).get_encoder()(**batch).last_hidden_state
+        expected = AutoModelForSeq2SeqLM.from_pretrained(seq2seq).get_encoder()(**batch).last_hidden_state
     torch.testing.assert_close(torch.tensor(extract("red plum fig")), expected)
 
 
@@ -336,16 +336,16 @@ def test_adapters(name: str, tokenizer: VanillaTransformerTokenizer, tmp_path: P
 
 
 @pytest.mark.parametrize("script", ["train", "check_quantization"])
-def test_scripts_for_translation_refuse_halves(
+def test_scripts_for_translation_refuse_single_stacks(
     script: str,
     main: Callable[[str], Callable[..., None]],
-    whole: Path,
+    seq2seq: Path,
     tokenizer: VanillaTransformerTokenizer,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """As they refuse any other argument, and before anything is written."""
-    folder = save(AutoModelForCausalLM.from_pretrained(whole), tokenizer, tmp_path / "saved")
+    folder = save(AutoModelForCausalLM.from_pretrained(seq2seq), tokenizer, tmp_path / "saved")
     (tmp_path / "pairs.tsv").write_text("red\trot\n")
     words = {"train": ("--train_file", tmp_path / "pairs.tsv", "--output_dir", tmp_path / "run", "--use_cpu")}
     rest = words.get(script, ("--test_file", tmp_path / "pairs.tsv", "--device", "cpu"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -50,10 +51,10 @@ def exported(main: Callable[[str], Main], model: Path, tmp_path: Path) -> Path:
 def refuse(main: Callable[[str], Main], capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Expects a script to end with an error, and returns what it says."""
 
-    def run(script: str, *arguments: Any) -> str:
+    def run(script: str, *arguments: Any, status: int = 2) -> str:
         with pytest.raises(SystemExit) as end:
             main(script)(*arguments)
-        assert end.value.code == 2
+        assert end.value.code == status
         return capsys.readouterr().err
 
     return run
@@ -101,12 +102,10 @@ def test_stdin_is_translated_in_8_bits(
     main: Callable[[str], Main], exported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("a dog\n\n"))
-    main("translate")(
-        *("--model_name_or_path", exported, "--engine", "ctranslate2", "--dtype", "int8", "--device", "cpu")
-    )
+    words = ["--engine", "ctranslate2", "--dtype", "int8", "--device", "cpu"]
+    main("translate")("--model_name_or_path", exported, *words)
     first, second = capsys.readouterr().out.splitlines()
-    assert first
-    assert second == ""
+    assert (bool(first), second) == (True, "")
 
 
 def test_wrong_input_is_explained(
@@ -121,8 +120,7 @@ def test_wrong_input_is_explained(
     random.save_pretrained(learned)
     words[1] = learned
     said = refuse("export_model", *words, tmp_path / "x", "--max_positions", 50)
-    assert "activation_function is 'mish'" in said
-    assert "max_positions is 50, but learned positions end" in said
+    assert re.search("activation_function is 'mish'.*max_positions is 50, but learned positions end", said, re.DOTALL)
     assert not (tmp_path / "x").exists()
 
     from_exported = ["--model_name_or_path", exported, "--input_file", model / "test.en", "--device", "cpu"]
@@ -130,13 +128,12 @@ def test_wrong_input_is_explained(
         said = refuse("translate", *from_exported, "--engine", engine)
         assert f"{exported} holds a model exported to CTranslate2: it needs --engine ctranslate2" in said
     from_exported += ["--engine", "ctranslate2"]
-    said = refuse("translate", *from_exported, "--dtype", "int4")
-    assert f"{exported} cannot be loaded on cpu: " in said
-    assert "int4" in said
-    said = refuse("translate", *from_exported, "--max_new_tokens", 61)
-    assert "61 new tokens are asked for (can be: 1 to 60, for so many it has positions)" in said
-    said = refuse("translate", *from_exported, "--revision", "v1")
-    assert "--revision v1 is for models on the Hub" in said
+    for arguments, message in (
+        (["--dtype", "int4"], f"{exported} cannot be loaded on cpu: "),
+        (["--max_new_tokens", 61], "61 new tokens are asked for (can be: 1 to 60, for so many it has positions)"),
+        (["--revision", "v1"], "--revision v1 is for models on the Hub"),
+    ):
+        assert message in refuse("translate", *from_exported, *arguments)
     pairs = ["--test_file", model / "test.en", model / "test.de", "--max_new_tokens", 61]
     evaluated = ["--model_name_or_path", exported, "--device", "cpu", "--engine", "ctranslate2", *pairs]
     assert "61 new tokens are asked for" in refuse("evaluate_translation", *evaluated)
@@ -172,21 +169,14 @@ def test_missing_and_damaged_models_are_explained(
 
 
 def test_an_interrupted_export_says_so_and_leaves_nothing(
-    main: Callable[[str], Main],
-    model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refuse: Callable[..., str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("transformers.GenerationConfig.save_pretrained", interrupt)
     words = ["--model_name_or_path", model, "--format", "ctranslate2", "--output_dir", tmp_path / "exported"]
-    with pytest.raises(SystemExit) as end:
-        main("export_model")(*words)
-    assert end.value.code == 130
-    assert capsys.readouterr().err.endswith("Interrupted: nothing was exported.\n")
+    assert refuse("export_model", *words, status=130).endswith("Interrupted: nothing was exported.\n")
     assert not list(tmp_path.iterdir())
 
 

@@ -53,6 +53,7 @@ def settings(data: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
         "warmup_steps": 2,
         "num_train_epochs": 2,
         "logging_steps": 1,
+        "generation_max_length": 12,
         "use_cpu": True,
         "disable_tqdm": True,
         "output_dir": str(tmp_path / "run"),

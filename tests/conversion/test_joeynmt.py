@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from sister_systems import attend, draw, interleaved_sinusoids, linear, norm
+from sister_systems import RandomWeights, attend, interleaved_sinusoids, linear, norm
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer.conversion.errors import ConversionError
@@ -55,19 +55,7 @@ def change(settings: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_weights(settings: dict[str, Any], source: list[str], target: list[str]) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    model = settings["model"]
-    weights: dict[str, torch.Tensor] = {}
-
-    def add_linear(name: str, rows: int, columns: int) -> None:
-        weights[f"{name}.weight"] = draw(rows, columns, generator=generator)
-        weights[f"{name}.bias"] = draw(rows, generator=generator)
-
-    def add_norms(*names: str) -> None:
-        for name in names:
-            weights[f"{name}.weight"] = 1 + draw(D, generator=generator)
-            weights[f"{name}.bias"] = draw(D, generator=generator)
-
+    model, weights = settings["model"], RandomWeights(D)
     for stack, attentions, norms in (
         ("encoder", ["src_src_att"], ["layer_norm"]),
         ("decoder", ["trg_trg_att", "src_trg_att"], ["x_layer_norm", "dec_layer_norm"]),
@@ -76,17 +64,17 @@ def make_weights(settings: dict[str, Any], source: list[str], target: list[str])
         for layer in (f"{stack}.layers.{index}" for index in range(model[stack]["num_layers"])):
             for attention in attentions:
                 for part in ("k", "v", "q", "output"):
-                    add_linear(f"{layer}.{attention}.{part}_layer", D, D)
-            add_linear(f"{layer}.feed_forward.pwff_layer.0", FFN, D)
-            add_linear(f"{layer}.feed_forward.pwff_layer.3", D, FFN)
-            add_norms(*(f"{layer}.{each}" for each in (*norms, "feed_forward.layer_norm")))
+                    weights.add_linear(f"{layer}.{attention}.{part}_layer", D, D)
+            weights.add_linear(f"{layer}.feed_forward.pwff_layer.0", FFN, D)
+            weights.add_linear(f"{layer}.feed_forward.pwff_layer.3", D, FFN)
+            weights.add_norms(*(f"{layer}.{each}" for each in (*norms, "feed_forward.layer_norm")))
         if model[stack].get("layer_norm") == "pre":
-            add_norms(f"{stack}.layer_norm")
-    weights["src_embed.lut.weight"] = draw(len(source), D, generator=generator)
-    weights["trg_embed.lut.weight"] = draw(len(target), D, generator=generator)
+            weights.add_norms(f"{stack}.layer_norm")
+    weights["src_embed.lut.weight"] = weights.draw(len(source), D)
+    weights["trg_embed.lut.weight"] = weights.draw(len(target), D)
     if model["tied_embeddings"]:
         weights["trg_embed.lut.weight"] = weights["src_embed.lut.weight"]
-    weights["decoder.output_layer.weight"] = draw(len(target), D, generator=generator)
+    weights["decoder.output_layer.weight"] = weights.draw(len(target), D)
     if model["tied_softmax"]:
         weights["decoder.output_layer.weight"] = weights["trg_embed.lut.weight"]
     return weights
@@ -102,7 +90,7 @@ def write(
     for name, tokens in (("src_vocab.txt", source), ("trg_vocab.txt", target)):
         (folder / name).write_text("".join(f"{token}\n" for token in tokens), encoding="utf-8")
     weights = make_weights(settings, source, target)
-    torch.save({"model_state": weights, "optimizer_state": {}, "stats_state": {"steps": 3}}, folder / "3.ckpt")
+    torch.save({"model_state": dict(weights), "optimizer_state": {}, "stats_state": {"steps": 3}}, folder / "3.ckpt")
     return weights
 
 
@@ -164,11 +152,8 @@ SENTENCES = [(["ein", "Hund", "läuft"], ["a", "dog"]), (["schnell"], ["ru@@", "
         {"model.both.activation": "gelu", "model.encoder.num_layers": 1, "model.decoder.num_layers": 3},
         {"model.both.activation": "swish", "model.encoder.num_heads": 4},
         {"shared": True, "model.tied_embeddings": True, "model.tied_softmax": True},
-        {
-            "shared": True,
-            "model.tied_embeddings": True,
-            "model.decoder.embeddings.scale": False,
-        },  # the encoder's counts
+        # Of tied embeddings the encoder's scale counts.
+        {"shared": True, "model.tied_embeddings": True, "model.decoder.embeddings.scale": False},
         {"shared": True, "model.both.layer_norm": "pre"},
     ],
 )
@@ -254,11 +239,7 @@ def test_what_has_no_counterpart_is_noted(tmp_path: Path) -> None:
         ({"data.trg.level": "char"}, "dog runsru@@ns"),
         ({"data.trg.level": "bpe", "data.trg.tokenizer_type": "subword-nmt"}, "dog ▁runs runs"),
         (
-            {
-                "data.trg.level": "bpe",
-                "data.trg.bpe_type": "subword-nmt",
-                "data.trg.tokenizer_cfg": {"separator": "g"},
-            },
+            {"data.trg.level": "bpe", "data.trg.bpe_type": "subword-nmt", "data.trg.tokenizer_cfg.separator": "g"},
             "do▁runs ru@@ ns",
         ),
     ],
@@ -334,7 +315,7 @@ def test_weights_that_do_not_fit_are_reported_together(tmp_path: Path) -> None:
     del weights["decoder.layers.1.src_trg_att.q_layer.bias"]
     weights["src_embed.lut.weight"] = torch.zeros(3, D)
     weights["decoder.pe.pe"] = weights["decoder.pe.pe"].flip(1)
-    torch.save({"model_state": weights}, tmp_path / "3.ckpt")
+    torch.save({"model_state": dict(weights)}, tmp_path / "3.ckpt")
     with pytest.raises(ConversionError) as error:
         convert_joeynmt(tmp_path)
     for part in ("encoder.layer_norm.weight", "encoder_attn.q_proj.bias", "embed_tokens.weight", "decoder.pe.pe"):

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from sister_systems import (
+    RandomWeights,
     Weights,
     attend,
-    draw,
     interleaved_sinusoids,
     linear,
     norm,
@@ -28,35 +28,15 @@ D, FFN, HEADS, ROWS = 8, 12, 2, 30
 
 # What `onmt_train` writes of a Transformer as its documentation builds it.
 OPT: dict[str, Any] = {
-    "model_task": "seq2seq",
-    "model_type": "text",
-    "encoder_type": "transformer",
-    "decoder_type": "transformer",
+    **{name: values[0] for name, values in SETTINGS.items()},
     "enc_layers": 2,
     "dec_layers": 1,
     "enc_hid_size": D,
     "dec_hid_size": D,
     "heads": HEADS,
     "transformer_ff": FFN,
-    "position_encoding": True,
-    "position_encoding_type": "SinusoidalInterleaved",
-    "max_relative_positions": 0,
-    "relative_positions_buckets": 0,
     "self_attn_type": "scaled-dot-flash",
-    "sliding_window": 0,
-    "num_kv": 0,
-    "multiquery": False,
-    "pos_ffn_activation_fn": "relu",
-    "num_experts": 0,
-    "parallel_residual": False,
-    "layer_norm": "standard",
     "norm_eps": 1e-6,
-    "copy_attn": False,
-    "generator_function": "softmax",
-    "lora_layers": [],
-    "lora_embedding": False,
-    "quant_layers": [],
-    "n_src_feats": 0,
     "add_qkvbias": False,
     "dropout": [0.3, 0.1],
     "attention_dropout": [0.2],
@@ -74,22 +54,12 @@ def make_checkpoint(
     *, source: list[str] = SOURCE, target: list[str] = TARGET, biases: bool = False, **options: Any
 ) -> dict[str, Any]:
     opt = {**OPT, **options}
-    generator = torch.Generator().manual_seed(0)
-    weights: dict[str, torch.Tensor] = {}
-
-    def add_linear(name: str, rows: int, columns: int, *, bias: bool) -> None:
-        weights[f"{name}.weight"] = draw(rows, columns, generator=generator)
-        if bias:
-            weights[f"{name}.bias"] = draw(rows, generator=generator)
-
-    def add_norm(name: str) -> None:
-        weights[f"{name}.weight"] = 1 + draw(D, generator=generator)
-        weights[f"{name}.bias"] = draw(D, generator=generator)
+    weights = RandomWeights(D)
 
     def add_attention(name: str) -> None:
         for part in ("keys", "values", "query"):
-            add_linear(f"{name}.linear_{part}", D, D, bias=biases)
-        add_linear(f"{name}.final_linear", D, D, bias=biases)
+            weights.add_linear(f"{name}.linear_{part}", D, D, bias=biases)
+        weights.add_linear(f"{name}.final_linear", D, D, bias=biases)
 
     sinusoids = interleaved_sinusoids
     if opt["position_encoding_type"] == "SinusoidalConcat":
@@ -99,27 +69,32 @@ def make_checkpoint(
         ("decoder.transformer_layers", opt["dec_layers"], target),
     ):
         side = stack.split(".")[0]
-        weights[f"{side}.embeddings.make_embedding.emb_luts.0.weight"] = draw(len(vocab), D, generator=generator)
+        weights[f"{side}.embeddings.make_embedding.emb_luts.0.weight"] = weights.draw(len(vocab), D)
         weights[f"{side}.embeddings.make_embedding.pe.pe"] = sinusoids(ROWS, D).float()[:, None]
         for layer in (f"{stack}.{index}" for index in range(layers)):
             add_attention(f"{layer}.self_attn")
             norms = ["layer_norm"] if side == "encoder" else ["layer_norm_1", "layer_norm_2"]
             if side == "decoder":
                 add_attention(f"{layer}.context_attn")
-            add_linear(f"{layer}.feed_forward.w_1", FFN, D, bias=biases)
-            add_linear(f"{layer}.feed_forward.w_2", D, FFN, bias=biases)
-            for each in (*norms, "feed_forward.layer_norm"):
-                add_norm(f"{layer}.{each}")
-        add_norm(f"{side}.layer_norm")
+            weights.add_linear(f"{layer}.feed_forward.w_1", FFN, D, bias=biases)
+            weights.add_linear(f"{layer}.feed_forward.w_2", D, FFN, bias=biases)
+            weights.add_norms(*(f"{layer}.{each}" for each in (*norms, "feed_forward.layer_norm")))
+        weights.add_norms(f"{side}.layer_norm")
     tables = [f"{side}.embeddings.make_embedding.emb_luts.0.weight" for side in ("encoder", "decoder")]
     if opt["share_embeddings"]:
         weights[tables[1]] = weights[tables[0]]
-    output = {"weight": draw(len(target), D, generator=generator), "bias": draw(len(target), generator=generator)}
+    output = {"weight": weights.draw(len(target), D), "bias": weights.draw(len(target))}
     if opt["share_decoder_embeddings"]:
         output["weight"] = weights[tables[1]]
     vocabs = {"src": source, "tgt": target, "data_task": "seq2seq", "decoder_start_token": "<s>"}
     optim = {"training_step": 3, "optimizer": {"state": {}}}
-    return {"model": weights, "generator": output, "vocab": vocabs, "opt": argparse.Namespace(**opt), "optim": optim}
+    return {
+        "model": dict(weights),
+        "generator": output,
+        "vocab": vocabs,
+        "opt": argparse.Namespace(**opt),
+        "optim": optim,
+    }
 
 
 def compute(checkpoint: dict[str, Any], source: list[int], target: list[int]) -> torch.Tensor:

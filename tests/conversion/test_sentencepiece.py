@@ -224,25 +224,16 @@ class TestVocabulary:
         absent = {token for token in pieces[:20] if token != "<2de>"}
         assert set(tokenizer.convert_ids_to_tokens(list(range(len(vocabulary), len(tokenizer))))) == absent
         ids = {token: index for index, token in enumerate(vocabulary)}
-        for text in [
-            *make_texts(100, seed=5),
-            *PARTS,
-            "中",
-            "中国",
-            "中国人 中国中",
-            "ж😀",
-            "bader中国 中 ж.",
-            "mado lono",
-        ]:
+        more = ["中", "中国", "中国人 中国中", "ж😀", "bader中国 中 ж.", "mado lono"]
+        for text in [*make_texts(100, seed=5), *PARTS, *more]:
             # What the vocabulary lacks is unknown to the other system; here it has an id of its own, as many.
             expected = [ids.get(piece, 3) for piece in processor.encode(text, out_type=str)]
             found = [index if index < len(vocabulary) else 3 for index in encode(tokenizer, text)]
             assert found == expected, text
 
     def test_pieces_that_it_lacks_are_refused(self, model_files: dict[str, Path]) -> None:
-        with pytest.raises(
-            ConversionError, match=r"lacks \d+ of the \d+ pieces of .*unigram\.model, first '▁'.*append_absent"
-        ):
+        message = r"lacks \d+ of the \d+ pieces of .*unigram\.model, first '▁'.*append_absent"
+        with pytest.raises(ConversionError, match=message):
             convert_sentencepiece(model_files["unigram"], vocabulary=["<s>", "<pad>", "</s>", "<unk>"])
 
     def test_special_tokens_that_it_lacks_are_named(self, model_files: dict[str, Path]) -> None:
@@ -317,9 +308,8 @@ class TestTwoSides:
             convert_sentencepiece(model_files["identity"], target_vocabulary=["<s>"])
 
     def test_special_tokens_of_one_side_are_refused(self, model_files: dict[str, Path]) -> None:
-        with pytest.raises(
-            ConversionError, match="the source vocabulary lacks '<pad>'; the target vocabulary lacks '<s>'"
-        ):
+        message = "the source vocabulary lacks '<pad>'; the target vocabulary lacks '<s>'"
+        with pytest.raises(ConversionError, match=message):
             convert_sentencepiece(model_files["identity"], target_model_file=model_files["bpe_symbols"])
 
 
@@ -397,9 +387,8 @@ class TestRefusals:
         content = model_files["unigram"].read_bytes()
         path = tmp_path / "cut.model"
         path.write_bytes(content[: int(len(content) * share)])
-        with pytest.raises(
-            ConversionError, match=r"cut\.model \([\d,]+ bytes\) is no sentencepiece model, or it is trunc"
-        ):
+        message = r"cut\.model \([\d,]+ bytes\) is no sentencepiece model, or it is trunc"
+        with pytest.raises(ConversionError, match=message):
             convert_sentencepiece(path)
 
     def test_a_file_cut_between_two_parts(self, model_files: dict[str, Path], tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from library_models import SIZES, make_marian
 from safetensors.torch import save_file
 from tiny_vanilla import make_loud_model
 from torch import nn
@@ -26,25 +27,12 @@ from transformers import (
     BartForConditionalGeneration,
     FSMTConfig,
     FSMTForConditionalGeneration,
-    MarianConfig,
     MarianMTModel,
 )
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.conversion.errors import ConversionError
 from vanilla_transformer.conversion.sources import SOURCES, convert, detect_format
-
-SIZES: dict[str, Any] = {
-    "d_model": 16,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 24,
-    "decoder_ffn_dim": 24,
-    "max_position_embeddings": 32,
-}
-MARIAN = {**SIZES, "vocab_size": 40, "pad_token_id": 39, "decoder_start_token_id": 39, "eos_token_id": 0}
 
 
 class Translator(nn.Module):
@@ -69,7 +57,7 @@ def script() -> Iterator[ModuleType]:
 @pytest.fixture(scope="module")
 def marian(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("models") / "marian"
-    MarianMTModel(MarianConfig(**MARIAN)).save_pretrained(folder)
+    make_marian().save_pretrained(folder)
     return str(folder)
 
 

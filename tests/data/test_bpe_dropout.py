@@ -4,6 +4,7 @@ import json
 import math
 import pickle
 import random
+import unicodedata
 from collections import Counter
 from itertools import pairwise
 from typing import Any
@@ -13,7 +14,6 @@ import torch
 from datasets import Dataset, IterableDataset
 from hypothesis import example, given
 from hypothesis import strategies as st
-from test_tokenization import nfc
 from tokenizers import Tokenizer, models
 from torch.utils.data import DataLoader
 from transformers import (
@@ -54,8 +54,10 @@ def draws(dropout: BpeDropout, text: str, count: int) -> list[tuple[int, ...]]:
 def test_decoding_gives_the_text_back(tokenizer: Any, text: str, p: float) -> None:
     text = text.replace("<", "")  # no literal special tokens
     drawn = BpeDropout(tokenizer, p)({"source": text, "target": text})
-    assert tokenizer.source_tokenizer.decode(drawn["input_ids"], skip_special_tokens=True) == nfc(text)
-    assert tokenizer.decode(drawn["labels"], skip_special_tokens=True) == nfc(text)
+    assert tokenizer.source_tokenizer.decode(drawn["input_ids"], skip_special_tokens=True) == unicodedata.normalize(
+        "NFC", text
+    )
+    assert tokenizer.decode(drawn["labels"], skip_special_tokens=True) == unicodedata.normalize("NFC", text)
     assert drawn["attention_mask"] == [1] * len(drawn["input_ids"])
     for ids in (drawn["input_ids"], drawn["labels"]):
         assert ids[-1] == 2
@@ -228,8 +230,6 @@ def test_growth_of_lengths() -> None:
         mean = sum(len(ids) for batch in drawn for ids in batch[name]) / 200
         assert factor == pytest.approx(mean / sum(map(len, plain[name])), rel=0.05)
         assert factor > 1.2
-    with pytest.raises(ValueError, match="4 sources and 0 targets"):
-        measure_length_growth(SHARED, 0.5, SOURCES, [])
 
 
 # --- refusals ---

@@ -195,13 +195,6 @@ def test_translation_feature(tmp_path: Path, options: dict[str, Any]) -> None:
     assert to_pairs(load_parallel_corpus(dataset_name=str(tmp_path / "saved"), **options)) == PAIRS
 
 
-def test_source_and_target_win_over_languages(tmp_path: Path) -> None:
-    record = {"source": "s", "target": "t", "en": "e", "de": "d"}
-    path = write_lines(tmp_path / "corpus.json", [json.dumps(record)])
-    assert load(path, source_lang="en", target_lang="de") == [("s", "t")]
-    assert load(path, source_column="de", target_column="en") == [("d", "e")]
-
-
 def test_max_samples_keeps_the_first_pairs(tmp_path: Path) -> None:
     pairs = [(f"s{index}", f"t{index}") for index in range(10)]
     saved = tmp_path / "saved"
@@ -291,11 +284,6 @@ def test_damaged_gzip_is_refused(tmp_path: Path) -> None:
     path.write_text("plain text")
     with pytest.raises(ValueError, match=r"text\.gz, after line 0: truncated or damaged gzip file"):
         read_lines(path)
-
-
-def test_damaged_parquet_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"not a parquet file"):
-        load(write(tmp_path / "a.parquet", "source\ttarget\n"))
 
 
 @pytest.mark.parametrize(

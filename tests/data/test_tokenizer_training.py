@@ -103,11 +103,6 @@ def test_ids_have_no_gaps_and_begin_with_the_special_tokens() -> None:
     assert tokenizer.model_max_length == 1024
 
 
-def test_source_and_target_share_the_vocabulary() -> None:
-    tokenizer = train(TEXTS, vocab_size=400)
-    assert {"Ġhorse", "ĠPferd"} <= tokenizer.get_vocab().keys()
-
-
 def test_the_same_texts_give_the_same_files(tmp_path: Path, run_python: RunPython, repository_root: Path) -> None:
     """Whatever their order, the number of threads, and the seed of Python's hashes."""
     texts = TEXTS * 700  # several batches
@@ -132,14 +127,6 @@ train_tokenizer(json.load(sys.stdin), vocab_size=290).save_pretrained(sys.argv[1
         assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes()
 
 
-def test_texts_may_be_a_generator() -> None:
-    def generate() -> Iterator[str]:
-        yield from TEXTS
-
-    trained = train_tokenizer(generate(), vocab_size=290, length=len(TEXTS), show_progress=False)
-    assert merges_of(trained) == merges_of(train(TEXTS))
-
-
 def test_special_tokens_in_the_texts_are_text() -> None:
     tokenizer = train(["</s> <pad>"] * 5, vocab_size=270)
     assert sorted(tokenizer.all_special_ids) == [0, 1, 2, 3]
@@ -152,11 +139,6 @@ def test_a_small_corpus_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert record.getMessage().startswith("The vocabulary has 262 tokens instead of vocab_size=1000")
-
-
-def test_a_filled_vocabulary_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
-    train(["ab ab"], vocab_size=MINIMUM_VOCAB_SIZE + 2)
-    assert caplog.records == []
 
 
 @pytest.mark.parametrize("texts", [[], ["", " ", "\n\t"]])
@@ -287,14 +269,6 @@ def test_script_trains_on_files(script: ModuleType, corpus: Path, capsys: pytest
 def test_script_trains_on_a_table(script: ModuleType, corpus: Path) -> None:
     arguments = ["--files", f"{corpus}/train.jsonl", "--vocab_size", "290", "--output_dir", f"{corpus}/out"]
     script.main([*arguments, "--source_lang", "en", "--target_lang", "de", "--disable_tqdm"])
-    assert merges_of(VanillaTransformerTokenizer.from_pretrained(corpus / "out")) == merges_of(train(TEXTS))
-
-
-def test_script_trains_on_a_dataset(script: ModuleType, corpus: Path) -> None:
-    (corpus / "dataset").mkdir()
-    (corpus / "train.jsonl").rename(corpus / "dataset" / "train.jsonl")
-    arguments = ["--dataset_name", f"{corpus}/dataset", "--vocab_size", "290", "--output_dir", f"{corpus}/out"]
-    script.main([*arguments, "--source_column", "translation.de", "--target_column", "translation.en"])
     assert merges_of(VanillaTransformerTokenizer.from_pretrained(corpus / "out")) == merges_of(train(TEXTS))
 
 

@@ -148,7 +148,7 @@ def test_positions_end_where_the_table_was_made_to_end(tmp_path: Path) -> None:
     long = torch.tensor(make_sentences([70]))
     assert torch.equal(theirs.generate(long, max_new_tokens=70), ours.generate(long, max_new_tokens=70))
     with pytest.raises(ValueError, match="A source of 71 tokens is too long: the exported model has 70 positions"):
-        theirs.generate(torch.ones(1, 71, dtype=torch.long), torch.ones(1, 71), max_new_tokens=3)
+        theirs.generate(torch.full((1, 71), 4), max_new_tokens=3)
     with pytest.raises(ConversionError, match="71 new tokens are asked for"):
         theirs.generate(long, max_new_tokens=71)
     with pytest.raises(ValueError, match="A target of 71 tokens is too long"):
@@ -252,13 +252,11 @@ def test_without_a_length_penalty_early_stopping_still_ends_the_search(tmp_path:
 
 
 def test_without_a_mask_pad_tokens_are_padding_and_a_greedy_search_returns_an_object(tmp_path: Path) -> None:
-    ours = make()
-    theirs = export(ours, tmp_path)
+    theirs = export(make(), tmp_path)
     ids, mask = pad(SOURCES[:3], junk=PAD)
-    settings: dict[str, Any] = {"max_new_tokens": 8}
-    expected = theirs.generate(ids, mask, **settings)
-    assert torch.equal(theirs.generate(ids, **settings), expected)
-    assert torch.equal(theirs.generate(ids, **settings, return_dict_in_generate=True).sequences, expected)
+    expected = theirs.generate(ids, mask, max_new_tokens=8)
+    found = theirs.generate(ids, max_new_tokens=8, return_dict_in_generate=True)
+    assert torch.equal(found.sequences, expected)
 
 
 def test_a_source_of_special_tokens_only_gives_an_empty_translation(tmp_path: Path) -> None:
@@ -275,16 +273,14 @@ def test_divided_batches_and_several_workers_change_nothing(tmp_path: Path) -> N
 
 def test_all_settings_without_a_counterpart_are_refused_together(tmp_path: Path) -> None:
     theirs = export(make(), tmp_path)
+    wrong: dict[str, Any] = {
+        "do_sample": True,
+        "repetition_penalty": 1.2,
+        "output_scores": True,
+        "length_penalty_type": "none",
+    }
     with pytest.raises(ConversionError) as error:
-        theirs.generate(
-            torch.tensor([[5, 6]]),
-            do_sample=True,
-            repetition_penalty=1.2,
-            output_scores=True,
-            length_penalty_type="none",
-            num_return_sequences=3,
-            decoder_input_ids=torch.tensor([[0]]),
-        )
+        theirs.generate(torch.tensor([[5, 6]]), **wrong, num_return_sequences=3, decoder_input_ids=torch.tensor([[0]]))
     assert str(error.value).splitlines() == [
         "CTranslate2 cannot generate as asked:",
         "  - decoder_input_ids is none of its settings",
@@ -332,11 +328,8 @@ def test_a_folder_is_all_that_translating_needs(tokenizer: PreTrainedTokenizerBa
 
 def test_two_vocabularies(tmp_path: Path) -> None:
     tokenizer = train_separate_tokenizer(TEXTS, [text.upper() for text in TEXTS], vocab_size=268)
-    ours = make(
-        vocab_size=len(tokenizer),
-        decoder_vocab_size=tokenizer.target_vocab_size + 2,
-        share_encoder_decoder_embeddings=False,
-    )
+    sizes = {"vocab_size": len(tokenizer), "decoder_vocab_size": tokenizer.target_vocab_size + 2}
+    ours = make(**sizes, share_encoder_decoder_embeddings=False)
     theirs = export(ours, tmp_path, tokenizer=tokenizer)
     assert theirs.source_tokens == tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     assert theirs.target_tokens[:-2] == tokenizer.target_tokenizer.convert_ids_to_tokens(
@@ -368,10 +361,8 @@ def test_a_file_is_not_resumed_with_another_type(tokenizer: PreTrainedTokenizerB
     source.write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
     models = [CTranslate2Model(tmp_path / "exported", device="cpu", compute_type=name) for name in ("float32", "int8")]
     translate_file(models[0], tokenizer, source, target, max_new_tokens=5, progress=False)
-    lines = target.read_text(encoding="utf-8")
-    assert lines == "".join(
-        f"{line}\n" for line in translate(models[0], tokenizer, TEXTS, max_new_tokens=5, progress=False)
-    )
+    lines = target.read_text(encoding="utf-8").splitlines()
+    assert lines == translate(models[0], tokenizer, TEXTS, max_new_tokens=5, progress=False)
 
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
@@ -407,34 +398,25 @@ def test_all_reasons_against_a_model_are_given_together(tokenizer: PreTrainedTok
     assert len(lines) == 1 + len(beginnings)
     for line, beginning in zip(lines[1:], beginnings, strict=True):
         assert line.startswith(beginning)
-    other: Any = MarianMTModel(
-        MarianConfig(
-            vocab_size=20, d_model=16, encoder_layers=1, decoder_layers=1, pad_token_id=1, decoder_start_token_id=1
-        )
-    )
+    sizes: dict[str, Any] = {"vocab_size": 20, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
+    other: Any = MarianMTModel(MarianConfig(**sizes, pad_token_id=1, decoder_start_token_id=1))
     with pytest.raises(ConversionError, match="it is MarianMTModel, not a model of this package"):
         export_ctranslate2(other, tmp_path / "out")
     assert not any(tmp_path.iterdir())
 
 
-def test_a_folder_is_complete_or_absent(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours = make(vocab_size=len(tokenizer))
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    (kept / "file").write_text("mine")
-    with pytest.raises(FileExistsError, match="kept is a folder that is not empty"):
-        export_ctranslate2(ours, kept)
+def test_a_folder_is_complete_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(FileExistsError, match="is a folder that is not empty"):
+        export_ctranslate2(make(), tmp_path)
 
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(type(ours.generation_config), "save_pretrained", fail)
+    monkeypatch.setattr(GenerationConfig, "save_pretrained", fail)
     with pytest.raises(OSError, match="the disk is full"):
-        export_ctranslate2(ours, tmp_path / "out", tokenizer=tokenizer)
-    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
-    assert (kept / "file").read_text() == "mine"
+        export_ctranslate2(make(), tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_what_is_no_exported_model_is_explained(tmp_path: Path) -> None:

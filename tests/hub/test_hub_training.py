@@ -109,7 +109,12 @@ def trained(hub: LocalHub, run: Callable[..., str], runs: Path) -> dict[str, lis
     found = {}
     for strategy in TITLES:
         name = f"package-{strategy}"
-        options = {"trainer": "package", "hub_strategy": strategy, "output_dir": str(runs / name), "hub_token": TOKEN}
+        options: dict[str, Any] = {
+            "trainer": "package",
+            "hub_strategy": strategy,
+            "output_dir": str(runs / name),
+            "hub_token": TOKEN,
+        }
         if strategy == "all_checkpoints":
             options["save_total_limit"] = 1
         run("train", options, processes=2 if strategy == "checkpoint" else 1)
@@ -118,7 +123,9 @@ def trained(hub: LocalHub, run: Callable[..., str], runs: Path) -> dict[str, lis
 
 
 class TestTranslationTrainer:
-    def test_each_commit_is_whole_and_has_a_card(self, hub: LocalHub, trained: dict[str, list[Any]]) -> None:
+    def test_each_commit_is_whole_and_has_a_card(
+        self, hub: LocalHub, trained: dict[str, list[Any]], runs: Path
+    ) -> None:
         for strategy, found in trained.items():
             # Where nothing has changed since the last checkpoint, there is no commit at the end.
             expected = TITLES[strategy] or ["End of training"]
@@ -129,8 +136,6 @@ class TestTranslationTrainer:
                 card = ModelCard(files["README.md"].decode())
                 assert card.data.to_dict()["pipeline_tag"] == "translation"
                 assert f"alice/package-{strategy}" in card.text
-
-    def test_the_weights_are_the_checkpoints(self, hub: LocalHub, trained: dict[str, list[Any]], runs: Path) -> None:
         for step, commit in zip((2, 4), trained["every_save"], strict=True):
             pushed = hub.read("alice/package-every_save", "model.safetensors", commit["id"])
             assert pushed == (runs / f"package-every_save/checkpoint-{step}/model.safetensors").read_bytes()
@@ -170,7 +175,7 @@ class TestTranslationTrainer:
 
     def test_branch_and_privacy_and_an_edited_card(self, hub: LocalHub, run: Callable[..., str], runs: Path) -> None:
         folder, repo_id = runs / "private", "alice/private"
-        options = {"trainer": "package", "output_dir": str(folder), "hub_strategy": "every_save"}
+        options: dict[str, Any] = {"trainer": "package", "output_dir": str(folder), "hub_strategy": "every_save"}
         options |= {"hub_private_repo": True, "hub_revision": "trial"}
         run("train", options)
         assert hub.repo(repo_id).private
@@ -274,16 +279,12 @@ class TestShipCode:
     def make_model(self) -> VanillaTransformerForConditionalGeneration:
         return VanillaTransformerForConditionalGeneration(VanillaTransformerConfig.from_preset("tiny", vocab_size=270))
 
-    def test_it_writes_the_code_and_leaves_all_else_alone(self, tmp_path: Path) -> None:
-        model, tokenizer = self.make_model(), VanillaTransformerTokenizer()
-        before = model.config.to_dict()
-        assert self.push(tmp_path, model, tokenizer).keys() == CODE.keys()
-        assert {name: (tmp_path / name).read_bytes() for name in CODE} == CODE
-        assert model.config.to_dict() == before
-
     def test_only_what_changes_is_replaced(self, tmp_path: Path) -> None:
         model, tokenizer = self.make_model(), VanillaTransformerTokenizer()
+        before = model.config.to_dict()
         first = self.push(tmp_path, model, tokenizer)
+        assert {name: (tmp_path / name).read_bytes() for name in first} == CODE
+        assert model.config.to_dict() == before
         changed = tmp_path / "loss_vanilla_transformer.py"
         changed.write_text("# of an older version\n")
         with changed.open("rb") as reader:  # an upload, say
@@ -292,13 +293,12 @@ class TestShipCode:
         assert {name for name in CODE if first[name] != second[name]} == {changed.name}
         assert changed.read_bytes() == CODE[changed.name]
 
-    @pytest.mark.parametrize("wrap", [torch.compile, torch.nn.DataParallel], ids=["compiled", "parallel"])
-    def test_wrapped_models(self, wrap: Any, tmp_path: Path) -> None:
-        written = self.push(tmp_path, wrap(self.make_model()), VanillaTransformerTokenizer())
-        assert written.keys() == CODE.keys()
-
     def test_where_there_is_nothing_to_do(self, tmp_path: Path) -> None:
         folder = tmp_path / "run"
         assert self.push(folder, make_bart(), make_bart_tokenizer()) == {}
         model = self.make_model()
         assert self.push(folder, model, VanillaTransformerTokenizer(), is_main=False) == {}
+
+    def test_compiled_models(self, tmp_path: Path) -> None:
+        written = self.push(tmp_path, torch.compile(self.make_model()), VanillaTransformerTokenizer())
+        assert written.keys() == CODE.keys()

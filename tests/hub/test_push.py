@@ -5,17 +5,15 @@ What the server saw and holds is what counts.
 """
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import huggingface_hub
 import pytest
 import torch
 from hub_folders import save_single_stack
-from local_hub import CUT_DOWNLOAD, CUT_UPLOAD, LocalHub
+from local_hub import LocalHub
 from remote_process import BLOCK_THE_PACKAGE, RemoteError, RemotePython, remote_python
 from tiny_single_stacks import SINGLE_STACKS as CLASSES
 from tiny_vanilla import make_loud_model
@@ -36,16 +34,6 @@ TEXTS = ["a man rides a horse", "two dogs", "", "a man rides a horse and two dog
 # What the Hub and the client add to the files of a folder.
 ADDED = {".gitattributes", "README.md"}
 WITHOUT_XET = {"HF_HUB_DISABLE_XET": "1"}
-# How large files travel: with which environment, and by which requests, each a method and a pattern of the path.
-MODES = {
-    "xet": SimpleNamespace(
-        environment={"HF_XET_CLIENT_RETRY_BASE_DELAY": "10ms", "HF_XET_CLIENT_RETRY_MAX_ATTEMPTS": "2"},
-        send=("POST", "^/_cas/v1/xorbs/"),
-        fetch=("GET", "^/_cas/xorbs/"),
-    ),
-    "lfs": SimpleNamespace(environment=WITHOUT_XET, send=("PUT", "^/_lfs/"), fetch=("GET", "^/_cdn/")),
-}
-
 LOADING = """
 import sys
 import torch
@@ -70,18 +58,6 @@ import importlib.util
 spec = importlib.util.spec_from_file_location("hub_trial", path)
 trial = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(trial)
-"""
-
-UPLOADING = """
-import time
-time.sleep = lambda seconds: None  # between attempts
-from pathlib import Path
-from huggingface_hub import CommitOperationAdd, HfApi, snapshot_download
-api = HfApi()
-
-def commit(repo_id, folder):
-    files = [CommitOperationAdd(path.name, path) for path in sorted(Path(folder).iterdir())]
-    return api.create_commit(repo_id, files, commit_message="a commit").oid
 """
 
 
@@ -289,17 +265,14 @@ half.generate(max_new_tokens=5, do_sample=False).tolist()
     def test_each_half_does_its_task(
         self, hub: LocalHub, here: RemotePython, there: RemotePython, tmp_path: Path
     ) -> None:
-        """As `hub_checks` tries it, and as the second example of its card says."""
+        """As `checks` tries it, and as the second example of its card says."""
         here.run("from huggingface_hub import HfApi")
         there.run(LOAD_TRIAL, path=hub_trial.__file__)
         for name, half in {
             name: half for half in SINGLE_STACKS for name in CLASSES if name.endswith(half.class_name)
         }.items():
-            folder, repo_id, report = (
-                save_single_stack(tmp_path / name, name),
-                f"alice/{name}",
-                tmp_path / f"{name}.json",
-            )
+            folder, repo_id = save_single_stack(tmp_path / name, name), f"alice/{name}"
+            report = tmp_path / f"{name}.json"
             (folder / "README.md").write_text(build_model_card(folder, repo_id=repo_id).content, encoding="utf-8")
             upload = "HfApi().create_repo(repo_id); HfApi().upload_folder(repo_id=repo_id, folder_path=folder).oid"
             here.run(upload, repo_id=repo_id, folder=str(folder))
@@ -399,110 +372,3 @@ def test_nothing_pushed_is_a_pickle(hub: LocalHub, pinned: str, again: dict[str,
         for path, content in pushed_contents(hub, repo.id, name).items():
             assert not path.endswith((".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth"))
             assert not re.match(rb"PK|\x80[\x02-\x05]", content), path
-
-
-@pytest.fixture(scope="module", params=MODES)
-def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
-    """A process that knows no more than huggingface_hub, and the requests by which it sends and fetches contents."""
-    folder = tmp_path_factory.mktemp("client")
-    mode = MODES[request.param]
-    with LocalHub(tokens={"hf_alice": "alice"}) as hub:
-        environment = hub.env("hf_alice", hf_home=folder / "home", **mode.environment)
-        with remote_python(folder, environment) as python:
-            python.run(UPLOADING)
-            yield SimpleNamespace(hub=hub, run=python.run, send=mode.send, fetch=mode.fetch)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Small and large files that no repository has yet."""
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"name": tmp_path.name}))
-    for number in range(2):
-        (folder / f"model-{number}.safetensors").write_bytes(os.urandom(200_000))
-    return folder
-
-
-def count(hub: LocalHub, method: str, pattern: str) -> int:
-    """How many requests were answered well."""
-    return sum(
-        request["method"] == method and request["status"] in (200, 206) and bool(re.search(pattern, request["path"]))
-        for request in hub.requests
-    )
-
-
-def test_a_folder_as_a_pull_request(client: SimpleNamespace, folder: Path, tmp_path: Path) -> None:
-    client.run('api.create_repo("alice/pulled")')
-    push = 'api.upload_folder(repo_id="alice/pulled", folder_path=folder, create_pr=True).pr_url'
-    assert client.run(push, folder=str(folder)).endswith("/alice/pulled/discussions/1")
-    assert set(client.hub.files("alice/pulled")) == {".gitattributes"}
-    client.run(
-        'snapshot_download("alice/pulled", revision="refs/pr/1", local_dir=target)', target=str(tmp_path / "new")
-    )
-    assert contents(tmp_path / "new").items() >= contents(folder).items()
-    assert len(client.hub.repo("alice/pulled").pull_requests) == 1
-
-
-class TestInterruptions:
-    """Whatever happens on the way, the folder stays as it is, nothing half arrives, and a second attempt completes."""
-
-    CREATE = "api.create_repo(repo_id).repo_id"
-    # What transformers does, which attempts a commit once, and what its Trainer does, which attempts everything often.
-    COMMIT = "commit(repo_id, folder)"
-    UPLOAD = "api.upload_folder(repo_id=repo_id, folder_path=folder).oid"
-    DOWNLOAD = "snapshot_download(repo_id, local_dir=target)"
-
-    def test_the_server_fails_at_the_commit(self, client: SimpleNamespace, folder: Path) -> None:
-        repo_id = client.run(self.CREATE, repo_id="alice/unlucky")
-        before, sent = contents(folder), count(client.hub, *client.send)
-        client.hub.failures.append(["POST", f"{repo_id}/commit/", 500, 1])
-        with pytest.raises(RemoteError, match="500 Internal Server Error"):
-            client.run(self.COMMIT, repo_id=repo_id, folder=str(folder))
-        assert set(client.hub.files(repo_id)) == {".gitattributes"}
-        first = count(client.hub, *client.send) - sent
-        assert first > 0
-        client.run(self.COMMIT)
-        assert count(client.hub, *client.send) == sent + first, "contents are sent once"
-        assert pushed_contents(client.hub, repo_id).items() >= before.items()
-        assert len(client.hub.repo(repo_id).history()) == 2
-        assert contents(folder) == before
-
-    @pytest.mark.parametrize("failure", [CUT_UPLOAD, 503])
-    def test_contents_cannot_be_sent(self, client: SimpleNamespace, folder: Path, failure: int | str) -> None:
-        repo_id = client.run(self.CREATE, repo_id=f"alice/send-{str(failure).replace(' ', '-')}")
-        before = contents(folder)
-        client.hub.failures.append([*client.send, failure, 1000])
-        with pytest.raises(RemoteError, match=r"ConnectionError: .*/_cas/|Error while uploading 'model-"):
-            client.run(self.UPLOAD, repo_id=repo_id, folder=str(folder))
-        assert set(client.hub.files(repo_id)) == {".gitattributes"}
-        client.hub.failures.clear()
-        client.run(self.UPLOAD)
-        assert pushed_contents(client.hub, repo_id).items() >= before.items()
-        assert len(client.hub.repo(repo_id).history()) == 2
-        assert contents(folder) == before
-
-    def test_contents_cannot_be_fetched(self, client: SimpleNamespace, folder: Path, tmp_path: Path) -> None:
-        repo_id = client.run(self.CREATE, repo_id="alice/fetch")
-        client.run(self.UPLOAD, repo_id=repo_id, folder=str(folder))
-        target = tmp_path / "target"
-        client.hub.failures.append([*client.fetch, CUT_DOWNLOAD, 1000])
-        with pytest.raises(RemoteError, match=r"error decoding response body|peer closed connection"):
-            client.run(self.DOWNLOAD, target=str(target))
-        assert not list(target.glob("*.safetensors")), "half a file looks like one"
-        client.hub.failures.clear()
-        client.run(self.DOWNLOAD)
-        assert contents(target).items() >= contents(folder).items()
-
-    @pytest.mark.skipif(
-        huggingface_hub.__version__ < "2", reason="older clients leave the second attempt to their user"
-    )
-    def test_a_connection_cut_once_is_no_failure(self, client: SimpleNamespace, folder: Path, tmp_path: Path) -> None:
-        repo_id = client.run(self.CREATE, repo_id="alice/once")
-        cuts = [[*client.send, CUT_UPLOAD, 1], [*client.fetch, CUT_DOWNLOAD, 1]]
-        client.hub.failures.extend(cuts)
-        client.run(self.UPLOAD, repo_id=repo_id, folder=str(folder))
-        target = tmp_path / "target"
-        client.run(self.DOWNLOAD, target=str(target))
-        assert contents(target).items() >= contents(folder).items()
-        assert [cut[3] for cut in cuts] == [0, 0], "both happened"

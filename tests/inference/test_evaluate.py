@@ -57,24 +57,18 @@ def naive_loss(model: Any, source: list[int], target: list[int]) -> list[float]:
 @pytest.mark.parametrize("tokenize", ["13a", "char"])
 def test_scores_are_sacrebleus(lowercase: bool, tokenize: str) -> None:
     scores = score_translations(HYPOTHESES, REFERENCES, lowercase=lowercase, tokenize=tokenize)
-    streams = [REFERENCES]
-    bleu = sacrebleu.corpus_bleu(HYPOTHESES, streams, lowercase=lowercase, tokenize=tokenize).score
-    assert scores["bleu"] == pytest.approx(bleu)
-    assert scores["bleu_lowercase"] == pytest.approx(
-        sacrebleu.corpus_bleu(HYPOTHESES, streams, lowercase=True, tokenize=tokenize).score
-    )
-    metric = sacrebleu.CHRF(lowercase=lowercase)
-    assert scores["chrf"] == pytest.approx(metric.corpus_score(HYPOTHESES, streams).score)
-    case = "lc" if lowercase else "mixed"
-    version = sacrebleu.__version__
-    assert scores["bleu_signature"] == f"nrefs:1|case:{case}|eff:no|tok:{tokenize}|smooth:exp|version:{version}"
-    assert scores["bleu_lowercase_signature"] == f"nrefs:1|case:lc|eff:no|tok:{tokenize}|smooth:exp|version:{version}"
-    assert scores["chrf_signature"] == f"nrefs:1|case:{case}|eff:yes|nc:6|nw:0|space:no|version:{version}"
-    assert "ter" not in scores
-    ter = sacrebleu.TER()
     with_ter = score_translations(HYPOTHESES, REFERENCES, lowercase=lowercase, tokenize=tokenize, ter=True)
-    assert with_ter["ter"] == ter.corpus_score(HYPOTHESES, streams).score > 0
-    assert with_ter["ter_signature"] == str(ter.get_signature())
+    oracles: dict[str, Any] = {
+        "bleu": sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize),
+        "bleu_lowercase": sacrebleu.BLEU(lowercase=True, tokenize=tokenize),
+        "chrf": sacrebleu.CHRF(lowercase=lowercase),
+        "ter": sacrebleu.TER(),
+    }
+    for name, oracle in oracles.items():
+        assert with_ter[name] == oracle.corpus_score(HYPOTHESES, [REFERENCES]).score > 0
+        assert with_ter[f"{name}_signature"] == str(oracle.get_signature())
+    case = "lc" if lowercase else "mixed"
+    assert f"|case:{case}|eff:no|tok:{tokenize}|smooth:exp|" in scores["bleu_signature"]
     assert {name: score for name, score in with_ter.items() if not name.startswith("ter")} == scores
 
 

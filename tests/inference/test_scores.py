@@ -168,7 +168,7 @@ class TestAdding:
             ({"predictions": ["a"], "references": ["a", "b"]}, ValueError, r"predictions \(1\) and references \(2\)"),
             ({"predictions": "a b", "references": ["a b"]}, TypeError, "predictions is 'a b'; it must be a list"),
             ({"predictions": ["a"]}, TypeError, "references is None"),
-            ({"predictions": ["a", None], "references": ["a", "b"]}, TypeError, "A prediction is None"),
+            ({"predictions": ["a", None], "references": ["a", "b"]}, TypeError, "A prediction is no string"),
             ({"predictions": ["a", "b"], "references": ["a", 3]}, TypeError, "A reference is 3"),
             ({"predictions": ["a", "b"], "references": ["a", [None]]}, TypeError, r"A reference is \[None\]"),
             ({"predictions": ["a", "b"], "references": ["a", []]}, ValueError, "empty list of references"),
@@ -362,14 +362,6 @@ class TestRouge:
     def test_wrong_options_are_refused(self, options: dict[str, Any], error: type[Exception], message: str) -> None:
         with pytest.raises(error, match=message):
             load("rouge", **options)
-
-    @pytest.mark.parametrize(
-        ("hypotheses", "references", "error"),
-        [(["a"], ["a", "b"], ValueError), ([], [], ValueError), ("a", "a", TypeError)],
-    )
-    def test_what_cannot_be_scored_is_refused(self, hypotheses: Any, references: Any, error: type[Exception]) -> None:
-        with pytest.raises(error):
-            score_summaries(hypotheses, references)
 
     def test_a_missing_library_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "rouge_score", None)

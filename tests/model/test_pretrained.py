@@ -261,6 +261,8 @@ class TestDamagedFiles:
         folder = copy()
         (folder / WEIGHTS).unlink()
         assert WEIGHTS in refusal(lambda: AutoModelForSeq2SeqLM.from_pretrained(folder), OSError)
+        load: Any = VanillaTransformerForConditionalGeneration.from_pretrained
+        assert "someone/nothing" in refusal(lambda: load("someone/nothing", config=make_config()), OSError)
 
 
 class WithNewHead(VanillaTransformerPreTrainedModel):

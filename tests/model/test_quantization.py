@@ -22,7 +22,6 @@ SCHEMES: dict[str, Callable[[], Any]] = {
     "int8 weights and activations": torchao.Int8DynamicActivationInt8WeightConfig,
     "float8 weights": torchao.Float8WeightOnlyConfig,
 }
-LABELS = {"input_ids": torch.tensor([[4, 5, 6, 2]]), "labels": torch.tensor([[7, 8, 9, 2]])}
 
 
 def save_letters_model(path: Path, **changes: Any) -> Path:

@@ -125,9 +125,9 @@ import transformers
 from transformers import AutoTokenizer, pipeline
 
 root, again, *texts = sys.argv[1:]
-halves = json.loads(texts.pop())
-whole, report = f"{root}/whole", {"refusals": [], "found": {}}
-tokenizer = AutoTokenizer.from_pretrained(whole, trust_remote_code=True)
+single_stacks = json.loads(texts.pop())
+seq2seq, report = f"{root}/seq2seq", {"refusals": [], "found": {}}
+tokenizer = AutoTokenizer.from_pretrained(seq2seq, trust_remote_code=True)
 batch = tokenizer(texts[0], return_tensors="pt")
 
 def load(auto_class, folder, **kwargs):
@@ -137,7 +137,7 @@ def describe(model):
     assert type(model).__module__.startswith("transformers_modules.")
     return type(model).__name__, sum(output.sum().item() for output in model(**batch, use_cache=False).values())
 
-for name, auto_class in halves.items():
+for name, auto_class in single_stacks.items():
     try:
         load(auto_class, f"{root}/{name}")
     except ValueError as error:
@@ -275,8 +275,8 @@ def test_a_folder_saved_there_is_the_same(first: SimpleNamespace, moved: Path) -
 
 @pytest.fixture(scope="module")
 def single_stack_folders(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("halves")
-    shutil.copytree(saved, root / "whole")
+    root = tmp_path_factory.mktemp("single_stacks")
+    shutil.copytree(saved, root / "seq2seq")
     tokenizer = AutoTokenizer.from_pretrained(saved, add_bos_token=True, add_eos_token=False)
     for name in SINGLE_STACKS:
         torch.manual_seed(1)
@@ -288,8 +288,8 @@ def single_stack_folders(saved: Path, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture(scope="module")
 def single_stacks_report(single_stack_folders: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     again = tmp_path_factory.mktemp("again")
-    halves, modules = json.dumps(SINGLE_STACKS), tmp_path_factory.mktemp("modules")
-    found = run(SINGLE_STACKS_PROCESS, single_stack_folders, again, *TEXTS, halves, modules=modules)
+    single_stacks, modules = json.dumps(SINGLE_STACKS), tmp_path_factory.mktemp("modules")
+    found = run(SINGLE_STACKS_PROCESS, single_stack_folders, again, *TEXTS, single_stacks, modules=modules)
     return SimpleNamespace(again=again, **found)
 
 
@@ -303,10 +303,10 @@ class TestSingleStacks:
     def test_they_give_the_same_numbers(
         self, single_stacks_report: SimpleNamespace, single_stack_folders: Path
     ) -> None:
-        batch = AutoTokenizer.from_pretrained(single_stack_folders / "whole")(TEXTS[0], return_tensors="pt")
+        batch = AutoTokenizer.from_pretrained(single_stack_folders / "seq2seq")(TEXTS[0], return_tensors="pt")
         for name, found in single_stacks_report.found.items():
-            half = getattr(vanilla_transformer, name).from_pretrained(single_stack_folders / name)
-            for model, (there, total) in zip((half, half.base_model), found, strict=True):
+            single = getattr(vanilla_transformer, name).from_pretrained(single_stack_folders / name)
+            for model, (there, total) in zip((single, single.base_model), found, strict=True):
                 assert there == type(model).__name__
                 assert total == pytest.approx(add_up(model(**batch, use_cache=False).values()), rel=1e-5)
 
@@ -323,7 +323,9 @@ class TestSingleStacks:
     def test_there_too_the_trainer_smooths_a_language_models_shifted_labels(
         self, single_stacks_report: SimpleNamespace, single_stack_folders: Path
     ) -> None:
-        ids = AutoTokenizer.from_pretrained(single_stack_folders / "whole")(TEXTS[0], return_tensors="pt")["input_ids"]
+        ids = AutoTokenizer.from_pretrained(single_stack_folders / "seq2seq")(TEXTS[0], return_tensors="pt")[
+            "input_ids"
+        ]
         model = AutoModelForCausalLM.from_pretrained(single_stack_folders / "VanillaTransformerForCausalLM")
         with torch.no_grad():
             scores = model(input_ids=ids).logits[0, :-1].log_softmax(dim=-1)
@@ -402,6 +404,13 @@ class TestFolder:
         assert {path.name for path in checkpoint.glob("*.py")} == FILES_OF_BOTH_STACKS
         for name in FILES_OF_BOTH_STACKS:
             assert (checkpoint / name).read_bytes() == REMOTE_FILES[name].read_bytes()
+
+
+def test_the_files_of_an_encoder_decoder() -> None:
+    """More of them would make loading without the package slower, and each has its place in the README."""
+    roles = "configuration modeling attention positions loss pretrained linear generation search decoding"
+    roles += " static_decoding tokenization pipeline"
+    assert {f"{role}_vanilla_transformer.py" for role in roles.split()} <= FILES_OF_BOTH_STACKS
 
 
 @pytest.mark.parametrize("name", REMOTE_FILES)

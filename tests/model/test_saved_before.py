@@ -16,7 +16,7 @@ from remote_process import BLOCK_THE_PACKAGE
 
 import vanilla_transformer
 
-# What each process reports of the folders; only the seconds to import torch are saved by asking for all at once.
+# What a process reports of all three folders: starting one for each would take seconds more.
 REPORT = """
 import json, sys
 from pathlib import Path

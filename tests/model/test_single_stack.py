@@ -1,4 +1,4 @@
-"""Encoder and decoder as models of their own: Auto classes, weights, what is taken over from the whole, masks."""
+"""Encoder and decoder as models of their own: Auto classes, weights, what they take from an encoder-decoder, masks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForC
 
 @pytest.mark.parametrize("name", SINGLE_STACKS)
 def test_auto_classes(name: str, tmp_path: Path) -> None:
-    """A saved half is found by its Auto class, and AutoModel finds what is below the head."""
+    """A saved model is found by its Auto class, and AutoModel finds what is below the head."""
     model = make_single_stack(name)
     model.save_pretrained(tmp_path)
     loaded = SINGLE_STACKS[name].from_pretrained(tmp_path)
@@ -47,7 +47,7 @@ def test_auto_classes(name: str, tmp_path: Path) -> None:
     assert type(AutoModel.from_config(loaded.config)) is type(base)
 
 
-def test_auto_model_of_a_new_configuration_is_the_whole() -> None:
+def test_auto_model_of_a_new_configuration_is_the_encoder_decoder() -> None:
     assert type(AutoModel.from_config(make_config())) is package.VanillaTransformerModel
     for name, auto_class in SINGLE_STACKS.items():
         if auto_class is not AutoModel:
@@ -127,75 +127,79 @@ def test_resizing(name: str, sharing: str, bias: bool, sizes: list[tuple[int, in
         run(model, input_ids=torch.tensor([[4 % rounded, rounded - 1]]))
 
 
-# --- taken over from the whole -----------------------------------------------------------------------------------
+# --- taken over from the encoder-decoder ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def wholes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def seq2seqs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A saved translation model of each way of sharing, with languages and a search of its own."""
     folders = {}
     for sharing, changes in ALL_SHARING.items():
         model = make_model(langs=["en", "de"], lm_head_bias=True, label_smoothing=0.1, **changes)
         model.generation_config.update(num_beams=4, length_penalty=0.6, length_penalty_type="gnmt")
-        folders[sharing] = tmp_path_factory.mktemp("wholes") / sharing
+        folders[sharing] = tmp_path_factory.mktemp("seq2seqs") / sharing
         model.save_pretrained(folders[sharing])
     return folders
 
 
 @pytest.mark.parametrize("sharing", ALL_SHARING)
 @pytest.mark.parametrize("name", SINGLE_STACKS)
-def test_from_the_whole(name: str, sharing: str, wholes: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
-    """Every parameter but a new head's is the whole's, what the half lacks is not complained of."""
-    whole = AutoModelForSeq2SeqLM.from_pretrained(wholes[sharing])
+def test_from_an_encoder_decoder(
+    name: str, sharing: str, seq2seqs: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every parameter but a new head's is the encoder-decoder's; what the stack lacks is not complained of."""
+    seq2seq = AutoModelForSeq2SeqLM.from_pretrained(seq2seqs[sharing])
     caplog.clear()
-    half, info = getattr(package, name).from_pretrained(wholes[sharing], output_loading_info=True)
-    heads = {key for key in half.state_dict() if key.startswith(("score.", "qa_outputs."))}
+    single, info = getattr(package, name).from_pretrained(seq2seqs[sharing], output_loading_info=True)
+    heads = {key for key in single.state_dict() if key.startswith(("score.", "qa_outputs."))}
     assert info["missing_keys"] == heads
     assert not info["unexpected_keys"]
     assert not info["mismatched_keys"]
     assert bool(caplog.messages) == bool(heads)  # the library tells of the new head
-    prefix = "" if half.base_model is not half else "model."
-    taken = {key: tensor for key, tensor in half.state_dict().items() if key not in heads}
-    assert all(torch.equal(tensor, whole.state_dict()[prefix + key]) for key, tensor in taken.items())
-    check_ties(half)
-    config = whole.config
-    assert half.config.vocab_size == (config.target_vocab_size if name in DECODERS else config.vocab_size)
-    assert whole.config.is_encoder_decoder
-    assert (half.config.is_encoder_decoder, half.config.is_decoder) == (False, name in DECODERS)
+    prefix = "" if single.base_model is not single else "model."
+    taken = {key: tensor for key, tensor in single.state_dict().items() if key not in heads}
+    assert all(torch.equal(tensor, seq2seq.state_dict()[prefix + key]) for key, tensor in taken.items())
+    check_ties(single)
+    config = seq2seq.config
+    assert single.config.vocab_size == (config.target_vocab_size if name in DECODERS else config.vocab_size)
+    assert seq2seq.config.is_encoder_decoder
+    assert (single.config.is_encoder_decoder, single.config.is_decoder) == (False, name in DECODERS)
     depth = config.decoder_layers if name in DECODERS else config.encoder_layers
-    assert half.config.num_hidden_layers == depth
+    assert single.config.num_hidden_layers == depth
 
 
 @pytest.mark.parametrize(("begins", "starts"), [(None, 1), (0, 2), (5, None)])
 def test_texts_begin_with_what_starts_the_decoder(begins: int | None, starts: int | None, tmp_path: Path) -> None:
     """Marian's starts with padding and has no `<s>`, fairseq's with `</s>`."""
-    make_model(bos_token_id=begins, decoder_start_token_id=starts).save_pretrained(tmp_path / "whole")
+    make_model(bos_token_id=begins, decoder_start_token_id=starts).save_pretrained(tmp_path / "seq2seq")
     expected = begins if starts is None else starts
-    for folder in ("whole", "half"):
+    for folder in ("seq2seq", "single"):
         model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / folder)
         assert model.config.bos_token_id == model.generation_config.bos_token_id == expected
         assert model.generation_config.decoder_start_token_id is None
         assert model.generate(max_new_tokens=2, do_sample=False)[0, 0] == expected
-        model.save_pretrained(tmp_path / "half")
+        model.save_pretrained(tmp_path / "single")
     if starts is not None:
-        whole = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "half", is_encoder_decoder=True)
-        assert whole.generate(torch.tensor([[4, 5]]), max_new_tokens=2)[0, 0] == starts
+        seq2seq = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "single", is_encoder_decoder=True)
+        assert seq2seq.generate(torch.tensor([[4, 5]]), max_new_tokens=2)[0, 0] == starts
 
 
-def test_a_language_model_has_a_search_of_its_own(wholes: dict[str, Path]) -> None:
+def test_a_language_model_has_a_search_of_its_own(seq2seqs: dict[str, Path]) -> None:
     """Beams and length penalties of a translation model are not taken over, unless they are asked for."""
-    model = AutoModelForCausalLM.from_pretrained(wholes["shared-tied"])
+    model = AutoModelForCausalLM.from_pretrained(seq2seqs["shared-tied"])
     settings = model.generation_config.to_diff_dict()
     assert not {"num_beams", "length_penalty", "length_penalty_type"} & settings.keys()
     assert settings["eos_token_id"] == 2
     wanted = GenerationConfig(num_beams=3, eos_token_id=2, pad_token_id=1)
-    model = AutoModelForCausalLM.from_pretrained(wholes["shared-tied"], generation_config=wanted)
+    model = AutoModelForCausalLM.from_pretrained(seq2seqs["shared-tied"], generation_config=wanted)
     assert model.generation_config.num_beams == 3
 
 
 @pytest.mark.parametrize("name", ["VanillaTransformerForSequenceClassification", "VanillaTransformerForCausalLM"])
-def test_a_saved_half_does_not_promise_what_the_whole_does(name: str, wholes: dict[str, Path], tmp_path: Path) -> None:
-    SINGLE_STACKS[name].from_pretrained(wholes["shared-tied"]).save_pretrained(tmp_path)
+def test_a_saved_single_stack_does_not_promise_what_the_encoder_decoder_does(
+    name: str, seq2seqs: dict[str, Path], tmp_path: Path
+) -> None:
+    SINGLE_STACKS[name].from_pretrained(seq2seqs["shared-tied"]).save_pretrained(tmp_path)
     settings = json.loads((tmp_path / "config.json").read_text())
     assert "custom_pipelines" not in settings
     assert "AutoModelForSeq2SeqLM" not in settings["auto_map"]
@@ -206,61 +210,61 @@ def test_a_saved_half_does_not_promise_what_the_whole_does(name: str, wholes: di
         assert (tmp_path / f"{module}.py").is_file()
 
 
-def test_the_whole_from_an_encoder(tmp_path: Path) -> None:
+def test_an_encoder_decoder_from_an_encoder(tmp_path: Path) -> None:
     """An encoder that was trained alone can start a translation model, whose decoder is new."""
     encoder = make_single_stack("VanillaTransformerEncoderModel")
     encoder.save_pretrained(tmp_path)
-    whole, info = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, is_encoder_decoder=True, output_loading_info=True)
+    seq2seq, info = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, is_encoder_decoder=True, output_loading_info=True)
     assert all(name.startswith("model.decoder.layers.") for name in info["missing_keys"])
     ids = torch.tensor(make_sentences([5]))
-    states = run(whole.get_encoder(), input_ids=ids).last_hidden_state
+    states = run(seq2seq.get_encoder(), input_ids=ids).last_hidden_state
     assert torch.equal(states, run(encoder, input_ids=ids).last_hidden_state)
-    assert run(whole, input_ids=ids, decoder_input_ids=ids).logits.isfinite().all()
+    assert run(seq2seq, input_ids=ids, decoder_input_ids=ids).logits.isfinite().all()
 
 
 @pytest.mark.parametrize("sharing", SHARING)
 @pytest.mark.parametrize("name", DECODERS)
-def test_the_whole_from_a_decoder(name: str, sharing: str, tmp_path: Path) -> None:
+def test_an_encoder_decoder_from_a_decoder(name: str, sharing: str, tmp_path: Path) -> None:
     """So can a language model, to which the encoder and the attention over the source are new."""
     decoder = make_single_stack(name, **SHARING[sharing])
     decoder.save_pretrained(tmp_path)
-    whole, info = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, is_encoder_decoder=True, output_loading_info=True)
+    seq2seq, info = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, is_encoder_decoder=True, output_loading_info=True)
     new = ("model.encoder.", ".encoder_attn.", ".encoder_attn_layer_norm.")
-    old = {key for key in whole.state_dict() if not any(part in key for part in new)}
+    old = {key for key in seq2seq.state_dict() if not any(part in key for part in new)}
     if name == "VanillaTransformerDecoderModel" and not SHARING[sharing]["tie_word_embeddings"]:
         old.remove("lm_head.weight")
     assert not old & info["missing_keys"]
     prefix = "" if decoder.base_model is not decoder else "model."
     for key, tensor in decoder.state_dict().items():
-        assert torch.equal(whole.state_dict()[prefix + key], tensor)
+        assert torch.equal(seq2seq.state_dict()[prefix + key], tensor)
     ids = torch.tensor(make_sentences([5]))
-    assert run(whole, input_ids=ids, decoder_input_ids=ids).logits.isfinite().all()
-    whole.save_pretrained(tmp_path / "whole")
-    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "whole")
-    assert torch.equal(again.generate(ids, num_beams=2), whole.generate(ids, num_beams=2))
+    assert run(seq2seq, input_ids=ids, decoder_input_ids=ids).logits.isfinite().all()
+    seq2seq.save_pretrained(tmp_path / "seq2seq")
+    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "seq2seq")
+    assert torch.equal(again.generate(ids, num_beams=2), seq2seq.generate(ids, num_beams=2))
 
 
 @pytest.mark.parametrize("name", ["VanillaTransformerEncoderModel", "VanillaTransformerForCausalLM"])
-def test_the_whole_from_a_half_says_nothing_of_the_half(name: str, tmp_path: Path) -> None:
-    """Its folder is like that of any whole, for those without this package too."""
-    make_single_stack(name).save_pretrained(tmp_path / "half")
-    whole = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "half", is_encoder_decoder=True)
-    whole.save_pretrained(tmp_path / "whole")
+def test_an_encoder_decoder_from_a_single_stack_says_nothing_of_it(name: str, tmp_path: Path) -> None:
+    """Its folder is like that of any encoder-decoder, for those without this package too."""
+    make_single_stack(name).save_pretrained(tmp_path / "single")
+    seq2seq = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "single", is_encoder_decoder=True)
+    seq2seq.save_pretrained(tmp_path / "seq2seq")
     saved, expected = (
         json.loads(text)
-        for text in ((tmp_path / "whole" / "config.json").read_text(), make_model().config.to_json_string())
+        for text in ((tmp_path / "seq2seq" / "config.json").read_text(), make_model().config.to_json_string())
     )
     for field in ("auto_map", "is_decoder", "is_encoder_decoder", "custom_pipelines"):
         assert saved.get(field) == expected.get(field), field
 
 
 @pytest.mark.parametrize("num_beams", [1, 2])
-def test_the_whole_from_a_language_model_starts_with_its_own_token(num_beams: int, tmp_path: Path) -> None:
+def test_an_encoder_decoder_from_a_language_model_starts_with_its_own_token(num_beams: int, tmp_path: Path) -> None:
     """The language model's settings of `generate`, which are taken over, know no token that starts a decoder."""
     make_single_stack("VanillaTransformerForCausalLM").save_pretrained(tmp_path)
     config = make_config(decoder_start_token_id=3)
-    whole: Any = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path, config=config)
-    assert whole.generate(torch.tensor(make_sentences([5])), max_new_tokens=2, num_beams=num_beams)[0, 0] == 3
+    seq2seq: Any = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path, config=config)
+    assert seq2seq.generate(torch.tensor(make_sentences([5])), max_new_tokens=2, num_beams=num_beams)[0, 0] == 3
 
 
 def test_the_attention_over_the_source_is_new_as_a_whole_only(tmp_path: Path) -> None:
@@ -281,14 +285,14 @@ class TestWhatDoesNotFit:
             ("VanillaTransformerForCausalLM", "of one decoder alone .*AutoModelForCausalLM"),
         ],
     )
-    def test_a_half_is_not_the_whole(self, name: str, advice: str, tmp_path: Path) -> None:
+    def test_a_single_stack_is_not_the_encoder_decoder(self, name: str, advice: str, tmp_path: Path) -> None:
         make_single_stack(name).save_pretrained(tmp_path)
         with pytest.raises(ValueError, match=advice):
             AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
 
     @pytest.mark.parametrize("sharing", ["shared-tied", "separate-tied"])
     @pytest.mark.parametrize("saved", ["VanillaTransformerEncoderModel", "VanillaTransformerForCausalLM"])
-    def test_nor_the_other_half(self, saved: str, sharing: str, tmp_path: Path) -> None:
+    def test_nor_the_other_stack(self, saved: str, sharing: str, tmp_path: Path) -> None:
         """They have at most the embeddings in common; a configuration alone would build one silently."""
         model = make_single_stack(saved, **SHARING[sharing])
         model.save_pretrained(tmp_path)
@@ -302,11 +306,11 @@ class TestWhatDoesNotFit:
                 getattr(package, name)._from_config(model.config)
 
     @pytest.mark.parametrize("name", ["VanillaTransformerForQuestionAnswering", "VanillaTransformerForCausalLM"])
-    def test_other_sizes_are_refused(self, name: str, wholes: dict[str, Path]) -> None:
+    def test_other_sizes_are_refused(self, name: str, seq2seqs: dict[str, Path]) -> None:
         side = "decoder" if name in DECODERS else "encoder"
         for field, value in (("d_model", 8), (f"{side}_layers", 5)):
             with pytest.raises(RuntimeError, match="disagree with VanillaTransformerConfig"):
-                SINGLE_STACKS[name].from_pretrained(wholes["separate-tied"], **{field: value})
+                SINGLE_STACKS[name].from_pretrained(seq2seqs["separate-tied"], **{field: value})
 
     def test_a_file_of_this_class_must_be_whole(self, tmp_path: Path) -> None:
         make_single_stack("VanillaTransformerForSequenceClassification").save_pretrained(tmp_path)
@@ -332,9 +336,9 @@ class TestWhatDoesNotFit:
             decoder(input_ids=ids, skip_logits=True)
         with pytest.raises(ValueError, match="no use for encoder_hidden_states, encoder_attention_mask"):
             decoder(input_ids=ids, encoder_hidden_states=torch.zeros(1, 2, 16), encoder_attention_mask=ids)
-        whole = make_model()
+        seq2seq = make_model()
         with pytest.raises(ValueError, match=r"exactly one of decoder_input_ids .*AutoModelForTextEncoding"):
-            whole(input_ids=ids)
+            seq2seq(input_ids=ids)
 
     @pytest.mark.parametrize("name", SINGLE_STACKS)
     def test_attention_over_a_source_is_not_left_out_silently(self, name: str) -> None:
@@ -344,16 +348,16 @@ class TestWhatDoesNotFit:
             getattr(package, name)(config)
 
 
-def test_configurations_of_halves() -> None:
-    """One is made from the whole's, which is left as it was; what is one already is taken as it is."""
-    whole = make_config(decoder_vocab_size=13, **SHARING["separate-tied"])
-    before = copy.deepcopy(whole.to_dict())
+def test_configurations_of_single_stacks() -> None:
+    """One is made from the encoder-decoder's, which is left as it was; what is one already is taken as it is."""
+    seq2seq = make_config(decoder_vocab_size=13, **SHARING["separate-tied"])
+    before = copy.deepcopy(seq2seq.to_dict())
     for name in SINGLE_STACKS:
         model = make_single_stack(name, decoder_vocab_size=13, **SHARING["separate-tied"])
         assert all(module.config is model.config for module in model.modules() if isinstance(module, PreTrainedModel))
         assert VanillaTransformerConfig(**model.config.to_dict()).to_dict() == model.config.to_dict()
         assert type(model)(model.config).config is model.config
-    assert whole.to_dict() == before
+    assert seq2seq.to_dict() == before
 
 
 # --- masks, outputs, number formats ------------------------------------------------------------------------------
@@ -457,8 +461,8 @@ def test_bfloat16_and_one_graph(name: str) -> None:
     torch._dynamo.reset()
     compiled = run(torch.compile(model, fullgraph=True, backend="eager"), **inputs)
     torch.testing.assert_close(compiled.loss, expected.loss)
-    half = copy.deepcopy(model).bfloat16().train()
-    loss = half(**inputs).loss
+    single = copy.deepcopy(model).bfloat16().train()
+    loss = single(**inputs).loss
     loss.backward()
     assert loss.item() == pytest.approx(expected.loss.item(), rel=0.1)
-    assert all(cast(torch.Tensor, parameter.grad).isfinite().all() for parameter in half.parameters())
+    assert all(cast(torch.Tensor, parameter.grad).isfinite().all() for parameter in single.parameters())

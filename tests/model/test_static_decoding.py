@@ -17,7 +17,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from test_search import BOS, EOS, MODELS, OPTIONS, change_search, make_batch, search, shared_model
-from tiny_vanilla import make_cache, make_config, make_model
+from tiny_vanilla import logits_of, make_cache, make_config, make_model
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 from torch._inductor.utils import get_first_incompatible_cudagraph_node
@@ -152,26 +152,27 @@ def test_prompts_of_padding_and_learned_positions_to_the_last(num_beams: int) ->
             search_static(model, **arguments, **more, max_new_tokens=limit)
 
 
+def start_decoding(model: Any, batch: dict[str, torch.Tensor], prompt_mask: torch.Tensor) -> StaticDecoder:
+    """A decoder of one beam for each sentence."""
+    inputs = {"encoder_outputs": model.get_encoder()(**batch), "attention_mask": batch["attention_mask"]}
+    config = GenerationConfig(num_beams=1, cache_implementation="static")
+    return StaticDecoder(model, {**inputs, "decoder_attention_mask": prompt_mask}, config)
+
+
+@torch.no_grad()
 def test_places_that_were_left_take_no_positions() -> None:
     """Or the tokens of a longer prompt would be beyond the last position before the others' are."""
-    model = shared_model("learned")
-    batch = make_batch([4, 2, 1])
+    model, batch = shared_model("learned"), make_batch([4, 2, 1])
     prompts = torch.tensor([[5, 6], [1, 6], [1, 7]])
     mask = torch.tensor([[1, 1], [0, 1], [0, 1]])
-    config = GenerationConfig(num_beams=1, cache_implementation="static")
-    with torch.no_grad():
-        encoded = model.get_encoder()(**batch)
-        inputs = {"encoder_outputs": encoded, "decoder_attention_mask": mask}
-        decoder = StaticDecoder(model, {**inputs, "attention_mask": batch["attention_mask"]}, config)
-        decoder.step(prompts[:, None])
-        decoder.keep_sentences(torch.tensor([1, 2]))
-        tokens = torch.cat([prompts[1:], torch.randint(3, 13, (2, 39))], dim=1)
-        logits = [decoder.step(tokens[:, None, :length]) for length in range(3, 42)]
-        expected = model(
-            **{name: tensor[1:] for name, tensor in batch.items()},
-            decoder_input_ids=tokens,
-            decoder_attention_mask=torch.cat([mask[1:], torch.ones(2, 39)], dim=1),
-        ).logits
+    decoder = start_decoding(model, batch, mask)
+    decoder.step(prompts[:, None])
+    decoder.keep_sentences(torch.tensor([1, 2]))
+    tokens = torch.cat([prompts[1:], torch.randint(3, 13, (2, 39))], dim=1)
+    logits = [decoder.step(tokens[:, None, :length]) for length in range(3, 42)]
+    inputs = {name: tensor[1:] for name, tensor in batch.items()}
+    mask = torch.cat([mask[1:], torch.ones(2, 39)], dim=1)
+    expected = logits_of(model, **inputs, decoder_input_ids=tokens, decoder_attention_mask=mask)
     torch.testing.assert_close(torch.stack(logits, dim=1), expected[:, 2:], atol=1e-4, rtol=1e-4)
 
 
@@ -200,11 +201,8 @@ def test_every_row_sees_something(monkeypatch: pytest.MonkeyPatch) -> None:
         return attend(*inputs, attn_mask=attn_mask, **settings)
 
     model, batch = shared_model("sdpa"), make_batch([5, 2, 6])
-    mask = torch.tensor([[0, 0, 1], [1, 1, 1], [0, 1, 1]])
-    config = GenerationConfig(num_beams=1, cache_implementation="static")
     with torch.no_grad():
-        inputs = {"encoder_outputs": model.get_encoder()(**batch), "attention_mask": batch["attention_mask"]}
-        decoder = StaticDecoder(model, {**inputs, "decoder_attention_mask": mask}, config)
+        decoder = start_decoding(model, batch, torch.tensor([[0, 0, 1], [1, 1, 1], [0, 1, 1]]))
         monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", check)
         decoder.step(torch.full((3, 1, 4), 5))
         decoder.keep_sentences(torch.tensor([0, 2]))
@@ -277,11 +275,9 @@ def test_where_static_memory_does_not_suit(name: str, arguments: dict[str, Any],
         handle = model.model.decoder.register_forward_hook(lambda *_: None)
     if "past_key_values" in arguments:
         arguments |= {"past_key_values": make_cache(model, "static", 5, 11), "cache_implementation": None}
-    try:
-        search(model, **batch, **arguments)
-    finally:
-        if handle is not None:
-            handle.remove()
+    search(model, **batch, **arguments)
+    if handle is not None:
+        handle.remove()
     assert steps == []
     search_static(shared_model("sdpa"), **batch)
     assert len(steps) > 0
@@ -332,14 +328,20 @@ def graphs() -> Iterator[list[Any]]:
     torch.compiler.reset()
 
 
-@torch._dynamo.config.patch(recompile_limit=1)
-def test_a_graph_serves_many_batches(graphs: list[Any], steps: Recorded) -> None:
+def count_in(graphs: list[Any]) -> Any:
+    """A compiler that compiles nothing."""
+
     def count(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        graphs.append({tuple(item.shape) for item in inputs})
+        graphs.append({tuple(getattr(item, "shape", ())) for item in inputs})
         return graph.forward
 
+    return count
+
+
+@torch._dynamo.config.patch(recompile_limit=1)
+def test_a_graph_serves_many_batches(graphs: list[Any], steps: Recorded) -> None:
     model = make_model(scale=0.6, decoder_layers=1)
-    config = on_all_devices(backend=count)
+    config = on_all_devices(backend=count_in(graphs))
     for seed in range(8):
         for lengths in ([3], [4, 2], [1, 5, 6], [7, 1, 0, 2]):
             batch = make_batch(lengths, seed)
@@ -360,12 +362,8 @@ def test_a_graph_serves_many_batches(graphs: list[Any], steps: Recorded) -> None
 
 
 def test_graphs_of_any_size_are_fewer_than_buckets(graphs: list[Any]) -> None:
-    def count(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
     model = make_model(scale=0.6, decoder_layers=1)
-    config = on_all_devices(backend=count, dynamic=True)
+    config = on_all_devices(backend=count_in(graphs), dynamic=True)
     for lengths in ([4, 2], [1, 5, 6], [7, 1, 0, 2, 5], [70, 3]):
         for known in KNOWN_LENGTHS:
             arguments = {**make_batch(lengths), "num_beams": 4, "max_new_tokens": 4}

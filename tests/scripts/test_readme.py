@@ -208,14 +208,24 @@ def test_every_script_is_listed() -> None:
 
 
 def test_every_module_is_in_the_layout() -> None:
-    layout = read(README).split("\n## How the code is laid out\n")[1].split("\n## ")[0]
-    modules = {path.name for path in (ROOT / "vanilla_transformer").glob("*.py")} - {"__init__.py", "__main__.py"}
-    assert modules == set(re.findall(r"`(\w+\.py)`", layout))
+    """The tree of the package, a folder's files two spaces further right than the folder."""
+    (tree,) = (code for name, code in blocks("") if name == README and code.startswith("vanilla_transformer/\n"))
+    folders: list[str] = []
+    listed = set()
+    for line in tree.splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        for name in re.findall(r"(?<=  )[a-z_0-9]+(?:\.py|_|/)(?=  |$)|^vanilla_transformer/", line):
+            if name.endswith("/"):
+                folders[depth:] = [name]
+            else:
+                listed.add("".join(folders[:depth]) + (f"{name}vanilla_transformer.py" if name.endswith("_") else name))
+    paths = {path.relative_to(ROOT).as_posix() for path in (ROOT / "vanilla_transformer").rglob("*.py")}
+    assert listed == {path for path in paths if path.count("/") == 1 or not path.endswith("__init__.py")}
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_dotted_name_exists(name: str) -> None:
-    """Names such as `batching.TokenBatchSampler`, relative to the package."""
+    """Names such as `data.batching.TokenBatchSampler`, relative to the package."""
     names = {path.stem for path in (ROOT / "vanilla_transformer").iterdir()}
     for span in code_spans(name):
         match = re.match(r"(?:vanilla_transformer\.)?((\w+)\.[A-Za-z_][\w.]*)(?![\w/])", span)

@@ -42,12 +42,9 @@ from local_hub_repo import (
 )
 from local_hub_xet import XetStore
 
-CUT_UPLOAD = "cut upload"
-CUT_DOWNLOAD = "cut download"
-
 
 class Request(TypedDict):
-    """A request as it came in; no status means that the connection was cut."""
+    """A request as it came in, and the status of the answer."""
 
     method: str
     path: str
@@ -69,9 +66,8 @@ class LocalHub:
     Attributes:
         repos: `Repo` by "owner/name", in small letters.
         requests: every `Request` so far, in the order in which they came.
-        failures: what is to go wrong, as lists of method, regular expression for the path, what happens (a status, or
-            CUT_UPLOAD after half the client's body or CUT_DOWNLOAD after half the server's), and how often it still
-            happens.
+        failures: what is to go wrong, as lists of method, regular expression for the path, status, and how often it
+            still happens.
     """
 
     def __init__(
@@ -164,8 +160,8 @@ class LocalHub:
             raise HubError(403, "Forbidden: pass `create_pr=1` as a query parameter to create a Pull Request")
         return repo
 
-    def take_failure(self, method: str, path: str) -> int | str | None:
-        """What is to go wrong with this request."""
+    def take_failure(self, method: str, path: str) -> int | None:
+        """The status with which this request shall fail."""
         with self.lock:
             for failure in self.failures:
                 wanted, pattern, what, times = failure
@@ -238,15 +234,11 @@ class _Handler(BaseHTTPRequestHandler):
             method=self.command, path=self.path, status=None, body=b"", auth=self.headers.get("Authorization")
         )
         self.hub.requests.append(self.record)
-        self.failure = self.hub.take_failure(self.command, url.path)
+        failure = self.hub.take_failure(self.command, url.path)
         try:
-            if self.failure == CUT_UPLOAD:
-                self.rfile.read(int(self.headers.get("Content-Length") or 0) // 2)
-                self.close_connection = True
-                return
             self.record["body"] = self.read_body()
-            if isinstance(self.failure, int):
-                raise HubError(self.failure, "a failure that the test asked for")
+            if failure is not None:
+                raise HubError(failure, "a failure that the test asked for")
             self.route(url.path)
         except HubError as error:
             self.send_json({"error": str(error)}, error.status, error.headers)
@@ -282,15 +274,13 @@ class _Handler(BaseHTTPRequestHandler):
         raise HubError(404, f"no such page: {self.command} {path}")
 
     def send(self, body: bytes, status: int, headers: Mapping[str, str]) -> None:
-        is_cut = self.failure == CUT_DOWNLOAD
-        self.record["status"] = None if is_cut else status
+        self.record["status"] = status
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), "X-Request-Id": os.urandom(8).hex(), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
-        self.close_connection |= is_cut
         if self.command != "HEAD":
-            self.wfile.write(body[: len(body) // 2] if is_cut else body)
+            self.wfile.write(body)
 
     def send_json(self, content: Any, status: int = 200, headers: Mapping[str, str] = {}) -> None:
         self.send(json.dumps(content).encode(), status, {"Content-Type": "application/json; charset=utf-8", **headers})

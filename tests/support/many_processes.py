@@ -26,13 +26,7 @@ TIMEOUT = 120.0
 
 
 class Launcher:
-    """Starts groups of processes, and says how they ended.
-
-    Args:
-        folder: Holds the groups' logs.
-        module: Where the programs are.
-        environment: Of all groups, instead of this process's.
-    """
+    """Starts groups of processes that run functions of a module, logs into a folder, and says how they ended."""
 
     def __init__(self, folder: Path, module: str = "rank_programs", environment: dict[str, str] | None = None) -> None:
         self.folder = folder
@@ -59,27 +53,15 @@ class Launcher:
     ) -> str:
         """Runs a function of the module in several processes, or in one that knows of no others.
 
-        Args:
-            program: The function's name.
-            options: Its keyword arguments.
-            processes: How many.
-            environment: Variables on top of this process's.
-            killed: Whether the group kills itself, so that any other end fails the test.
-
-        Returns:
-            What the processes said.
+        `options` are its keyword arguments; the variables of `environment` come on top of this process's. A group that
+        is to be `killed` kills itself: any other end fails the test. Returns what the processes said.
         """
         assert self.server.stdin is not None
         assert self.server.stdout is not None
         self.groups += 1
         log = self.folder / f"group-{self.groups}.log"
-        request = {
-            "program": program,
-            "options": options,
-            "processes": processes,
-            "environment": environment or {},
-            "log": str(log),
-        }
+        request = {"program": program, "options": options, "processes": processes, "log": str(log)}
+        request["environment"] = environment or {}
         self.server.stdin.write(json.dumps(request) + "\n")
         self.server.stdin.flush()
         status = int(self.server.stdout.readline())
@@ -183,6 +165,7 @@ def serve() -> None:
     """Forks a group for each line of standard input, and answers with the exit status of its leader."""
     sys.path[:0] = [str(SCRIPTS), str(TESTS)]
     importlib.import_module(sys.argv[1])
+    importlib.import_module("matplotlib.backends.backend_agg")  # else each training imports it for its curves
     for line in sys.stdin:
         request = json.loads(line)
         leader = os.fork()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sister_systems import attend, linear, norm, tensor2tensor_sinusoids
 from torch import Tensor
 
 PAD, EOS, UNK = 1, 2, 3
@@ -93,11 +94,8 @@ def make_weights(settings: Mapping[str, Any], source_size: int, target_size: int
     if settings["share_all_embeddings"] or settings["share_decoder_input_output_embed"]:
         weights["decoder.output_projection.weight"] = weights["decoder.embed_tokens.weight"]
     buffers = [f"{side}.version" for side in ("encoder", "decoder")]
-    buffers += (
-        []
-        if settings["encoder_learned_pos"]
-        else [f"{side}.embed_positions._float_tensor" for side in ("encoder", "decoder")]
-    )
+    if not settings["encoder_learned_pos"]:
+        buffers += [f"{side}.embed_positions._float_tensor" for side in ("encoder", "decoder")]
     return weights | {name: torch.full((1,), 3.0) for name in buffers}
 
 
@@ -136,17 +134,12 @@ class NaiveFairseq:
         """Embeddings times sqrt(D), plus positions that are counted from the padding's index + 1."""
         width = self.settings["encoder_embed_dim"]
         scale = 1.0 if self.settings["no_scale_embedding"] else math.sqrt(width)
-        rows = []
-        for index, token in enumerate(tokens):
-            position = PAD + 1 + index
-            if self.settings["encoder_learned_pos"]:
-                added = self.weights[f"{side}.embed_positions.weight"][position]
-            else:
-                rates = [math.exp(-i * math.log(10000) / (width // 2 - 1)) for i in range(width // 2)]
-                angles = [position * rate for rate in rates]
-                added = torch.tensor([*map(math.sin, angles), *map(math.cos, angles)], dtype=torch.float64)
-            rows.append(scale * self.weights[f"{side}.embed_tokens.weight"][token] + added)
-        x = torch.stack(rows)
+        first, last = PAD + 1, PAD + 1 + len(tokens)
+        if self.settings["encoder_learned_pos"]:
+            positions = self.weights[f"{side}.embed_positions.weight"][first:last]
+        else:
+            positions = tensor2tensor_sinusoids(last, width)[first:]
+        x = scale * self.weights[f"{side}.embed_tokens.weight"][tokens] + positions
         return self.norm(f"{side}.layernorm_embedding", x) if self.settings["layernorm_embedding"] else x
 
     def sublayer(self, x: Tensor, function: Callable[[Tensor], Tensor], norm: str) -> Tensor:
@@ -161,17 +154,12 @@ class NaiveFairseq:
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         """Layer normalisation."""
-        centred = x - x.mean(dim=-1, keepdim=True)
-        scaled = centred / torch.sqrt((centred**2).mean(dim=-1, keepdim=True) + 1e-5)
-        return scaled * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
-
-    def linear(self, name: str, x: Tensor) -> Tensor:
-        """Returns x W^T + b."""
-        return x @ self.weights[f"{name}.weight"].T + self.weights[f"{name}.bias"]
+        return norm(self.weights, name, x, eps=1e-5)
 
     def feed_forward(self, place: str, x: Tensor) -> Tensor:
         """Position by position."""
-        return self.linear(f"{place}.fc2", ACTIVATIONS[self.settings["activation_fn"]](self.linear(f"{place}.fc1", x)))
+        inner = ACTIVATIONS[self.settings["activation_fn"]](linear(self.weights, f"{place}.fc1", x))
+        return linear(self.weights, f"{place}.fc2", inner)
 
     def look_around(self, name: str, x: Tensor) -> Tensor:
         """Attends to all positions of the same sequence."""
@@ -184,18 +172,8 @@ class NaiveFairseq:
     def attend(self, name: str, memory: Tensor, x: Tensor, causal: bool = False) -> Tensor:
         """Attention, one head after the other; the decoder's number of heads counts for both of its attentions."""
         heads = self.settings[f"{name.split('.')[0]}_attention_heads"]
-        size = x.shape[1] // heads
-        query, key, value = (
-            self.linear(f"{name}.{p}_proj", h) for p, h in zip("qkv", (x, memory, memory), strict=True)
-        )
-        outputs = []
-        for head in range(heads):
-            part = slice(head * size, (head + 1) * size)
-            scores = query[:, part] @ key[:, part].T / math.sqrt(size)
-            if causal:
-                scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -math.inf)
-            outputs.append(scores.softmax(dim=-1) @ value[:, part])
-        return self.linear(f"{name}.out_proj", torch.cat(outputs, dim=1))
+        names = (f"{name}.q_proj", f"{name}.k_proj", f"{name}.v_proj", f"{name}.out_proj")
+        return attend(self.weights, names, x, memory, heads=heads, causal=causal)
 
     def translate(self, source: list[int], beam: int, lenpen: float, longest: int) -> list[int]:
         """Searches as fairseq does: a translation is done when as many have ended as there are beams."""

@@ -125,15 +125,11 @@ def train(
     sharded: bool = False,
     longer: int = 0,
 ) -> None:
-    """scripts/train.py.
+    """scripts/train.py with a command line.
 
-    Args:
-        arguments: Its command line.
-        batches: Folder for the batches of each rank.
-        in_step: Rank and step of `kill_in_step`.
-        in_save: Rank and step of `kill_in_save`.
-        sharded: Whether to divide the model, as the variables of `accelerate launch` say.
-        longer: By how many tokens each rank may generate more than the one before it, from 12 on.
+    The batches of each rank go into a folder. `in_step` and `in_save` are rank and step of `kill_in_step` and
+    `kill_in_save`. The model is `sharded` as the variables of `accelerate launch` say. From 12 tokens on, each rank may
+    generate so many more than the one before it.
     """
     if batches:
         watch_batches(Path(batches))
@@ -173,10 +169,7 @@ def prepared_loader(folder: str, rows: list[dict[str, list[int]]], budget: int, 
 def fully_shard_by_hand(folder: str, changes: dict[str, dict[str, Any]], steps: int) -> None:
     """Trains models that are divided layer by layer, and the same ones whole, and saves them.
 
-    Args:
-        folder: Where results and models go.
-        changes: Fields of the configuration of each model, by its name.
-        steps: Updates.
+    `changes` are fields of the configuration of each model, by its name.
     """
     torch.distributed.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (world_size(),))
@@ -189,12 +182,12 @@ def fully_shard_by_hand(folder: str, changes: dict[str, dict[str, Any]], steps: 
                 fully_shard(module, mesh=mesh)
         fully_shard(model, mesh=mesh)
         sharded = {name: type(parameter).__name__ for name, parameter in model.named_parameters()}
-        lean = count_calls(loss_vanilla_transformer, "fused_cross_entropy")
+        fused = count_calls(loss_vanilla_transformer, "fused_cross_entropy")
         losses = train_by_hand(model, steps, share=True)
         save_sharded_model(model, str(Path(folder) / name))
         if rank() == 0:
             whole.save_pretrained(Path(folder) / f"{name}-whole")
-            result = {"world": world_size(), "sharded": sharded, "losses": losses, "expected": expected, "lean": lean}
+            result = {"world": world_size(), "sharded": sharded, "losses": losses, "expected": expected, "fused": fused}
             (Path(folder) / f"{name}.json").write_text(json.dumps(result))
     torch.distributed.destroy_process_group()
 

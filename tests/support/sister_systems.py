@@ -18,6 +18,25 @@ def draw(*shape: int, generator: torch.Generator) -> torch.Tensor:
     return torch.randn(*shape, generator=generator) * 0.4
 
 
+class RandomWeights(dict[str, torch.Tensor]):
+    """Weights by name, all drawn from one generator."""
+
+    def __init__(self, width: int) -> None:
+        self.width, self.generator = width, torch.Generator().manual_seed(0)
+
+    def draw(self, *shape: int) -> torch.Tensor:
+        return draw(*shape, generator=self.generator)
+
+    def add_linear(self, name: str, rows: int, columns: int, *, bias: bool = True) -> None:
+        self[f"{name}.weight"] = self.draw(rows, columns)
+        if bias:
+            self[f"{name}.bias"] = self.draw(rows)
+
+    def add_norms(self, *names: str) -> None:
+        for name in names:
+            self[f"{name}.weight"], self[f"{name}.bias"] = 1 + self.draw(self.width), self.draw(self.width)
+
+
 def linear(weights: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
     result = x @ weights[f"{name}.weight"].double().T
     return result + weights[f"{name}.bias"].double() if f"{name}.bias" in weights else result

@@ -1,4 +1,4 @@
-"""Tiny encoders and decoders with random weights, and the naive Transformer's half of each: what their tests share."""
+"""Tiny encoders and decoders with random weights, and the naive Transformer's stack of each: what their tests share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transformers.utils.generic import ModelOutput
 
 import vanilla_transformer as package
 
-# By which Auto class each half is found.
+# By which Auto class each single-stack model is found.
 SINGLE_STACKS: dict[str, Any] = {
     "VanillaTransformerEncoderModel": AutoModelForTextEncoding,
     "VanillaTransformerForSequenceClassification": AutoModelForSequenceClassification,
@@ -34,7 +34,7 @@ TRAINABLE = tuple(name for name in SINGLE_STACKS if name.startswith("VanillaTran
 
 
 def make_single_stack(name: str, attention: str = "sdpa", seed: int = 0, **changes: Any) -> Any:
-    """A half in evaluation mode, every parameter of which is random."""
+    """A single-stack model in evaluation mode, every parameter of which is random."""
     model = getattr(package, name)._from_config(make_config(**changes), attn_implementation=attention)
     randomize(model, seed)
     return model.eval()

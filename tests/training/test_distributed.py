@@ -165,17 +165,15 @@ def by_torchrun(folder: Path, recipe_arguments: list[str], scripts_directory: Pa
 @pytest.fixture(scope="module")
 def forked(groups: Launcher, folder: Path, recipe_arguments: list[str]) -> Path:
     """The same once more, with the batches of each rank written down."""
-    groups.run(
-        "train",
-        {"arguments": ["--output_dir", str(folder / "forked"), *recipe_arguments], "batches": str(folder / "two")},
-    )
+    arguments = ["--output_dir", str(folder / "forked"), *recipe_arguments]
+    groups.run("train", {"arguments": arguments, "batches": str(folder / "two")})
     return folder / "forked"
 
 
 @pytest.fixture(scope="module")
 def alone(groups: Launcher, folder: Path, recipe_arguments: list[str]) -> Path:
-    options = {"arguments": ["--output_dir", str(folder / "alone"), *recipe_arguments], "batches": str(folder / "one")}
-    groups.run("train", options, processes=1)
+    arguments = ["--output_dir", str(folder / "alone"), *recipe_arguments]
+    groups.run("train", {"arguments": arguments, "batches": str(folder / "one")}, processes=1)
     return folder / "alone"
 
 
@@ -183,14 +181,11 @@ class TestTokenBatches:
     """The same command, with as many tokens in an update, for two processes and for one."""
 
     def test_there_are_two_processes(self, by_torchrun: Path, alone: Path) -> None:
-        for output_dir, world, random_states in (
-            (by_torchrun, 2, ["rng_state_0.pth", "rng_state_1.pth"]),
-            (alone, 1, ["rng_state.pth"]),
-        ):
+        for output_dir, world in ((by_torchrun, 2), (alone, 1)):
             for step in (4, 8):
                 checkpoint = output_dir / f"checkpoint-{step}"
                 assert read_world_size(checkpoint) == world
-                assert sorted(path.name for path in checkpoint.glob("rng_state*")) == random_states
+                assert len(list(checkpoint.glob("rng_state*"))) == world
 
     def test_forked_ranks_are_as_good_as_started_ones(self, by_torchrun: Path, forked: Path) -> None:
         assert read_log(forked) == read_log(by_torchrun)
@@ -248,10 +243,8 @@ class TestTokenBatches:
     def test_scores_on_uneven_shards_are_right(self, by_torchrun: Path, folder: Path) -> None:
         """Of the same checkpoint, with nothing of the Trainer's."""
         metrics = json.loads((by_torchrun / "eval_results.json").read_text())
-        model, tokenizer = (
-            AutoModelForSeq2SeqLM.from_pretrained(by_torchrun),
-            AutoTokenizer.from_pretrained(by_torchrun),
-        )
+        model = AutoModelForSeq2SeqLM.from_pretrained(by_torchrun)
+        tokenizer = AutoTokenizer.from_pretrained(by_torchrun)
         sources, targets = ((folder / f"validation.{language}").read_text().splitlines() for language in ("en", "de"))
         loss = score_loss(model, tokenizer, sources, targets, batch_size=3)
         assert metrics["eval_loss"] == pytest.approx(loss["loss"], rel=1e-4)
@@ -437,7 +430,7 @@ class TestFullyShard:
         assert len(result["losses"]) == len(set(result["losses"])) == 4
         assert result["losses"] == pytest.approx(result["expected"], rel=1e-5)
         if hasattr(torch.nn, "LinearCrossEntropyOptions"):
-            assert len(result["lean"]) == 4, "the output layer is gathered with the root, so no logits are needed"
+            assert len(result["fused"]) == 4, "the output layer is gathered with the root, so no logits are needed"
 
     @pytest.mark.parametrize("name", ["shared-tied", "separate-untied"])
     def test_from_pretrained_reads_what_is_saved(self, results: Path, name: str) -> None:
@@ -505,29 +498,19 @@ class TestConfigFiles:
             # Of these accelerate would take any.
             assert content.get(part, {}).keys() <= known.keys()
 
-    def test_there_is_no_other_file(self) -> None:
+    def test_the_launcher_passes_them_on(self) -> None:
         assert sorted(path.stem for path in CONFIGS.iterdir()) == ["ddp", "deepspeed_zero3", "fsdp2"]
-
-    def test_ddp(self) -> None:
-        environment = launch_environment("ddp", "--num_processes", "8")
-        assert environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
-        assert not any(key.startswith(("FSDP_", "ACCELERATE_USE")) for key in environment)
-
-    def test_fsdp2(self) -> None:
-        environment = launch_environment("fsdp2")
-        assert environment["ACCELERATE_USE_FSDP"] == "true"
-        assert environment["FSDP_VERSION"] == "2"
-        assert environment["FSDP_AUTO_WRAP_POLICY"] == "TRANSFORMER_BASED_WRAP"
-        assert environment["FSDP_STATE_DICT_TYPE"] == "FULL_STATE_DICT"
-
-    def test_deepspeed(self) -> None:
-        environment = launch_environment("deepspeed_zero3")
-        assert environment["ACCELERATE_USE_DEEPSPEED"] == "true"
-        assert environment["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "3"
-        assert environment["ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL"] == "true"
+        ddp = launch_environment("ddp", "--num_processes", "8")
+        assert ddp["ACCELERATE_MIXED_PRECISION"] == "bf16"
+        assert not any(key.startswith(("FSDP_", "ACCELERATE_USE")) for key in ddp)
+        fsdp2 = launch_environment("fsdp2")
+        expected = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}
+        assert {**expected, "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP"}.items() <= fsdp2.items()
+        deepspeed = launch_environment("deepspeed_zero3")
+        expected = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
+        assert {**expected, "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "true"}.items() <= deepspeed.items()
         # Taken from the Trainer's own arguments.
-        assert "ACCELERATE_GRADIENT_ACCUMULATION_STEPS" not in environment
-        assert "ACCELERATE_GRADIENT_CLIPPING" not in environment
+        assert not deepspeed.keys() & {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "ACCELERATE_GRADIENT_CLIPPING"}
 
     def test_the_layers_by_which_models_are_divided_exist(self) -> None:
         set_seed(0)

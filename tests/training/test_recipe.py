@@ -1,7 +1,6 @@
 """The paper's recipe: its learning rate at every step, its batches on any hardware, its arguments in a real trainer."""
 
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -48,20 +47,13 @@ def make_trainer(arguments: TranslationTrainingArguments) -> Seq2SeqTrainer:
 
 
 def make_arguments(output_dir: Path, preset: str = "base", **changes: Any) -> TranslationTrainingArguments:
-    quick: dict[str, Any] = {
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "report_to": "none",
-        "per_device_train_batch_size": 4,
-        "num_devices": 1,
-    }
-    return paper_training_arguments(preset, output_dir=output_dir, **{**quick, **changes})
+    quick: dict[str, Any] = {"use_cpu": True, "disable_tqdm": True, "report_to": "none"}
+    quick |= {"per_device_train_batch_size": 4, "num_devices": 1, **changes}
+    return paper_training_arguments(preset, output_dir=output_dir, **quick)
 
 
 class TestLearningRate:
-    @pytest.mark.parametrize(
-        ("preset", "warmup_steps"), [("base", 4000), ("big", 4000), ("C-d256", 1), ("tiny", 777), ("base", 16_000)]
-    )
+    @pytest.mark.parametrize(("preset", "warmup_steps"), [("base", 4000), ("big", 4000), ("C-d256", 1), ("tiny", 777)])
     def test_the_scheduler_of_a_real_trainer_is_the_papers_formula_at_every_step(
         self, preset: str, warmup_steps: int, tmp_path: Path
     ) -> None:
@@ -72,7 +64,7 @@ class TestLearningRate:
         optimizer: Any = trainer.optimizer
         d_model = {"base": 512, "big": 1024, "C-d256": 256, "tiny": 32}[preset]
         optimizer.step()
-        for step in range(20_001):
+        for step in range(9001):
             # Equation (3) once more, in other words.
             expected = 1 / math.sqrt(d_model) * min(1 / math.sqrt(step) if step else 0.0, step / warmup_steps**1.5)
             for rate in (scheduler.get_last_lr()[0], paper_learning_rate(step, d_model, warmup_steps)):
@@ -208,40 +200,17 @@ class TestTokenBatch:
         finally:
             torch.distributed.destroy_process_group()
 
-    def test_asking_starts_no_process_group(self) -> None:
-        find_num_devices()
-        assert not torch.distributed.is_initialized()
-
 
 class TestArguments:
     def test_the_papers_numbers_for_base(self, tmp_path: Path) -> None:
-        arguments = make_arguments(tmp_path)
-        expected = {
-            "adam_beta1": 0.9,
-            "adam_beta2": 0.98,
-            "adam_epsilon": 1e-9,
-            "weight_decay": 0.0,
-            "max_grad_norm": 0.0,
-            "warmup_steps": 4000,
-            "max_steps": 100_000,
-            "average_checkpoints": 5,
-            "save_steps": 1500,
-            "eval_steps": 1500,
-            "save_total_limit": 5,
-            "load_best_model_at_end": False,
-            "label_smoothing_factor": 0.0,
-            "gradient_accumulation_steps": 7,
-            "max_source_tokens": 3572,
-            "max_target_tokens": 3572,
-        }
+        arguments = make_arguments(tmp_path / "new")
+        assert not (tmp_path / "new").exists()
+        expected = {"adam_beta1": 0.9, "adam_beta2": 0.98, "adam_epsilon": 1e-9, "weight_decay": 0.0}
+        expected |= {"max_grad_norm": 0.0, "warmup_steps": 4000, "max_steps": 100_000, "average_checkpoints": 5}
+        expected |= {"save_steps": 1500, "eval_steps": 1500, "save_total_limit": 5, "load_best_model_at_end": False}
+        expected |= {"label_smoothing_factor": 0.0, "gradient_accumulation_steps": 7, "max_source_tokens": 3572}
         assert {name: getattr(arguments, name) for name in expected} == expected
         assert arguments.learning_rate == pytest.approx((512 * 4000) ** -0.5)
-
-    def test_the_papers_numbers_for_big(self, tmp_path: Path) -> None:
-        arguments = make_arguments(tmp_path, "big")
-        assert (arguments.max_steps, arguments.save_steps, arguments.eval_steps) == (300_000, 600, 600)
-        assert (arguments.average_checkpoints, arguments.save_total_limit) == (20, 20)
-        assert arguments.learning_rate == pytest.approx((1024 * 4000) ** -0.5)
 
     def test_the_optimiser_of_a_real_trainer_is_the_papers(self, tmp_path: Path) -> None:
         trainer = make_trainer(make_arguments(tmp_path))
@@ -259,7 +228,8 @@ class TestArguments:
         assert arguments.learning_rate == pytest.approx(
             (VanillaTransformerConfig.from_preset(preset).d_model * 4000) ** -0.5
         )
-        assert arguments.max_steps == (300_000 if preset == "big" else 100_000)
+        lengths = (arguments.max_steps, arguments.save_steps, arguments.eval_steps, arguments.average_checkpoints)
+        assert lengths == ((300_000, 600, 600, 20) if preset == "big" else (100_000, 1500, 1500, 5))
 
     def test_label_smoothing_is_the_configurations_and_applied_once(self, tmp_path: Path) -> None:
         assert VanillaTransformerConfig.from_preset("base").label_smoothing == 0.1
@@ -277,8 +247,9 @@ class TestArguments:
         assert arguments.learning_rate == pytest.approx(paper_learning_rate(warmup_steps, d_model, warmup_steps))
 
     def test_a_share_as_warm_up_needs_a_rate(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=r"learning_rate must be given with warmup_steps=0\.1"):
-            make_arguments(tmp_path, warmup_steps=0.1)
+        for share in (0, 0.1):
+            with pytest.raises(ValueError, match=f"learning_rate must be given with warmup_steps={share}"):
+                make_arguments(tmp_path, warmup_steps=share)
         assert make_arguments(tmp_path, warmup_steps=0.1, learning_rate=0.01).learning_rate == 0.01
 
     def test_epochs_take_the_place_of_updates(self, tmp_path: Path) -> None:
@@ -291,13 +262,13 @@ class TestArguments:
         assert make_arguments(tmp_path, average_checkpoints=0).save_total_limit == 5
         assert make_arguments(tmp_path, average_checkpoints=8, save_total_limit=30).save_total_limit == 30
 
+    def test_unknown_presets_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="no preset 'bigger'"):
+            paper_recipe("bigger")
+
     def test_the_batch_can_be_divided_otherwise(self, tmp_path: Path) -> None:
         arguments = make_arguments(tmp_path, tokens_per_batch=8000, tokens_per_device=1000, num_devices=2)
         assert (arguments.gradient_accumulation_steps, arguments.max_target_tokens) == (4, 1000)
-
-    def test_unknown_presets_are_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match="no preset 'bigger'"):
-            make_arguments(tmp_path, "bigger")
 
     def test_the_recipe_names_arguments_that_there_are_and_leaves_the_rate_to_them(self, tmp_path: Path) -> None:
         settings = paper_recipe("base", use_cpu=True)
@@ -305,7 +276,3 @@ class TestArguments:
         assert arguments.learning_rate is None
         for name, value in settings.items():
             assert getattr(arguments, name) == value, name
-
-    def test_nothing_is_written(self, tmp_path: Path) -> None:
-        make_arguments(tmp_path / "new")
-        assert os.listdir(tmp_path) == []

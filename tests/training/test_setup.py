@@ -19,10 +19,6 @@ from transformers import (
     DataCollatorForSeq2Seq,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
     set_seed,
 )
 from transformers.trainer_utils import IntervalStrategy
@@ -33,8 +29,6 @@ from vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer.training.arguments import DataArguments, ModelArguments, TranslationTrainingArguments
-from vanilla_transformer.training.callbacks import KeepGenerationConfig
-from vanilla_transformer.training.checkpoints import find_last_whole_checkpoint
 from vanilla_transformer.training.examples import load_corpora, tokenize_pairs
 from vanilla_transformer.training.setup import (
     ARGUMENTS_FILE,
@@ -69,15 +63,9 @@ def make_corpora(train: int = 24, validation: int = 6) -> DatasetDict:
 
 
 def make_arguments(output_dir: Path, **changes: Any) -> TranslationTrainingArguments:
-    settings: dict[str, Any] = {
-        "output_dir": str(output_dir),
-        "per_device_train_batch_size": 4,
-        "per_device_eval_batch_size": 2,
-        "disable_tqdm": True,
-        "report_to": [],
-        "use_cpu": True,
-    }
-    return TranslationTrainingArguments(**{**settings, **changes})
+    settings: dict[str, Any] = {"output_dir": str(output_dir), "per_device_train_batch_size": 4, "report_to": []}
+    settings |= {"per_device_eval_batch_size": 2, "disable_tqdm": True, "use_cpu": True, **changes}
+    return TranslationTrainingArguments(**settings)
 
 
 def make_trainer(
@@ -182,43 +170,12 @@ class TestRecipe:
         assert group["eps"] == 1e-9
         assert all(group["weight_decay"] == 0 for group in trainer.optimizer.param_groups)
         arguments: Any = trainer.args
-        assert arguments.lr_scheduler_type == "inverse_sqrt"
-        assert arguments.warmup_steps == 4000
-        assert arguments.predict_with_generate
-        assert arguments.metric_for_best_model == "bleu"
-        assert arguments.greater_is_better
-        assert arguments.load_best_model_at_end
+        assert (arguments.lr_scheduler_type, arguments.warmup_steps) == ("inverse_sqrt", 4000)
+        assert (arguments.predict_with_generate, arguments.load_best_model_at_end) == (True, True)
+        assert (arguments.metric_for_best_model, arguments.greater_is_better) == ("bleu", True)
         # Beam search is what the model is saved with, greedy search what it is validated with.
         assert trainer.model.generation_config.num_beams == 4
         assert arguments.generation_num_beams == 1
-
-    @pytest.mark.parametrize("warmup_steps", [4000, 150])
-    def test_the_learning_rate_is_the_papers_formula(self, tmp_path: Path, warmup_steps: int) -> None:
-        """After n steps of the scheduler the rate is the formula's for step n; it serves update n + 1.
-
-        The paper counts from 1, a LambdaLR from 0, where the rate is 0: the first update of a run changes nothing.
-        """
-        trainer = make_trainer(tmp_path, warmup_steps=warmup_steps)
-        trainer.create_optimizer_and_scheduler(num_training_steps=9000)
-        scheduler: Any = trainer.lr_scheduler
-        rates = [scheduler.get_last_lr()[0]]
-        trainer.optimizer.step()
-        for _ in range(9000):
-            scheduler.step()
-            rates.append(scheduler.get_last_lr()[0])
-        d_model = 32
-        formula = [d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5) for step in range(1, 9001)]
-        assert rates[0] == 0
-        np.testing.assert_allclose(rates[1:], formula, rtol=1e-12)
-        assert max(rates) == rates[warmup_steps]
-
-    def test_a_learning_rate_that_is_given_is_the_peak(self, tmp_path: Path) -> None:
-        assert make_trainer(tmp_path, learning_rate=3e-4).args.learning_rate == 3e-4
-
-    @pytest.mark.parametrize("warmup_steps", [0, 0.1])
-    def test_the_formula_needs_a_number_of_steps(self, tmp_path: Path, warmup_steps: float) -> None:
-        with pytest.raises(ValueError, match=f"learning_rate must be given with warmup_steps={warmup_steps}"):
-            TranslationTrainingArguments(output_dir=str(tmp_path), warmup_steps=warmup_steps)
 
     def test_without_generation_the_loss_chooses_the_best_checkpoint(self, tmp_path: Path) -> None:
         arguments = make_arguments(tmp_path, predict_with_generate=False)
@@ -250,11 +207,6 @@ class TestRecipe:
         torch.testing.assert_close(evaluated, smoothed_loss(logits, labels, epsilon=0))
         assert abs(trained_on - evaluated) > 1e-3
 
-    def test_a_preset_keeps_its_label_smoothing_unless_told_otherwise(self, tmp_path: Path) -> None:
-        config = VanillaTransformerConfig.from_preset("small")
-        settle_training_arguments(make_arguments(tmp_path), config, validates=True)
-        assert config.label_smoothing == 0.1
-
     def test_four_times_two_is_one_times_eight(self, tmp_path: Path) -> None:
         """Gradient accumulation: every target token has the same weight, however the batch is divided."""
         corpora = DatasetDict(train=make_dataset(8, longest=30))
@@ -263,14 +215,8 @@ class TestRecipe:
         results = []
         for batch_size, accumulation in ((8, 1), (2, 4)):
             set_seed(0)
-            trainer = make_trainer(
-                tmp_path / str(batch_size),
-                overrides="dropout=0",
-                corpora=corpora,
-                per_device_train_batch_size=batch_size,
-                gradient_accumulation_steps=accumulation,
-                **settings,
-            )
+            settings |= {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": accumulation}
+            trainer = make_trainer(tmp_path / str(batch_size), overrides="dropout=0", corpora=corpora, **settings)
             start = weights(trainer.model)
             assert trainer.train().global_step == 1
             results.append(weights(trainer.model))
@@ -305,48 +251,6 @@ class TestRecipe:
         assert all(not torch.equal(tensor, before[name]) for name, tensor in weights(model).items())
 
 
-class StopAt(TrainerCallback):
-    """Ends the process's work in the middle of training, as a signal would."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if state.global_step == self.step:
-            raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("save_steps", [4, 6], ids=["within an epoch", "after an epoch"])
-@pytest.mark.parametrize("strategy", ["group_by_length", "random"])
-def test_a_stopped_run_resumes_to_the_same_weights(tmp_path: Path, strategy: str, save_steps: int) -> None:
-    """Stopped in its second epoch, after a checkpoint and a step that is lost; dropout and order are random."""
-    settings: dict[str, Any] = {"max_steps": 11, "save_strategy": "steps", "save_steps": save_steps, "warmup_steps": 5}
-    settings |= {"eval_strategy": "no", "load_best_model_at_end": False, "save_total_limit": None}
-    settings |= {"learning_rate": 1e-3, "train_sampling_strategy": strategy}
-
-    set_seed(0)
-    unbroken = make_trainer(tmp_path / "unbroken", overrides="dropout=0.3", **settings)
-    unbroken.train()
-
-    set_seed(0)
-    stopped = make_trainer(tmp_path / "stopped", overrides="dropout=0.3", **settings)
-    stopped.add_callback(StopAt(step=9))
-    with pytest.raises(KeyboardInterrupt):
-        stopped.train()
-
-    set_seed(123)
-    resumed = make_trainer(tmp_path / "stopped", overrides="dropout=0.3", **settings)
-    checkpoint = find_last_whole_checkpoint(tmp_path / "stopped")
-    assert checkpoint == tmp_path / "stopped" / ("checkpoint-8" if save_steps == 4 else "checkpoint-6")
-    resumed.train(resume_from_checkpoint=str(checkpoint))
-
-    expected = weights(unbroken.model)
-    torch.testing.assert_close(weights(resumed.model), expected, rtol=0, atol=0)
-    assert resumed.state.global_step == unbroken.state.global_step == 11
-    lost = weights(stopped.model)
-    assert any(not torch.equal(lost[name], expected[name]) for name in expected)
-
-
 class TestKeepGenerationConfig:
     """The library's trainer writes its own default of 20 tokens into the generation config after the first batch."""
 
@@ -375,14 +279,6 @@ class TestKeepGenerationConfig:
         assert trainer.model.generation_config.to_dict() == before.to_dict()
         assert before.max_length is None
         assert before.num_beams == 4
-
-    def test_without_it_only_the_first_batch_may(self, trainer: Any) -> None:
-        """Should this fail, the library has mended it, and `KeepGenerationConfig` can go."""
-        trainer.remove_callback(KeepGenerationConfig)
-        first, second, *later = self.count_tokens(trainer)
-        assert min(first, second) > 50
-        assert later == [20] * 4
-        assert trainer.model.generation_config.max_length == 20
 
 
 class TestOverrides:
@@ -459,15 +355,14 @@ class TestConfig:
             build_config(arguments, tokenizer)
 
     @pytest.mark.parametrize("base", ["preset", "config_name", "model_name_or_path"])
-    def test_an_unknown_field_is_refused(self, base: str, saved_model: Path) -> None:
+    def test_an_unknown_field_and_an_illegal_value_are_refused(self, base: str, saved_model: Path) -> None:
         settings: dict[str, Any] = {base: "tiny" if base == "preset" else str(saved_model)}
         arguments = ModelArguments(**settings, config_overrides="dropuot=0.3,d_k=4")
         with pytest.raises(ValueError, match=r"dropuot not among the fields of VanillaTransformerConfig: .*dropout"):
             build_config(arguments, TOKENIZER)
-
-    def test_an_illegal_value_is_refused(self) -> None:
+        arguments = ModelArguments(**settings, config_overrides="dropout=1.5")
         with pytest.raises(ValueError, match=r"dropout must be in \[0, 1\), not 1\.5"):
-            build_config(ModelArguments(preset="tiny", config_overrides="dropout=1.5"), TOKENIZER)
+            build_config(arguments, TOKENIZER)
 
     def test_going_on_from_a_model_keeps_its_weights_and_takes_overrides(self, saved_model: Path) -> None:
         arguments = ModelArguments(model_name_or_path=str(saved_model), config_overrides="dropout=0.4")
@@ -484,29 +379,19 @@ class TestConfig:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "found"),
+    ("kind", "arguments", "found"),
     [
-        ({}, "none of them"),
-        ({"preset": "base", "config_name": "x"}, "preset, config_name"),
-        ({"preset": "base", "model_name_or_path": "x"}, "preset, model_name_or_path"),
+        (ModelArguments, {}, "preset, config_name and model_name_or_path; got none of them"),
+        (ModelArguments, {"preset": "base", "config_name": "x"}, "; got preset, config_name"),
+        (ModelArguments, {"preset": "base", "model_name_or_path": "x"}, "; got preset, model_name_or_path"),
+        (DataArguments, {}, "builtin_corpus, train_file and dataset_name; got none of them"),
+        (DataArguments, {"builtin_corpus": True, "train_file": ["a", "b"]}, "; got builtin_corpus, train_file"),
+        (DataArguments, {"train_file": ["a.tsv"], "dataset_name": "x"}, "; got train_file, dataset_name"),
     ],
 )
-def test_exactly_one_model_is_named(arguments: dict[str, Any], found: str) -> None:
-    with pytest.raises(ValueError, match=f"preset, config_name and model_name_or_path; got {found}"):
-        ModelArguments(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "found"),
-    [
-        ({}, "none of them"),
-        ({"builtin_corpus": True, "train_file": ["a", "b"]}, "builtin_corpus, train_file"),
-        ({"train_file": ["a.tsv"], "dataset_name": "x"}, "train_file, dataset_name"),
-    ],
-)
-def test_exactly_one_corpus_is_named(arguments: dict[str, Any], found: str) -> None:
-    with pytest.raises(ValueError, match=f"builtin_corpus, train_file and dataset_name; got {found}"):
-        DataArguments(**arguments)
+def test_exactly_one_model_and_one_corpus_are_named(kind: Any, arguments: dict[str, Any], found: str) -> None:
+    with pytest.raises(ValueError, match=f"Give exactly one of .*{found}"):
+        kind(**arguments)
 
 
 class TestCorpora:
@@ -524,19 +409,15 @@ class TestCorpora:
         assert corpora["train"][1] == {"source": "train en 1", "target": "train de 1"}
         assert corpora["validation"]["target"] == [f"validation de {number}" for number in range(3)]
         assert len(corpora["train"]) == 5
-
-    def test_limits_keep_the_first_pairs(self, files: dict[str, Any]) -> None:
-        corpora = load_corpora(DataArguments(**files, max_train_samples=2, max_eval_samples=1))
-        assert corpora["train"]["source"] == ["train en 0", "train en 1"]
-        assert corpora["validation"]["source"] == ["validation en 0"]
-
-    def test_validation_is_optional(self, files: dict[str, Any]) -> None:
+        few = load_corpora(DataArguments(**files, max_train_samples=2, max_eval_samples=1))
+        assert few["train"]["source"] == ["train en 0", "train en 1"]
+        assert few["validation"]["source"] == ["validation en 0"]
         assert list(load_corpora(DataArguments(train_file=files["train_file"]))) == ["train"]
 
     def test_empty_lines_are_an_error_or_dropped(self, files: dict[str, Any]) -> None:
         source, _ = files["train_file"]
         Path(source).write_text("a\nb\n \nd\ne\n")
-        with pytest.raises(ValueError, match=r"train\.en and .*train\.de: 1 line.*: line 3"):
+        with pytest.raises(ValueError, match=r"train\.en and .*train\.de, line 3: empty"):
             load_corpora(DataArguments(**files))
         kept = load_corpora(DataArguments(**files, drop_empty_lines=True))["train"]
         assert kept["source"] == ["a", "b", "d", "e"]
@@ -571,7 +452,7 @@ class TestCorpora:
 
 
 class TestTokenizing:
-    def test_ids_are_the_tokenizers_and_end_with_the_end(self) -> None:
+    def test_ids_are_the_tokenizers_and_end_with_the_end(self, caplog: pytest.LogCaptureFixture) -> None:
         dataset = make_dataset(20)
         rows = tokenize_pairs(dataset, TOKENIZER, max_source_length=64, max_target_length=64, name="data")
         assert set(rows.column_names) == {"input_ids", "attention_mask", "labels"}
@@ -580,6 +461,7 @@ class TestTokenizing:
             assert TOKENIZER.decode(row["input_ids"][:-1]) == pair["source"]
             assert TOKENIZER.decode(row["labels"][:-1]) == pair["target"]
             assert row["attention_mask"] == [1] * len(row["input_ids"])
+        assert caplog.text == "", "where everything fits, nothing is reported"
 
     def test_pairs_that_are_too_long_are_cut_and_reported(self, caplog: pytest.LogCaptureFixture) -> None:
         sources = ["a"] * 1500
@@ -598,12 +480,6 @@ class TestTokenizing:
         assert source[-1] == target[-1] == EOS
         untouched = [index for index in range(1500) if index not in (2, 1200)]
         assert {tuple(rows[index]["input_ids"]) for index in untouched} == {tuple(TOKENIZER("a")["input_ids"])}
-
-    def test_nothing_is_reported_where_everything_fits(self, caplog: pytest.LogCaptureFixture) -> None:
-        length = len(TOKENIZER("abc")["input_ids"])
-        dataset = Dataset.from_dict({"source": ["abc"], "target": ["abc"]})
-        tokenize_pairs(dataset, TOKENIZER, max_source_length=length, max_target_length=length, name="data")
-        assert caplog.text == ""
 
     def test_a_tokenizer_is_trained_on_both_sides_or_loaded(self, tmp_path: Path) -> None:
         dataset = Dataset.from_dict({"source": ["quick " * 9] * 3, "target": ["schnell " * 9] * 3})
@@ -626,6 +502,8 @@ class TestOutputDir:
         claim_output_dir(folder, model, data, make_arguments(folder, **changes), TOKENIZER)
 
     def test_a_new_folder_is_marked_with_the_arguments(self, tmp_path: Path) -> None:
+        check_output_dir(tmp_path / "a", TINY, self.DATA)
+        assert not list(tmp_path.iterdir()), "checking writes nothing"
         self.claim(tmp_path / "a" / "b", num_train_epochs=3)
         recorded = json.loads((tmp_path / "a" / "b" / ARGUMENTS_FILE).read_text())
         assert recorded["model"]["preset"] == "tiny"
@@ -634,15 +512,16 @@ class TestOutputDir:
         assert (tmp_path / "a" / "b" / "tokenizer.json").is_file()
         assert not list(tmp_path.rglob("*.partial"))
 
-    def test_an_empty_folder_will_do(self, tmp_path: Path) -> None:
-        self.claim(tmp_path)
-        assert (tmp_path / ARGUMENTS_FILE).is_file()
-
     def test_the_same_run_may_go_on_with_other_training_arguments(self, tmp_path: Path) -> None:
         self.claim(tmp_path, num_train_epochs=3)
         (tmp_path / "checkpoint-7").mkdir()
         self.claim(tmp_path, num_train_epochs=5)
         assert json.loads((tmp_path / ARGUMENTS_FILE).read_text())["training"]["num_train_epochs"] == 5
+
+    def test_only_the_process_that_saves_writes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Seq2SeqTrainingArguments, "should_save", False)
+        self.claim(tmp_path / "new")
+        assert not (tmp_path / "new").exists()
 
     def test_another_run_is_refused_with_what_differs(self, tmp_path: Path) -> None:
         self.claim(tmp_path)
@@ -663,22 +542,9 @@ class TestOutputDir:
         (tmp_path / "thesis.tex").write_text("precious")
         with pytest.raises(ValueError, match=r"is not empty and has no arguments\.json .*it holds thesis\.tex"):
             self.claim(tmp_path)
-        assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("thesis.tex", "precious")]
-
-    def test_a_file_in_its_place_is_refused(self, tmp_path: Path) -> None:
-        (tmp_path / "file").write_text("precious")
         with pytest.raises(ValueError, match="is a file"):
-            self.claim(tmp_path / "file")
-        assert (tmp_path / "file").read_text() == "precious"
-
-    def test_checking_writes_nothing(self, tmp_path: Path) -> None:
-        check_output_dir(tmp_path / "new", TINY, self.DATA)
-        assert not (tmp_path / "new").exists()
-
-    def test_only_the_process_that_saves_writes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Seq2SeqTrainingArguments, "should_save", False)
-        self.claim(tmp_path / "new")
-        assert not (tmp_path / "new").exists()
+            self.claim(tmp_path / "thesis.tex")
+        assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("thesis.tex", "precious")]
 
 
 def test_arguments_that_change_what_a_run_comes_to_are_reported(

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import re
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -51,18 +52,9 @@ def make_stream(rows: list[dict[str, list[int]]], **changes: Any) -> StreamingTo
 
 
 def make_trainer(output_dir: Path, train_dataset: Any, **changes: Any) -> TranslationTrainer:
-    settings: dict[str, Any] = {
-        "output_dir": str(output_dir),
-        "disable_tqdm": True,
-        "use_cpu": True,
-        "eval_strategy": "no",
-        "save_strategy": "no",
-        "logging_steps": 1,
-        "learning_rate": 1e-2,
-        "warmup_steps": 1,
-        "max_source_tokens": BUDGET,
-        "report_to": [],
-    }
+    settings: dict[str, Any] = {"output_dir": str(output_dir), "disable_tqdm": True, "use_cpu": True, "report_to": []}
+    settings |= {"eval_strategy": "no", "save_strategy": "no", "logging_steps": 1, "max_source_tokens": BUDGET}
+    settings |= {"learning_rate": 1e-2, "warmup_steps": 1}
     trainer_settings = {name: changes.pop(name) for name in ("eval_dataset", "callbacks", "model") if name in changes}
     model = trainer_settings.pop("model", None) or make_model()
     return TranslationTrainer(
@@ -157,15 +149,6 @@ def test_a_dataset_that_has_no_lengths_is_refused(tmp_path: Path) -> None:
         trainer.train()
 
 
-def test_lengths_that_are_given_count_instead_of_the_datasets(tmp_path: Path) -> None:
-    """As with BPE-dropout, where what a row will hold is drawn when it is read."""
-    rows = make_rows(20)
-    lengths = (np.full(20, 30), np.full(20, 20))
-    trainer = make_trainer(tmp_path, Dataset.from_list(rows))
-    trainer.train_lengths = lengths
-    assert {len(batch["labels"]) for batch in trainer.get_train_dataloader()} == {2}
-
-
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("kind", ["dataset", "stream"])
 def test_a_run_goes_on_where_its_checkpoint_left_it(tmp_path: Path, kind: str, accumulation: int) -> None:
@@ -197,20 +180,22 @@ def test_a_run_goes_on_where_its_checkpoint_left_it(tmp_path: Path, kind: str, a
     assert losses[0] == losses[1]
 
 
-def test_a_run_goes_on_within_a_later_epoch(tmp_path: Path) -> None:
+def test_a_run_goes_on_within_a_later_epoch_and_at_its_end(tmp_path: Path) -> None:
     def trainer(folder: str, **changes: Any) -> TranslationTrainer:
         dataset = Dataset.from_list(make_rows(30))
-        settings = {"num_train_epochs": 4, "save_strategy": "steps", "save_steps": 1, **changes}
+        settings = {"num_train_epochs": 3, "save_strategy": "steps", "save_steps": 1, **changes}
         return make_trainer(tmp_path / folder, dataset, **settings)
 
     whole = trainer("whole")
     whole.train()
-    step = whole.state.global_step * 5 // 8  # in the middle of the third epoch
-    assert step % (whole.state.global_step // 4) > 0
-    trainer("broken", callbacks=[StopAfter(step)]).train()
-    resumed = trainer("broken")
-    resumed.train(resume_from_checkpoint=True)
-    assert same_weights(whole.model, resumed.model)
+    epoch = whole.state.global_step // 3
+    for step in (epoch + epoch // 2, 2 * epoch):
+        trainer("broken", callbacks=[StopAfter(step)]).train()
+        resumed = trainer("broken")
+        resumed.train(resume_from_checkpoint=True)
+        assert resumed.state.global_step == 3 * epoch
+        assert same_weights(whole.model, resumed.model)
+        shutil.rmtree(tmp_path / "broken")
 
 
 def test_without_a_checkpoint_there_is_nothing_to_resume(tmp_path: Path) -> None:
@@ -218,11 +203,14 @@ def test_without_a_checkpoint_there_is_nothing_to_resume(tmp_path: Path) -> None
         make_trainer(tmp_path, Dataset.from_list(make_rows(9))).train(resume_from_checkpoint=True)
 
 
-def test_lengths_of_other_data_are_refused(tmp_path: Path) -> None:
+def test_lengths_that_are_given_count_instead_of_the_datasets(tmp_path: Path) -> None:
+    """As with BPE-dropout, where what a row will hold is drawn when it is read."""
     trainer = make_trainer(tmp_path, Dataset.from_list(make_rows(20)))
+    trainer.train_lengths = (np.full(20, 30), np.full(20, 20))
+    assert {len(batch["labels"]) for batch in trainer.get_train_dataloader()} == {2}
     trainer.train_lengths = (np.full(10, 3), np.full(10, 3))
     with pytest.raises(ValueError, match="train_lengths has 10 pairs, the training data have 20"):
-        trainer.train()
+        trainer.get_train_dataloader()
 
 
 def test_the_callers_arguments_stay_as_they_are(tmp_path: Path) -> None:
@@ -231,21 +219,6 @@ def test_the_callers_arguments_stay_as_they_are(tmp_path: Path) -> None:
         trainer = TranslationTrainer(model=make_model(d_model=d_model), args=arguments, eval_dataset=[])
         assert trainer.args.learning_rate == pytest.approx((d_model * 100) ** -0.5)
     assert arguments.learning_rate is None
-
-
-def test_a_run_goes_on_at_the_end_of_an_epoch(tmp_path: Path) -> None:
-    def trainer(folder: str, **changes: Any) -> TranslationTrainer:
-        dataset = Dataset.from_list(make_rows(30))
-        return make_trainer(tmp_path / folder, dataset, num_train_epochs=3, save_strategy="epoch", **changes)
-
-    whole = trainer("whole")
-    whole.train()
-    steps = whole.state.global_step // 3
-    trainer("broken", callbacks=[StopAfter(steps + 1)]).train()
-    resumed = trainer("broken")
-    resumed.train(resume_from_checkpoint=str(tmp_path / "broken" / f"checkpoint-{steps}"))
-    assert resumed.state.global_step == 3 * steps
-    assert same_weights(whole.model, resumed.model)
 
 
 class TestStream:

@@ -121,10 +121,10 @@ def check_places(figure: Figure) -> None:
 @pytest.mark.parametrize(
     ("layers", "heads", "source", "target", "options"),
     [
-        (6, 8, 14, 12, {}),
+        (3, 5, 14, 12, {}),
         (2, 3, 3, 2, {}),
         (1, 1, 2, 2, {"title": "a title that is much longer than the picture below it is wide, as titles are"}),
-        (1, 4, 60, 50, {}),
+        (1, 2, 60, 50, {}),
         (5, 2, 20, 9, {"average": "heads"}),
         (12, 16, 1, 1, {"average": "all"}),
         (12, 16, 3, 3, {"average": "all", "layers": range(0, 11, 2), "heads": range(15)}),

@@ -145,7 +145,8 @@ class TokenBatchSampler(Sampler[list[int]]):
         rank: int | None = 0,
         shuffle: bool = True,
     ) -> None:
-        check_budget(max_source_tokens=max_source_tokens, max_target_tokens=max_target_tokens, seed=seed)
+        budgets = (max_source_tokens, max_target_tokens)
+        check_at_least(max_source_tokens=(budgets[0], 1), max_target_tokens=(budgets[1], 1), seed=(seed, 0))
         check_rank(num_replicas=num_replicas, rank=rank)
         source = _length_array("source_lengths", source_lengths)
         target = _length_array("target_lengths", target_lengths)
@@ -159,7 +160,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         fits = (source <= max_source_tokens) & (target <= max_target_tokens)
         self._kept = np.flatnonzero(fits)
         self._left_out = np.flatnonzero(~fits)
-        self._report_left_out(source, target, max_source_tokens=max_source_tokens, max_target_tokens=max_target_tokens)
+        self._report_left_out(source, target, budgets)
         self._lengths = (source[fits], target[fits])
         self._plan = partial(
             plan_batches, *self._lengths, max_source_tokens=max_source_tokens, max_target_tokens=max_target_tokens
@@ -175,9 +176,7 @@ class TokenBatchSampler(Sampler[list[int]]):
                 f"{self._rounds} batch(es), but there are {len(self._kept)}."
             )
 
-    def _report_left_out(
-        self, source: IntArray, target: IntArray, *, max_source_tokens: int, max_target_tokens: int
-    ) -> None:
+    def _report_left_out(self, source: IntArray, target: IntArray, budgets: tuple[int, int]) -> None:
         if not len(self._left_out):
             return
         lines = ", ".join(
@@ -185,7 +184,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         )
         message = (
             f"{len(self._left_out):,} of {len(source):,} pairs have more tokens than a whole batch may have, "
-            f"max_source_tokens={max_source_tokens} and max_target_tokens={max_target_tokens}: {lines}"
+            f"max_source_tokens={budgets[0]} and max_target_tokens={budgets[1]}: {lines}"
             + (", ..." if len(self._left_out) > SHOWN_LEFT_OUT else "")
         )
         if not len(self._kept):
@@ -214,13 +213,8 @@ class TokenBatchSampler(Sampler[list[int]]):
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch that the next iteration yields; iterating does not go on to the next epoch by itself.
-
-        Raises:
-            ValueError: If `epoch` is negative.
-        """
-        if epoch < 0:
-            raise ValueError(f"epoch={epoch}: must be at least 0.")
+        """Chooses the epoch that the next iteration yields; iterating does not go on to the next epoch by itself."""
+        check_at_least(epoch=(epoch, 0))
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -257,34 +251,24 @@ class TokenBatchSampler(Sampler[list[int]]):
         return [batches[index] for index in rng.permutation(number)]
 
 
-def check_budget(*, max_source_tokens: int, max_target_tokens: int, seed: int) -> None:
-    """Refuses budgets below one token and negative seeds with a `ValueError`."""
-    for name, value, minimum in (
-        ("max_source_tokens", max_source_tokens, 1),
-        ("max_target_tokens", max_target_tokens, 1),
-        ("seed", seed, 0),
-    ):
+def check_at_least(**values_and_minima: tuple[int, int]) -> None:
+    """Refuses values below their minima with a `ValueError`."""
+    for name, (value, minimum) in values_and_minima.items():
         if value < minimum:
             raise ValueError(f"{name}={value}: must be at least {minimum}.")
 
 
 def check_rank(*, num_replicas: int, rank: int | None) -> None:
     """Refuses fewer than one process and a rank that is none of them with a `ValueError`."""
-    if num_replicas < 1:
-        raise ValueError(f"num_replicas={num_replicas}: must be at least 1.")
+    check_at_least(num_replicas=(num_replicas, 1))
     if rank is not None and not 0 <= rank < num_replicas:
         raise ValueError(f"rank={rank}: must be at least 0 and less than num_replicas={num_replicas}.")
 
 
 def pair_lengths(dataset: Dataset) -> tuple[IntArray, IntArray]:
-    """Counts the tokens of each pair of a tokenised dataset without decoding its rows.
+    """Counts the tokens of each pair's "input_ids" and "labels" without decoding rows; two arrays of shape (pairs,).
 
-    Args:
-        dataset: Has the list columns "input_ids" and "labels"; formats and transforms are passed over, selections and
-            other mappings of indices are kept to.
-
-    Returns:
-        The lengths of "input_ids" and of "labels", each of the shape (pairs,).
+    Formats and transforms of the dataset are passed over, selections and other mappings of indices are kept to.
 
     Raises:
         ValueError: If a column is missing, holds no lists, or has a null instead of a list.

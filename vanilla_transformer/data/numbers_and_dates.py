@@ -14,8 +14,8 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal, cast, overload
+from functools import lru_cache, partial
+from typing import Any, Literal, cast
 
 from datasets import Dataset, DatasetDict, Features, Value
 from datasets.utils import tqdm
@@ -51,6 +51,7 @@ _MARKS_OF_DIRECTION = str.maketrans("", "", "\u200e\u200f\u061c")  # nobody type
 # Many languages have no words of their own for these.
 _LATIN_EVERYWHERE = re.compile(r"\b[AP]M\b")
 _Style = Literal["standard", "or"]
+_DateFormat = Literal["full", "long"]
 _Unit = Literal["year", "month", "week", "day", "hour", "minute", "second"]
 _SECONDS = cast(dict[_Unit, int], dict(TIMEDELTA_UNITS))
 
@@ -109,19 +110,20 @@ def _draw_list(rng: random.Random) -> tuple[_Style, str, list[datetime.date]]:
     return style, "MMMMd", [_draw_date(rng) for _ in range(count)]
 
 
+def _write_date(date: datetime.date, language: _Language, date_format: _DateFormat) -> str:
+    return format_date(date, format=date_format, locale=language.locale)
+
+
 def _write_spelled_date(date: datetime.date, language: _Language) -> str:
-    year = language.number(date.year, to="year")
-    return format_date(date, format="long", locale=language.locale).replace(str(date.year), year)
+    return _write_date(date, language, "long").replace(str(date.year), language.number(date.year, to="year"))
 
 
-def _write_datetime(moment: tuple[Literal["full", "long"], datetime.date, datetime.time], language: _Language) -> str:
+def _write_datetime(moment: tuple[_DateFormat, datetime.date, datetime.time], language: _Language) -> str:
     # Babel's own format_datetime has no full date with a short time. Quotes mark literal text in these patterns.
     date_format, date, time = moment
     locale = language.locale
     pattern = str(get_datetime_format(format=date_format, locale=locale)).replace("'", "")
-    return pattern.format(
-        format_time(time, format="short", locale=locale), format_date(date, format=date_format, locale=locale)
-    )
+    return pattern.format(format_time(time, format="short", locale=locale), _write_date(date, language, date_format))
 
 
 def _write_list(items: tuple[_Style, str, list[datetime.date]], language: _Language) -> str:
@@ -176,84 +178,70 @@ def _has_years_of_their_own(language: _Language) -> bool:
 
 
 _KINDS = (
-    # thirty-one thousand and five
     _Kind(
-        "numbers",
-        3,
-        lambda rng: _draw_integer(rng, digits=6),
-        lambda number, language: language.number(number),
+        "numbers",  # thirty-one thousand and five
+        weight=3,
+        draw=lambda rng: _draw_integer(rng, digits=6),
+        write=lambda number, language: language.number(number),
         in_words=True,
     ),
-    # twenty-first
     _Kind(
-        "ordinal numbers",
-        1,
-        lambda rng: max(1, _draw_integer(rng, digits=4)),
-        lambda number, language: language.number(number, to="ordinal"),
+        "ordinal numbers",  # twenty-first
+        weight=1,
+        draw=lambda rng: max(1, _draw_integer(rng, digits=4)),
+        write=lambda number, language: language.number(number, to="ordinal"),
         in_words=True,
         makes_sense=_has_ordinals,
     ),
-    # nineteen eighty-four; from 2000 on, German and others write years as they write numbers, English does not
     _Kind(
-        "years",
-        0.5,
-        lambda rng: rng.randint(1100, 1999),
-        lambda year, language: language.number(year, to="year"),
+        "years",  # nineteen eighty-four; from 2000 on, German and others write them as numbers, English does not
+        weight=0.5,
+        draw=lambda rng: rng.randint(1100, 1999),
+        write=lambda year, language: language.number(year, to="year"),
         in_words=True,
         plain_number=lambda year: year,
     ),
-    # twelve point five
     _Kind(
-        "decimal numbers",
-        1,
-        lambda rng: float(f"{_draw_integer(rng, digits=3)}.{_draw_integer(rng, digits=2)}"),
-        lambda number, language: language.number(number),
+        "decimal numbers",  # twelve point five
+        weight=1,
+        draw=lambda rng: float(f"{_draw_integer(rng, digits=3)}.{_draw_integer(rng, digits=2)}"),
+        write=lambda number, language: language.number(number),
         in_words=True,
         makes_sense=_has_decimals,
         plain_number=lambda number: int(number) if number.is_integer() else None,
     ),
-    # twelve euro, fifty cents
     _Kind(
-        "amounts of money",
-        1,
-        lambda rng: f"{_draw_integer(rng, digits=3)}.{rng.randint(0, 99):02d}",
-        lambda amount, language: language.number(amount, to="currency", currency="EUR"),
+        "amounts of money",  # twelve euro, fifty cents
+        weight=1,
+        draw=lambda rng: f"{_draw_integer(rng, digits=3)}.{rng.randint(0, 99):02d}",
+        write=lambda amount, language: language.number(amount, to="currency", currency="EUR"),
         in_words=True,
         makes_sense=_has_euros,
     ),
-    # Wednesday, March 21, 1984
-    _Kind(
-        "dates with the weekday",
-        2,
-        _draw_date,
-        lambda date, language: format_date(date, format="full", locale=language.locale),
-    ),
-    # March 21, 1984
-    _Kind("dates", 1, _draw_date, lambda date, language: format_date(date, format="long", locale=language.locale)),
+    # Wednesday, March 21, 1984; March 21, 1984
+    _Kind("dates with the weekday", 2, _draw_date, partial(_write_date, date_format="full")),
+    _Kind("dates", 1, _draw_date, partial(_write_date, date_format="long")),
     # March 21, nineteen eighty-four
     _Kind("dates with the year in words", 1, _draw_date, _write_spelled_date, makes_sense=_has_years_of_their_own),
-    # March 1984
     _Kind(
-        "months",
-        0.25,
-        lambda rng: _draw_date(rng).replace(day=1),
-        lambda date, language: format_skeleton("yMMMM", date, locale=language.locale),
+        "months",  # March 1984
+        weight=0.25,
+        draw=lambda rng: _draw_date(rng).replace(day=1),
+        write=lambda date, language: format_skeleton("yMMMM", date, locale=language.locale),
     ),
     # 3:05 PM
     _Kind("times", 0.25, _draw_time, lambda time, language: format_time(time, format="short", locale=language.locale)),
-    # March 21, 1984, 3:05 PM
     _Kind(
-        "dates with times",
-        1,
-        lambda rng: (rng.choice(["full", "long"]), _draw_date(rng), _draw_time(rng)),
-        _write_datetime,
+        "dates with times",  # March 21, 1984, 3:05 PM
+        weight=1,
+        draw=lambda rng: (rng.choice(["full", "long"]), _draw_date(rng), _draw_time(rng)),
+        write=_write_datetime,
     ),
-    # in 3 days; 3 days ago
     _Kind(
-        "differences of time",
-        0.5,
-        lambda rng: (rng.choice([-1, 1]) * rng.randint(1, 99), rng.choice(list(_SECONDS))),
-        _write_difference,
+        "differences of time",  # in 3 days; 3 days ago
+        weight=0.5,
+        draw=lambda rng: (rng.choice([-1, 1]) * rng.randint(1, 99), rng.choice(list(_SECONDS))),
+        write=_write_difference,
     ),
     # Monday, Tuesday, or Friday; March 21 and April 3
     _Kind("lists", 1, _draw_list, _write_list),
@@ -349,40 +337,14 @@ def _pairs(*, source_lang: str, target_lang: str, seed: int) -> Iterator[tuple[s
 
 def _unique_pairs(*, count: int, source_lang: str, target_lang: str, seed: int) -> list[tuple[str, str]]:
     found: dict[str, str] = {}
-    pairs = _pairs(source_lang=source_lang, target_lang=target_lang, seed=seed)
     with tqdm(total=count, desc="Generating numbers and dates", unit="pair", delay=3) as progress:
-        while len(found) < count:
-            source, target = next(pairs)
+        for source, target in _pairs(source_lang=source_lang, target_lang=target_lang, seed=seed):
             if source not in found:
                 found[source] = target
                 progress.update()
+            if len(found) == count:
+                break
     return list(found.items())
-
-
-@overload
-def numbers_and_dates(
-    *,
-    num_examples: int = ...,
-    validation_size: int = ...,
-    test_size: int = ...,
-    source_lang: str = ...,
-    target_lang: str = ...,
-    seed: int = ...,
-    split: None = ...,
-) -> DatasetDict: ...
-
-
-@overload
-def numbers_and_dates(
-    *,
-    num_examples: int = ...,
-    validation_size: int = ...,
-    test_size: int = ...,
-    source_lang: str = ...,
-    target_lang: str = ...,
-    seed: int = ...,
-    split: Literal["train", "validation", "test"],
-) -> Dataset: ...
 
 
 def numbers_and_dates(
@@ -394,7 +356,7 @@ def numbers_and_dates(
     target_lang: str = "de",
     seed: int = 0,
     split: Literal["train", "validation", "test"] | None = None,
-) -> Dataset | DatasetDict:
+) -> Any:
     """Generates the built-in corpus of numbers, amounts, dates and times written out in two languages.
 
     No source text comes twice, neither within a split nor in two splits, so a test score speaks of unseen examples.

@@ -13,7 +13,7 @@ from packaging.version import Version
 from torch.utils.data import IterableDataset, get_worker_info
 from transformers.utils import logging
 
-from .batching import SHOWN_LEFT_OUT, check_budget, check_rank, plan_batches
+from .batching import SHOWN_LEFT_OUT, check_at_least, check_rank, plan_batches
 
 logger = logging.get_logger(__name__)
 
@@ -83,7 +83,7 @@ class StreamingTokenBatches(IterableDataset[list[Example]]):
 
     Raises:
         ValueError: If an argument is out of its range or of the wrong kind. Iterating raises it in a worker of a
-            `DataLoader`, if an example lacks a column, and if the corpus has no pair within the budget for this rank.
+            `DataLoader`, and if the corpus has no pair within the budget for this rank.
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class StreamingTokenBatches(IterableDataset[list[Example]]):
         rank: int = 0,
     ) -> None:
         super().__init__()
-        check_budget(max_source_tokens=max_source_tokens, max_target_tokens=max_target_tokens, seed=seed)
+        budgets = (max_source_tokens, max_target_tokens)
+        check_at_least(max_source_tokens=(budgets[0], 1), max_target_tokens=(budgets[1], 1), seed=(seed, 0))
+        check_at_least(window=(window, 1))
         check_rank(num_replicas=num_replicas, rank=rank)
-        if window < 1:
-            raise ValueError(f"window={window}: must be at least 1.")
         _check_dataset(dataset)
         self.dataset = dataset
         self.max_source_tokens = max_source_tokens
@@ -154,9 +154,6 @@ class StreamingTokenBatches(IterableDataset[list[Example]]):
         Raises:
             ValueError: If the state is of a stream with other arguments, which would go on with other batches.
         """
-        missing = [key for key in ("arguments", "position", "skip") if key not in state_dict]
-        if missing:
-            raise ValueError(f"state_dict has no {missing}; its keys are {list(state_dict)}.")
         saved, own = state_dict["arguments"], self._arguments()
         differences = [
             f"{key}={saved.get(key)!r} (now {own.get(key)!r})"
@@ -234,7 +231,7 @@ class StreamingTokenBatches(IterableDataset[list[Example]]):
         position.shard_examples += 1
         if not mine:
             return False
-        source, target = _lengths(example)
+        source, target = len(example["input_ids"]), len(example["labels"])
         if source > self.max_source_tokens or target > self.max_target_tokens:
             position.left_out += 1
             if position.left_out <= SHOWN_LEFT_OUT:
@@ -287,13 +284,6 @@ def _rest(reader: datasets.IterableDataset, position: _Position) -> Iterator[Exa
         reader.load_state_dict(position.shard_state)
         return iter(reader)
     return islice(reader, position.shard_examples, None)
-
-
-def _lengths(example: Example) -> tuple[int, int]:
-    if not isinstance(example, Mapping) or "input_ids" not in example or "labels" not in example:
-        found = f"the columns {list(example)}" if isinstance(example, Mapping) else f"the type {type(example).__name__}"
-        raise ValueError(f'An example of the dataset has {found}: it must be a dict with "input_ids" and "labels".')
-    return len(example["input_ids"]), len(example["labels"])
 
 
 def _check_dataset(dataset: datasets.IterableDataset) -> None:

@@ -3,6 +3,8 @@
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Sized
+from itertools import islice
+from typing import Any
 
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
@@ -16,26 +18,20 @@ _BATCH_SIZE = 1000
 
 def _batches(texts: Iterable[str], *, name: str) -> Iterator[list[str]]:
     """Yields the texts in batches, which the trainer reads in parallel, and checks them on the way."""
-    batch: list[str] = []
+    texts = iter(texts)
     has_text = False
-    for index, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise ValueError(
-                f"{name}[{index}] is {text!r}, of type {type(text).__name__}: every text must be a string."
-            )
-        has_text = has_text or bool(text.strip())
-        batch.append(text)
-        if len(batch) == _BATCH_SIZE:
-            yield batch
-            batch = []
+    done = 0
+    while batch := list(islice(texts, _BATCH_SIZE)):
+        for index, text in enumerate(batch, start=done):
+            if not isinstance(text, str):
+                raise ValueError(
+                    f"{name}[{index}] is {text!r}, of type {type(text).__name__}: every text must be a string."
+                )
+            has_text = has_text or bool(text.strip())
+        yield batch
+        done += len(batch)
     if not has_text:
         raise ValueError(f"{name} holds no text at all: there is nothing to train a tokenizer on.")
-    yield batch
-
-
-def _check_texts(texts: Iterable[str], *, name: str) -> None:
-    if isinstance(texts, str):
-        raise ValueError(f"{name} is a single string, {texts[:40]!r}: pass an iterable of strings.")
 
 
 def _check_at_least(value: int, minimum: int, *, name: str) -> None:
@@ -45,7 +41,6 @@ def _check_at_least(value: int, minimum: int, *, name: str) -> None:
 
 
 def _train(
-    untrained: VanillaTransformerTokenizer,
     texts: Iterable[str],
     *,
     name: str,
@@ -53,10 +48,11 @@ def _train(
     min_frequency: int,
     length: int | None,
     show_progress: bool,
+    model_max_length: int,
 ) -> VanillaTransformerTokenizer:
     if length is None and isinstance(texts, Sized):
         length = len(texts)
-    tokenizer = untrained.train_new_from_iterator(
+    tokenizer = VanillaTransformerTokenizer(model_max_length=model_max_length).train_new_from_iterator(
         _batches(texts, name=name),
         vocab_size=vocab_size,
         length=length,
@@ -66,14 +62,22 @@ def _train(
     )
     if len(tokenizer) < vocab_size:
         logger.warning(
-            "The vocabulary has %d tokens instead of vocab_size=%d: no further pair of tokens occurs at least "
-            "min_frequency=%d times in the %s.",
-            len(tokenizer),
-            vocab_size,
-            min_frequency,
-            name.replace("_", " "),
+            f"The vocabulary has {len(tokenizer)} tokens instead of vocab_size={vocab_size}: no further pair of tokens "
+            f"occurs at least min_frequency={min_frequency} times in the {name.replace('_', ' ')}."
         )
     return tokenizer
+
+
+def _check(
+    min_frequency: int, model_max_length: int, texts: dict[str, Iterable[str]], vocab_sizes: dict[str, int]
+) -> None:
+    for name, sentences in texts.items():
+        if isinstance(sentences, str):
+            raise ValueError(f"{name} is a single string, {sentences[:40]!r}: pass an iterable of strings.")
+    for name, size in vocab_sizes.items():
+        _check_at_least(size, MINIMUM_VOCAB_SIZE, name=name)
+    _check_at_least(min_frequency, 1, name="min_frequency")
+    _check_at_least(model_max_length, 1, name="model_max_length")
 
 
 def train_tokenizer(
@@ -108,18 +112,15 @@ def train_tokenizer(
         ValueError: If `texts` is one string, holds something else than strings or no text at all, or if a number is out
             of its range.
     """
-    _check_texts(texts, name="texts")
-    _check_at_least(vocab_size, MINIMUM_VOCAB_SIZE, name="vocab_size")
-    _check_at_least(min_frequency, 1, name="min_frequency")
-    _check_at_least(model_max_length, 1, name="model_max_length")
+    _check(min_frequency, model_max_length, {"texts": texts}, {"vocab_size": vocab_size})
     return _train(
-        VanillaTransformerTokenizer(model_max_length=model_max_length),
         texts,
         name="texts",
         vocab_size=vocab_size,
         min_frequency=min_frequency,
         length=length,
         show_progress=show_progress,
+        model_max_length=model_max_length,
     )
 
 
@@ -143,13 +144,13 @@ def train_separate_tokenizer(
     Args:
         source_texts: The source sentences, read once.
         target_texts: The target sentences, read once, after the source sentences. They need not be as many.
-        vocab_size: Number of source tokens to reach, special tokens and the 256 bytes included.
-        target_vocab_size: Number of target tokens likewise. `None`: `vocab_size`.
-        min_frequency: How often a pair of tokens must occur on its side in order to be merged.
+        vocab_size: Number of source tokens to reach.
+        target_vocab_size: Number of target tokens to reach. `None`: `vocab_size`.
+        min_frequency: See [`train_tokenizer`]; here and below, for each side.
         length: Number of source texts, for the progress bar; needed only where `source_texts` has no `len()`.
         target_length: Number of target texts likewise.
-        show_progress: Whether to draw progress bars on a terminal's standard error.
-        model_max_length: Tokens beyond which the tokenizer warns, and to which `truncation=True` cuts, on both sides.
+        show_progress: See [`train_tokenizer`].
+        model_max_length: See [`train_tokenizer`].
 
     Returns:
         The tokenizer, either side of which is what [`train_tokenizer`] would make of its texts.
@@ -159,28 +160,15 @@ def train_separate_tokenizer(
     """
     if target_vocab_size is None:
         target_vocab_size = vocab_size
-    _check_texts(source_texts, name="source_texts")
-    _check_texts(target_texts, name="target_texts")
-    _check_at_least(vocab_size, MINIMUM_VOCAB_SIZE, name="vocab_size")
-    _check_at_least(target_vocab_size, MINIMUM_VOCAB_SIZE, name="target_vocab_size")
-    _check_at_least(min_frequency, 1, name="min_frequency")
-    _check_at_least(model_max_length, 1, name="model_max_length")
-    untrained = VanillaTransformerTokenizer(model_max_length=model_max_length)
-    source, target = (
-        _train(
-            untrained,
-            texts,
-            name=name,
-            vocab_size=size,
-            min_frequency=min_frequency,
-            length=number,
-            show_progress=show_progress,
-        )
-        for texts, name, size, number in (
-            (source_texts, "source_texts", vocab_size, length),
-            (target_texts, "target_texts", target_vocab_size, target_length),
-        )
-    )
+    sizes = {"vocab_size": vocab_size, "target_vocab_size": target_vocab_size}
+    _check(min_frequency, model_max_length, {"source_texts": source_texts, "target_texts": target_texts}, sizes)
+    shared: dict[str, Any] = {
+        "min_frequency": min_frequency,
+        "show_progress": show_progress,
+        "model_max_length": model_max_length,
+    }
+    source = _train(source_texts, name="source_texts", vocab_size=vocab_size, length=length, **shared)
+    target = _train(target_texts, name="target_texts", vocab_size=target_vocab_size, length=target_length, **shared)
     return VanillaTransformerTokenizer(
         tokenizer_object=source.backend_tokenizer,
         target_tokenizer_object=target.backend_tokenizer,

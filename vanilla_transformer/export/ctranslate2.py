@@ -119,10 +119,7 @@ def find_reasons(
     """Returns all reasons why a model cannot be exported to CTranslate2."""
     config = model.config
     if not isinstance(config, VanillaTransformerConfig):
-        return [
-            f"it is {type(model).__name__}, not a model of this package (CTranslate2's own ct2-transformers-converter "
-            "knows many of the library's)"
-        ]
+        return [f"it is {type(model).__name__}, not a model of this package"]
     reasons = _find_strange_maps(model)
     if config.activation_function not in ACTIVATIONS:
         names = ", ".join(map(repr, ACTIVATIONS))
@@ -177,12 +174,11 @@ def list_tokens(vocabulary: dict[str, int] | None, size: int) -> list[str]:
     if vocabulary is None:
         return [str(token_id) for token_id in range(size)]
     names = {token_id: token for token, token_id in vocabulary.items()}
-    for token_id in range(size):
-        if token_id not in names:
-            name = f"<no token {token_id}>"
-            while name in vocabulary:
-                name = f"<{name}>"
-            names[token_id] = name
+    for token_id in set(range(size)) - names.keys():
+        name = f"<no token {token_id}>"
+        while name in vocabulary:
+            name = f"<{name}>"
+        names[token_id] = name
     return [names[token_id] for token_id in range(size)]
 
 

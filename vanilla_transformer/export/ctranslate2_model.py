@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -214,10 +213,6 @@ class CTranslate2Model(nn.Module):
         Returns:
             The start symbol and the translations, (B * num_return_sequences, longest), filled up with padding; with
             `return_dict_in_generate` an object with those as `sequences` and, from beam search, `sequences_scores`.
-
-        Raises:
-            ConversionError: If CTranslate2 has no counterpart of a setting; lists all.
-            ValueError: If an id is none of the vocabulary's, or a source is longer than the position table.
         """
         chosen = self._choose(generation_config, settings)
         search = _Search(chosen, min(input_ids.shape[1] + MAX_EXTRA_TOKENS, self.max_positions))
@@ -276,7 +271,7 @@ class CTranslate2Model(nn.Module):
         self._check_lengths(sources, "source")
         return sources
 
-    def _check_lengths(self, texts: Sequence[Sequence[Any]], side: str) -> None:
+    def _check_lengths(self, texts: list[list[str]], side: str) -> None:
         longest = max(map(len, texts), default=0)
         if longest > self.max_positions:
             raise ValueError(

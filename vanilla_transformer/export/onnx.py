@@ -77,7 +77,6 @@ def export_onnx(
         ImportError: If a package is missing, or transformers is older than its exporters.
     """
     _import_exporters()
-    import_onnxruntime()
     if opset < OLDEST_OPSET:
         raise ValueError(f"opset is {opset}; it must be at least {OLDEST_OPSET}.")
     check_new_folder(folder)
@@ -107,8 +106,7 @@ def export_onnx(
 def compare_onnx(model: VanillaTransformerForConditionalGeneration, folder: str | os.PathLike[str]) -> float:
     """Runs a model and what was exported of it on a random batch, with padding, with and without a cache.
 
-    The model is in float32 and evaluation mode on the CPU. Returns the largest difference of logits as a fraction of
-    the largest logit.
+    Returns the largest difference of logits as a fraction of the largest logit.
     """
     exported = OnnxModel(folder)
     longest = longest_sequence(model) or 40
@@ -129,15 +127,13 @@ def compare_onnx(model: VanillaTransformerForConditionalGeneration, folder: str 
 
 def _import_exporters() -> None:
     """Makes sure that all is there before long work is done."""
-    names = "onnx onnxscript onnxruntime"
-    with explain_missing("The ONNX exporter is not installed", extra="export", packages=names):
+    with explain_missing("The exporter is not installed", extra="export", packages="onnx onnxscript onnxruntime"):
         import onnx_ir  # noqa: F401
         import onnxscript  # noqa: F401
+    import_onnxruntime()
     if Version(transformers_version) < Version(OLDEST_TRANSFORMERS):
-        raise ImportError(
-            f"ONNX is written by the exporters of transformers, from version {OLDEST_TRANSFORMERS} on; this is "
-            f"{transformers_version}."
-        )
+        needed = f"the exporters of transformers, from version {OLDEST_TRANSFORMERS} on"
+        raise ImportError(f"ONNX is written by {needed}; this is {transformers_version}.")
 
 
 def _export_encoder(model: VanillaTransformerForConditionalGeneration, opset: int) -> Any:

@@ -82,10 +82,6 @@ class OnnxModel(VanillaTransformerGenerationMixin, PreTrainedModel, GenerationMi
         folder: What `export_onnx` wrote.
         providers: Where ONNX Runtime shall compute, by its own names: first what it shall prefer.
         session_options: An `onnxruntime.SessionOptions`. `None`: as many threads as torch has.
-
-    Raises:
-        FileNotFoundError: If the folder holds no such model.
-        ImportError: If ONNX Runtime is not installed.
     """
 
     config: VanillaTransformerConfig

@@ -33,7 +33,7 @@ from transformers.utils import logging
 from vanilla_transformer.files import replacing_files
 
 from . import words
-from .facts import ModelFolder, is_hub_name, public_name
+from .facts import ModelFolder, base_names, is_hub_name, public_name
 from .files import CARD_NAME, join_lines
 
 logger = logging.get_logger(__name__)
@@ -139,18 +139,15 @@ def build_model_card(
 ) -> ModelCard:
     """Makes the card of a model from the files in its folder, which must be one that `save_pretrained` wrote.
 
-    The configuration tells what the model is for. What `scripts/train.py` leaves there tells of the training, and
-    sub-folders that `scripts/evaluate_translation.py --output_dir` made bring scores and examples. Scores of other
-    weights, as of a checkpoint, are left out. Of local paths only the last part is told.
+    Scores of other weights, as of a checkpoint, are left out. Of local paths only the last part is told.
 
     Args:
         folder: The model's folder. Nothing is written to it, and its card is not looked at.
         repo_id: The model's name on the Hub, `"user/name"`; without it the card names the folder.
-        revision: The branch that holds the model, if the main one does not; the examples of use name it.
+        revision: The branch that holds the model, if the main one does not.
         config: The configuration, if it will not be what config.json holds now.
-        **metadata: `license`, `"apache-2.0"` say; `datasets` of the Hub that it was trained on, and `tags`, besides
-            those that are known; `language`, in place of those in the configuration; `model_name`, the title;
-            `base_model`, the model on the Hub whose training was continued, where the records do not name it.
+        **metadata: What the files do not tell; `datasets` and `tags` are added to those that are known, `model_name`
+            is the title, and `base_model` the model on the Hub whose training was continued.
 
     Returns:
         The card.
@@ -253,16 +250,16 @@ def _check_base_model(name: str | None) -> None:
 def _get_template() -> Template:
     environment = Environment(trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {
-        "batch": words.describe_batch,
+        "base_names": base_names,
         "cell": words.format_cell,
         "code": words.as_code,
-        "dropout": words.describe_dropout,
         "duration": words.format_duration,
         "language": words.name_language,
         "plain": words.escape,
         "public": public_name,
         "quote": words.quote,
         "rate": words.describe_rate,
+        "search": words.describe_search,
         "value": words.format_value,
     }
     return environment.from_string(resources.files(__package__).joinpath("model_card.md").read_text(encoding="utf-8"))

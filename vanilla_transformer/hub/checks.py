@@ -65,7 +65,7 @@ class Inspection:
         probes: What the model was tried with.
         outcomes: What the model makes of it, in words.
         task: What the model is for, or which single stack it is.
-        is_self_contained: Whether it brings its own code, with which it was tried in a process without this package.
+        is_self_contained: Whether it was tried in a process without this package, with its own code.
     """
 
     selection: Selection
@@ -288,11 +288,10 @@ def _load_model(stage: Path, stack: SingleStack | None, problems: list[Problem])
 
 def _check_ties(stage: Path, model: PreTrainedModel) -> Iterator[Problem]:
     stored = _stored_names(stage)
-    names = defaultdict(list)
+    names = defaultdict(set)
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        names[id(parameter)].append(name)
-    for tied in names.values():
-        twice = sorted(stored & set(tied))
+        names[id(parameter)].add(name)
+    for twice in (sorted(stored & tied) for tied in names.values()):
         if len(twice) > 1:
             yield Problem("weights", f"{_join(twice)} are one weight, stored {len(twice)} times: save it again.")
 
@@ -362,20 +361,17 @@ def _check_card(text: str | None) -> Iterator[Problem]:
 
 def _compare_code(folder: Path, found: Inspection, code: CodeChoice | None) -> Iterator[Problem]:
     """Notes which files are to be replaced by the installed package's, or says that it must be decided."""
-    theirs = {path.name: path for path in find_code_files(folder)}
+    theirs = [path.name for path in find_code_files(folder)]
     known = [name for name in theirs if (CODE_FOLDER / name).is_file()]
-    ours = {path.name: path for path in follow_imports(CODE_FOLDER, known)}
-    differing = sorted(
-        name for name in {**theirs, **ours} if read_bytes(folder / name) != read_bytes(CODE_FOLDER / name)
-    )
+    ours = [path.name for path in follow_imports(CODE_FOLDER, known)]
+    names = sorted({*theirs, *ours})
+    differing = [name for name in names if read_bytes(folder / name) != read_bytes(CODE_FOLDER / name)]
     if code == "installed":
-        found.replaced = {name: ours[name] for name in differing if name in ours}
+        found.replaced = {name: CODE_FOLDER / name for name in differing if name in ours}
         for name in found.replaced:
             found.selection.left_out.pop(name, None)
         differing = [name for name in differing if name not in ours]
-    elif code == "folder":
-        differing = []
-    if differing:
+    if differing and code != "folder":
         yield Problem(
             "code",
             f"{_join(differing)} in the folder and in the installed package are not the same. If you did not change "
@@ -422,8 +418,8 @@ def _check_names_of_code(stage: Path, config: Any, stack: SingleStack | None) ->
     if absent:
         yield Problem(
             "code",
-            f"there is no {_join(absent)}, which those without this package need: load the model and the tokenizer with "
-            "it, and save them again.",
+            f"there is no {_join(absent)}, which those without this package need: load the model and the tokenizer "
+            "with it, and save them again.",
         )
 
 

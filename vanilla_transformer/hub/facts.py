@@ -24,7 +24,7 @@ logger = logging.get_logger(__name__)
 _EXAMPLES = 5
 # How the Trainer's arguments are written that are not set.
 _NOTHING = ("None", "[]", "{}", "")
-# The columns of the table of scores.
+# The columns of the table of scores, and the Hub's names of those that go into the metadata and the summary.
 _SCORES = {
     "sacreBLEU": "bleu",
     "lowercased": "bleu_lowercase",
@@ -37,15 +37,9 @@ _SCORES = {
     "exact match, %": "exact_match",
     "perplexity": "perplexity",
 }
-# Those that the Hub has names for, which go into the metadata and the summary.
-_HUB_METRICS = {
-    "sacreBLEU": "sacrebleu",
-    "chrF": "chrf",
-    "ROUGE-1": "rouge",
-    "ROUGE-2": "rouge",
-    "ROUGE-L": "rouge",
-    "ROUGE-Lsum": "rouge",
-}
+_HUB_METRICS = {"sacreBLEU": "sacrebleu", "chrF": "chrf"} | dict.fromkeys(
+    ("ROUGE-1", "ROUGE-2", "ROUGE-L", "ROUGE-Lsum"), "rouge"
+)
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # A name of the Hub, unless it is the path of a local folder.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -253,14 +247,13 @@ class ModelFolder:
     def _make_evaluation(self, folder: Path, scores: Mapping[str, Any]) -> _Evaluation:
         arguments = _mapping(scores, "arguments")
         split = str(arguments["dataset_split"]) if arguments.get("dataset_split") else None
-        files = _base_names(arguments.get("test_file"))
+        files = base_names(arguments.get("test_file"))
+        sources = [name for name in ("dataset_name", "builtin_corpus") if arguments.get(name)]
+        same_source = any(arguments[name] == self.data.get(name) for name in sources)
         notes = []
-        for part in ("training", "validation"):
-            key = part.replace("training", "train")
-            sources = [name for name in ("dataset_name", "builtin_corpus") if arguments.get(name)]
-            same_source = any(arguments[name] == self.data.get(name) for name in sources)
-            is_same_split = same_source and split == (self.data.get(f"{key}_split") or part)
-            if is_same_split or (files and files == _base_names(self.data.get(f"{key}_file"))):
+        for part, key in (("training", "train"), ("validation", "validation")):
+            same_split = same_source and split == (self.data.get(f"{key}_split") or part)
+            if same_split or (files and files == base_names(self.data.get(f"{key}_file"))):
                 notes.append(f"{part} data")
         if arguments.get("max_samples"):
             notes.append(f"first {format_value(arguments['max_samples'])} pairs")
@@ -352,9 +345,10 @@ class ModelFolder:
         """Whether its weights are another system's, as that left them."""
         return bool(self.conversion) and not self.arguments
 
-    def has(self, pattern: str) -> bool:
-        """Whether the folder has a file of its own with such a name."""
-        return any(self.path.glob(pattern))
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether there is one in the folder."""
+        return any(self.path.glob("token*.json"))
 
     @cached_property
     def added_tokens(self) -> dict[str, list[str]]:
@@ -370,66 +364,31 @@ class ModelFolder:
         inside = [place for place, sequence in enumerate(encoding.sequence_ids) if sequence is not None]
         start, end = (inside[0], inside[-1] + 1) if inside else (len(encoding.tokens), len(encoding.tokens))
         ends = self.generation.get("eos_token_id", self.config.get("eos_token_id"))
-        stops = [
-            tokenizer.id_to_token(number)
-            for number in (ends if isinstance(ends, list) else [ends])
-            if number is not None
-        ]
-        return {
-            "begins": encoding.tokens[:start],
-            "ends": encoding.tokens[end:],
-            "stops": [token for token in stops if token],
-        }
-
-    def base_names(self, field: str) -> list[str]:
-        """Of the paths in an argument of the training the last parts."""
-        return _base_names(self.data.get(field))
+        numbers = [number for number in (ends if isinstance(ends, list) else [ends]) if number is not None]
+        stops = [token for number in numbers if (token := tokenizer.id_to_token(number))]
+        return {"begins": encoding.tokens[:start], "ends": encoding.tokens[end:], "stops": stops}
 
     @property
-    def updates(self) -> str | None:
-        """How long it was trained."""
-        steps = self.metrics.get("steps", self.state.get("global_step"))
-        epochs = to_number(self.metrics.get("epochs", self.state.get("epoch")))
-        if steps is None:
-            return None
-        return format_value(steps) if epochs is None else f"{format_value(steps)} ({epochs:.4g} epochs)"
+    def averaged(self) -> int | None:
+        """The number of checkpoints that the weights are an average of, if that is recorded."""
+        checkpoints = _read(self.path / AVERAGED_FOLDER / AVERAGING_FILE).get("checkpoints")
+        return len(checkpoints) if isinstance(checkpoints, list) else None
 
-    @property
-    def weights(self) -> str | None:
-        """Which of a training's weights these are."""
-        training = self.training
-        if not self.arguments or not (self.metrics or self.state):
-            return None
-        is_sharded = training.get("fsdp") or training.get("deepspeed")
-        if (most := training.get("average_checkpoints")) and not is_sharded:
-            averaged = _read(self.path / AVERAGED_FOLDER / AVERAGING_FILE).get("checkpoints")
-            count = format_value(len(averaged)) if isinstance(averaged, list) else f"at most {format_value(most)}"
-            return f"average of the last {count} checkpoints"
-        best = _mapping(self.metrics, "best")
-        step = best.get("step", self.state.get("best_global_step"))
-        if training.get("load_best_model_at_end") and step:
-            metric = best.get("metric") or training.get("metric_for_best_model")
-            by = f"by {metric} on the validation data" if metric else "on the validation data"
-            return f"best checkpoint {by}, that of update {format_value(step)}"
-        return "those of the last update"
-
-    def recorded_scores(self) -> Iterator[str]:
-        """What the trainers recorded: this package's last validation, or what the library's Trainer left for a stack."""
+    def recorded_scores(self) -> list[str]:
+        """What the trainers recorded: the last validation, or what the library's Trainer left for a single stack."""
         if self.stack is None:
-            scores = {key: value for key, value in self.scores.items() if key.startswith("eval_")}
-            if told := _tell_scores(scores):
-                beams = self.training.get("generation_num_beams")
-                yield f"{told}{f' ({describe_search(beams, {})})' if beams else ''}"
-            return
-        results = sorted(self.path.glob("*_results.json")) if not self.has_other_records else []
-        told = {
-            path.name: _tell_scores(_read(path)) for path in results if not path.name.startswith(("train_", "all_"))
-        }
-        yield from (f"{as_code(name)}: {line}" for name, line in told.items() if line)
+            return [_tell_scores({key: value for key, value in self.scores.items() if key.startswith("eval_")})]
+        if self.has_other_records:
+            return []
+        paths = [path for path in self.path.glob("*_results.json") if not path.name.startswith(("train_", "all_"))]
+        told = {path.name: _tell_scores(_read(path)) for path in sorted(paths)}
+        if lines := [f"{as_code(name)}: {scores}" for name, scores in told.items() if scores]:
+            return lines
         history = [entry for entry in self.state.get("log_history") or [] if "eval_loss" in entry]
-        if history and not any(told.values()):
-            step = format_value(history[-1].get("step"))
-            yield f"while it was trained, after update {step}: {_tell_scores(history[-1])}"
+        return [
+            f"while it was trained, after update {format_value(entry.get('step'))}: {_tell_scores(entry)}"
+            for entry in history[-1:]
+        ]
 
     def score_table(self) -> list[list[str]]:
         """The head and the rows of a table, with the kinds of scores that there are."""
@@ -452,11 +411,6 @@ class ModelFolder:
                 where = f" ({escape('; '.join(rows))})" if len(labels) > 1 else ""
                 lines.append(f"{column}{where}: {as_code(signature)}")
         return lines
-
-    @property
-    def escaped_examples(self) -> list[list[str]]:
-        """The same for Markdown."""
-        return [[escape(text) for text in row] for row in self.examples]
 
     @cached_property
     def examples(self) -> list[list[str]]:
@@ -488,8 +442,8 @@ def _mapping(content: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _tell_scores(entry: Mapping[str, Any]) -> str:
     """What the Trainer measured, without what it cost."""
-    scores = {re.sub("^(eval|predict|test)_", "", key): number for key, value in entry.items()
-              if (number := to_number(value)) is not None}  # fmt: skip
+    numbers = {key: number for key, value in entry.items() if (number := to_number(value)) is not None}
+    scores = {re.sub("^(eval|predict|test)_", "", key): number for key, number in numbers.items()}
     texts = scores.pop("samples", None)
     told = ", ".join(
         f"{name.replace('_', ' ')} {score:.4g}" for name, score in scores.items() if not _COSTS.fullmatch(name)
@@ -506,7 +460,8 @@ def _base_name(path: str) -> str:
     return re.split(r"[\\/]", path.rstrip("\\/"))[-1]
 
 
-def _base_names(paths: Any) -> list[str]:
+def base_names(paths: Any) -> list[str]:
+    """The last parts of paths, which tell nothing of this machine."""
     return [_base_name(str(path)) for path in paths] if isinstance(paths, list) else []
 
 

@@ -19,57 +19,24 @@ PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
 CODE_FOLDER = PACKAGE_FOLDER / "model"
 
 # What a model, its tokenizer and its card consist of. Code is found by the names in the configurations.
+# Names are patterns, parted by blanks.
 _PARTS = (
     "config.json generation_config.json adapter_config.json *.safetensors *.safetensors.index.json tokenizer.json "
     "target_tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json *vocab.json vocab-*.json "
     f"vocab.txt merges.txt *.spm *.model {CARD_NAME} LICENSE* NOTICE* *.png *.jpg *.svg"
-).split()
+)
 # Records of the training, pushed if they name no folders of this machine.
-_RECORDS = [
-    "arguments.json",
-    "averaging.json",
-    "conversion.json",
-    "metrics.json",
-    "*_results.json",
-    "trainer_state.json",
-]
-_TRAINING_ONLY = [
-    "optimizer*.pt",
-    "optimizer*.bin",
-    "scheduler.pt",
-    "scaler.pt",
-    "rng_state*.pth",
-    "training_args.bin",
-    "data_state_*.json",
-]
-_PICKLES = ["*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt", "*.joblib", "*.dill"]
+_RECORDS = "arguments.json averaging.json conversion.json metrics.json *_results.json trainer_state.json"
+_TRAINING_ONLY = (
+    "optimizer*.pt optimizer*.bin scheduler.pt scaler.pt rng_state*.pth training_args.bin data_state_*.json"
+)
+_PICKLES = "*.bin *.pt *.pth *.pkl *.pickle *.ckpt *.joblib *.dill"
 _PICKLE_START = re.compile(rb"\x80[\x02-\x05]")
 
-_SECRET_FILES = [
-    ".env",
-    ".env.*",
-    "*.env",
-    ".netrc",
-    "_netrc",
-    ".npmrc",
-    ".pypirc",
-    ".htpasswd",
-    ".git-credentials",
-    ".ssh",
-    ".aws",
-    "*.pem",
-    "*.key",
-    "*.p12",
-    "*.pfx",
-    "*.jks",
-    "*.keystore",
-    "*.ppk",
-    "*.kdbx",
-    "id_rsa*",
-    "id_dsa*",
-    "id_ecdsa*",
-    "id_ed25519*",
-]
+_SECRET_FILES = (
+    ".env .env.* *.env .netrc _netrc .npmrc .pypirc .htpasswd .git-credentials .ssh .aws *.pem *.key *.p12 *.pfx *.jks "
+    "*.keystore *.ppk *.kdbx id_rsa* id_dsa* id_ecdsa* id_ed25519*"
+)
 _SECRET_WORDS = {"secret", "secrets", "password", "passwords", "passwd", "credential", "credentials", "apikey"}
 _SECRET_CONTENTS = {
     "a token of the Hub": re.compile(r"\bhf_[A-Za-z0-9]{20,}"),
@@ -273,8 +240,9 @@ def _walk(folder: Path) -> Iterator[Path]:
             yield from _walk(entry)
 
 
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name.rpartition("/")[2].lower(), pattern.lower()) for pattern in patterns)
+def _matches(name: str, patterns: str) -> bool:
+    base_name = name.rpartition("/")[2].lower()
+    return any(fnmatch.fnmatchcase(base_name, pattern) for pattern in patterns.lower().split())
 
 
 def _is_secret_name(name: str) -> bool:

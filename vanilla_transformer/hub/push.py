@@ -18,7 +18,7 @@ from vanilla_transformer.model.configuration_vanilla_transformer import VanillaT
 from .card import HOW_TO_GENERATE, Card, CardChoice, choose_card, make_card, read_card
 from .checks import CodeChoice, Inspection, inspect_model_folder
 from .facts import ModelFolder
-from .files import CARD_NAME, Problem, join_lines, read_bytes, read_settings, select_files
+from .files import CARD_NAME, Problem, join_lines, read_settings, select_files
 
 logger = logging.get_logger(__name__)
 
@@ -28,7 +28,6 @@ _HTTP_ERROR: type[Exception] = errors.HfHubHTTPError.__mro__[1]
 HUB_ERRORS = (_HTTP_ERROR, OSError, ValueError, RuntimeError)
 # Weights that would be loaded instead of new ones, or that are parts of old ones.
 _WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
-_SHOWN_TEXT = 100  # characters
 
 
 class PushError(RuntimeError):
@@ -36,13 +35,7 @@ class PushError(RuntimeError):
 
 
 def check_token(token: str | None = None) -> str:
-    """Makes sure that a token is valid and not read-only, before the work that is to be pushed is done.
-
-    Args:
-        token: The token. Default: the one of `hf auth login` or of the variable HF_TOKEN.
-
-    Returns:
-        The user's name.
+    """Returns the user's name if a token may write, to be asked before the work that is to be pushed is done.
 
     Raises:
         PushError: If there is no token, the Hub does not accept it, it is read-only, or the Hub cannot be asked.
@@ -64,8 +57,7 @@ class PlannedPush:
         folder: What is pushed.
         repo_id: Where to, with the namespace.
         problems: Why it cannot be pushed.
-        files: What is pushed, by the paths in the repository: files, or their contents. The client sends only those
-            that are not there already.
+        files: What is pushed, by the paths in the repository. The client sends only what is not there already.
         deleted: The weights on the Hub that are replaced.
         left_out: What is not pushed, each with the reason.
         notes: What else one should know.
@@ -106,22 +98,15 @@ class PlannedPush:
         return f"{self.folder} cannot be pushed:\n  " + "\n  ".join(map(str, self.problems))
 
     def push(self, commit_message: str | None = None) -> str:
-        """Pushes, in one commit or one pull request.
+        """Pushes, in one commit or one pull request, and returns the address to look at.
 
         A repository that does not exist is made. If it has changed since the push was planned, nothing is pushed. Once
         it succeeded, the card that was pushed, the completed config.json and code taken from the installed package are
         in the folder too. A card with text that is not in the one that was pushed stays beside it, as README.md.bak-1.
 
-        Args:
-            commit_message: Title of the commit. Default: one that names the folder.
-
-        Returns:
-            The address to look at: the repository's, its branch's or the pull request's.
-
         Raises:
             ValueError: If there are problems.
-            PushError: If the Hub refuses, or cannot be reached. The folder is as it was, and the same call again goes
-                on: files that arrived are not sent twice.
+            PushError: If the Hub refuses, or cannot be reached; the folder is as it was.
         """
         if self.problems:
             raise ValueError(self.describe_problems())
@@ -134,20 +119,12 @@ class PlannedPush:
         url, self.commit_url = self._target.commit(operations, commit_message or f"Push {self.folder.resolve().name}")
         self.has_changed = makes_branch or self.commit_url is not None
         try:
-            self._update_folder()
+            with replacing_files(self.folder) as partial:
+                for name, source in self._written.items():
+                    (partial / name).write_bytes(source if isinstance(source, bytes) else source.read_bytes())
         except OSError as error:
             logger.warning(f"It was pushed, but the card that was pushed cannot be written into the folder: {error}")
         return url
-
-    def _update_folder(self) -> None:
-        contents = {
-            name: source if isinstance(source, bytes) else source.read_bytes() for name, source in self._written.items()
-        }
-        changed = {name: data for name, data in contents.items() if read_bytes(self.folder / name) != data}
-        if changed:
-            with replacing_files(self.folder) as partial:
-                for name, data in changed.items():
-                    (partial / name).write_bytes(data)
 
 
 def plan_push(
@@ -196,7 +173,9 @@ def plan_push(
     target = _Target(repo_id, private=private, revision=revision, create_pr=create_pr, token=token)
     target.look()
     select_files(root, include)  # before anything is read
-    config, text, backup, problems, notes = None, None, {}, [], list(target.notes)
+    config, text, notes = None, None, list(target.notes)
+    backup: dict[str, bytes] = {}
+    problems: list[Problem] = []
     if read_settings(root / "config.json"):  # or else the checks say so
         try:
             config = _complete_config(root, metadata.get("language"))
@@ -216,10 +195,11 @@ def plan_push(
         # Any record in the folder may be damaged.
         except Exception as error:
             problems.append(Problem("card", join_lines(error)))
-    changes = {} if config is None else {"config.json": _dump(config)}
+    changes = {} if config is None else {"config.json": (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()}
     found = inspect_model_folder(root, card=text, include=include, code=code, changes=changes)
     problems += [problem for problem in found.problems if not problems or problem.check != "card"]
-    files = {**found.files} | ({} if text is None else {CARD_NAME: text.encode()})
+    made: dict[str, Path | bytes] = {} if text is None else {CARD_NAME: text.encode()}
+    files = {**found.files, **made}
     return PlannedPush(
         folder=root,
         repo_id=target.repo_id,
@@ -229,7 +209,7 @@ def plan_push(
         left_out=found.selection.left_out,
         notes=[*notes, *_note_findings(found, config)],
         _target=target,
-        _written={**found.replaced, **changes, **backup, **({} if text is None else {CARD_NAME: text.encode()})},
+        _written={**found.replaced, **changes, **backup, **made},
     )
 
 
@@ -238,18 +218,10 @@ def push_model_folder(
 ) -> str:
     """Checks a model's folder and pushes it to the Hub, in one commit or one pull request.
 
-    Args:
-        folder: A folder that `save_pretrained` or the Trainer wrote.
-        repo_id: `namespace/name` on the Hub, or the name alone for the user's own namespace.
-        commit_message: Title of the commit.
-        **kwargs: As for `plan_push`.
+    The arguments and errors are those of `plan_push`, and a ValueError that lists all that is wrong with the folder.
 
     Returns:
         The address to look at: the repository's, its branch's or the pull request's.
-
-    Raises:
-        ValueError: If something is wrong with the folder (all of it is listed) or with an argument.
-        PushError: If the Hub refuses, or cannot be reached.
 
     Example:
         ```python
@@ -285,18 +257,12 @@ class _Target:
         """The address, and what is there."""
         if self.info is None:
             return f"{self.url} (new, {'private' if self.private else 'public'})"
-        what = ["private" if self.info.private else "public"]
-        what += [f"{'new ' * self.makes_branch}branch {self.revision}"] if self.revision else []
-        what += ["in a pull request"] if self.create_pr else []
-        return f"{self.url} ({', '.join(what)})"
+        branch = f", {'new ' * self.makes_branch}branch {self.revision}" if self.revision else ""
+        request = ", in a pull request" if self.create_pr else ""
+        return f"{self.url} ({'private' if self.info.private else 'public'}{branch}{request})"
 
     def look(self) -> None:
-        """Finds out what is there.
-
-        Raises:
-            ValueError: If that contradicts the arguments.
-            PushError: If the Hub refuses to say.
-        """
+        """Finds out what is there, and whether that contradicts the arguments."""
         try:
             if "/" not in self.repo_id and self.token:
                 self.repo_id = f"{self.api.whoami()['name']}/{self.repo_id}"
@@ -389,12 +355,9 @@ def _find_card(folder: Path, there: Card | None, choice: CardChoice | None) -> t
     except ValueError:
         if choice != "hub":
             raise
-        here = Card(path.read_bytes().decode(errors="replace"), None, is_by_hand=True)
         return there, {_free_name(folder): path.read_bytes()}
-    if choice is None:
-        chosen = choose_card(here, there)
-    else:
-        chosen = (here or there) if choice == "folder" else (there or here)
+    preferred = {"folder": here or there, "hub": there or here}
+    chosen = choose_card(here, there) if choice is None else preferred[choice]
     is_lost = here is not None and chosen is not None and not here.own <= chosen.own
     return chosen, {_free_name(folder): path.read_bytes()} if is_lost else {}
 
@@ -421,11 +384,6 @@ def _complete_config(folder: Path, language: str | Sequence[str] | None) -> dict
     return {**settings, "langs": languages, "custom_pipelines": {**added, **tasks}}
 
 
-def _dump(config: Mapping[str, Any]) -> bytes:
-    """As the library writes it."""
-    return (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
-
-
 def _note_card(existing: Card | None, card: Card, backup: Mapping[str, bytes]) -> Iterator[str]:
     if existing is not None and existing.is_by_hand:
         yield f"{CARD_NAME} was not made by this package and is pushed as it is: {HOW_TO_GENERATE}"
@@ -442,12 +400,8 @@ def _note_findings(found: Inspection, config: Mapping[str, Any] | None) -> Itera
         yield f"From the installed package, not from the folder: {', '.join(sorted(found.replaced))}."
     if found.outcomes and not found.problems:
         where = "here and without this package" if found.is_self_contained else "here"
-        probe, outcome = (_shorten(text) for text in (found.probes[0], found.outcomes[0]))
-        yield f"Tried: {probe!r} becomes {outcome!r}, {where}."
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= _SHOWN_TEXT else f"{text[: _SHOWN_TEXT - 1]}\N{HORIZONTAL ELLIPSIS}"
+        texts = [text if len(text) < 100 else f"{text[:99]}…" for text in (found.probes[0], found.outcomes[0])]
+        yield f"Tried: {texts[0]!r} becomes {texts[1]!r}, {where}."
 
 
 def _format_size(size: float) -> str:

@@ -25,13 +25,7 @@ _PACKAGE = Path(__file__).resolve().parents[1].name
 
 
 class _QuestionAnswerer:
-    """Finds the answer to a question in texts; the library's pipeline for that ended with its version 4.
-
-    Args:
-        model: A model for extractive question answering, or the folder of one.
-        tokenizer: Its tokenizer, if `model` is no folder.
-        options: For loading from the folder.
-    """
+    """Finds the answer to a question in texts; the library's pipeline for that ended with its version 4."""
 
     def __init__(self, model: Any, tokenizer: Any = None, **options: Any) -> None:
         self.model, self.tokenizer = model, tokenizer
@@ -56,17 +50,7 @@ class _QuestionAnswerer:
 
 
 def make_user(task: str, model: Any, tokenizer: Any = None, **options: Any) -> Any:
-    """Makes what uses a model for a task.
-
-    Args:
-        task: As the Hub calls it.
-        model: The model, or its folder.
-        tokenizer: Its tokenizer, if `model` is no folder.
-        options: For loading from the folder.
-
-    Returns:
-        The library's pipeline, where it has one.
-    """
+    """What uses a model, or the model in a folder, for a task: the library's pipeline, where it has one."""
     if task == "question-answering":
         return _QuestionAnswerer(model, tokenizer, **options)
     # Any, since the library types the names of its own tasks only.
@@ -75,16 +59,7 @@ def make_user(task: str, model: Any, tokenizer: Any = None, **options: Any) -> A
 
 
 def use(task: str, user: Any, texts: Sequence[str]) -> list[Outcome]:
-    """Has a model do its task.
-
-    Args:
-        task: As the Hub calls it.
-        user: From `make_user`.
-        texts: What to do it with.
-
-    Returns:
-        What came out for each text.
-    """
+    """What comes out for each text where a model does its task."""
     return _USES.get(task, _write)(user, list(texts))
 
 

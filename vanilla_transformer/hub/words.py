@@ -104,25 +104,6 @@ def describe_search(beams: Any, settings: Mapping[str, Any]) -> str:
     return f"{search}, {'GNMT ' if kind == 'gnmt' else ''}length penalty {format_value(penalty)}"
 
 
-def describe_batch(training: Mapping[str, Any], processes: Any) -> str | None:
-    """What an update is computed from."""
-    source, target = training.get("max_source_tokens"), training.get("max_target_tokens")
-    if source:
-        sizes = f"{format_value(source)} source and {format_value(target or source)} target"
-        batch = f"at most {sizes} tokens, padding included"
-    elif pairs := training.get("per_device_train_batch_size"):
-        batch = f"{format_value(pairs)} sentence pairs"
-    else:
-        return None
-    passes = training.get("gradient_accumulation_steps") or 1
-    factors = [f"{format_value(passes)} passes"] if passes != 1 else []
-    if processes is None:
-        factors.append("devices (their number is not recorded)")
-    elif processes != 1:
-        factors.append(f"{format_value(processes)} devices")
-    return " x ".join([batch, *factors])
-
-
 def describe_rate(training: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     """The learning rate, and how it changes."""
     rate, warmup = training.get("learning_rate"), to_number(training.get("warmup_steps"))
@@ -135,13 +116,6 @@ def describe_rate(training: Mapping[str, Any], config: Mapping[str, Any]) -> str
     if warmup < 1:
         return f"{text}, warm-up {warmup:.3g} of the updates"
     return f"{text}, {format_value(warmup)} warm-up updates"
-
-
-def describe_dropout(config: Mapping[str, Any]) -> str | None:
-    """Which dropout there is, and how much."""
-    kinds = {"dropout": "", "attention_dropout": "attention ", "activation_dropout": "activations "}
-    parts = [f"{kind}{format_value(config[name])}" for name, kind in kinds.items() if config.get(name)]
-    return ", ".join(parts) or (None if config.get("dropout") is None else "0")
 
 
 def format_duration(value: Any) -> str | None:

@@ -146,9 +146,8 @@ class _TextMetric(_MetricWithOptions):
         for name, texts in (("predictions", predictions), ("references", references)):
             if texts is None or isinstance(texts, str):
                 raise TypeError(f"{name} is {texts!r}; it must be a list of strings.")
-        wrong = [prediction for prediction in predictions if not isinstance(prediction, str)]
-        if wrong:
-            raise TypeError(f"A prediction is {wrong[0]!r}; it must be a string.")
+        if not all(isinstance(prediction, str) for prediction in predictions):
+            raise TypeError("A prediction is no string.")
         listed = [_list_references(reference) for reference in references]
         super().add_batch(predictions=list(predictions), references=listed, **kwargs)
 

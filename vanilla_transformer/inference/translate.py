@@ -312,14 +312,14 @@ def translate_lines(
 
     Args:
         model: See [`translate`].
-        tokenizer: See [`translate`].
+        tokenizer: Its tokenizer.
         lines: Source lines, such as an open text file; a line break at the end is ignored.
         n_best: None for one output line per input line, the translation. With a number, so many output lines per input
             line, best first: the input line's number, the score and the translation, with tabs in between.
         window_size: The most input lines by which reading runs ahead of what has been yielded; among so many, those of
             like length are translated together. With 1, every line is answered before the next one is read.
-        first_line: Number of the first line, for warnings and the bar; `total` is that of the last line, where known.
-        total: See `first_line`.
+        first_line: Number of the first line, for warnings and the bar.
+        total: Number of the last line, where known.
         progress: See [`translate`].
         **options: The other options of [`translate`], and arguments of `generate`.
 
@@ -350,10 +350,6 @@ def translate_file(
     output_file: str | os.PathLike[str],
     *,
     overwrite: bool = False,
-    window_size: int = WINDOW_SIZE,
-    batch_size: int | None = None,
-    max_batch_tokens: int | None = None,
-    progress: bool | str = True,
     **options: Any,
 ) -> int:
     """Translates a text file line by line into another; an interrupted run is taken up where it stopped.
@@ -368,11 +364,8 @@ def translate_file(
         input_file: UTF-8 text, one source per line; `.gz` is decompressed.
         output_file: Where the translations go, as UTF-8 text.
         overwrite: Replace an existing `output_file`, and start anew instead of resuming.
-        window_size: See [`translate_lines`]; what an interruption can cost is less than so many translations.
-        batch_size: See [`translate`].
-        max_batch_tokens: See [`translate`].
-        progress: See [`translate`].
-        **options: `n_best` of [`translate_lines`], the other options of [`translate`], and arguments of `generate`.
+        **options: `n_best` and `window_size` of [`translate_lines`] (an interruption costs less than so many lines),
+            options of [`translate`], and arguments of `generate`.
 
     Returns:
         The number of lines in `input_file`.
@@ -387,16 +380,18 @@ def translate_file(
     state = target.with_name(target.name + ".partial.json")
     if overwrite:
         unfinished.unlink(missing_ok=True)
-    options = {"max_source_length": None, "source_prefix": "", "n_best": None, **options}
-    settings = _settings(model, tokenizer, source, options)
-    done = _resume(unfinished, state, settings=settings, lines_per_source=options["n_best"] or 1)
+    # What decides the translations; batch and window sizes do not.
+    decisive = {"max_source_length": None, "source_prefix": "", "n_best": None, **options}
+    for name in ("window_size", "batch_size", "max_batch_tokens", "progress"):
+        decisive.pop(name, None)
+    settings = _settings(model, tokenizer, source, decisive)
+    done = _resume(unfinished, state, settings=settings, lines_per_source=decisive["n_best"] or 1)
     with open_text(source) as lines:
         total = sum(1 for _ in lines)
     # Line by line, so that a killed process loses nothing that it had yielded.
     with open_text(source) as lines, open(unfinished, "a", buffering=1, encoding="utf-8", newline="\n") as output:
-        options |= {"window_size": window_size, "batch_size": batch_size, "max_batch_tokens": max_batch_tokens}
-        options |= {"first_line": done + 1, "total": total, "progress": progress}
-        for translation in translate_lines(model, tokenizer, islice(lines, done, None), **options):
+        rest = islice(lines, done, None)
+        for translation in translate_lines(model, tokenizer, rest, first_line=done + 1, total=total, **options):
             output.write(translation + "\n")
         os.fsync(output.fileno())
     os.replace(unfinished, target)
@@ -430,7 +425,7 @@ def _resume(unfinished: Path, state: Path, *, settings: dict[str, Any], lines_pe
 def _settings(
     model: TranslationModel, tokenizer: PreTrainedTokenizerBase, source: Path, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """What decides the translations of a file; batch and window sizes do not."""
+    """What a file's translations are made with."""
     with open(source, "rb") as file:
         input_digest = hashlib.file_digest(file, "sha256").hexdigest()
     # The head of every tensor tells a model from the same one trained on, and costs less than reading it whole.

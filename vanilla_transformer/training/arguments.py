@@ -20,7 +20,7 @@ class RecipeArguments:
     """A set of defaults for all that is not said otherwise."""
 
     recipe: str | None = _option(
-        None, "paper: train as the paper did (optimizer, batches, steps, averaging) but for what you give."
+        None, "paper: train as the paper did (optimizer, batches, steps), but for what you give."
     )
     tokens_per_batch: int = _option(25_000, "With a recipe: source tokens, and as many target tokens, in an update.")
     tokens_per_device: int = _option(4096, "With a recipe: those that fit into one forward pass on one device.")
@@ -42,12 +42,8 @@ class ModelArguments:
     preset: str | None = _option(None, "A new model of the paper: base, big, small, iwslt, A-h4, E-learned, ...")
     config_name: str | None = _option(None, "A new model with this configuration (path or id).")
     model_name_or_path: str | None = _option(None, "A trained model to go on from.")
-    config_overrides: str | None = _option(
-        None, "Fields of the configuration to change, as in dropout=0.3,encoder_layers=4,d_k=null."
-    )
-    tokenizer_name: str | None = _option(
-        None, "A tokenizer (path or id). Default: the model's, or one trained on the training data."
-    )
+    config_overrides: str | None = _option(None, "Fields to change, as in dropout=0.3,encoder_layers=4,d_k=null.")
+    tokenizer_name: str | None = _option(None, "A tokenizer (path or id). Default: the model's, or a new one.")
     vocab_size: int = _option(8000, "Vocabulary size, where a tokenizer is trained.")
     separate_vocabularies: bool = _option(False, "Train a vocabulary for each language instead of one for both.")
     target_vocab_size: int | None = _option(None, "Size of the target's own vocabulary. Default: vocab_size.")
@@ -78,20 +74,17 @@ class DataArguments:
         "Default: what the model to go on from has for the task.",
     )
     builtin_corpus: bool = _option(False, "Train on generated numbers and dates, spelled out in two languages.")
-    train_file: list[str] | None = _option(
-        None, "Two aligned text files, source first, or one .tsv, .csv, .json(l) or .parquet; .gz too."
+    train_file: list[str] | None = field(
+        default=None,
+        metadata={"help": "Two aligned text files, source first, or one .tsv, .csv, .json(l) or .parquet; .gz too."},
     )
-    validation_file: list[str] | None = _option(None, "The same for validation.")
+    validation_file: list[str] | None = field(default=None, metadata={"help": "The same for validation."})
     dataset_name: str | None = _option(None, "A dataset of the Hub, or a local folder of one.")
     dataset_config_name: str | None = _option(None, "The dataset's configuration.")
     train_split: str = _option("train", "The dataset's split to train on.")
     validation_split: str | None = _option("validation", "The dataset's split to validate on; an empty string: none.")
-    source_column: str | None = _option(
-        None, "Column of the source texts. Default: as usual for the task: source, document, input, ..."
-    )
-    target_column: str | None = _option(
-        None, "Column of the target texts. Default: as usual for the task: target, summary, output, ..."
-    )
+    source_column: str | None = _option(None, "Column of the source texts. Default: source, document, input, ...")
+    target_column: str | None = _option(None, "Column of the target texts. Default: target, summary, output, ...")
     source_lang: str | None = _option(None, "Source language, as in the data: en.")
     target_lang: str | None = _option(None, "Target language, as in the data: de.")
     max_train_samples: int | None = _option(None, "Train on the first so many pairs only.")
@@ -103,16 +96,10 @@ class DataArguments:
     max_target_length: int | None = _option(
         None, f"Longer targets are cut to so many tokens. {_describe_lengths('max_target_length')}"
     )
-    streaming: bool = _option(
-        False, "Read and tokenize the training data while training, for corpora that do not fit in memory."
-    )
+    streaming: bool = _option(False, "Read and tokenize while training, for corpora that do not fit in memory.")
     streaming_window: int = _option(20_000, "Pairs that streaming reads ahead, to shuffle them and to sort by length.")
-    tokenizer_sample: int = _option(
-        1_000_000, "With streaming, train a tokenizer on so many pairs from all over the corpus."
-    )
-    bpe_dropout: float = _option(
-        0.0, "Probability of leaving out a merge whenever a training text is tokenized (0.1 is usual)."
-    )
+    tokenizer_sample: int = _option(1_000_000, "With streaming: a tokenizer is trained on so many pairs.")
+    bpe_dropout: float = _option(0.0, "Probability of leaving out a merge of a training text (0.1 is usual).")
 
     def __post_init__(self) -> None:
         """Fills in the lengths, and checks the numbers, the task, and that exactly one corpus is named."""
@@ -123,7 +110,8 @@ class DataArguments:
         if task is not TRANSLATION:
             alien = [name for name in ("builtin_corpus", "source_lang", "target_lang") if getattr(self, name)]
             if alien:
-                raise ValueError(f"task={self.task}: only the task translation takes {', '.join(alien)}.")
+                verb = "belongs" if len(alien) == 1 else "belong"
+                raise ValueError(f"task={self.task}: {', '.join(alien)} {verb} to the task translation.")
         named = [name for name in ("builtin_corpus", "train_file", "dataset_name") if getattr(self, name)]
         if len(named) != 1:
             found = ", ".join(named) or "none of them"
@@ -151,9 +139,7 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     none is given (d_model * warmup_steps)^-0.5, the paper's formula.
     """
 
-    learning_rate: float | None = _option(
-        None, "Peak learning rate. Default: the paper's, (d_model * warmup_steps)^-0.5."
-    )  # type: ignore[assignment]
+    learning_rate: float | None = _option(None, "Peak learning rate. Default: (d_model * warmup_steps)^-0.5.")  # type: ignore[assignment]
     lr_scheduler_type: str = _option("inverse_sqrt", "The paper's schedule by default.")
     warmup_steps: float = _option(4000, "Steps of linear warm-up (a share if below 1).")
     adam_beta2: float = _option(0.98, "The paper's.")
@@ -183,27 +169,20 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         + ", or loss without predict_with_generate.",
     )
     is_best_by_task: bool = field(default=False, init=False)
-    dataloader_pin_memory: bool = _option(
-        torch.accelerator.is_available(), "Whether to pin memory; by default with a GPU."
-    )
+    dataloader_pin_memory: bool = _option(torch.accelerator.is_available(), "Pin memory; by default with a GPU.")
     report_to: list[str] = field(
         default_factory=lambda: ["tensorboard"] if is_tensorboard_available() else [],
         metadata={"help": "Where to write the logs besides the output; by default TensorBoard's files, if installed."},
     )
     predict_with_generate: bool = _option(True, "Whether to translate when validating.")
     hub_license: str | None = _option(None, "With push_to_hub: the license that the model card names, apache-2.0 say.")
-    hub_datasets: list[str] | None = _option(None, "With push_to_hub: datasets of the Hub that the model card names.")
-    generation_num_beams: int | None = _option(
-        1, "Beams when validating during training; the saved model's default is 4."
+    hub_datasets: list[str] | None = field(
+        default=None, metadata={"help": "With push_to_hub: datasets of the Hub that the model card names."}
     )
+    generation_num_beams: int | None = _option(1, "Beams when validating; the saved model's default is 4.")
 
     def __post_init__(self) -> None:
-        """Checks what this package adds, and chooses the metric before the library does.
-
-        Raises:
-            ValueError: If the peak learning rate is left to the paper's formula without a number of warm-up steps, or
-                batches or averages are asked for that cannot be made.
-        """
+        """Checks what this package adds, and chooses the metric before the library does."""
         if self.learning_rate is None and self.warmup_steps < 1:
             raise ValueError(
                 f"learning_rate must be given with warmup_steps={self.warmup_steps}: the paper's formula, which is "

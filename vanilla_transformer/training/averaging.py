@@ -106,12 +106,22 @@ def select_checkpoints(
     name ends in loss, perplexity, ppl, ter, wer or cer. Returns their folders, the first step first, or raises a
     ValueError that lists those there are.
     """
-    name, count = _check_choice(last=last, best=best, metric=metric)
+    given = {name: count for name, count in (("last", last), ("best", best)) if count is not None}
+    if len(given) != 1:
+        raise ValueError(f"Give exactly one of last and best; got last={last} and best={best}.")
+    ((name, count),) = given.items()
+    if count < 1:
+        raise ValueError(f"{name}={count}: must be at least 1.")
+    if metric is not None and name == "last":
+        raise ValueError(f"metric={metric!r} goes with best, not with last={last}.")
     usable = _usable_checkpoints(output_dir)
     steps = sorted(usable, reverse=True)
     if best is not None:
         values, metric = _read_metric(usable, metric)
-        steps = _rank(values, metric, greater_is_better)
+        if greater_is_better is None:
+            greater_is_better = not metric.endswith(_LOWER_IS_BETTER)
+        sign = 1 if greater_is_better else -1
+        steps = sorted(values, key=lambda step: (sign * values[step], step), reverse=True)
     if len(steps) < count:
         found = ", ".join(usable[step].name for step in sorted(steps)) or "none"
         logged = f" with {metric}" if best is not None else ""
@@ -120,35 +130,30 @@ def select_checkpoints(
 
 
 class AverageCheckpoints(TrainerCallback):
-    """Averages a run's checkpoints at its end, into the folder `averaged` in the Trainer's output folder.
+    """Averages a run's `last` checkpoints at its end, into the folder `averaged` in the Trainer's output folder.
 
     The main process does it, while the others go on to where they next need it. If there are fewer checkpoints than
     asked for, those are averaged, with a warning. An earlier average is left alone if it was made of the same
-    checkpoints, and replaced if not.
-
-    Args:
-        last: How many of the last checkpoints to average, or
-        best: how many of the best of those that `save_total_limit` keeps.
-        metric: What the best ones are chosen by, as for `select_checkpoints`. Default: the Trainer's
-            `metric_for_best_model`, or else the loss.
+    checkpoints, and replaced if not. `select_checkpoints` finds the best ones instead, after the training.
     """
 
-    def __init__(self, last: int | None = None, best: int | None = None, metric: str | None = None) -> None:
-        self.name, self.count = _check_choice(last=last, best=best, metric=metric)
-        self.metric = metric
+    def __init__(self, last: int) -> None:
+        if last < 1:
+            raise ValueError(f"last={last}: must be at least 1.")
+        self.last = last
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Makes sure that there will be something to average, and room for the average."""
-        wanted = f"{type(self).__name__}({self.name}={self.count})"
+        wanted = f"{type(self).__name__}(last={self.last})"
         if args.save_strategy == SaveStrategy.NO:
             raise ValueError(f"{wanted} needs checkpoints: set save_strategy={args.save_strategy} to steps or epoch.")
         # Among the checkpoints that it may keep the Trainer keeps the best one, which may be an old one.
-        protected = int(self.name == "last" and args.metric_for_best_model is not None)
-        if args.save_total_limit and 0 < args.save_total_limit < self.count + protected:
-            also = " (the Trainer keeps the best one as well)" if protected else ""
+        needed = self.last + (args.metric_for_best_model is not None)
+        if args.save_total_limit and 0 < args.save_total_limit < needed:
+            also = " (the Trainer keeps the best one as well)" if needed > self.last else ""
             raise ValueError(
                 f"{wanted} needs more checkpoints than save_total_limit={args.save_total_limit} keeps: set it to at "
-                f"least {self.count + protected}{also}, or to None."
+                f"least {needed}{also}, or to None."
             )
         folder = Path(str(args.output_dir)) / AVERAGED_FOLDER
         if folder.is_dir() and any(folder.iterdir()) and not (folder / AVERAGING_FILE).is_file():
@@ -159,17 +164,11 @@ class AverageCheckpoints(TrainerCallback):
         if not state.is_world_process_zero:
             return
         run = Path(str(args.output_dir))
-        usable = _usable_checkpoints(run)
-        steps = sorted(usable, reverse=True)
-        if self.name == "best":
-            values, metric = _read_metric(usable, self.metric or args.metric_for_best_model or "loss")
-            is_the_runs = self.metric in (None, args.metric_for_best_model)
-            steps = _rank(values, metric, args.greater_is_better if is_the_runs else None)
-        if len(steps) < self.count:
-            logger.warning(f"{run} has {len(steps)} checkpoint(s) to average, not {self.count}.")
-        if steps:
-            chosen = [usable[step] for step in sorted(steps[: self.count])]
-            _replace_average(chosen, run / AVERAGED_FOLDER, progress=not args.disable_tqdm)
+        checkpoints = list(_usable_checkpoints(run).values())
+        if len(checkpoints) < self.last:
+            logger.warning(f"{run} has {len(checkpoints)} checkpoint(s) to average, not {self.last}.")
+        if checkpoints:
+            _replace_average(checkpoints[-self.last :], run / AVERAGED_FOLDER, progress=not args.disable_tqdm)
 
 
 class _Format(NamedTuple):
@@ -189,12 +188,10 @@ class _Weights:
         if not self.files[0].is_file():
             index = read_json(folder / SAFE_WEIGHTS_INDEX_NAME)
             self.files = [folder / name for name in sorted(set(index["weight_map"].values()))]
-        self.metadata: dict[str, str] = {}
         self.formats: dict[str, _Format] = {}
         self._file_of: dict[str, Path] = {}
         for path in self.files:
             self._open(path)
-            self.metadata |= self._tensors.metadata() or {}
             names: list[str] = self._tensors.keys()
             for name in names:
                 self._file_of[name] = path
@@ -220,8 +217,7 @@ class _Weights:
 def _check_each(folders: Sequence[Path]) -> None:
     if not folders:
         raise ValueError("There is no checkpoint to average: name at least one.")
-    twice = {folder for folder in folders if folders.count(folder) > 1}
-    problems = [f"{folder} is named more than once" for folder in twice]
+    problems = [f"{folder} is named more than once" for folder in {*folders} if folders.count(folder) > 1]
     for folder in folders:
         problem = find_weights_problem(folder)
         if not (folder / CONFIG_NAME).is_file():
@@ -288,14 +284,13 @@ def _write_mean(sources: Sequence[_Weights], folder: Path, *, max_shard_size: in
     shards = split_torch_state_dict_into_shards(
         empty, filename_pattern="model{suffix}.safetensors", max_shard_size=max_shard_size
     )
-    metadata = {**sources[-1].metadata, "format": "pt"}
     with tqdm(total=len(formats), desc="Averaging", unit="tensor", disable=not progress) as bar:
         for file_name, names in shards.filename_to_tensors.items():
             tensors = {}
             for name in names:
                 tensors[name] = _mean(name, sources)
                 bar.update()
-            save_file(tensors, folder / file_name, metadata=metadata)
+            save_file(tensors, folder / file_name, metadata={"format": "pt"})
     if shards.is_sharded:
         index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
         _write_json(folder / SAFE_WEIGHTS_INDEX_NAME, index)
@@ -312,18 +307,6 @@ def _mean(name: str, sources: Sequence[_Weights]) -> torch.Tensor:
         total += tensor if dtype == torch.float64 else tensor.to(torch.float32)
         del tensor
     return total.div_(len(sources)).to(dtype)
-
-
-def _check_choice(*, last: int | None, best: int | None, metric: str | None) -> tuple[str, int]:
-    given = [(name, count) for name, count in (("last", last), ("best", best)) if count is not None]
-    if len(given) != 1:
-        raise ValueError(f"Give exactly one of last and best; got last={last} and best={best}.")
-    name, count = given[0]
-    if count < 1:
-        raise ValueError(f"{name}={count}: must be at least 1.")
-    if metric is not None and name == "last":
-        raise ValueError(f"metric={metric!r} goes with best, not with last={last}.")
-    return name, count
 
 
 def _usable_checkpoints(output_dir: str | os.PathLike[str]) -> dict[int, Path]:
@@ -354,14 +337,6 @@ def _read_metric(usable: Mapping[int, Path], metric: str | None) -> tuple[dict[i
         metric = f"eval_{metric}"
     logged = {entry["step"]: entry[metric] for entry in log if isinstance(entry.get(metric), int | float)}
     return {step: value for step, value in logged.items() if step in usable and math.isfinite(value)}, metric
-
-
-def _rank(values: Mapping[int, float], metric: str, greater_is_better: bool | None) -> list[int]:
-    """Steps, the best first."""
-    if greater_is_better is None:
-        greater_is_better = not metric.endswith(_LOWER_IS_BETTER)
-    sign = 1 if greater_is_better else -1
-    return sorted(values, key=lambda step: (sign * values[step], step), reverse=True)
 
 
 def _replace_average(checkpoints: Sequence[Path], folder: Path, *, progress: bool) -> None:

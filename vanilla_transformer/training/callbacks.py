@@ -109,15 +109,13 @@ class ShipCode(TrainerCallback):
         with unsharded_class(model):
             # The classes are asked, not the objects: an adapter's model answers for the one that it wraps.
             objects = [part for part in parts if getattr(type(part), "_auto_class", None) is not None]
-            if objects:
-                _save_code(objects, Path(str(args.output_dir)))
-
-
-def _save_code(objects: Sequence[Any], folder: Path) -> None:
-    with replacing_files(folder) as partial:
-        for item in objects:
-            custom_object_save(item, partial)
-        for path in partial.iterdir():
-            present = folder / path.name
-            if present.is_file() and filecmp.cmp(path, present, shallow=False):
-                path.unlink()
+            if not objects:
+                return
+            folder = Path(str(args.output_dir))
+            with replacing_files(folder) as partial:
+                for part in objects:
+                    custom_object_save(part, partial)
+                for path in partial.iterdir():
+                    present = folder / path.name
+                    if present.is_file() and filecmp.cmp(path, present, shallow=False):
+                        path.unlink()

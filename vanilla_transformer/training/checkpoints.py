@@ -25,10 +25,8 @@ class RecordWorldSize(TrainerCallback, ExportableState):
     """Writes into every checkpoint's trainer_state.json by how many processes it was saved.
 
     Each process saves its own random state; without this number nobody can tell a checkpoint in which some are missing
-    from one that fewer processes saved. `find_problem` reads it.
-
-    Args:
-        streaming: Whether each process also saves its place in a stream of training data, as `data_state_<rank>.json`.
+    from one that fewer processes saved. `find_problem` reads it. With `streaming` each process also saves its place in
+    a stream of training data, as `data_state_<rank>.json`.
     """
 
     def __init__(self, streaming: bool = False) -> None:
@@ -66,15 +64,8 @@ def find_problem(checkpoint: str | os.PathLike[str], *, world_size: int = 1) -> 
 
     Nothing is unpickled, and no tensor is read: the tables of contents of safetensors and of torch's files say what
     must be there, and after a write that was cut off it is not. FSDP's files and folders are checked too. Of
-    DeepSpeed's checkpoints only the file `latest` is looked at, which is written last.
-
-    Args:
-        checkpoint: A folder `checkpoint-<step>`.
-        world_size: Number of processes that saved it, where `RecordWorldSize` did not record it. Each must have left
-            its random state, and, if it trained on a stream, its `data_state_<rank>.json`.
-
-    Returns:
-        The first problem found, or `None` if the checkpoint is whole.
+    DeepSpeed's checkpoints only the file `latest` is looked at, which is written last. `world_size` processes saved it,
+    unless `RecordWorldSize` recorded another number. Returns the first problem found, or `None`.
     """
     folder = Path(checkpoint)
     return next(_problems(folder, read_world_size(folder) or world_size), None)

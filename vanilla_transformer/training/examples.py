@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,25 +38,18 @@ def load_corpora(arguments: DataArguments, *, source_prefix: str = "") -> Corpor
     corpora = _generate_corpora(arguments) if arguments.builtin_corpus else _read_corpora(arguments)
     if not source_prefix:
         return corpora
-    put = partial(_put_before_sources, source_prefix)
+
+    def put(batch: dict[str, list[str]]) -> dict[str, list[str]]:
+        return {**batch, "source": [source_prefix + source for source in batch["source"]]}
+
     return {split: dataset.map(put, batched=True) for split, dataset in corpora.items()}
 
 
-def _put_before_sources(prefix: str, batch: dict[str, list[str]]) -> dict[str, list[str]]:
-    return {**batch, "source": [prefix + source for source in batch["source"]]}
-
-
 def _read_corpora(arguments: DataArguments) -> Corpora:
-    common: dict[str, Any] = {
-        "dataset_name": arguments.dataset_name,
-        "dataset_config_name": arguments.dataset_config_name,
-        "source_column": arguments.source_column,
-        "target_column": arguments.target_column,
-        "source_lang": arguments.source_lang,
-        "target_lang": arguments.target_lang,
-        "usual_columns": get_task(arguments.task).columns,
-        "empty_lines": "drop" if arguments.drop_empty_lines else "error",
-    }
+    names = ("dataset_name", "dataset_config_name", "source_column", "target_column", "source_lang", "target_lang")
+    common: dict[str, Any] = {name: getattr(arguments, name) for name in names}
+    common["usual_columns"] = get_task(arguments.task).columns
+    common["empty_lines"] = "drop" if arguments.drop_empty_lines else "error"
     load_training: Callable[..., Any] = stream_parallel_corpus if arguments.streaming else load_parallel_corpus
     files, split, count = arguments.train_file, arguments.train_split, arguments.max_train_samples
     corpora = {"train": load_training(files=files, split=split, max_samples=count, **common)}
@@ -76,9 +68,8 @@ def _generate_corpora(arguments: DataArguments) -> Corpora:
             raise ValueError(f"{name}={value}: must be at least 1, or None for all.")
     # As many as are trained on: generating them takes time, and fewer are the beginning of more.
     size: dict[str, Any] = {} if arguments.max_train_samples is None else {"num_examples": arguments.max_train_samples}
-    generated = numbers_and_dates(
-        source_lang=arguments.source_lang or "en", target_lang=arguments.target_lang or "de", **size
-    )
+    source_lang, target_lang = known_languages(arguments) or ("en", "de")
+    generated = numbers_and_dates(source_lang=source_lang, target_lang=target_lang, **size)
     validation = generated["validation"]
     if arguments.max_eval_samples is not None:
         validation = validation.take(min(arguments.max_eval_samples, len(validation)))

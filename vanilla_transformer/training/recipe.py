@@ -1,7 +1,7 @@
 """The paper's training recipe (section 5) as training arguments, for whatever hardware there is."""
 
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import SchedulerType, TrainingArguments
@@ -16,17 +16,10 @@ TOKENS_PER_DEVICE = 4096
 _SCHEDULES_WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
 
 
-class _Length(NamedTuple):
-    """How long a model is trained (5.2), and which of its checkpoints are averaged (6.1)."""
-
-    max_steps: int
-    # The paper writes one every 10 minutes, an update taking 0.4 s (base) or 1.0 s (big).
-    save_steps: int
-    average_checkpoints: int
-
-
-_BASE = _Length(max_steps=100_000, save_steps=1500, average_checkpoints=5)
-_BIG = _Length(max_steps=300_000, save_steps=600, average_checkpoints=20)
+# How many updates (5.2), how many of them lie between two checkpoints (the paper writes one every 10 minutes, an update
+# taking 0.4 s or 1.0 s), and how many checkpoints are averaged (6.1).
+_BASE = {"max_steps": 100_000, "save_steps": 1500, "average_checkpoints": 5}
+_BIG = {"max_steps": 300_000, "save_steps": 600, "average_checkpoints": 20}
 
 
 def paper_learning_rate(step: int, d_model: int, warmup_steps: int = WARMUP_STEPS) -> float:
@@ -145,14 +138,12 @@ def paper_recipe(
         "max_target_tokens": tokens,
         "gradient_accumulation_steps": passes,
         # 5.2 and 6.1
-        "max_steps": length.max_steps,
-        "average_checkpoints": length.average_checkpoints,
+        **length,
         "save_strategy": "steps",
-        "save_steps": length.save_steps,
-        "save_total_limit": length.average_checkpoints,
+        "save_total_limit": length["average_checkpoints"],
         "load_best_model_at_end": False,
         "eval_strategy": "steps",
-        "eval_steps": length.save_steps,
+        "eval_steps": length["save_steps"],
         "logging_steps": 100,
         "use_cpu": use_cpu,
     }

@@ -137,12 +137,8 @@ class WriteCurves(TrainerCallback):
             return
         path = Path(str(args.output_dir)) / self.file_name
         try:
-            plot_learning_curves(
-                state.log_history,
-                path,
-                title=args.run_name or path.absolute().parent.name,
-                best_step=state.best_global_step,
-            )
+            title = args.run_name or path.absolute().parent.name
+            plot_learning_curves(state.log_history, path, title=title, best_step=state.best_global_step)
         # Whatever goes wrong in drawing is no reason to lose a training.
         except Exception as error:
             if not self._has_warned:
@@ -179,15 +175,8 @@ def write_metrics(
     Metrics of an earlier call for the same number of steps are kept where `metrics` has none of that name, so that a
     finished training that is started again does not lose its record.
 
-    Args:
-        output_dir: The folder to write to. The file is replaced in one go: nobody ever sees half of it.
-        state: The Trainer's state at the end.
-        metrics: What `train` and `evaluate` returned.
-        args: The Trainer's arguments.
-        model: The trained model.
-
-    Returns:
-        The file, or `None` in a process that is not the main one, which writes nothing.
+    The file is replaced in one go: nobody ever sees half of it. A process that is not the main one writes nothing and
+    returns `None`.
     """
     if not state.is_world_process_zero:
         return None

@@ -4,6 +4,7 @@ import copy
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, fields
 from itertools import chain
 from pathlib import Path
@@ -28,7 +29,7 @@ from transformers.utils import logging
 
 from vanilla_transformer.data.streams import sample_pairs
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
-from vanilla_transformer.files import PARTIAL_FOLDER, replacing_files
+from vanilla_transformer.files import PARTIAL_FOLDER, read_json, replacing_files
 from vanilla_transformer.inference.evaluate import make_compute_metrics
 from vanilla_transformer.inference.scores import find_bleu_tokenizer
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -103,11 +104,8 @@ def parse_overrides(text: str | None) -> dict[str, Any]:
 
 def _split_off_value(text: str) -> tuple[Any, str]:
     """Takes the first value, which may be JSON with commas of its own, off `value,name=value`."""
-    try:
+    with suppress(json.JSONDecodeError):
         value, end = json.JSONDecoder().raw_decode(text)
-    except json.JSONDecodeError:
-        pass
-    else:
         rest = text[end:].lstrip()
         if not rest or rest.startswith(","):
             return value, rest
@@ -257,9 +255,7 @@ def claim_output_dir(
 
 def _report_changes(marker: Path, training: dict[str, Any]) -> None:
     """Warns where a run goes on in another way than it began, which is allowed but no longer the same run."""
-    if not marker.is_file():
-        return
-    found = json.loads(marker.read_text(encoding="utf-8")).get("training", {})
+    found = (read_json(marker) or {}).get("training", {})
     changes = [
         f"{name} from {found[name]} to {training.get(name)}"
         for name in _WATCHED_ARGUMENTS

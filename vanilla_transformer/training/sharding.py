@@ -11,8 +11,8 @@ Marian among them:
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from functools import wraps
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,11 +23,14 @@ from transformers import PreTrainedModel
 
 def is_sharded(model: nn.Module | None) -> bool:
     """Whether `fully_shard` (FSDP2) divided the model."""
-    if not torch.distributed.is_available():
-        return False
+    return torch.distributed.is_available() and _is_sharded_class(type(model))
+
+
+def _is_sharded_class(kind: type) -> bool:
+    """Whether a class is FSDP2's own, or one that it made of another."""
     from torch.distributed.fsdp import FSDPModule
 
-    return isinstance(model, FSDPModule)
+    return issubclass(kind, FSDPModule)
 
 
 def keep_tables_together(accelerator: Accelerator) -> None:
@@ -40,30 +43,19 @@ def keep_tables_together(accelerator: Accelerator) -> None:
         accelerator: Changed in place. Call this once for an accelerator.
     """
     if getattr(accelerator, "is_fsdp2", False):
-        accelerator.prepare = _hide_tables(accelerator.prepare)
+        accelerator.prepare = partial(_prepare_without_tables, accelerator.prepare)
 
 
-def _hide_tables(prepare: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(prepare)
-    def prepare_without_tables(*args: Any, **kwargs: Any) -> Any:
-        with ExitStack() as stack:
-            for model in args:
-                if isinstance(model, PreTrainedModel):
-                    stack.enter_context(_hidden_tables(model))
-            return prepare(*args, **kwargs)
-
-    return prepare_without_tables
-
-
-@contextmanager
-def _hidden_tables(model: PreTrainedModel) -> Iterator[None]:
-    names = ("get_input_embeddings", "get_output_embeddings")
-    for name in names:
+def _prepare_without_tables(prepare: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Hides tables and output layer from accelerate, which would make a group of them."""
+    models = [model for model in args if isinstance(model, PreTrainedModel)]
+    hidden = [(model, name) for model in models for name in ("get_input_embeddings", "get_output_embeddings")]
+    for model, name in hidden:
         setattr(model, name, lambda: None)
     try:
-        yield
+        return prepare(*args, **kwargs)
     finally:
-        for name in names:
+        for model, name in hidden:
             delattr(model, name)
 
 
@@ -77,13 +69,6 @@ def unsharded_class(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model.__class__ = sharded
-
-
-def _is_sharded_class(kind: type) -> bool:
-    """Whether a class is FSDP2's own, or one that it made of another."""
-    from torch.distributed.fsdp import FSDPModule
-
-    return issubclass(kind, FSDPModule)
 
 
 def drop_tied_copies(model: PreTrainedModel, state_dict: Mapping[str, Any]) -> dict[str, Any]:

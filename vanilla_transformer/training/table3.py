@@ -8,6 +8,7 @@ refused, as A-h32, whose heads are 16 wide, refuses a factor of 1/32.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -62,13 +63,10 @@ def check_rows(rows: Sequence[str]) -> None:
 
 def parse_factor(name: str, text: str) -> Fraction:
     """Reads a positive factor such as 0.25 or 1/4, exactly. The message calls it `name`."""
-    try:
-        factor = Fraction(text)
-    except (ValueError, ZeroDivisionError):
-        factor = Fraction(0)
-    if factor <= 0:
-        raise ValueError(f"{name}={text}: must be a positive number such as 0.25 or 1/4.")
-    return factor
+    with suppress(ValueError, ZeroDivisionError):
+        if (factor := Fraction(text)) > 0:
+            return factor
+    raise ValueError(f"{name}={text}: must be a positive number such as 0.25 or 1/4.")
 
 
 def scale_overrides(row: str, *, scale: Fraction, layers_factor: Fraction) -> dict[str, int]:
@@ -166,11 +164,8 @@ def make_cells(measurements: Sequence[Measurement]) -> list[list[str]]:
     The paper's figure comes before the measured one. The test set has columns if a measurement has figures for it.
     """
     with_test = any(measurement.test_bleu is not None for measurement in measurements)
-    order = list(PAPER)
-    rows = [
-        _cells(measurement, with_test=with_test)
-        for measurement in sorted(measurements, key=lambda measurement: order.index(measurement.row))
-    ]
+    ordered = sorted(measurements, key=lambda measurement: list(PAPER).index(measurement.row))
+    rows = [_cells(measurement, with_test=with_test) for measurement in ordered]
     return [list(rows[0]), *(list(row.values()) for row in rows)]
 
 

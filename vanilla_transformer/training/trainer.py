@@ -33,7 +33,7 @@ from transformers.utils.hub import PushInProgress
 
 from vanilla_transformer.data.batching import IntArray, TokenBatchSampler, pair_lengths
 from vanilla_transformer.data.stream_batches import StreamingTokenBatches
-from vanilla_transformer.files import replacing_files
+from vanilla_transformer.files import read_json, replacing_files
 from vanilla_transformer.hub.card import write_model_card
 from vanilla_transformer.hub.facts import is_hub_name
 from vanilla_transformer.hub.files import CARD_NAME, select_files
@@ -81,13 +81,9 @@ class TranslationTrainer(Seq2SeqTrainer):
     reported, and does not end the training. No token is ever written to disk.
 
     Args:
-        *args: As `Seq2SeqTrainer` takes them.
+        *args, **kwargs: As `Seq2SeqTrainer` takes them.
         train_lengths: Source and target tokens of each training pair, where the dataset does not tell: if its texts are
             tokenized only when they are read. Shapes (pairs,).
-        **kwargs: As `Seq2SeqTrainer` takes them.
-
-    Raises:
-        ValueError: If a stream is to be read by workers.
     """
 
     push_in_progress: Any = None
@@ -185,22 +181,13 @@ class TranslationTrainer(Seq2SeqTrainer):
         model = cast(PreTrainedModel, self.model)
         if state_dict is not None and is_sharded(model):
             state_dict = drop_tied_copies(model, state_dict)
-        with unsharded_class(model), self._token_put_away():
+        with unsharded_class(model), _put_away_token(self.args):
             if output_dir not in (None, self.args.output_dir) or not self.args.should_save:
                 super()._save(output_dir, state_dict=state_dict)
                 return
             # The tokenizer there is the one that a run which is resumed goes on with.
             with replacing_files(str(self.args.output_dir)) as partial_folder:
                 super()._save(str(partial_folder), state_dict=state_dict)
-
-    @contextmanager
-    def _token_put_away(self) -> Iterator[None]:
-        """Keeps `hub_token` out of training_args.bin, into which the library pickles all arguments."""
-        token, self.args.hub_token = self.args.hub_token, None
-        try:
-            yield
-        finally:
-            self.args.hub_token = token
 
     # Resuming
 
@@ -246,12 +233,12 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     def _read_stream_state(self, checkpoint: str) -> dict[str, Any]:
         path = Path(checkpoint) / data_state_name(self.args.process_index)
-        if not path.is_file():
+        state: dict[str, Any] | None = read_json(path)
+        if state is None:
             raise ValueError(
                 f"{path} is missing: the position in the training data is known only for as many processes as wrote "
                 f"the checkpoint, and to a run that was streaming; now there are {self.args.world_size}."
             )
-        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return state
 
     def _save_rng_state(self, output_dir: str) -> None:
@@ -392,9 +379,8 @@ class TranslationTrainer(Seq2SeqTrainer):
     def create_model_card(self, **kwargs: Any) -> None:  # type: ignore[override]
         """Writes README.md into the output folder: this package's card for its own models, else the library's.
 
-        Args:
-            **kwargs: As the library's method takes them. This package's card takes `language`, `license`, `tags`,
-                `model_name`, `finetuned_from` and `dataset_tags`, and knows the others by itself.
+        The arguments are the library's. This package's card takes `language`, `license`, `tags`, `model_name`,
+        `finetuned_from` and `dataset_tags`, and knows the others by itself.
         """
         tags = kwargs.get("tags") or []
         model_tags = getattr(self.model, "model_tags", None) or []
@@ -488,19 +474,27 @@ class TranslationTrainer(Seq2SeqTrainer):
                     shutil.copyfile(path, partial_folder / name)
         self.create_model_card()
         uploads = [partial(self._upload_model, message)]
-        subfolders: dict[Any, str] = {
-            HubStrategy.CHECKPOINT: "last-checkpoint",
-            HubStrategy.ALL_CHECKPOINTS: checkpoint.name,
-        }
-        if subfolder := subfolders.get(self.args.hub_strategy):
-            settings: dict[str, Any] = {"path_in_repo": subfolder, "ignore_patterns": [TRAINING_ARGS_NAME]}
-            uploads.append(partial(self._upload, str(checkpoint), commit_message=f"{message}, checkpoint", **settings))
+        if self.args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
+            is_all = self.args.hub_strategy == HubStrategy.ALL_CHECKPOINTS
+            settings: dict[str, Any] = {"path_in_repo": checkpoint.name if is_all else "last-checkpoint"}
+            settings |= {"commit_message": f"{message}, checkpoint", "ignore_patterns": [TRAINING_ARGS_NAME]}
+            uploads.append(partial(self._upload, str(checkpoint), **settings))
         return [run_as_future(_upload_or_warn, upload, message) for upload in uploads]
 
 
 def _upload_or_warn(upload: Callable[[], CommitInfo], message: str) -> None:
     with _warning_of_failure(message):
         upload()
+
+
+@contextmanager
+def _put_away_token(arguments: TrainingArguments) -> Iterator[None]:
+    """Keeps `hub_token` out of training_args.bin, into which the library pickles all arguments."""
+    token, arguments.hub_token = arguments.hub_token, None
+    try:
+        yield
+    finally:
+        arguments.hub_token = token
 
 
 @contextmanager

@@ -43,25 +43,15 @@ Alignment = list[tuple[int, int]]
 class AttentionMap:
     """The attention weights of one sentence and its translation.
 
-    Args:
-        source: The source tokens as a person reads them, S of them.
-        target: The target tokens that are predicted, one for each position of the decoder, T of them.
-        decoder_input: The tokens that the decoder is fed, T of them: the start symbol, and the target but its last.
-        encoder: Self-attention of the encoder, (N, H, S, S), rows look at columns.
-        decoder: Self-attention of the decoder, (N, H, T, T).
-        cross: Attention from target to source, (N, H, T, S).
-        source_words: For each source token the indices of its words in `source_text`; none for special tokens.
-        target_words: The same for the target.
-        source_text: The source sentence.
-        target_text: Its translation.
+    Tokens are as a person reads them. The words of a token are their indices in the text; special tokens have none.
     """
 
-    source: tuple[str, ...]
-    target: tuple[str, ...]
-    decoder_input: tuple[str, ...]
-    encoder: Weights
-    decoder: Weights
-    cross: Weights
+    source: tuple[str, ...]  # S tokens
+    target: tuple[str, ...]  # T tokens that are predicted, one for each position of the decoder
+    decoder_input: tuple[str, ...]  # T tokens that the decoder is fed: the start symbol, and the target but its last
+    encoder: Weights  # self-attention of the encoder, (N, H, S, S), rows look at columns
+    decoder: Weights  # self-attention of the decoder, (N, H, T, T)
+    cross: Weights  # attention from target to source, (N, H, T, S)
     source_words: Words
     target_words: Words
     source_text: str
@@ -146,10 +136,7 @@ def collect_attention(
 
 def _check_model(model: PreTrainedModel) -> None:
     if not getattr(model.config, "is_encoder_decoder", False):
-        raise ValueError(
-            f"{type(model).__name__} is no encoder-decoder (is_encoder_decoder in its configuration), so that no "
-            "target looks at a source. Take a sequence-to-sequence model."
-        )
+        raise ValueError(f"{type(model).__name__} is no encoder-decoder, so that no target looks at a source.")
 
 
 def _encode_source(
@@ -271,12 +258,11 @@ def _stack(layers: Any, kind: str, size: tuple[int, int]) -> Weights:
     if not layers or any(layer is None for layer in layers):
         raise ValueError(f"The model returns no {kind}_attentions: it cannot show what it looks at.")
     for layer in layers:
-        shape = tuple(layer.shape) if isinstance(layer, torch.Tensor) else None
-        if shape is None or len(shape) != 4 or shape[2:] != size:
-            found = f"are of the type {type(layer).__name__}" if shape is None else f"have the shape {shape}"
+        shape = tuple(layer.shape) if isinstance(layer, torch.Tensor) else type(layer).__name__
+        if len(shape) != 4 or shape[2:] != size:
             raise ValueError(
-                f"The model's {kind}_attentions {found}; they must have a weight for each pair of tokens, (sentences, "
-                f"heads, {size[0]}, {size[1]})."
+                f"The model's {kind}_attentions are {shape}; they must have a weight for each pair of tokens, "
+                f"(sentences, heads, {size[0]}, {size[1]})."
             )
     return np.stack([layer.float().cpu().numpy() for layer in layers], axis=1)
 
@@ -285,10 +271,7 @@ def _cut(weights: Weights, kind: str, size: tuple[int, int]) -> Weights:
     """Leaves padding out of (N, H, rows, columns)."""
     kept = weights[:, :, : size[0], : size[1]]
     if not np.isfinite(kept).all():
-        raise ValueError(
-            f"Some of the model's {kind}_attentions are not numbers (NaN): its weights are broken, or too large for "
-            "its dtype."
-        )
+        raise ValueError(f"Some of the model's {kind}_attentions are not numbers (NaN): its weights are broken.")
     return kept
 
 
@@ -373,16 +356,16 @@ def align_lines(
         model: An encoder-decoder model.
         tokenizer: Its tokenizer.
         pairs: Sources with their translations; they need not fit in memory.
-        layer: See [`align_words`]; so is `head`.
-        head: The head.
-        split_characters: See [`collect_attention`]; so are `max_source_length` and `source_prefix`.
+        layer: See [`align_words`].
+        head: See [`align_words`].
+        split_characters: See [`collect_attention`].
         window_size: The most pairs that are held at a time; among them, those of like length are read together.
         total: How many pairs there are, where known, for the progress bar.
         batch_size: The most pairs that are read together.
         max_batch_tokens: The most tokens that are read together, counted as pairs times tokens of the longest sentence.
             When neither this nor `batch_size` is given, 4096.
-        max_source_length: The limit of a source in tokens.
-        source_prefix: Put before each source.
+        max_source_length: See [`collect_attention`].
+        source_prefix: See [`collect_attention`].
         progress: Whether to show a bar on stderr; a string is its description.
 
     Yields:

@@ -118,7 +118,8 @@ def plot_learning_curves(
         OSError: If the file cannot be written.
         ValueError: If the log has nothing to draw or an entry without a step, or the name has another ending.
     """
-    _draw({"": log_history}, path, title=title, best_steps={} if best_step is None else {"": best_step})
+    best_steps = None if best_step is None else {"": best_step}
+    compare_learning_curves({"": log_history}, path, title=title, best_steps=best_steps)
 
 
 def compare_learning_curves(
@@ -134,7 +135,14 @@ def compare_learning_curves(
     """
     if not log_histories:
         raise ValueError("log_histories is empty; there must be at least one run.")
-    _draw(log_histories, path, title=title, best_steps=best_steps or {})
+    find_format(path)
+    runs = {name: _read_curves(history) for name, history in log_histories.items()}
+    for name, curves in runs.items():
+        if not curves:
+            of_run = f" of {name}" if name else ""
+            raise ValueError(f"The log{of_run} has nothing to draw: no loss, no score, no speed.")
+    known_steps = {run: step for run, step in (best_steps or {}).items() if run in runs}
+    save_picture(_make_figure(runs, title=title, best_steps=known_steps), path, overwrite=True)
 
 
 def load_trainer_state(run: str | os.PathLike[str]) -> TrainerState:
@@ -167,25 +175,6 @@ def _read_state(path: Path) -> TrainerState:
     # Another version of transformers may have written more.
     known = {item.name for item in fields(TrainerState)}
     return TrainerState(**{name: value for name, value in content.items() if name in known})
-
-
-def _draw(
-    log_histories: Mapping[str, LogHistory],
-    path: str | os.PathLike[str],
-    *,
-    title: str | None,
-    best_steps: Mapping[str, int],
-) -> None:
-    find_format(path)
-    runs = {name: _read_curves(history) for name, history in log_histories.items()}
-    for name, curves in runs.items():
-        if not curves:
-            raise ValueError(
-                f"The log{f' of {name}' if name else ''} has nothing to draw: no loss, no score, no speed."
-            )
-    best_steps = {run: step for run, step in best_steps.items() if run in runs}
-    figure = _make_figure(runs, title=title, best_steps=best_steps)
-    save_picture(figure, path, overwrite=True)
 
 
 def _read_curves(log_history: LogHistory) -> _Curves:

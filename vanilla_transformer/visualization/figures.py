@@ -51,13 +51,13 @@ def save_picture(figure: "Figure", path: str | os.PathLike[str], *, overwrite: b
     `options` are those of `Figure.savefig`.
     """
     picture_format = find_format(path)
-    with new_file(path, overwrite=overwrite) as partial, _ignore_missing_glyphs():
+    with new_file(path, overwrite=overwrite) as partial:
         if picture_format != "svg":
             figure.savefig(partial, format=picture_format, **options)
             return
         from matplotlib import rcParams
 
-        with _SVG_LOCK:
+        with _SVG_LOCK, ignore_missing_glyphs():
             before = rcParams["svg.fonttype"]
             rcParams["svg.fonttype"] = "none"
             try:
@@ -71,7 +71,7 @@ def save_picture(figure: "Figure", path: str | os.PathLike[str], *, overwrite: b
 
 
 @contextmanager
-def _ignore_missing_glyphs() -> Iterator[None]:
+def ignore_missing_glyphs() -> Iterator[None]:
     """Keeps matplotlib quiet about characters without a font, which [`find_families`] has named once."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from|Matplotlib currently does not support")
@@ -124,7 +124,7 @@ def measure(texts: Iterable[str], font_size: float, families: list[str]) -> floa
     from matplotlib.textpath import text_to_path
 
     font = FontProperties(family=families, size=font_size)
-    with _ignore_missing_glyphs():
+    with ignore_missing_glyphs():
         sizes = [text_to_path.get_text_width_height_descent(text, font, ismath=False) for text in set(texts)]
     return max((width for width, _, _ in sizes), default=0.0) / 72
 

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from vanilla_transformer.files import check_new_file
 
 from .attention import AttentionKind, AttentionMap, Weights
-from .figures import find_families, find_format, fit_cells, import_figure, measure, save_picture, shorten
+from .figures import (
+    find_families,
+    find_format,
+    fit_cells,
+    ignore_missing_glyphs,
+    import_figure,
+    measure,
+    save_picture,
+    shorten,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -132,7 +141,8 @@ def plot_attention(
     figure.text(x, 0.5, row_name, rotation=90, ha="right", va="center", fontsize=_MIDDLE, **text)
     figure.text(0.5, y, column_name, ha="center", va="top", fontsize=_MIDDLE, **text)
     figure.text(0.5, 1 + _EDGE / grid.size[1], title, ha="center", va="bottom", fontsize=_LARGE, **text)
-    save_picture(figure, path, overwrite=overwrite, bbox_inches="tight", pad_inches=_EDGE)
+    with ignore_missing_glyphs():
+        save_picture(figure, path, overwrite=overwrite, bbox_inches="tight", pad_inches=_EDGE)
 
 
 def _make_panels(

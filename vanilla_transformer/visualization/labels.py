@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from transformers import FSMTTokenizer, PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from vanilla_transformer.data.vocabularies import get_vocabularies
 
@@ -30,14 +31,8 @@ Words = tuple[tuple[int, ...], ...]
 _Span = tuple[int, int]
 
 
-def _byte_symbols() -> dict[str, int]:
-    """How a byte-level vocabulary writes bytes: as Latin 1 where that can be seen, else counted from U+0100 on."""
-    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(0x100 + index): byte for index, byte in enumerate(hidden)}
-
-
-_BYTES = _byte_symbols()
+# How a byte-level vocabulary writes bytes.
+_BYTES = {symbol: byte for byte, symbol in bytes_to_unicode().items()}
 
 
 @lru_cache(maxsize=2)

@@ -18,7 +18,17 @@ from vanilla_transformer.model.configuration_vanilla_transformer import VanillaT
 from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
 
 from .attention import AttentionKind
-from .figures import choose_color, find_families, find_format, fit_cells, import_figure, measure, save_picture, shorten
+from .figures import (
+    choose_color,
+    find_families,
+    find_format,
+    fit_cells,
+    ignore_missing_glyphs,
+    import_figure,
+    measure,
+    save_picture,
+    shorten,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -218,7 +228,8 @@ def plot_masks(
             _draw_mask(axes, mask, {**text, "fontsize": _find_font_size(cell)})
     figure.text(0.5, 1, title, ha="center", va="bottom", fontsize=_LARGE, **text)
     figure.text(0.5, -_EDGE / height, _MASK_NOTE, ha="center", va="top", fontsize=_MIDDLE, **text)
-    save_picture(figure, path, overwrite=overwrite, bbox_inches="tight", pad_inches=_EDGE)
+    with ignore_missing_glyphs():
+        save_picture(figure, path, overwrite=overwrite, bbox_inches="tight", pad_inches=_EDGE)
 
 
 def _make_masks(source: Labels, target: Labels, pad_token: str) -> list[list[_Mask]]:

@@ -107,9 +107,6 @@ def convert_annotated(
     Args:
         original: The state dict of the `EncoderDecoder` that `make_model` makes, or a file with that.
         settings: What the weights do not tell.
-
-    Raises:
-        ConversionError: Lists what is missing, and which weights do not fit.
     """
     settings = settings or AnnotatedSettings()
     source = "the Annotated Transformer" + (f" of {original}" if isinstance(original, (str, os.PathLike)) else "")

@@ -160,41 +160,14 @@ def convert_fairseq(
 
     Returns:
         The model, its tokenizer, and fairseq's way to generate (beam 5 unless the checkpoint says something else).
-
-    Raises:
-        ConversionError: If a file is missing or damaged, if the model has features that cannot be expressed (all are
-            named), or if weights, settings and dictionaries do not fit together.
     """
-    if codes is not None and sentencepiece_model is not None:
-        raise ConversionError("Texts are cut by codes or by a sentencepiece model, not by both: give one of them.")
-    for name, file, target in (
-        ("codes", codes, target_codes),
-        ("sentencepiece_model", sentencepiece_model, target_sentencepiece_model),
-    ):
-        if file is None and target is not None:
-            raise ConversionError(f"target_{name} is given without {name}, the source's.")
     read = read_fairseq(checkpoint)
     source = f"the fairseq checkpoint {read.path}"
     refuse(f"This package cannot hold {source}", _find_unsupported(read))
     vocabularies = _read_dictionaries(read, dictionaries, source_lang, target_lang)
-    separate_target = vocabularies.separate_target
-    joiner = find_joiner([*vocabularies.source, *vocabularies.target])
-    specials: dict[str, Any] = {"bos": BOS, "pad": PAD, "eos": EOS, "unk": UNK}
-    if codes is not None:
-        tokenizer = make_bpe_tokenizer(
-            codes, vocabularies.source, target_codes=target_codes, target_tokens=separate_target
-        )
-    elif sentencepiece_model is not None:
-        tokenizer = convert_sentencepiece(
-            sentencepiece_model,
-            target_model_file=target_sentencepiece_model,
-            vocabulary=vocabularies.source,
-            target_vocabulary=separate_target,
-            append_absent=True,
-            **{f"{name}_token": token for name, token in specials.items()},
-        )
-    else:
-        tokenizer = make_word_tokenizer(vocabularies.source, target_tokens=separate_target, **specials, joiner=joiner)
+    tokenizer, tokenizer_notes = _make_tokenizer(
+        vocabularies, codes, target_codes, sentencepiece_model, target_sentencepiece_model
+    )
     tokenizer.model_max_length = read.model["max_source_positions"]
     added = vocabularies.count_added(tokenizer)
     read = _append_tokens(read, vocabularies, added)
@@ -204,18 +177,50 @@ def convert_fairseq(
         listed = ", ".join(f"{name}={value}" for name, value in read.absent.items())
         architecture = read.model["arch"]
         notes.insert(0, f"Not in the checkpoint, and therefore as in fairseq's architecture {architecture}: {listed}.")
-    notes += _describe_added(vocabularies, added)
-    if codes is None and sentencepiece_model is None:
-        how = {"@@": "words cut into pieces (apple@@ s), spaces between them", "▁": "sentencepiece's pieces"}
-        cut = how.get(str(joiner), "words, with spaces between them")
-        notes.append(f"The tokenizer reads text as the dictionary has it ({cut}), and writes words joined again.")
-    if sentencepiece_model is None:
-        notes.append(
-            "What was done to the training texts before they were cut, such as Moses' tokenizer, is in no file of"
-            " fairseq's and must be done to each text first, and undone afterwards."
-        )
+    notes += [*_describe_added(vocabularies, added), *tokenizer_notes]
     model = build_model(config, read.weights, _RULES, source=source, generation_config=generation_config)
     return ConvertedModel(source=source, model=model, tokenizer=tokenizer, notes=tuple(notes))
+
+
+def _make_tokenizer(
+    vocabularies: _Vocabularies,
+    codes: Any,
+    target_codes: Any,
+    sentencepiece_model: Any,
+    target_sentencepiece_model: Any,
+) -> tuple[VanillaTransformerTokenizer, list[str]]:
+    """Returns the tokenizer that the files, if there are any, tell, and notes on it."""
+    if codes is not None and sentencepiece_model is not None:
+        raise ConversionError("Texts are cut by codes or by a sentencepiece model, not by both: give one of them.")
+    for name, file, target in (
+        ("codes", codes, target_codes),
+        ("sentencepiece_model", sentencepiece_model, target_sentencepiece_model),
+    ):
+        if file is None and target is not None:
+            raise ConversionError(f"target_{name} is given without {name}, the source's.")
+    source, target = vocabularies.source, vocabularies.separate_target
+    specials: dict[str, Any] = {"bos": BOS, "pad": PAD, "eos": EOS, "unk": UNK}
+    if sentencepiece_model is not None:
+        tokenizer = convert_sentencepiece(
+            sentencepiece_model,
+            target_model_file=target_sentencepiece_model,
+            vocabulary=source,
+            target_vocabulary=target,
+            append_absent=True,
+            **{f"{name}_token": token for name, token in specials.items()},
+        )
+        return tokenizer, []
+    notes = [
+        "What was done to the training texts before they were cut, such as Moses' tokenizer, is in no file of fairseq's"
+        " and must be done to each text first, and undone afterwards."
+    ]
+    if codes is not None:
+        return make_bpe_tokenizer(codes, source, target_codes=target_codes, target_tokens=target), notes
+    joiner = find_joiner([*source, *vocabularies.target])
+    how = {"@@": "words cut into pieces (apple@@ s), spaces between them", "▁": "sentencepiece's pieces"}
+    cut = how.get(str(joiner), "words, with spaces between them")
+    notes.insert(0, f"The tokenizer reads text as the dictionary has it ({cut}), and writes words joined again.")
+    return make_word_tokenizer(source, target_tokens=target, **specials, joiner=joiner), notes
 
 
 def _find_unsupported(read: FairseqCheckpoint) -> list[str]:

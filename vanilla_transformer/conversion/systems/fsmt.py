@@ -39,11 +39,6 @@ def convert_fsmt(name_or_path: str, *, revision: str = "main") -> ConvertedModel
     Args:
         name_or_path: A folder that transformers can load, or a name on the Hub such as "facebook/wmt19-en-de".
         revision: Branch, tag or commit on the Hub.
-
-    Raises:
-        ConversionError: If it is no FSMT model, a file is missing or damaged, or it has features that this package's
-            model lacks; names all of them.
-        ImportError: If the tokenizer needs sacremoses, which is not installed.
     """
     place = LibraryModel("FSMT", name_or_path, revision)
     fsmt_config: FSMTConfig = place.read_config(FSMTConfig)

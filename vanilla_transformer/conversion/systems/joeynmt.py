@@ -80,10 +80,6 @@ def convert_joeynmt(path: str | os.PathLike[str]) -> ConvertedModel:
     Returns:
         The model, with a tokenizer whose texts are tokens with spaces between them, and the search of the
         configuration's section `testing`.
-
-    Raises:
-        ConversionError: If something of these is missing or of another kind, or the model has features that the
-            Transformer lacks.
     """
     checkpoint = _find_checkpoint(Path(path))
     source = f"the JoeyNMT model {checkpoint.parent.resolve().name}/{checkpoint.name}"

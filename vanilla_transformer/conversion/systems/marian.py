@@ -45,11 +45,6 @@ def convert_marian(name_or_path: str, *, revision: str = "main") -> ConvertedMod
     Args:
         name_or_path: A folder that transformers can load, or a name on the Hub such as "Helsinki-NLP/opus-mt-en-de".
         revision: Branch, tag or commit on the Hub.
-
-    Raises:
-        ConversionError: If it is no MarianMT model, a file is missing or damaged, or it has features that this
-            package's model lacks; names all of them.
-        ImportError: If the tokenizer needs sentencepiece, which is not installed.
     """
     place = LibraryModel("MarianMT", name_or_path, revision)
     marian_config: MarianConfig = place.read_config(MarianConfig)

@@ -104,9 +104,6 @@ def convert_opennmt_py(checkpoint: str | os.PathLike[str]) -> ConvertedModel:
     Returns:
         The model, with a tokenizer whose texts are tokens with spaces between them, and the search that
         `onmt_translate` does by default.
-
-    Raises:
-        ConversionError: If the file is no such checkpoint, or the model has features that the Transformer lacks.
     """
     path = Path(checkpoint)
     source = f"the OpenNMT-py model {path.name}"
