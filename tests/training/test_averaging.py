@@ -537,14 +537,3 @@ class TestScript:
             script.main(words)
         assert stop.value.code == 2
         assert message in capsys.readouterr().err
-<<<<<<< HEAD
-
-    def test_help(self, script: Any, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit) as stop:
-            script.main(["--help"])
-        assert stop.value.code == 0
-        shown = capsys.readouterr().out
-        assert "vanilla-transformer average --model_dir" in shown
-        assert "--greater_is_better" in shown
-=======
->>>>>>> training
