@@ -295,7 +295,7 @@ class TestErrorsOfTraining:
     @pytest.mark.parametrize(
         ("name", "content", "changes", "message"),
         [
-            ("pairs.tsv", "one\teins\ntwo\n", {}, r"pairs\.tsv, line 2: 1 column instead of 2"),
+            ("pairs.tsv", "one\teins\ntwo\n", {}, r"pairs\.tsv, line 2: 1 column\(s\) instead of 2"),
             (
                 "pairs.csv",
                 "en,de\none,eins\n",

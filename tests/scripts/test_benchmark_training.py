@@ -8,17 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+benchmark: Any = importlib.import_module("benchmark_training")
 TINY = ["--d_model=64", "--layers=1", "--vocab_size=300", "--dtype=float32", "--rounds=1"]
 
 
-@pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    return importlib.import_module("benchmark_training")
-
-
-def test_throughput_counts_real_tokens_of_every_side(benchmark: Any, tmp_path: Path) -> None:
+def test_throughput_counts_real_tokens_of_every_side(tmp_path: Path) -> None:
     files = []
     for name in ("source", "target"):
         path = tmp_path / name
@@ -39,7 +33,7 @@ def test_throughput_counts_real_tokens_of_every_side(benchmark: Any, tmp_path: P
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_model_is_trained_by_a_step(benchmark: Any, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+def test_every_model_is_trained_by_a_step(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     """Each side learns its batch; the losses are means over tokens, at first not far from log(300) = 5.7."""
     arguments = benchmark.BenchmarkArguments(d_model=128, layers=1, vocab_size=300, sentence_length=8, padding=0.2)
     losses: list[float] = []
@@ -60,7 +54,7 @@ def test_every_model_is_trained_by_a_step(benchmark: Any, monkeypatch: pytest.Mo
         assert losses[-1] < losses[0] < 8, side
 
 
-def test_the_loss_is_measured_in_a_process_of_its_own(benchmark: Any) -> None:
+def test_the_loss_is_measured_in_a_process_of_its_own() -> None:
     """A vocabulary so large that building all logits shows in the memory of the process."""
     arguments = benchmark.BenchmarkArguments(d_model=64, vocab_size=20_000, sentence_length=32, rounds=1)
     sides = ("ours", "ours, with logits")
@@ -69,20 +63,3 @@ def test_the_loss_is_measured_in_a_process_of_its_own(benchmark: Any) -> None:
     (ours, *_), (plain, *_) = benchmark.measure(workloads)
     megabytes_of_logits = 2048 * 20_000 * 4 / 2**20
     assert plain[2] > megabytes_of_logits > ours[2]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--part=throughput"], "--train_file must be given"),
-        (["--rounds=0"], "--rounds is 0; it must be at least 1"),
-        (["--d_model=100"], "--d_model is 100; it must be a multiple of 64"),
-        (["--target_tokens=3"], "--target_tokens is 3; it must be at least 32"),
-    ],
-)
-def test_wrong_arguments_are_explained(
-    benchmark: Any, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        benchmark.main(words)
-    assert message in capsys.readouterr().err

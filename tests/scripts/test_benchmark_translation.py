@@ -9,13 +9,7 @@ import pytest
 import tiny_seq2seq
 from tiny_vanilla import make_model
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
-
-
-@pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    return importlib.import_module("benchmark_translation")
+benchmark: Any = importlib.import_module("benchmark_translation")
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_every_side_translates_every_line_alike(benchmark: Any, folder: Path, tmp_path: Path) -> None:
+def test_every_side_translates_every_line_alike(folder: Path, tmp_path: Path) -> None:
     options = {"test_file": str(folder / "test.txt"), "max_lines": 8, "max_new_tokens": 9, "batch_size": 3}
     arguments = benchmark.BenchmarkArguments(model_name_or_path=str(folder), **options)
     source = tmp_path / "source.txt"
@@ -49,7 +43,7 @@ def test_every_side_translates_every_line_alike(benchmark: Any, folder: Path, tm
     assert all(translations == reference for translations in found.values())
 
 
-def test_rows_compare_medians_with_the_reference(benchmark: Any) -> None:
+def test_rows_compare_medians_with_the_reference() -> None:
     found = {
         "ours, whole file": [(2.0, 4.0, 7.0), (1.0, 1.0, 9.0), (9.0, 2.0, 8.0)],
         benchmark.REFERENCE: [(6.0, 3.0, 5.0)],
@@ -63,7 +57,7 @@ def test_rows_compare_medians_with_the_reference(benchmark: Any) -> None:
 
 
 def test_a_side_is_measured_in_a_process_of_its_own(
-    benchmark: Any, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output_file = tmp_path / "results.json"
     words = ["--model_name_or_path", str(folder), "--test_file", str(folder / "test.txt"), "--max_lines=5"]
@@ -74,19 +68,3 @@ def test_a_side_is_measured_in_a_process_of_its_own(
     assert "speedup" not in row, "there is nothing to compare it with"
     assert "torch" in report["versions"]
     assert "5 lines, 4 beams, float32 on cpu" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--rounds=0"], "--rounds is 0; it must be at least 1"),
-        (["--device=tpu"], "--device is tpu; it must be cpu or cuda"),
-        (["--test_file=nowhere.txt"], "nowhere.txt"),
-    ],
-)
-def test_wrong_arguments_are_explained(
-    benchmark: Any, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        benchmark.main(["--model_name_or_path=nowhere", *words])
-    assert message in capsys.readouterr().err

@@ -20,10 +20,7 @@ PAIRS = [tuple(side.split() for side in line.split("|")) for line in LINES]
 OTHERS = dict(zip(WORDS[:6], WORDS[6:12], strict=True))
 
 
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch, scripts_directory: Path) -> Any:
-    monkeypatch.syspath_prepend(str(scripts_directory))
-    return importlib.import_module("check_alignments")
+script: Any = importlib.import_module("check_alignments")
 
 
 def learn_naively(iterations: int) -> dict[tuple[str, str], float]:
@@ -46,14 +43,14 @@ def learn_naively(iterations: int) -> dict[tuple[str, str], float]:
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 4])
-def test_ibm_model_1_is_the_sum_over_all_alignments(script: Any, iterations: int) -> None:
+def test_ibm_model_1_is_the_sum_over_all_alignments(iterations: int) -> None:
     found, expected = script.learn(PAIRS, iterations), learn_naively(iterations)
     for (source, target), probability in expected.items():
         assert found[source].get(target, 0.0) == pytest.approx(probability)
 
 
 def test_a_layer_is_compared_with_the_obvious_links(
-    script: Any, main: Callable[[str], Callable[..., None]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    main: Callable[[str], Callable[..., None]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, tokenizer = make_marian(decoder_layers=2), make_tokenizer()
     for part in (model, tokenizer):
@@ -81,7 +78,7 @@ def test_a_layer_is_compared_with_the_obvious_links(
     assert not printed
 
 
-def test_what_is_missing_is_named(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in (
         ([], "--pairs, and --corpus if given, must name two files"),
         (["--pairs", "a", "b", "--corpus", "c"], "must name two files"),

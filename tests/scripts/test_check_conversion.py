@@ -1,28 +1,17 @@
 """benchmarks/check_conversion.py where the systems are not installed; it is run by hand where they are."""
 
-import importlib.util
+import importlib
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    path = Path(__file__).parents[2] / "scripts" / "benchmarks" / "check_conversion.py"
-    spec = importlib.util.spec_from_file_location("check_conversion", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+script: Any = importlib.import_module("check_conversion")
 
 
 def test_systems_that_are_not_installed_are_named(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("joeynmt", "onmt"):
         monkeypatch.setitem(sys.modules, name, None)  # what importing it then raises is an ImportError
@@ -32,20 +21,20 @@ def test_systems_that_are_not_installed_are_named(
     assert "opennmt_py was not checked" in missing
 
 
-def test_options_lead_through_sections(script: ModuleType) -> None:
+def test_options_lead_through_sections() -> None:
     settings: dict[str, Any] = {"a": {"b": {"c": 1}}, "d": 2}
     script.change(settings, {"a.b.c": 3, "a.e": 4, "d": 5})
     assert settings == {"a": {"b": {"c": 3}, "e": 4}, "d": 5}
 
 
-def test_the_toy_languages_mirror_each_other(script: ModuleType, tmp_path: Path) -> None:
+def test_the_toy_languages_mirror_each_other(tmp_path: Path) -> None:
     corpus = script.Corpus.write(tmp_path, 3)
     assert [" ".join(reversed(line.split())).upper() for line in corpus.sources] == corpus.targets
     assert len((tmp_path / "train.src").read_text(encoding="utf-8").splitlines()) == 1000
     assert set(corpus.vocabulary.read_text(encoding="utf-8").split()) >= set(" ".join(corpus.targets).split())
 
 
-def test_a_command_that_fails_says_so(script: ModuleType) -> None:
+def test_a_command_that_fails_says_so() -> None:
     assert "usage" in script.run("json.tool", "--help")
     with pytest.raises(RuntimeError, match=r"json\.tool absent failed"):
         script.run("json.tool", "absent")

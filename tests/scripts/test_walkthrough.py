@@ -9,9 +9,7 @@ import string
 import sys
 import textwrap
 import unicodedata
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,20 +18,11 @@ import torch
 WIDTHS = (60, 80, 100)
 
 
-@pytest.fixture(scope="module")
-def walkthrough() -> Iterator[ModuleType]:
-    scripts = str(Path(__file__).resolve().parents[2] / "scripts")
-    sys.path.insert(0, scripts)
-    yield importlib.import_module("walkthrough")
-    sys.path.remove(scripts)
+walkthrough: Any = importlib.import_module("walkthrough")
+printing: Any = importlib.import_module("walkthrough_steps.printing")
 
 
-@pytest.fixture(scope="module")
-def printing(walkthrough: ModuleType) -> Any:
-    return importlib.import_module("walkthrough_steps.printing")
-
-
-def print_walk(walkthrough: ModuleType, *arguments: str) -> str:
+def print_walk(*arguments: str) -> str:
     """What a walk prints, in 80 columns."""
     with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "80")
@@ -42,15 +31,15 @@ def print_walk(walkthrough: ModuleType, *arguments: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def output(walkthrough: ModuleType) -> str:
+def output() -> str:
     """What a whole walk prints; the model is trained as a user's is."""
-    return print_walk(walkthrough)
+    return print_walk()
 
 
 @pytest.fixture(scope="module")
-def untrained(walkthrough: ModuleType) -> dict[str, str]:
+def untrained() -> dict[str, str]:
     """What a walk prints in each language, with one training step."""
-    return {language: print_walk(walkthrough, "--lang", language, "--steps", "1") for language in walkthrough.TEXTS}
+    return {language: print_walk("--lang", language, "--steps", "1") for language in walkthrough.TEXTS}
 
 
 def blocks_of(texts: dict[str, str]) -> list[str]:
@@ -65,7 +54,7 @@ def kinds_of(text: str) -> list[str]:
 
 
 class TestTexts:
-    def test_every_language_says_everything_with_the_same_values(self, walkthrough: ModuleType) -> None:
+    def test_every_language_says_everything_with_the_same_values(self) -> None:
         english = walkthrough.TEXTS["en"]
         for texts in walkthrough.TEXTS.values():
             assert texts.keys() == english.keys()
@@ -77,7 +66,7 @@ class TestTexts:
                 assert used[0] == used[1], name
                 assert kinds_of(english[name]) == kinds_of(texts[name]), name
 
-    def test_every_text_is_used(self, walkthrough: ModuleType) -> None:
+    def test_every_text_is_used(self) -> None:
         folder = Path(str(walkthrough.__file__)).parent
         code = "".join(
             path.read_text(encoding="utf-8")
@@ -101,7 +90,7 @@ class TestTexts:
 
 class TestLines:
     @pytest.mark.parametrize("width", WIDTHS)
-    def test_english_is_filled_as_textwrap_fills_it(self, walkthrough: ModuleType, printing: Any, width: int) -> None:
+    def test_english_is_filled_as_textwrap_fills_it(self, width: int) -> None:
         for block in blocks_of(walkthrough.TEXTS["en"]):
             # Formulas, which are not broken, would begin elsewhere.
             paragraph = " ".join(word for word in block.split() if word not in "=+*/")
@@ -109,7 +98,7 @@ class TestLines:
             assert printing.fill(paragraph, width) == expected
 
     @pytest.mark.parametrize("width", WIDTHS)
-    def test_chinese_fits_and_loses_nothing(self, walkthrough: ModuleType, printing: Any, width: int) -> None:
+    def test_chinese_fits_and_loses_nothing(self, width: int) -> None:
         for block in blocks_of(walkthrough.TEXTS["zh"]):
             paragraph = printing.join_lines(block)
             lines = printing.fill(paragraph, width).split("\n")
@@ -120,14 +109,14 @@ class TestLines:
                 assert unicodedata.category(line[-1]) not in ("Ps", "Pi")
                 assert printing.display_width(line) <= width or re.fullmatch(r"[!-~]+.?", line)
 
-    def test_chinese_characters_take_two_columns(self, printing: Any) -> None:
+    def test_chinese_characters_take_two_columns(self) -> None:
         assert printing.display_width("x 是 y。") == 8
         assert printing.fill("一二三四五。六七", 10) == "一二三四\n五。六七"
         assert printing.fill("一二三 abc 四五", 10) == "一二三 abc\n四五"
         assert printing.fill("一二三 a = b 四", 10) == "一二三\na = b 四"
         assert printing.join_lines("一二\n三。\nabc\n四") == "一二三。abc 四"
 
-    def test_lines_are_no_wider_than_the_terminal(self, untrained: dict[str, str], printing: Any) -> None:
+    def test_lines_are_no_wider_than_the_terminal(self, untrained: dict[str, str]) -> None:
         for text in untrained.values():
             # An untrained model's translations are what they are.
             for line in text.split("\n14  ")[0].splitlines():
@@ -149,22 +138,22 @@ class TestChecks:
         ],
     )
     def test_a_wrong_equation_is_noticed(
-        self, walkthrough: ModuleType, function: str, factor: float, where: str, monkeypatch: pytest.MonkeyPatch
+        self, function: str, factor: float, where: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         steps = importlib.import_module("walkthrough_steps.model_steps")
         right = getattr(steps, function)
         monkeypatch.setattr(steps, function, lambda *arguments: right(*arguments) * factor)
         with pytest.raises(ValueError, match=f"{where} by hand and by the model differ"):
-            print_walk(walkthrough, "--steps", "1")
+            print_walk("--steps", "1")
 
-    def test_shapes_and_nan_are_noticed_too(self, printing: Any, walkthrough: ModuleType) -> None:
+    def test_shapes_and_nan_are_noticed_too(self) -> None:
         out = printing.Printer(walkthrough.TEXTS["en"])
         with pytest.raises(ValueError, match=r"x is \(2, 1\) by hand and \(2,\) by the model"):
             out.check("x", torch.zeros(2, 1), torch.zeros(2))
         with pytest.raises(ValueError, match="differ by nan"):
             out.check("x", torch.tensor([float("nan")]), torch.tensor([0.0]))
 
-    def test_adam_by_hand_is_torchs_for_many_updates(self, walkthrough: ModuleType) -> None:
+    def test_adam_by_hand_is_torchs_for_many_updates(self) -> None:
         equations: Any = importlib.import_module("walkthrough_steps.equations")
         parameter = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
         optimizer = torch.optim.Adam([parameter], lr=0.01, betas=(0.9, 0.98), eps=1e-9)
@@ -178,7 +167,7 @@ class TestChecks:
 
 
 class TestWalk:
-    def test_the_corpus_puts_colours_behind_their_nouns_and_makes_them_agree(self, walkthrough: ModuleType) -> None:
+    def test_the_corpus_puts_colours_behind_their_nouns_and_makes_them_agree(self) -> None:
         task: Any = importlib.import_module("walkthrough_steps.task")
         corpus = {" ".join(source): " ".join(target) for source, target in task.make_corpus()}
         assert corpus["a green car and a white book"] == "une voiture verte et un livre blanc"
@@ -227,7 +216,7 @@ class TestWalk:
 
 class TestCommand:
     def test_any_terminal_gets_utf8_and_a_reader_may_leave(
-        self, walkthrough: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         reader, writer = os.pipe()
         with open(writer, "w", encoding="ascii") as pipe:
@@ -242,9 +231,7 @@ class TestCommand:
         assert end.value.code == 1
         assert capsys.readouterr().err == ""
 
-    def test_bad_arguments_are_named_and_help_shows_defaults(
-        self, walkthrough: ModuleType, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_bad_arguments_are_named_and_help_shows_defaults(self, capsys: pytest.CaptureFixture[str]) -> None:
         for arguments, message in ((["--steps", "0"], "at least 1"), (["--lang", "xx"], "invalid choice")):
             with pytest.raises(SystemExit):
                 walkthrough.main(arguments)

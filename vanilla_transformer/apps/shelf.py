@@ -138,7 +138,9 @@ class ModelShelf:
         except DemoError:
             raise
         except Exception as error:
-            raise _shortened(f"{name!r} could not be loaded. {type(error).__name__}: {error}") from error
+            # A bare KeyError says no more than the name of the key.
+            reason = str(error) if " " in str(error).strip() else f"{type(error).__name__}: {error}"
+            raise _shortened(f"{name!r} could not be loaded. {reason}") from error
         data = read_training_data(place, revision)
         examples = make_examples(data) if self.examples is None else self.examples
         length = data.get("max_source_length")

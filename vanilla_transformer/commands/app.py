@@ -27,7 +27,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-from .command_line import OptionParser, explaining_errors, make_argument_parser, option
+from vanilla_transformer.inference.arguments import option
+
+from .command_line import OptionParser, explaining_errors, make_argument_parser
 
 # Options that a Space takes over. The others are about this machine.
 _SPACE_OPTIONS = (

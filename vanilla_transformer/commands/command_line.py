@@ -19,11 +19,6 @@ USAGE = "%(prog)s [-h] [--argument value ...]"
 INTERRUPTED = 130  # the exit status of a process that Ctrl-C ended, as shells have it
 
 
-def option(help: str, default: Any = dataclasses.MISSING, **metadata: Any) -> Any:
-    """A field of a dataclass of options; one without a default must be given."""
-    return dataclasses.field(default=default, metadata={"help": help, **metadata})
-
-
 class OptionParser(argparse.ArgumentParser):
     """A parser whose options are the fields of dataclasses, as transformers' `HfArgumentParser` makes them.
 

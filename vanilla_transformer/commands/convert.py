@@ -18,7 +18,9 @@ import shlex
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from .command_line import OptionParser, explaining_errors, make_argument_parser, option
+from vanilla_transformer.inference.arguments import option
+
+from .command_line import OptionParser, explaining_errors, make_argument_parser
 
 
 @dataclass

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from .command_line import OptionParser, explaining_errors, make_argument_parser, option
+from vanilla_transformer.inference.arguments import option
+
+from .command_line import OptionParser, explaining_errors, make_argument_parser
 
 # Options that not all formats have.
 OPTIONS = {"ctranslate2": ("quantization", "max_positions"), "onnx": ("opset",)}

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vanilla_transformer.inference.arguments import InferenceArguments
+from vanilla_transformer.inference.arguments import InferenceArguments, option
 
-from .command_line import OptionParser, explaining_errors, make_argument_parser, option
+from .command_line import OptionParser, explaining_errors, make_argument_parser
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -9,7 +9,9 @@ Reads the log that the Trainer keeps in trainer_state.json; a training may still
 from dataclasses import dataclass
 from pathlib import Path
 
-from .command_line import OptionParser, explaining_errors, make_argument_parser, option
+from vanilla_transformer.inference.arguments import option
+
+from .command_line import OptionParser, explaining_errors, make_argument_parser
 
 
 @dataclass

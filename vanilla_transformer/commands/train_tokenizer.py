@@ -18,7 +18,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from .command_line import OptionParser, explaining_errors, make_argument_parser, option
+from vanilla_transformer.inference.arguments import option
+
+from .command_line import OptionParser, explaining_errors, make_argument_parser
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -26,12 +26,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from vanilla_transformer.export.engines import EngineArguments
+from vanilla_transformer.inference.arguments import option
 
 from .command_line import (
     OptionParser,
     explaining_errors,
     make_argument_parser,
-    option,
     utf8_to_a_reader_who_may_leave,
 )
 

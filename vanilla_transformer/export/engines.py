@@ -1,41 +1,41 @@
 """What computes translations: torch through transformers, CTranslate2, or ONNX Runtime."""
 
-from dataclasses import dataclass, field
+from __future__ import annotations  # the types of methods are not imported: --help does not wait for torch
+
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from transformers import PreTrainedTokenizerBase
+from vanilla_transformer.inference.arguments import InferenceArguments, option
 
-from vanilla_transformer.files import check_model_name
-from vanilla_transformer.inference.arguments import InferenceArguments
-
-from .ctranslate2_model import is_exported_to_ctranslate2, load_for_ctranslate2
-from .onnx_model import is_exported_to_onnx, load_for_onnx
-
-# What each engine's own folders are called, and what tells them.
-_EXPORTED = {"ctranslate2": ("CTranslate2", is_exported_to_ctranslate2), "onnx": ("ONNX", is_exported_to_onnx)}
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass
 class EngineArguments(InferenceArguments):
     """The command-line arguments of scripts that translate and do nothing else with the model."""
 
-    engine: Literal["transformers", "ctranslate2", "onnx"] = field(
-        default="transformers",
-        metadata={
-            "help": "What computes: transformers (default), ctranslate2, which is faster, above all on CPUs, or onnx. "
-            "Both take a folder that scripts/export_model.py made; ctranslate2 also converts a model of this package "
-            "in passing, and --dtype may then be int8, int8_float32, int8_float16, int8_bfloat16 or int16, too."
-        },
+    engine: Literal["transformers", "ctranslate2", "onnx"] = option(
+        "What computes: transformers (default), ctranslate2, which is faster, above all on CPUs, or onnx. Both take a "
+        "folder that `vanilla-transformer export` made; ctranslate2 also converts a model of this package in passing, "
+        "and --dtype may then be int8, int8_float32, int8_float16, int8_bfloat16 or int16, too.",
+        "transformers",
     )
 
     def load(self) -> tuple[Any, PreTrainedTokenizerBase, dict[str, Any]]:
         """The model, its tokenizer, and the arguments of `generate` that were given or that the languages ask for."""
+        from vanilla_transformer.files import check_model_name
+
+        from .ctranslate2_model import is_exported_to_ctranslate2, load_for_ctranslate2
+        from .onnx_model import is_exported_to_onnx, load_for_onnx
+
+        exported = {"ctranslate2": ("CTranslate2", is_exported_to_ctranslate2), "onnx": ("ONNX", is_exported_to_onnx)}
         name = self.model_name_or_path
         check_model_name(name)
         if self.engine != "transformers" and self.revision != "main" and Path(name).is_dir():
             raise ValueError(f"--revision {self.revision} is for models on the Hub, and {name} is a folder.")
-        for engine, (label, is_exported) in _EXPORTED.items():
+        for engine, (label, is_exported) in exported.items():
             if engine != self.engine and is_exported(name):
                 raise ValueError(f"{name} holds a model exported to {label}: it needs --engine {engine}.")
         if self.engine == "transformers":

@@ -1,14 +1,14 @@
 """The command-line arguments of everything that translates."""
 
+from __future__ import annotations  # the types of methods are not imported: --help does not wait for torch
+
 from dataclasses import MISSING, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer.tasks import TASKS, Task, find_prefix, find_task, get_task
-
-from .loading import is_multilingual, load_model_and_tokenizer, set_languages
-from .translate import DEFAULT_BATCH_TOKENS, DEFAULT_BATCH_TOKENS_OF_OTHERS
+    from vanilla_transformer.tasks import Task
 
 
 def option(help: str, default: Any = MISSING, **metadata: Any) -> Any:
@@ -39,13 +39,12 @@ class InferenceArguments:
         "The most sentences translated together. Default: --max_batch_tokens decides.", None
     )
     max_batch_tokens: int | None = option(
-        "The most tokens of a batch: sentences * tokens of the longest source * beams. Default: "
-        f"{DEFAULT_BATCH_TOKENS} ({DEFAULT_BATCH_TOKENS_OF_OTHERS} for models of the library), or no limit where "
-        "--batch_size is given.",
+        "The most tokens of a batch: sentences * tokens of the longest source * beams. Default: 8192 (4096 for models "
+        "of the library), or no limit where --batch_size is given.",
         None,
     )
     task: str | None = option(
-        f"What the model is to do: {', '.join(TASKS)}. Default: what its configuration names.", None
+        "What the model is to do: translation, summarization, text2text. Default: what its configuration names.", None
     )
     source_prefix: str | None = option(
         "Put before each source, for T5 and its like. Default: what the model's configuration has for the task.", None
@@ -60,14 +59,20 @@ class InferenceArguments:
                 f"source_lang is {self.source_lang!r} and target_lang is {self.target_lang!r}; give both or neither."
             )
         if self.task is not None:
+            from vanilla_transformer.tasks import get_task
+
             get_task(self.task)
 
     def find_task(self, model: PreTrainedModel) -> Task:
         """The task that was given, or else the one that the model is for."""
+        from vanilla_transformer.tasks import find_task, get_task
+
         return find_task(model.config) if self.task is None else get_task(self.task)
 
     def find_prefix(self, model: PreTrainedModel) -> str:
         """What to put before each source: what was given, or else what the model wants for the task."""
+        from vanilla_transformer.tasks import find_prefix
+
         if self.source_prefix is not None:
             return self.source_prefix
         langs = None if self.source_lang is None or self.target_lang is None else [self.source_lang, self.target_lang]
@@ -75,6 +80,8 @@ class InferenceArguments:
 
     def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, dict[str, Any]]:
         """The model, its tokenizer, and the arguments of `generate` that were given or that the languages ask for."""
+        from .loading import load_model_and_tokenizer
+
         model, tokenizer = load_model_and_tokenizer(
             self.model_name_or_path,
             device=self.device,
@@ -86,6 +93,8 @@ class InferenceArguments:
 
     def collect_settings(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """The arguments of `generate` that were given or that the languages, set in the tokenizer, ask for."""
+        from .loading import is_multilingual, set_languages
+
         given = {name: getattr(self, name) for name in ("num_beams", "length_penalty", "max_new_tokens")}
         generate_kwargs = {name: value for name, value in given.items() if value is not None}
         if self.source_lang is not None and self.target_lang is not None and is_multilingual(tokenizer):
