@@ -54,7 +54,9 @@ SINGLE_STACKS = {
     "VanillaTransformerForCausalLM": "AutoModelForCausalLM",
 }
 # What only a model that generates from a source needs.
-GENERATION_FILES = {f"{role}_vanilla_transformer.py" for role in "generation search static_decoding pipeline".split()}
+GENERATION_FILES = {
+    f"{role}_vanilla_transformer.py" for role in ["generation", "search", "static_decoding", "pipeline"]
+}
 FILES_OF = {
     name: FILES_OF_BOTH_STACKS - GENERATION_FILES | {DECODER_FILE if name.endswith("CausalLM") else ENCODER_FILE}
     for name in SINGLE_STACKS

@@ -27,7 +27,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-from vanilla_transformer.inference.arguments import option
+from vanilla_transformer.options import option
 
 from .command_line import OptionParser, explaining_errors, make_argument_parser
 

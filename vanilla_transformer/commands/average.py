@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vanilla_transformer.inference.arguments import option
+from vanilla_transformer.options import option
 
 from .command_line import OptionParser, explaining_errors, make_argument_parser
 

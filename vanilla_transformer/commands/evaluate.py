@@ -43,7 +43,6 @@ from vanilla_transformer.data.vocabularies import check_text_target
 from vanilla_transformer.export.ctranslate2_model import is_exported_to_ctranslate2, read_exported_config
 from vanilla_transformer.export.engines import EngineArguments
 from vanilla_transformer.files import digest_files, digest_weights, explain_missing_model, read_architecture
-from vanilla_transformer.inference.arguments import option
 from vanilla_transformer.inference.compare import (
     Method,
     compare_summaries,
@@ -62,6 +61,7 @@ from vanilla_transformer.inference.evaluate import (
 )
 from vanilla_transformer.inference.scores import find_bleu_tokenizer, score_loss
 from vanilla_transformer.inference.translate import one_line, translate
+from vanilla_transformer.options import option
 from vanilla_transformer.tasks import TRANSLATION, Task, find_task, get_task
 
 from .command_line import OptionParser, make_argument_parser

@@ -9,7 +9,7 @@ Reads the log that the Trainer keeps in trainer_state.json; a training may still
 from dataclasses import dataclass
 from pathlib import Path
 
-from vanilla_transformer.inference.arguments import option
+from vanilla_transformer.options import option
 
 from .command_line import OptionParser, explaining_errors, make_argument_parser
 

@@ -16,7 +16,7 @@ Log in with `hf auth login`, or set the variable HF_TOKEN.
 from dataclasses import dataclass
 from typing import Literal
 
-from vanilla_transformer.inference.arguments import option
+from vanilla_transformer.options import option
 
 from .command_line import OptionParser, explaining_errors, make_argument_parser
 

@@ -26,7 +26,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from vanilla_transformer.export.engines import EngineArguments
-from vanilla_transformer.inference.arguments import option
+from vanilla_transformer.options import option
 
 from .command_line import (
     OptionParser,

@@ -2,18 +2,14 @@
 
 from __future__ import annotations  # the types of methods are not imported: --help does not wait for torch
 
-from dataclasses import MISSING, dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from vanilla_transformer.tasks import Task
-
-
-def option(help: str, default: Any = MISSING, **metadata: Any) -> Any:
-    """A field of a dataclass of command-line arguments; one without a default must be given."""
-    return field(default=default, metadata={"help": help, **metadata})
+    from vanilla_transformer.options import option
+from vanilla_transformer.tasks import Task
 
 
 @dataclass

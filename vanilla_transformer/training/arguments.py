@@ -1,29 +1,24 @@
 """What the training script can be told: which recipe, which model, which sentence pairs, and how to train."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from transformers import Seq2SeqTrainingArguments
 from transformers.integrations.integration_utils import is_tensorboard_available
 
+from vanilla_transformer.options import option
 from vanilla_transformer.tasks import TASKS, TRANSLATION, Task, get_task
-
-
-def _option(default: Any, text: str) -> Any:
-    """A field of a dataclass, with the text that `--help` shows for it."""
-    return field(default=default, metadata={"help": text})
 
 
 @dataclass
 class RecipeArguments:
     """A set of defaults for all that is not said otherwise."""
 
-    recipe: str | None = _option(
-        None, "paper: train as the paper did (optimizer, batches, steps), but for what you give."
+    recipe: str | None = option(
+        "paper: train as the paper did (optimizer, batches, steps), but for what you give.", None
     )
-    tokens_per_batch: int = _option(25_000, "With a recipe: source tokens, and as many target tokens, in an update.")
-    tokens_per_device: int = _option(4096, "With a recipe: those that fit into one forward pass on one device.")
+    tokens_per_batch: int = option("With a recipe: source tokens, and as many target tokens, in an update.", 25_000)
+    tokens_per_device: int = option("With a recipe: those that fit into one forward pass on one device.", 4096)
 
     def __post_init__(self) -> None:
         """Checks that there is such a recipe, and that the numbers belong to one."""
@@ -39,14 +34,14 @@ class RecipeArguments:
 class ModelArguments:
     """Which model to train: a new one by preset or configuration, or one that exists."""
 
-    preset: str | None = _option(None, "A new model of the paper: base, big, small, iwslt, A-h4, E-learned, ...")
-    config_name: str | None = _option(None, "A new model with this configuration (path or id).")
-    model_name_or_path: str | None = _option(None, "A trained model to go on from.")
-    config_overrides: str | None = _option(None, "Fields to change, as in dropout=0.3,encoder_layers=4,d_k=null.")
-    tokenizer_name: str | None = _option(None, "A tokenizer (path or id). Default: the model's, or a new one.")
-    vocab_size: int = _option(8000, "Vocabulary size, where a tokenizer is trained.")
-    separate_vocabularies: bool = _option(False, "Train a vocabulary for each language instead of one for both.")
-    target_vocab_size: int | None = _option(None, "Size of the target's own vocabulary. Default: vocab_size.")
+    preset: str | None = option("A new model of the paper: base, big, small, iwslt, A-h4, E-learned, ...", None)
+    config_name: str | None = option("A new model with this configuration (path or id).", None)
+    model_name_or_path: str | None = option("A trained model to go on from.", None)
+    config_overrides: str | None = option("Fields to change, as in dropout=0.3,encoder_layers=4,d_k=null.", None)
+    tokenizer_name: str | None = option("A tokenizer (path or id). Default: the model's, or a new one.", None)
+    vocab_size: int = option("Vocabulary size, where a tokenizer is trained.", 8000)
+    separate_vocabularies: bool = option("Train a vocabulary for each language instead of one for both.", False)
+    target_vocab_size: int | None = option("Size of the target's own vocabulary. Default: vocab_size.", None)
 
     def __post_init__(self) -> None:
         """Checks that exactly one kind of model is named, and that a second vocabulary's size belongs to one."""
@@ -67,39 +62,39 @@ def _describe_lengths(name: str) -> str:
 class DataArguments:
     """What to learn, and which pairs of texts to train and validate on."""
 
-    task: str = _option("translation", f"What to learn: {', '.join(TASKS)}.")
-    source_prefix: str | None = _option(
-        None,
+    task: str = option(f"What to learn: {', '.join(TASKS)}.", "translation")
+    source_prefix: str | None = option(
         "Put before each source, as T5 wants it, and saved with the model, whose pipeline does the same. "
         "Default: what the model to go on from has for the task.",
+        None,
     )
-    builtin_corpus: bool = _option(False, "Train on generated numbers and dates, spelled out in two languages.")
+    builtin_corpus: bool = option("Train on generated numbers and dates, spelled out in two languages.", False)
     train_file: list[str] | None = field(
         default=None,
         metadata={"help": "Two aligned text files, source first, or one .tsv, .csv, .json(l) or .parquet; .gz too."},
     )
     validation_file: list[str] | None = field(default=None, metadata={"help": "The same for validation."})
-    dataset_name: str | None = _option(None, "A dataset of the Hub, or a local folder of one.")
-    dataset_config_name: str | None = _option(None, "The dataset's configuration.")
-    train_split: str = _option("train", "The dataset's split to train on.")
-    validation_split: str | None = _option("validation", "The dataset's split to validate on; an empty string: none.")
-    source_column: str | None = _option(None, "Column of the source texts. Default: source, document, input, ...")
-    target_column: str | None = _option(None, "Column of the target texts. Default: target, summary, output, ...")
-    source_lang: str | None = _option(None, "Source language, as in the data: en.")
-    target_lang: str | None = _option(None, "Target language, as in the data: de.")
-    max_train_samples: int | None = _option(None, "Train on the first so many pairs only.")
-    max_eval_samples: int | None = _option(None, "Validate on the first so many pairs only.")
-    drop_empty_lines: bool = _option(False, "Leave out pairs that are empty on one side instead of stopping at them.")
-    max_source_length: int | None = _option(
-        None, f"Longer sources are cut to so many tokens. {_describe_lengths('max_source_length')}"
+    dataset_name: str | None = option("A dataset of the Hub, or a local folder of one.", None)
+    dataset_config_name: str | None = option("The dataset's configuration.", None)
+    train_split: str = option("The dataset's split to train on.", "train")
+    validation_split: str | None = option("The dataset's split to validate on; an empty string: none.", "validation")
+    source_column: str | None = option("Column of the source texts. Default: source, document, input, ...", None)
+    target_column: str | None = option("Column of the target texts. Default: target, summary, output, ...", None)
+    source_lang: str | None = option("Source language, as in the data: en.", None)
+    target_lang: str | None = option("Target language, as in the data: de.", None)
+    max_train_samples: int | None = option("Train on the first so many pairs only.", None)
+    max_eval_samples: int | None = option("Validate on the first so many pairs only.", None)
+    drop_empty_lines: bool = option("Leave out pairs that are empty on one side instead of stopping at them.", False)
+    max_source_length: int | None = option(
+        f"Longer sources are cut to so many tokens. {_describe_lengths('max_source_length')}", None
     )
-    max_target_length: int | None = _option(
-        None, f"Longer targets are cut to so many tokens. {_describe_lengths('max_target_length')}"
+    max_target_length: int | None = option(
+        f"Longer targets are cut to so many tokens. {_describe_lengths('max_target_length')}", None
     )
-    streaming: bool = _option(False, "Read and tokenize while training, for corpora that do not fit in memory.")
-    streaming_window: int = _option(20_000, "Pairs that streaming reads ahead, to shuffle them and to sort by length.")
-    tokenizer_sample: int = _option(1_000_000, "With streaming: a tokenizer is trained on so many pairs.")
-    bpe_dropout: float = _option(0.0, "Probability of leaving out a merge of a training text (0.1 is usual).")
+    streaming: bool = option("Read and tokenize while training, for corpora that do not fit in memory.", False)
+    streaming_window: int = option("Pairs that streaming reads ahead, to shuffle them and to sort by length.", 20_000)
+    tokenizer_sample: int = option("With streaming: a tokenizer is trained on so many pairs.", 1_000_000)
+    bpe_dropout: float = option("Probability of leaving out a merge of a training text (0.1 is usual).", 0.0)
 
     def __post_init__(self) -> None:
         """Fills in the lengths, and checks the numbers, the task, and that exactly one corpus is named."""
@@ -139,47 +134,47 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     none is given (d_model * warmup_steps)^-0.5, the paper's formula.
     """
 
-    learning_rate: float | None = _option(None, "Peak learning rate. Default: (d_model * warmup_steps)^-0.5.")  # type: ignore[assignment]
-    lr_scheduler_type: str = _option("inverse_sqrt", "The paper's schedule by default.")
-    warmup_steps: float = _option(4000, "Steps of linear warm-up (a share if below 1).")
-    adam_beta2: float = _option(0.98, "The paper's.")
-    adam_epsilon: float = _option(1e-9, "The paper's.")
-    logging_steps: float = _option(50, "Updates between two lines of the log (a share if < 1).")
-    num_train_epochs: float = _option(10.0, "Number of passes over the training data.")
-    per_device_train_batch_size: int = _option(64, "Sentence pairs in a training batch.")
-    per_device_eval_batch_size: int = _option(64, "Sentence pairs in a validation batch.")
-    max_source_tokens: int | None = _option(
-        None,
+    learning_rate: float | None = option("Peak learning rate. Default: (d_model * warmup_steps)^-0.5.", None)  # type: ignore[assignment]
+    lr_scheduler_type: str = option("The paper's schedule by default.", "inverse_sqrt")
+    warmup_steps: float = option("Steps of linear warm-up (a share if below 1).", 4000)
+    adam_beta2: float = option("The paper's.", 0.98)
+    adam_epsilon: float = option("The paper's.", 1e-9)
+    logging_steps: float = option("Updates between two lines of the log (a share if < 1).", 50)
+    num_train_epochs: float = option("Number of passes over the training data.", 10.0)
+    per_device_train_batch_size: int = option("Sentence pairs in a training batch.", 64)
+    per_device_eval_batch_size: int = option("Sentence pairs in a validation batch.", 64)
+    max_source_tokens: int | None = option(
         "Fill a batch up to so many source tokens, padding included, instead of a number of sentence "
         "pairs; per device and forward pass.",
-    )
-    max_target_tokens: int | None = _option(None, "The same on the target side. Default: max_source_tokens.")
-    average_checkpoints: int = _option(0, "End with the average of the last so many checkpoints; 0: do not.")
-    train_sampling_strategy: str = _option("group_by_length", "Sentences of similar length in one batch, by default.")
-    eval_strategy: str = _option("epoch", "When to validate: no, steps or epoch.")
-    save_strategy: str = _option("epoch", "When to save a checkpoint: no, steps, epoch, best.")
-    save_total_limit: int | None = _option(2, "Checkpoints to keep; the best, and those to average, always are.")
-    load_best_model_at_end: bool | None = _option(
-        None, "Whether to end with the best checkpoint. Default: yes, but with average_checkpoints or no eval."
-    )  # type: ignore[assignment]
-    metric_for_best_model: str | None = _option(
         None,
+    )
+    max_target_tokens: int | None = option("The same on the target side. Default: max_source_tokens.", None)
+    average_checkpoints: int = option("End with the average of the last so many checkpoints; 0: do not.", 0)
+    train_sampling_strategy: str = option("Sentences of similar length in one batch, by default.", "group_by_length")
+    eval_strategy: str = option("When to validate: no, steps or epoch.", "epoch")
+    save_strategy: str = option("When to save a checkpoint: no, steps, epoch, best.", "epoch")
+    save_total_limit: int | None = option("Checkpoints to keep; the best, and those to average, always are.", 2)
+    load_best_model_at_end: bool | None = option(
+        "Whether to end with the best checkpoint. Default: yes, but with average_checkpoints or no eval.", None
+    )  # type: ignore[assignment]
+    metric_for_best_model: str | None = option(
         "What to choose the best checkpoint by. Default: "
         + ", ".join(f"{task.best_by} ({task.name})" for task in TASKS.values())
         + ", or loss without predict_with_generate.",
+        None,
     )
     is_best_by_task: bool = field(default=False, init=False)
-    dataloader_pin_memory: bool = _option(torch.accelerator.is_available(), "Pin memory; by default with a GPU.")
+    dataloader_pin_memory: bool = option("Pin memory; by default with a GPU.", torch.accelerator.is_available())
     report_to: list[str] = field(
         default_factory=lambda: ["tensorboard"] if is_tensorboard_available() else [],
         metadata={"help": "Where to write the logs besides the output; by default TensorBoard's files, if installed."},
     )
-    predict_with_generate: bool = _option(True, "Whether to translate when validating.")
-    hub_license: str | None = _option(None, "With push_to_hub: the license that the model card names, apache-2.0 say.")
+    predict_with_generate: bool = option("Whether to translate when validating.", True)
+    hub_license: str | None = option("With push_to_hub: the license that the model card names, apache-2.0 say.", None)
     hub_datasets: list[str] | None = field(
         default=None, metadata={"help": "With push_to_hub: datasets of the Hub that the model card names."}
     )
-    generation_num_beams: int | None = _option(1, "Beams when validating; the saved model's default is 4.")
+    generation_num_beams: int | None = option("Beams when validating; the saved model's default is 4.", 1)
 
     def __post_init__(self) -> None:
         """Checks what this package adds, and chooses the metric before the library does."""
