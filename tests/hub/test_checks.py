@@ -177,8 +177,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
             folder, AutoModel="generation_vanilla_transformer.VanillaTransformerForConditionalGeneration"
         ),
         "code",
-        "auto_map.AutoModel in config.json is generation_vanilla_transformer.VanillaTransformerForConditionalGeneration, "
-        "but must be modeling_vanilla_transformer.VanillaTransformerModel here",
+        "auto_map.AutoModel in config.json is generation_vanilla_transformer.VanillaTransformerForConditionalGeneration"
+        ", but must be modeling_vanilla_transformer.VanillaTransformerModel here",
     ),
     "a class that there is not": (
         lambda folder: name_classes(folder, AutoModel="modeling_vanilla_transformer.Vanilla"),

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vanilla_transformer.inference.arguments import InferenceArguments, option
+from vanilla_transformer.inference.arguments import InferenceArguments
 from vanilla_transformer.options import option
 
 from .command_line import OptionParser, explaining_errors, make_argument_parser

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vanilla_transformer.inference.arguments import InferenceArguments, option
+from vanilla_transformer.inference.arguments import InferenceArguments
+from vanilla_transformer.options import option
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

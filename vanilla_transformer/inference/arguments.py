@@ -5,11 +5,11 @@ from __future__ import annotations  # the types of methods are not imported: --h
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from vanilla_transformer.options import option
+from vanilla_transformer.tasks import Task
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from vanilla_transformer.options import option
-from vanilla_transformer.tasks import Task
 
 
 @dataclass
