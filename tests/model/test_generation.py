@@ -9,16 +9,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from tiny_vanilla import (
-    SHARING,
-    TWO_VOCABULARIES,
-    assert_close,
-    logits_of,
-    make_model,
-    make_sentences,
-    pad,
-    randomize,
-)
+from tiny_vanilla import SHARING, TWO_VOCABULARIES, assert_close, logits_of, make_model, make_sentences, pad, randomize
 from transformers import EncoderDecoderCache, GenerationConfig
 from transformers.generation import configuration_utils
 from transformers.generation.configuration_utils import GenerationMode

@@ -516,11 +516,7 @@ def test_attentions_and_hidden_states() -> None:
     ids, mask = pad(make_sentences([3, 6]))
     target = torch.tensor(make_sentences([4, 4], seed=1))
     outputs = model(
-        input_ids=ids,
-        attention_mask=mask,
-        decoder_input_ids=target,
-        output_attentions=True,
-        output_hidden_states=True,
+        input_ids=ids, attention_mask=mask, decoder_input_ids=target, output_attentions=True, output_hidden_states=True
     )
     assert [tuple(states.shape) for states in outputs.encoder_hidden_states] == [(2, 6, 16)] * 2
     assert [tuple(states.shape) for states in outputs.decoder_hidden_states] == [(2, 4, 16)] * 3

@@ -344,11 +344,7 @@ def embed_for_torch(
 @pytest.mark.parametrize("normalize_before", [False, True])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_logits_equal_torch_nn_transformer(
-    normalize_before: bool,
-    add_final_layer_norm: bool,
-    activation_function: str,
-    source_padding: str,
-    attention: str,
+    normalize_before: bool, add_final_layer_norm: bool, activation_function: str, source_padding: str, attention: str
 ) -> None:
     """The same weights in torch.nn.Transformer give the same logits, and so does the naive reference."""
     config = VanillaTransformerConfig(

@@ -9,19 +9,9 @@ from typing import Any, cast
 import pytest
 import torch
 from tiny_seq2seq import make_tokenizer
-from tiny_vanilla import (
-    assert_close,
-    gradients_of,
-    make_model,
-    make_sentences,
-    pad,
-)
+from tiny_vanilla import assert_close, gradients_of, make_model, make_sentences, pad
 from torch import nn
-from transformers import (
-    DataCollatorForSeq2Seq,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-)
+from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 

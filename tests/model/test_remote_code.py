@@ -21,14 +21,7 @@ import torch
 from datasets import Dataset, DatasetDict
 from remote_process import BLOCK_THE_PACKAGE
 from tiny_vanilla import make_loud_model
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    pipeline,
-)
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 from transformers.dynamic_module_utils import get_relative_import_files
 
 import vanilla_transformer

@@ -73,10 +73,7 @@ class VanillaTransformerCausalDecoder(TransformerStack):
         token_indices = count_tokens_before(attention_mask, length, past_length, embeddings.device)
         hidden_states = self.embed(embeddings, token_indices.reshape(-1, length), upper_bound)
         layer_mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=embeddings,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
+            config=self.config, inputs_embeds=embeddings, attention_mask=attention_mask, past_key_values=past_key_values
         )
         for layer in self.layers:
             hidden_states = layer(hidden_states, layer_mask, past_key_values=past_key_values, **kwargs)

@@ -349,10 +349,7 @@ class Text2TextGenerationPipeline(Pipeline):
         return inputs
 
     def postprocess(  # type: ignore[override]  # the base class's pre- and postprocess() are typed as taking anything
-        self,
-        model_outputs: Any,
-        return_type: ReturnType = ReturnType.TEXT,
-        clean_up_tokenization_spaces: bool = False,
+        self, model_outputs: Any, return_type: ReturnType = ReturnType.TEXT, clean_up_tokenization_spaces: bool = False
     ) -> list[dict[str, Any]]:
         """Makes a dict of each sequence in `output_ids` (1, sequences, target_length), with its score if given."""
         sequences = model_outputs["output_ids"][0]
