@@ -101,14 +101,12 @@ MILLIONS = {
 
 @pytest.mark.parametrize(("field", "value"), DEFAULTS.items())
 def test_default(field: str, value: Any) -> None:
-    """Every field's default is the documented one, of the documented type."""
     actual = getattr(VanillaTransformerConfig(), field)
     assert actual == value
     assert type(actual) is type(value)
 
 
 def test_every_field_is_documented() -> None:
-    """Each field of the configuration has its entry in the docstring."""
     documented = VanillaTransformerConfig.__doc__ or ""
     unmentioned = [name for name in DEFAULTS if name not in documented]
     assert set(unmentioned) <= {"use_cache"}
@@ -118,13 +116,11 @@ def test_every_field_is_documented() -> None:
 
 
 def test_presets_are_the_documented_ones() -> None:
-    """There is a preset for each row of Table 3 and three small ones besides."""
     assert set(PRESETS) == set(TABLE_3) | {"tiny", "small", "iwslt"}
 
 
 @pytest.mark.parametrize("name", sorted(TABLE_3))
 def test_preset_is_its_row_of_table_3(name: str) -> None:
-    """A preset differs from "base" in what its row says and in nothing else."""
     row = BASE | TABLE_3[name]
     config = VanillaTransformerConfig.from_preset(name)
     for stack in ("encoder", "decoder"):
@@ -165,7 +161,6 @@ def count_parameters(config: VanillaTransformerConfig) -> int:
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_parameter_count_of_preset(name: str) -> None:
-    """A preset's model has exactly as many parameters as its widths give."""
     config = VanillaTransformerConfig.from_preset(name)
     width = config.d_model // config.encoder_attention_heads
     own = {
@@ -207,7 +202,6 @@ def test_small_presets() -> None:
 
 
 def test_preset_overrides() -> None:
-    """Overrides win over the preset, leave its other fields, and never reach the table of presets."""
     before = json.dumps(PRESETS)
     config = VanillaTransformerConfig.from_preset("big", vocab_size=32000, dropout=0.2, normalize_before=True)
     assert (config.vocab_size, config.dropout, config.normalize_before) == (32000, 0.2, True)
@@ -217,14 +211,12 @@ def test_preset_overrides() -> None:
 
 @pytest.mark.parametrize("name", ["Base", "bas", "", "base "])
 def test_unknown_preset_is_refused(name: str) -> None:
-    """A name that is not exactly a preset's is refused, with the name and every legal one."""
     with pytest.raises(ValueError, match=repr(name)) as error:
         VanillaTransformerConfig.from_preset(name)
     assert all(legal in str(error.value) for legal in PRESETS)
 
 
 def test_unknown_override_is_refused() -> None:
-    """A misspelt override of a preset is refused by name, and the message lists the fields there are."""
     with pytest.raises(ValueError, match=r"droput") as error:
         VanillaTransformerConfig.from_preset("base", droput=0.1)
     assert all(field in str(error.value) for field in DEFAULTS)
@@ -317,7 +309,6 @@ ILLEGAL: list[tuple[dict[str, Any], list[str]]] = [
     ("values", "message"), ILLEGAL, ids=[",".join(f"{k}={v}" for k, v in values.items()) for values, _ in ILLEGAL]
 )
 def test_illegal_value_is_refused(values: dict[str, Any], message: list[str]) -> None:
-    """An illegal value is refused with a message that names the field, the value and what is legal."""
     with pytest.raises(REFUSED) as error:
         VanillaTransformerConfig(**values)
     missing = [part for part in message if part not in str(error.value)]
@@ -343,13 +334,11 @@ def test_illegal_value_is_refused(values: dict[str, Any], message: list[str]) ->
     ids=str,
 )
 def test_unusual_but_legal_value_is_taken(values: dict[str, Any]) -> None:
-    """What has a meaning is accepted and kept as given."""
     config = VanillaTransformerConfig(**values)
     assert {name: getattr(config, name) for name in values} == values
 
 
 def test_illegal_assignment_is_refused_on_saving(tmp_path: Path) -> None:
-    """A value made illegal after construction, which nobody checks on assignment, is never saved."""
     config = VanillaTransformerConfig()
     config.dropout = 7
     with pytest.raises(REFUSED, match="dropout"):
@@ -399,7 +388,6 @@ def legal_configs(draw: st.DrawFn) -> VanillaTransformerConfig:
 @settings(max_examples=50, deadline=None)
 @given(config=legal_configs())
 def test_json_round_trip(config: VanillaTransformerConfig) -> None:
-    """A configuration that went through JSON, in full or as a difference from the defaults, is the same."""
     for use_diff in (True, False):
         again = VanillaTransformerConfig.from_dict(json.loads(config.to_json_string(use_diff=use_diff)))
         assert {name: getattr(again, name) for name in DEFAULTS} == {name: getattr(config, name) for name in DEFAULTS}
@@ -408,7 +396,6 @@ def test_json_round_trip(config: VanillaTransformerConfig) -> None:
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_auto_config_round_trip(name: str, tmp_path: Path) -> None:
-    """A saved preset comes back through AutoConfig as our class, the same, and saves to the same bytes."""
     config = VanillaTransformerConfig.from_preset(name)
     config.save_pretrained(tmp_path / "first")
     again = AutoConfig.from_pretrained(tmp_path / "first")

@@ -31,7 +31,6 @@ Model = VanillaTransformerForConditionalGeneration
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("normalize_before", [False, True])
 def test_gradients_under_checkpointing(normalize_before: bool, reentrant: bool) -> None:
-    """Recomputing the layers, which really happens, changes neither loss nor gradients, dropout included."""
     model = make_model(normalize_before=normalize_before, dropout=0.2, attention_dropout=0.1).train()
     ids, mask = pad(make_sentences([3, 6]))
     labels = torch.tensor(make_sentences([4, 4], seed=1))
@@ -142,7 +141,6 @@ def attention_step(function: Any, mask: torch.Tensor | None, dtype: torch.dtype,
 
 @pytest.mark.parametrize("kind", ["none", "causal", "true and false", "added to the scores"])
 def test_attention_by_way_of_float32(kind: str) -> None:
-    """It is a function of the same arguments, and nearer to the exact result than the one in half precision."""
     mask = None
     if kind in ("true and false", "added to the scores"):
         mask = torch.ones(2, 1, 9, 9, dtype=torch.bool)
@@ -194,7 +192,6 @@ def test_where_float32_is_not_faster() -> None:
 
 
 def test_folding_rows() -> None:
-    """Beams of a sentence, side by side, become one sequence of queries and come apart again."""
     states = torch.arange(6 * 2 * 3).view(6, 2, 3)
     folded = fold_rows(states, 2)
     assert folded.tolist() == [states[:3].flatten(0, 1).tolist(), states[3:].flatten(0, 1).tolist()]
@@ -219,7 +216,6 @@ def take_step(model: Model, ids: torch.Tensor, mask: torch.Tensor, labels: torch
 
 
 def test_a_loss_without_gradients_is_the_same_loss() -> None:
-    """None are made where they are not wanted."""
     model = make_model(label_smoothing=0.1).train()
     ids, mask = pad(make_sentences([3, 6, 2]))
     inputs = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
