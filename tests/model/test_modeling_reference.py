@@ -1,4 +1,4 @@
-"""The model against independent oracles: the paper's equations written naively, torch, Marian and FSMT."""
+"""The model against the paper's equations written naively and torch; tests/conversion has Marian and FSMT."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from naive_transformer import NaiveTransformer, position_encoding
-from tiny_vanilla import SHARING
+from tiny_vanilla import SHARING, pad, randomize
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM
 
@@ -49,6 +49,9 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "padding": ("none", "right", "left"),
     "dtype": (torch.float32, torch.float64),
 }
+# Those that are fields of the configuration, which has names of its own for the others.
+SAME_NAMES = OPTIONS.keys() - {"max_position_embeddings", "widths", "heads", "layers", "embeddings"}
+SAME_NAMES -= {"attention", "padding", "dtype"}
 # The case that takes the first value of every option: the paper's model.
 FIRST = {name: values[0] for name, values in OPTIONS.items()}
 
@@ -59,7 +62,6 @@ def make_config(row: Mapping[str, Any]) -> VanillaTransformerConfig:
     longest = 7 + row["position_offset"]
     return VanillaTransformerConfig(
         vocab_size=11,
-        d_model=row["d_model"],
         d_k=row["widths"][0],
         d_v=row["widths"][1],
         encoder_attention_heads=row["heads"][0],
@@ -71,22 +73,7 @@ def make_config(row: Mapping[str, Any]) -> VanillaTransformerConfig:
         # A learned table just holds the longest sentence; the sinusoids have to go on past a table of three rows.
         max_position_embeddings=longest if learned else row["max_position_embeddings"],
         **EMBEDDINGS[row["embeddings"]],
-        **{
-            name: row[name]
-            for name in (
-                "normalize_before",
-                "add_final_layer_norm",
-                "position_embedding_type",
-                "position_offset",
-                "attention_bias",
-                "ffn_bias",
-                "lm_head_bias",
-                "normalize_embedding",
-                "scale_embedding",
-                "activation_function",
-                "layer_norm_eps",
-            )
-        },
+        **{name: row[name] for name in SAME_NAMES},
     )
 
 
@@ -100,18 +87,6 @@ def make_model(
     return model.eval()
 
 
-@torch.no_grad()
-def randomize(model: nn.Module, seed: int = 0, but: str | None = None) -> None:
-    """Fill every parameter with noise, the weights of norms with noise around one; those named `but` stay."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        if but is not None and but in name:
-            continue
-        is_norm = "norm" in name and name.endswith(".weight")
-        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        parameter.copy_(0.4 * noise + float(is_norm))
-
-
 @dataclass
 class Batch:
     """Sentences without padding, and the same sentences as the model takes them."""
@@ -119,20 +94,6 @@ class Batch:
     sources: list[list[int]]
     targets: list[list[int]]
     inputs: dict[str, torch.Tensor]
-
-
-def pad(
-    sentences: list[list[int]], side: str, vocab_size: int, chooser: random.Random
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pad with any tokens at all, (batch, length) ids and mask: what is padding is for the mask alone to say."""
-    length = max(map(len, sentences))
-    ids, mask = [], []
-    for sentence in sentences:
-        rest = length - len(sentence)
-        junk = [chooser.randrange(vocab_size) for _ in range(rest)]
-        ids.append(junk + sentence if side == "left" else sentence + junk)
-        mask.append([0] * rest + [1] * len(sentence) if side == "left" else [1] * len(sentence) + [0] * rest)
-    return torch.tensor(ids), torch.tensor(mask)
 
 
 def make_batch(config: VanillaTransformerConfig, padding: str, seed: int = 0, batch_size: int = 3) -> Batch:
@@ -146,8 +107,8 @@ def make_batch(config: VanillaTransformerConfig, padding: str, seed: int = 0, ba
     if padding == "none":
         inputs = {"input_ids": torch.tensor(sources), "decoder_input_ids": torch.tensor(targets)}
     else:
-        input_ids, attention_mask = pad(sources, padding, config.vocab_size, chooser)
-        decoder_input_ids, decoder_attention_mask = pad(targets, padding, target_vocab_size, chooser)
+        input_ids, attention_mask = pad(sources, padding, chooser.randrange(config.vocab_size))
+        decoder_input_ids, decoder_attention_mask = pad(targets, padding, chooser.randrange(target_vocab_size))
         inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -360,9 +321,8 @@ def test_logits_equal_torch_nn_transformer(
     )
     model = make_model(config=config, attention=attention)
     batch = make_batch(config=config, padding=source_padding)
-    chooser = random.Random(1)
     # torch has no defined answer for a query that may look at nothing, so its targets are padded on the right.
-    target_ids, target_mask = pad(batch.targets, "right", config.vocab_size, chooser)
+    target_ids, target_mask = pad(batch.targets, junk=5)
     batch.inputs |= {"decoder_input_ids": target_ids, "decoder_attention_mask": target_mask}
     state = model.state_dict()
     table = state["model.shared.weight"]
@@ -383,9 +343,6 @@ def test_logits_equal_torch_nn_transformer(
     for ours, theirs in zip(real_rows(logits, target_mask), real_rows(expected, target_mask), strict=True):
         assert_equal_to_scale(ours, theirs)
     assert_equals_naive(model=model, batch=batch)
-
-
-# --- the worked example ------------------------------------------------------------------------------------------
 
 
 # --- positions ---------------------------------------------------------------------------------------------------
@@ -437,6 +394,3 @@ def test_shift_is_linear(kind: str, half: int, position: int, k: int) -> None:
     )
     moved = torch.einsum("fij,fj->fi", rotations, torch.stack(here, dim=-1))
     torch.testing.assert_close(moved, torch.stack(there, dim=-1), rtol=0.0, atol=1e-11)
-
-
-# --- other implementations in the library ------------------------------------------------------------------------

@@ -63,65 +63,33 @@ def uneven_examples() -> list[dict[str, Any]]:
 
 
 def test_gradient_accumulation_in_the_trainer(tmp_path: Path) -> None:
-    """The library's own loop ends with the same weights for 4 x 2 as for 1 x 8 sentences."""
+    """The library's own loop ends with the same weights for 4 x 2 as for 1 x 8 sentences.
+
+    The loss that it logs is the mean over all target tokens, the first ones included.
+    """
     weights = []
     for batch_size, accumulation in ((8, 1), (2, 4)):
-        model = make_model(vocab_size=len(make_tokenizer()), label_smoothing=0.1)
+        model = make_model(vocab_size=len(make_tokenizer()), label_smoothing=0.1).train()
         before = copy.deepcopy(model.state_dict())
-        arguments = Seq2SeqTrainingArguments(
-            output_dir=str(tmp_path),
-            per_device_train_batch_size=batch_size,
-            gradient_accumulation_steps=accumulation,
-            max_steps=2,
-            learning_rate=0.05,
-            lr_scheduler_type="constant",
-            max_grad_norm=0.0,
-            optim="sgd",
-            save_strategy="no",
-            report_to="none",
-            use_cpu=True,
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-        )
-        Seq2SeqTrainer(
+        collator = DataCollatorForSeq2Seq(make_tokenizer(), model=model)
+        with torch.no_grad():
+            expected = model(**collator(uneven_examples())).loss.item()
+        batches = {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": accumulation}
+        steps = {"max_steps": 2, "learning_rate": 0.05, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
+        quiet = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "logging_steps": 1}
+        settings: dict[str, Any] = {**batches, **steps, **quiet, "optim": "sgd", "use_cpu": True}
+        trainer = Seq2SeqTrainer(
             model=model,
-            args=arguments,
+            args=Seq2SeqTrainingArguments(output_dir=str(tmp_path), dataloader_pin_memory=False, **settings),
             train_dataset=cast(Any, uneven_examples()),
-            data_collator=DataCollatorForSeq2Seq(make_tokenizer(), model=model),
+            data_collator=collator,
             processing_class=make_tokenizer(),
-        ).train()
+        )
+        trainer.train()
+        assert trainer.state.log_history[0]["loss"] == pytest.approx(expected, rel=1e-3)
         weights.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
         assert any((tensor - before[name]).abs().max() > 1e-3 for name, tensor in weights[-1].items())
     torch.testing.assert_close(weights[1], weights[0], atol=1e-5, rtol=1e-4)
-
-
-def test_the_trainer_divides_by_every_label(tmp_path: Path) -> None:
-    """The loss that the library's own loop logs is the mean over all target tokens, the first ones included."""
-    model = make_model(vocab_size=len(make_tokenizer()))
-    collator = DataCollatorForSeq2Seq(make_tokenizer(), model=model)
-    examples = uneven_examples()
-    arguments = Seq2SeqTrainingArguments(
-        output_dir=str(tmp_path),
-        per_device_train_batch_size=len(examples),
-        max_steps=1,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-    )
-    with torch.no_grad():
-        expected = model(**collator(examples)).loss.item()
-    trainer = Seq2SeqTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=cast(Any, examples),
-        data_collator=collator,
-        processing_class=make_tokenizer(),
-    )
-    trainer.train()
-    assert trainer.state.log_history[0]["loss"] == pytest.approx(expected, rel=1e-3)
 
 
 # Attention in half precision on a CPU
