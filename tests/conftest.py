@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -62,6 +62,7 @@ import hypothesis  # noqa: E402 (these read the environment)
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from remote_process import BLOCK_THE_PACKAGE, RemotePython, remote_python  # noqa: E402
 
 
 class _TorchRandom:
@@ -175,6 +176,15 @@ def without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
         return original(name, *arguments, **keywords)
 
     monkeypatch.setattr(builtins, "__import__", import_others)
+
+
+@pytest.fixture(scope="session")
+def without_the_package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemotePython]:
+    """One process for all tests, in which the package cannot be imported: models come with their own code."""
+    folder = tmp_path_factory.mktemp("without_the_package")
+    with remote_python(folder, {**os.environ, "HF_MODULES_CACHE": str(folder / "modules")}) as python:
+        python.run(BLOCK_THE_PACKAGE)
+        yield python
 
 
 @pytest.fixture

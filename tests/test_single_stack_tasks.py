@@ -133,7 +133,6 @@ def is_balanced(text: str) -> bool:
 
 
 def test_text_classification(seq2seq: Path, tokenizer: VanillaTransformerTokenizer, tmp_path: Path) -> None:
-    """Do the brackets balance? A model that knows one answer only is right in two thirds or less."""
     training, tests = split(draw_brackets, 6000)
     model = AutoModelForSequenceClassification.from_pretrained(seq2seq, id2label={0: "open", 1: "balanced"})
     examples = [{**tokenizer(text), "labels": int(is_balanced(text))} for text in training]
@@ -157,8 +156,6 @@ def draw_words(chooser: random.Random) -> tuple[str, ...]:
 
 
 def test_token_classification(seq2seq: Path, tokenizer: VanillaTransformerTokenizer, tmp_path: Path) -> None:
-    """Which words occur more than once? No word by itself tells."""
-
     def encode(words: Sequence[str]) -> dict[str, Any]:
         encoding = tokenizer(list(words), is_split_into_words=True)
         labels = [-100 if index is None else int(words.count(words[index]) > 1) for index in encoding.word_ids()]
@@ -213,7 +210,6 @@ def test_text_generation(seq2seq: Path, tmp_path: Path, caplog: pytest.LogCaptur
 
 
 def test_feature_extraction(seq2seq: Path, tokenizer: VanillaTransformerTokenizer, tmp_path: Path) -> None:
-    """From the folder of an encoder alone come the states that the encoder-decoder's encoder has."""
     encoder = AutoModelForTextEncoding.from_pretrained(seq2seq)
     extract = make_pipeline("feature-extraction", model=save(encoder, tokenizer, tmp_path / "saved"))
     with torch.no_grad():
@@ -309,7 +305,6 @@ def test_a_language_models_loss_in_the_trainer(
 
 @pytest.mark.parametrize("name", TRAINABLE)
 def test_adapters(name: str, tokenizer: VanillaTransformerTokenizer, tmp_path: Path) -> None:
-    """LoRA's adapter learns, is saved with a new head, and gives the same when it is loaded and when it is merged."""
     kinds = {"SequenceClassification": "SEQ_CLS", "TokenClassification": "TOKEN_CLS", "CausalLM": "CAUSAL_LM"}
     kind = kinds.get(name.removeprefix("VanillaTransformerFor"), "QUESTION_ANS")
     make_single_stack(name, vocab_size=len(tokenizer)).save_pretrained(tmp_path / "base")
@@ -344,7 +339,6 @@ def test_scripts_for_translation_refuse_single_stacks(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """As they refuse any other argument, and before anything is written."""
     folder = save(AutoModelForCausalLM.from_pretrained(seq2seq), tokenizer, tmp_path / "saved")
     (tmp_path / "pairs.tsv").write_text("red\trot\n")
     words = {"train": ("--train_file", tmp_path / "pairs.tsv", "--output_dir", tmp_path / "run", "--use_cpu")}

@@ -32,7 +32,6 @@ def next_logits(model: Model, cache: EncoderDecoderCache, tokens: torch.Tensor, 
     data=st.data(),
 )
 def test_foreign_searches_may_do_anything_with_the_cache(actions: list[tuple[str, Any]], data: st.DataObject) -> None:
-    """Whatever rows are repeated, dropped or exchanged, it answers like a cache that has the source for each row."""
     model, lengths = shared_model("sdpa"), [4, 2, 5]
     batch = make_batch(lengths)
     with torch.no_grad():

@@ -44,7 +44,6 @@ def as_flex(model: Any) -> Any:
 
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_logits_equal_those_of_eager_attention(side: str) -> None:
-    """Wherever the source is padded, and with padding before the target too."""
     model = make_model("eager", **SIZES)
     mask = MASK if side == "right" else MASK.flip(1)
     target = SOURCE[:, :4].flip(1)

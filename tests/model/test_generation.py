@@ -9,16 +9,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from tiny_vanilla import (
-    SHARING,
-    TWO_VOCABULARIES,
-    assert_close,
-    logits_of,
-    make_model,
-    make_sentences,
-    pad,
-    randomize,
-)
+from tiny_vanilla import SHARING, TWO_VOCABULARIES, assert_close, logits_of, make_model, make_sentences, pad, randomize
 from transformers import EncoderDecoderCache, GenerationConfig
 from transformers.generation import configuration_utils
 from transformers.generation.configuration_utils import GenerationMode
@@ -102,7 +93,6 @@ def greedy(model: Model, source: list[int], length: int) -> list[int]:
 
 
 def test_models_say_what_they_learned(model: Model) -> None:
-    """What the tests below compare is neither constant nor the same for every source, and ends at different lengths."""
     for source, target in zip(SOURCES, TARGETS, strict=True):
         assert greedy(model, source, length=8) == target[:8]
         assert until_end(generate(model, input_ids=torch.tensor([source]))[0]) == target[:8]
@@ -168,7 +158,6 @@ def test_batched_equals_one_by_one(model: Model, side: str, num_beams: int) -> N
 
 @pytest.mark.parametrize("arguments", [{}, {"num_beams": 3}, {"do_sample": True}], ids=["greedy", "beam", "sample"])
 def test_caches_change_nothing(model: Model, arguments: dict[str, Any]) -> None:
-    """Without a cache, with a dynamic one and with a static one the tokens are the same."""
     ids, mask = pad(SOURCES)
     results = []
     for cache in ({"use_cache": False}, {"use_cache": True}, {"cache_implementation": "static"}):
@@ -181,7 +170,6 @@ def test_caches_change_nothing(model: Model, arguments: dict[str, Any]) -> None:
 @pytest.mark.parametrize("num_beams", [1, 3])
 @pytest.mark.parametrize("cache", [{"use_cache": False}, {"use_cache": True}, {"cache_implementation": "static"}])
 def test_left_padded_decoder_prompt(model: Model, cache: dict[str, Any], num_beams: int) -> None:
-    """Prompts of different lengths, padded on the left, go on as they do alone."""
     prompts = [[BOS, 5], [BOS, 7, 8, 9], [BOS]]
     source_ids, source_mask = pad(SOURCES)
     prompt_ids, prompt_mask = pad(prompts, "left")
@@ -208,7 +196,6 @@ def test_samples_are_as_frequent_as_they_are_probable() -> None:
 
 @pytest.mark.parametrize("helper", ["same weights", "other weights", "prompt"])
 def test_assisted_decoding_equals_greedy(model: Model, helper: str) -> None:
-    """A helper that is always right, one that mostly is not, and what is found in the source."""
     settings: dict[str, Any] = {"prompt_lookup_num_tokens": 3}
     if helper != "prompt":
         settings = {"assistant_model": copy.deepcopy(model)}
@@ -234,23 +221,6 @@ def test_scores_are_the_model_s(model: Model) -> None:
     assert scores.argmax(dim=-1).equal(output.sequences[:, 1:])
 
 
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_transition_scores_are_log_probabilities(model: Model, num_beams: int) -> None:
-    """The library's reading of the scores gives each token the probability that the model gives it."""
-    source = SOURCES[2]
-    settings = {"num_beams": num_beams, "num_return_sequences": num_beams, "max_new_tokens": 5}
-    settings |= {"return_dict_in_generate": True, "output_scores": True}
-    output = generate(model, input_ids=torch.tensor([source]), **settings)
-    # Greedy scores are logits, those of a beam search are logarithms already.
-    scores = cast(Any, model).compute_transition_scores(
-        output.sequences, output.scores, getattr(output, "beam_indices", None), normalize_logits=num_beams == 1
-    )
-    for sequence, row in zip(output.sequences, scores.tolist(), strict=True):
-        tokens = until_end(sequence)
-        expected = [float(log_probabilities(model, source, tokens[:i])[token]) for i, token in enumerate(tokens)]
-        assert row[: len(tokens)] == pytest.approx(expected, abs=1e-4)
-
-
 def test_generation_continues_from_a_cache(model: Model) -> None:
     """Four tokens and then four more, from the cache of the first, are the eight of one call.
 
@@ -274,7 +244,6 @@ def test_generation_continues_from_a_cache(model: Model) -> None:
 
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_fully_padded_row_and_empty_source(model: Model, num_beams: int) -> None:
-    """A row of padding generates something, and disturbs neither its neighbour nor a source of </s> alone."""
     ids, mask = pad([SOURCES[0], [EOS], [PAD]])
     mask[2] = 0
     batched = generate(model, input_ids=ids, attention_mask=mask, num_beams=num_beams)
@@ -328,7 +297,6 @@ def test_default_limit_counts_padding_embeddings_and_encoder_outputs() -> None:
 
 
 def test_explicit_limits_win() -> None:
-    """Those of the call, of a configuration given to it, and of the model's own configuration."""
     model = make_model(seed=4)
     for limit, count in (({"max_new_tokens": 5}, 5), ({"max_new_tokens": 70}, 70), ({"max_length": 5}, 4)):
         assert new_tokens(model, source_length=3, **limit) == count
@@ -360,7 +328,6 @@ def test_greedy_search_asked_of_a_model_for_beam_search_is_no_mistake(monkeypatc
 
 
 def test_minimum_lengths() -> None:
-    """A model that wants to end at once is kept from it for as long as asked."""
     model = make_model(seed=4, lm_head_bias=True)
     with torch.no_grad():
         model.lm_head.bias[EOS] = 100.0

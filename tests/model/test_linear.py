@@ -89,7 +89,6 @@ def test_product_and_derivatives(
 
 @pytest.mark.parametrize("kind", ["every second column", "part of a row", "one row for all", "not aligned"])
 def test_views(kind: str) -> None:
-    """Whatever the memory looks like, of inputs or of weights."""
     views = {
         "every second column": torch.randn(24, 64)[:, ::2],
         "part of a row": torch.randn(24, 50)[:, 3:35],
@@ -112,7 +111,6 @@ def test_second_derivative() -> None:
 
 @pytest.mark.parametrize("frozen", ["weight", "bias", "inputs"])
 def test_what_needs_no_gradient_gets_none_and_costs_nothing(frozen: str, always_onednn: list[tuple[int, ...]]) -> None:
-    """The derivative of a frozen factor is not computed, and the other factor not kept for it."""
     layer = Linear(6, 5)
     tensors = {"weight": layer.weight, "bias": layer.bias, "inputs": torch.randn(32, 6, requires_grad=True)}
     tensors[frozen].requires_grad_(False)
@@ -182,7 +180,6 @@ def test_the_models_layers_are_exactly_what_tools_look_for() -> None:
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta:UserWarning")
 def test_elsewhere_it_is_torch_s_own(always_onednn: list[tuple[int, ...]]) -> None:
-    """Same bits, and no call of oneDNN."""
     ours, theirs = twins(6, 5)
     inputs = torch.randn(32, 6)
     for few in (inputs[:3], inputs[:0], inputs[0]):
@@ -266,7 +263,6 @@ def test_function_transforms_and_forward_derivatives(always_onednn: list[tuple[i
 
 
 def test_modes_that_watch_operators(always_onednn: list[tuple[int, ...]]) -> None:
-    """Floating-point operations are counted, and fake tensors stay fake."""
     layer = Linear(6, 5)
     with FlopCounterMode(display=False) as counter:
         layer(torch.ones(32, 6)).sum().backward()
@@ -298,7 +294,6 @@ OURS = linear_module._compiled_linear._qualname.replace("::", ".")
 
 
 def test_compiled_training_uses_an_operator_of_ours(always_onednn: list[tuple[int, ...]], operators: list[str]) -> None:
-    """Forward and backward, for batches of any size in one graph."""
     ours, theirs = twins(6, 5)
     compiled = compile_with(operators, lambda states: ours(states).tanh(), dynamic=True)
     for rows in (32, 20, 12):

@@ -105,7 +105,6 @@ def written_out_loss(logits: torch.Tensor, smoothing: float, divisor: float | No
 @pytest.mark.parametrize("divisor", [None, 5])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])
 def test_loss_is_smoothed_in_training_only(smoothing: float, divisor: int | None) -> None:
-    """The training loss is the smoothed cross-entropy, the evaluation loss the plain one, whatever it is divided by."""
     model = make_model(label_smoothing=smoothing, lm_head_bias=True)
     inputs: dict[str, Any] = {"input_ids": torch.tensor([[4, 5, 2], [6, 7, 2], [8, 9, 2]])}
     inputs |= {"labels": torch.tensor(LABELS)} | ({} if divisor is None else {"num_items_in_batch": divisor})
@@ -144,7 +143,6 @@ def test_value_and_gradients_are_those_of_the_definition(
     count: int | torch.Tensor | None,
     seed: int,
 ) -> None:
-    """Loss and gradients by hidden states, weight and bias are right to 1e-5, from logits as without."""
     layer, hidden_states, labels = make_problem(rows, d_model, vocabulary, bias, ignored, seed)
     labels[0, 0] = 1
     hidden_states.requires_grad_()
@@ -175,7 +173,6 @@ def test_a_batch_without_labels_that_count(count: int | None, smoothing: float) 
 
 
 def test_autocast_to_float16_costs_the_loss_no_digit() -> None:
-    """On a CPU, float32 states and weights give under autocast the loss and gradients of float32."""
     layer, hidden_states, labels = make_problem(400, 24, 90, bias=True, ignored=0.2)
     hidden_states.requires_grad_()
     with torch.autocast("cpu", dtype=torch.float16):
@@ -214,7 +211,6 @@ def test_autocast_to_bfloat16_costs_no_more_than_where_the_logits_are_built() ->
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_weights_are_rounded_once(dtype: torch.dtype) -> None:
-    """Of a model in half precision the loss is exact, and its gradients are right to their type's last digit."""
     layer, hidden_states, labels = make_problem(400, 24, 90, bias=True, ignored=0.2)
     layer, hidden_states = layer.to(dtype), hidden_states.to(dtype).requires_grad_()
     loss = fused_cross_entropy(layer, hidden_states, labels, 0.1)
@@ -228,7 +224,6 @@ def test_half_precision_weights_are_rounded_once(dtype: torch.dtype) -> None:
 def test_losses_of_half_precision_products_are_added_in_float32(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Products in half precision, as on CUDA, give a loss far better than their type's digits."""
     layer, hidden_states, labels = make_problem(2000, 24, 90, bias=True, ignored=0.2)
     layer, hidden_states = layer.to(dtype), hidden_states.to(dtype).requires_grad_()
     monkeypatch.setattr(loss_module, "_product_dtype", lambda _: dtype)
@@ -263,7 +258,6 @@ def loss_and_gradients(model: nn.Module, **inputs: Any) -> dict[str, torch.Tenso
 @pytest.mark.parametrize("sharing", ALL_SHARING)
 @pytest.mark.parametrize("lm_head_bias", [False, True])
 def test_skipping_changes_no_gradient_of_the_model(sharing: str, lm_head_bias: bool) -> None:
-    """With tied, shared or separate tables, with one vocabulary or two."""
     model = make_model(label_smoothing=0.1, lm_head_bias=lm_head_bias, **ALL_SHARING[sharing]).train()
     expected = loss_and_gradients(model, **make_batch(), skip_logits=False)
     assert len(expected) == 1 + len(list(model.parameters()))
@@ -322,7 +316,6 @@ def test_the_second_derivative_needs_the_logits() -> None:
 
 
 def test_gradient_checkpointing_and_frozen_tables() -> None:
-    """Recomputed layers, or weights that need no gradient, leave the others as they are."""
     model = make_model(label_smoothing=0.1, tie_word_embeddings=False).train()
     expected = loss_and_gradients(model, **make_batch(), skip_logits=False)
     model.gradient_checkpointing_enable()
@@ -423,7 +416,6 @@ NOT_PLAIN: dict[str, Callable[[nn.Linear], nn.Module]] = {
 
 @pytest.mark.parametrize("name", NOT_PLAIN)
 def test_an_output_layer_that_is_more_than_its_weights_is_called(name: str) -> None:
-    """Then, too, the logits are skipped, and loss and gradient are the same."""
     layer, hidden_states, labels = make_problem(300, 8, 17, bias=True, ignored=0.2)
     hidden_states.requires_grad_()
     expected = oracle(layer, hidden_states, labels, 0.1, None)

@@ -7,13 +7,10 @@ import functools
 import itertools
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
-from safetensors import safe_open
-from tiny_seq2seq import make_tokenizer
 from tiny_vanilla import (
     ALL_SHARING,
     INPUTS,
@@ -31,12 +28,11 @@ from torch import nn
 from transformers import (
     AttentionInterface,
     AutoModelForSeq2SeqLM,
-    DataCollatorForSeq2Seq,
     DynamicCache,
     EncoderDecoderCache,
 )
-from transformers.masking_utils import AttentionMaskInterface, create_causal_mask, eager_mask
-from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
+from transformers.modeling_outputs import BaseModelOutput
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.model.attention_vanilla_transformer import scaled_dot_product_attention
@@ -107,7 +103,6 @@ def test_matrix_holds_every_pair_of_options() -> None:
 @pytest.mark.parametrize("target_side", ["left", "right"])
 @pytest.mark.parametrize("source_side", ["left", "right"])
 def test_padding_changes_nothing(model: Model, source_side: str, target_side: str) -> None:
-    """A batch gives what its sentences give one by one, the shortest of a single token, whatever the padding's ids."""
     sources, targets = make_sentences([1, 4, 7]), make_sentences([3, 5, 1], seed=1)
     source_ids, source_mask = pad(sources, source_side, junk=5)
     target_ids, target_mask = pad(targets, target_side, junk=6)
@@ -122,7 +117,6 @@ def test_padding_changes_nothing(model: Model, source_side: str, target_side: st
 
 
 def test_masked_token_is_as_if_absent(model: Model) -> None:
-    """A hole in the middle of source and target changes later positions just as leaving the tokens out does."""
     [source], [target] = make_sentences([6]), make_sentences([5], seed=1)
     source_mask, target_mask = torch.tensor([[1, 1, 0, 0, 1, 1]]), torch.tensor([[1, 1, 0, 1, 1]])
     masked = logits_of(
@@ -136,32 +130,7 @@ def test_masked_token_is_as_if_absent(model: Model) -> None:
     assert_close(masked[0, target_mask[0].bool()], expected)
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_encoder_mask_and_cross_attention_mask_are_both_used(attention: str) -> None:
-    """Each is looked at alone: the encoder's by its own output, the decoder's by states that it must not see."""
-    model = make_model(attention)
-    [source] = make_sentences([5])
-    mask = torch.tensor([[1, 1, 1, 0, 0]])
-    target = torch.tensor([[0, 4, 5]])
-    encoder = model.get_encoder()
-    with torch.no_grad():
-        states = encoder(input_ids=torch.tensor([source]), attention_mask=mask).last_hidden_state
-        alone = encoder(input_ids=torch.tensor([source[:3]])).last_hidden_state
-        unmasked = encoder(input_ids=torch.tensor([source])).last_hidden_state
-    assert_close(states[:, :3], alone)
-    assert (unmasked[:, :3] - alone).abs().max() > 0.01
-    junk = torch.cat([states[:, :3], torch.full_like(states[:, 3:], 7.0)], dim=1)
-    seen = [
-        logits_of(model, encoder_outputs=(hidden,), attention_mask=mask, decoder_input_ids=target)
-        for hidden in (states, junk)
-    ]
-    torch.testing.assert_close(seen[0], seen[1], atol=0.0, rtol=0.0)
-    unseen = logits_of(model, encoder_outputs=(junk,), decoder_input_ids=target)
-    assert (unseen - seen[0]).abs().max() > 0.01
-
-
 def test_fully_padded_row_stays_finite(model: Model) -> None:
-    """An empty row, on either side or both, gives finite logits and gradients and leaves the other row alone."""
     sources, targets = make_sentences([5, 5]), make_sentences([4, 4], seed=1)
     source_mask, target_mask = torch.ones(2, 5, dtype=torch.long), torch.ones(2, 4, dtype=torch.long)
     source_mask[1] = target_mask[1] = 0
@@ -197,7 +166,6 @@ def test_later_target_tokens_change_nothing_before_them(model: Model) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in POSITIONS if kind != "learned"])
 def test_sinusoids_go_on_beyond_their_table(kind: str) -> None:
-    """5,000 tokens give the same, whether the table holds them all or ends at 24."""
     source = torch.randint(3, 17, (1, 5000))
     target = torch.randint(3, 17, (1, 40))
     short, long = (
@@ -224,7 +192,6 @@ def test_learned_positions_end_with_their_table() -> None:
 
 
 def test_padding_takes_no_learned_positions() -> None:
-    """A batch may be longer than the table, as long as no sentence of it is."""
     model = make_model(position_embedding_type="learned", max_position_embeddings=5)
     source, target = torch.tensor(make_sentences([9])), torch.tensor(make_sentences([7], seed=1))
     source_mask, target_mask = torch.tensor([[0] * 4 + [1] * 5]), torch.tensor([[0] * 2 + [1] * 5])
@@ -291,7 +258,6 @@ def test_cached_equals_uncached(model: Model, steps: list[int], kind: str) -> No
 
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 def test_left_padded_prompt_with_cache(model: Model, kind: str) -> None:
-    """Prompts of one and three tokens, padded on the left, go on as they do alone."""
     sources, targets = make_sentences([2, 6]), make_sentences([6, 8], seed=1)
     source_ids, source_mask = pad(sources, "left")
     target_ids, target_mask = pad(targets, "left", junk=7)
@@ -303,34 +269,7 @@ def test_left_padded_prompt_with_cache(model: Model, kind: str) -> None:
         assert_close(logits[row, target_mask[row].bool()], expected)
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_four_dimensional_mask_of_a_static_cache(attention: str) -> None:
-    """The mask that `generate` prepares for a static cache, (B, 1, L, K), gives the same positions and logits."""
-    model = make_model(attention)
-    sources, targets = make_sentences([4, 4]), make_sentences([3, 5], seed=1)
-    target_ids, target_mask = pad(targets, "left", junk=7)
-    cache = make_cache(model, "static", source_length=4, max_cache_len=MAX_LENGTH)
-    encoded = model.get_encoder()(input_ids=torch.tensor(sources))
-    logits = []
-    with torch.no_grad():
-        for columns in (slice(0, 3), slice(3, 4), slice(4, 5)):
-            ids = target_ids[:, columns]
-            mask = create_causal_mask(
-                config=model.config,
-                inputs_embeds=torch.empty(*ids.shape, model.config.d_model),
-                attention_mask=target_mask[:, : columns.stop],
-                past_key_values=cache.self_attention_cache,
-            )
-            assert isinstance(mask, torch.Tensor)
-            assert mask.shape == (2, 1, ids.shape[1], MAX_LENGTH)
-            inputs = {"encoder_outputs": encoded, "decoder_input_ids": ids, "past_key_values": cache}
-            logits.append(model(**inputs, decoder_attention_mask=mask).logits)
-    for row, expected in enumerate(one_by_one(model, sources, targets)):
-        assert_close(torch.cat(logits, dim=1)[row, target_mask[row].bool()], expected)
-
-
 def test_source_is_projected_once_per_cache() -> None:
-    """Later steps read keys and values of the source from the cache, not from the states that they are given."""
     model = make_model()
     calls: list[int] = []
     for layer in model.get_decoder().layers:
@@ -361,7 +300,6 @@ def test_eager_equals_sdpa(model: Model) -> None:
 
 
 def test_attention_is_dispatched_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A registered function computes every attention of the model, and gets what the caller adds."""
     calls: list[tuple[str, bool, Any]] = []
 
     def counting(module: nn.Module, *tensors: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -382,35 +320,9 @@ def test_attention_is_dispatched_by_name(monkeypatch: pytest.MonkeyPatch) -> Non
 # Number formats
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", ["sinusoidal", "learned"])
-def test_half_precision_is_saved_and_loaded(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """A half-precision file is loaded as it is, or as asked for; a full one can be loaded in half precision."""
-    model = make_model(scale=0.2, position_embedding_type=kind, max_position_embeddings=600)
-    expected = logits_of(model, **INPUTS)
-    model.save_pretrained(tmp_path / "full")
-    half = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "full", dtype=dtype)
-    half.save_pretrained(tmp_path / "half")
-    with safe_open(tmp_path / "half" / "model.safetensors", framework="pt") as file:
-        assert {file.get_tensor(name).dtype for name in file.keys()} == {dtype}  # noqa: SIM118 (not a mapping)
-    for folder, asked, got in (("full", dtype, dtype), ("half", "auto", dtype), ("half", torch.float32, torch.float32)):
-        loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / folder, dtype=asked)
-        assert {parameter.dtype for parameter in loaded.parameters()} == {got}
-        assert {buffer.dtype for buffer in loaded.buffers()} <= {got}
-        logits = logits_of(loaded, **INPUTS)
-        assert logits.dtype == got
-        assert_close(logits.float(), expected, tolerance=0.05)
-    # Sinusoids are rounded once, from float64: in half precision the angles of late positions would be lost.
-    if kind == "sinusoidal":
-        torch.testing.assert_close(
-            half.get_encoder().embed_positions.weight, model.get_encoder().embed_positions.weight.to(dtype)
-        )
-
-
 @pytest.mark.parametrize("normalize_before", [False, True])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_training_in_bfloat16(attention: str, normalize_before: bool) -> None:
-    """A model whose weights are bfloat16 learns a batch, one of whose rows is all padding."""
     model = AutoModelForSeq2SeqLM.from_config(
         make_config(normalize_before=normalize_before, label_smoothing=0.1),
         dtype=torch.bfloat16,
@@ -434,7 +346,6 @@ def test_training_in_bfloat16(attention: str, normalize_before: bool) -> None:
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_bfloat16_autocast(attention: str) -> None:
-    """Under autocast the loss is that of full precision to bfloat16's digits, and gradients are full precision."""
     model = make_model(attention, scale=0.2)
     ids, mask = pad(make_sentences([3, 6]))
     inputs = {"input_ids": ids, "attention_mask": mask, "labels": torch.tensor(make_sentences([4, 4], seed=1))}
@@ -483,7 +394,6 @@ def test_model_is_one_graph(graphs: list[torch.fx.GraphModule]) -> None:
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "learned"])
 def test_decoding_step_is_compiled_once(kind: str, graphs: list[torch.fx.GraphModule]) -> None:
-    """With a static cache one graph serves every position."""
     model = make_model(decoder_layers=1, position_embedding_type=kind)
 
     def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Any:
@@ -516,11 +426,7 @@ def test_attentions_and_hidden_states() -> None:
     ids, mask = pad(make_sentences([3, 6]))
     target = torch.tensor(make_sentences([4, 4], seed=1))
     outputs = model(
-        input_ids=ids,
-        attention_mask=mask,
-        decoder_input_ids=target,
-        output_attentions=True,
-        output_hidden_states=True,
+        input_ids=ids, attention_mask=mask, decoder_input_ids=target, output_attentions=True, output_hidden_states=True
     )
     assert [tuple(states.shape) for states in outputs.encoder_hidden_states] == [(2, 6, 16)] * 2
     assert [tuple(states.shape) for states in outputs.decoder_hidden_states] == [(2, 4, 16)] * 3
@@ -555,7 +461,6 @@ def test_tuples_instead_of_outputs() -> None:
 
 @pytest.mark.parametrize("sharing", ALL_SHARING)
 def test_embeddings_instead_of_ids(sharing: str) -> None:
-    """The rows of the tables, unscaled, give on both sides what the ids give."""
     model = make_model(**ALL_SHARING[sharing])
     embeddings = {
         "inputs_embeds": model.get_input_embeddings()(INPUTS["input_ids"]),
@@ -632,26 +537,3 @@ def test_labels_become_decoder_inputs() -> None:
         incomplete = make_model(**missing)
         with pytest.raises(ValueError, match="pad_token_id and decoder_start_token_id, but these are"):
             incomplete.prepare_decoder_input_ids_from_labels(labels)
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_data_collator(side: str) -> None:
-    """The library's collator makes the decoder's inputs by the model, and the loss is the mean over real tokens."""
-    tokenizer = make_tokenizer()
-    tokenizer.padding_side = side
-    model = make_model(vocab_size=len(tokenizer))
-    sentences = [("w1 w2 w3 w4", "w5"), ("w6", "w7 w8 w9"), ("", "w10 w11")]
-    examples = [
-        dict(tokenizer(source, text_target=target, return_token_type_ids=False)) for source, target in sentences
-    ]
-    batch = DataCollatorForSeq2Seq(tokenizer, model=model)([dict(example) for example in examples])
-    assert (batch["labels"] == -100).sum() == 3
-    if side == "right":
-        assert batch["decoder_input_ids"].equal(model.prepare_decoder_input_ids_from_labels(batch["labels"]))
-    outputs: Seq2SeqLMOutput = model(**batch)
-    if side == "right":
-        total = 0.0
-        for example in examples:
-            alone = {name: torch.tensor([values]) for name, values in example.items()}
-            total += float(model(**alone).loss.detach()) * len(example["labels"])
-        assert float(cast(torch.Tensor, outputs.loss).detach()) == pytest.approx(total / (2 + 4 + 3), rel=1e-5)

@@ -1,4 +1,4 @@
-"""The model against independent oracles: the paper's equations written naively, torch, Marian and FSMT."""
+"""The model against the paper's equations written naively and torch; tests/conversion has Marian and FSMT."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from naive_transformer import NaiveTransformer, position_encoding
-from tiny_vanilla import SHARING
+from tiny_vanilla import SHARING, pad, randomize
 from torch import nn
-from transformers import AutoModelForSeq2SeqLM, FSMTConfig, FSMTForConditionalGeneration, MarianConfig, MarianMTModel
+from transformers import AutoModelForSeq2SeqLM
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
@@ -49,6 +49,9 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "padding": ("none", "right", "left"),
     "dtype": (torch.float32, torch.float64),
 }
+# Those that are fields of the configuration, which has names of its own for the others.
+SAME_NAMES = OPTIONS.keys() - {"max_position_embeddings", "widths", "heads", "layers", "embeddings"}
+SAME_NAMES -= {"attention", "padding", "dtype"}
 # The case that takes the first value of every option: the paper's model.
 FIRST = {name: values[0] for name, values in OPTIONS.items()}
 
@@ -59,7 +62,6 @@ def make_config(row: Mapping[str, Any]) -> VanillaTransformerConfig:
     longest = 7 + row["position_offset"]
     return VanillaTransformerConfig(
         vocab_size=11,
-        d_model=row["d_model"],
         d_k=row["widths"][0],
         d_v=row["widths"][1],
         encoder_attention_heads=row["heads"][0],
@@ -71,22 +73,7 @@ def make_config(row: Mapping[str, Any]) -> VanillaTransformerConfig:
         # A learned table just holds the longest sentence; the sinusoids have to go on past a table of three rows.
         max_position_embeddings=longest if learned else row["max_position_embeddings"],
         **EMBEDDINGS[row["embeddings"]],
-        **{
-            name: row[name]
-            for name in (
-                "normalize_before",
-                "add_final_layer_norm",
-                "position_embedding_type",
-                "position_offset",
-                "attention_bias",
-                "ffn_bias",
-                "lm_head_bias",
-                "normalize_embedding",
-                "scale_embedding",
-                "activation_function",
-                "layer_norm_eps",
-            )
-        },
+        **{name: row[name] for name in SAME_NAMES},
     )
 
 
@@ -100,18 +87,6 @@ def make_model(
     return model.eval()
 
 
-@torch.no_grad()
-def randomize(model: nn.Module, seed: int = 0, but: str | None = None) -> None:
-    """Fill every parameter with noise, the weights of norms with noise around one; those named `but` stay."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        if but is not None and but in name:
-            continue
-        is_norm = "norm" in name and name.endswith(".weight")
-        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        parameter.copy_(0.4 * noise + float(is_norm))
-
-
 @dataclass
 class Batch:
     """Sentences without padding, and the same sentences as the model takes them."""
@@ -119,20 +94,6 @@ class Batch:
     sources: list[list[int]]
     targets: list[list[int]]
     inputs: dict[str, torch.Tensor]
-
-
-def pad(
-    sentences: list[list[int]], side: str, vocab_size: int, chooser: random.Random
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pad with any tokens at all, (batch, length) ids and mask: what is padding is for the mask alone to say."""
-    length = max(map(len, sentences))
-    ids, mask = [], []
-    for sentence in sentences:
-        rest = length - len(sentence)
-        junk = [chooser.randrange(vocab_size) for _ in range(rest)]
-        ids.append(junk + sentence if side == "left" else sentence + junk)
-        mask.append([0] * rest + [1] * len(sentence) if side == "left" else [1] * len(sentence) + [0] * rest)
-    return torch.tensor(ids), torch.tensor(mask)
 
 
 def make_batch(config: VanillaTransformerConfig, padding: str, seed: int = 0, batch_size: int = 3) -> Batch:
@@ -146,8 +107,8 @@ def make_batch(config: VanillaTransformerConfig, padding: str, seed: int = 0, ba
     if padding == "none":
         inputs = {"input_ids": torch.tensor(sources), "decoder_input_ids": torch.tensor(targets)}
     else:
-        input_ids, attention_mask = pad(sources, padding, config.vocab_size, chooser)
-        decoder_input_ids, decoder_attention_mask = pad(targets, padding, target_vocab_size, chooser)
+        input_ids, attention_mask = pad(sources, padding, chooser.randrange(config.vocab_size))
+        decoder_input_ids, decoder_attention_mask = pad(targets, padding, chooser.randrange(target_vocab_size))
         inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -199,14 +160,12 @@ def assert_equals_naive(
     batch_size=st.integers(min_value=1, max_value=4),
 )
 def test_logits_equal_the_paper_s_equations(row: dict[str, Any], seed: int, batch_size: int) -> None:
-    """Encoder outputs and logits equal the naive evaluation for any combination of options, weights and sentences."""
     config = make_config(row)
     model = make_model(config=config, attention=row["attention"], dtype=row["dtype"], seed=seed)
     assert_equals_naive(model, make_batch(config=config, padding=row["padding"], seed=seed, batch_size=batch_size))
 
 
 def test_attention_weights_equal_the_paper_s_equations() -> None:
-    """Cross-attention weights of every layer and head equal the naive softmax, for left-padded sentences too."""
     config = make_config(FIRST)
     model = make_model(config=config)
     batch = make_batch(config=config, padding="left")
@@ -242,7 +201,6 @@ def test_labels_alone_shift_into_decoder_inputs() -> None:
 def test_state_dict_holds_what_the_configuration_says(
     normalize_before: bool, add_final_layer_norm: bool | None, bias: bool
 ) -> None:
-    """Parameter names are BART's, and what an option turns off is absent rather than zero."""
     row = FIRST | {
         "normalize_before": normalize_before,
         "add_final_layer_norm": add_final_layer_norm,
@@ -344,11 +302,7 @@ def embed_for_torch(
 @pytest.mark.parametrize("normalize_before", [False, True])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_logits_equal_torch_nn_transformer(
-    normalize_before: bool,
-    add_final_layer_norm: bool,
-    activation_function: str,
-    source_padding: str,
-    attention: str,
+    normalize_before: bool, add_final_layer_norm: bool, activation_function: str, source_padding: str, attention: str
 ) -> None:
     """The same weights in torch.nn.Transformer give the same logits, and so does the naive reference."""
     config = VanillaTransformerConfig(
@@ -367,9 +321,8 @@ def test_logits_equal_torch_nn_transformer(
     )
     model = make_model(config=config, attention=attention)
     batch = make_batch(config=config, padding=source_padding)
-    chooser = random.Random(1)
     # torch has no defined answer for a query that may look at nothing, so its targets are padded on the right.
-    target_ids, target_mask = pad(batch.targets, "right", config.vocab_size, chooser)
+    target_ids, target_mask = pad(batch.targets, junk=5)
     batch.inputs |= {"decoder_input_ids": target_ids, "decoder_attention_mask": target_mask}
     state = model.state_dict()
     table = state["model.shared.weight"]
@@ -392,9 +345,6 @@ def test_logits_equal_torch_nn_transformer(
     assert_equals_naive(model=model, batch=batch)
 
 
-# --- the worked example ------------------------------------------------------------------------------------------
-
-
 # --- positions ---------------------------------------------------------------------------------------------------
 
 
@@ -412,7 +362,6 @@ def make_positions(kind: str, d_model: int, **fields: Any) -> nn.Module:
 @pytest.mark.parametrize("d_model", [4, 64, 512])
 @pytest.mark.parametrize("kind", SINUSOIDS)
 def test_sinusoids_equal_the_math_module(kind: str, d_model: int, rows: int) -> None:
-    """Float32 values are right to 1e-6 at 5,000 and before, whether the table reaches that far or not."""
     indices = [0, 1, 2, 17, 99, 100, 255, 256, 1023, 1024, 4095, 4999, 5000]
     positions = make_positions(kind=kind, d_model=d_model, max_position_embeddings=rows)
     actual = positions(torch.tensor([indices]), 5001)[0]
@@ -445,111 +394,3 @@ def test_shift_is_linear(kind: str, half: int, position: int, k: int) -> None:
     )
     moved = torch.einsum("fij,fj->fi", rotations, torch.stack(here, dim=-1))
     torch.testing.assert_close(moved, torch.stack(there, dim=-1), rtol=0.0, atol=1e-11)
-
-
-# --- other implementations in the library ------------------------------------------------------------------------
-
-
-def load_renamed(
-    model: VanillaTransformerForConditionalGeneration, state: Mapping[str, torch.Tensor], renamed: Mapping[str, str]
-) -> None:
-    """Load another model's parameters under our names; nothing may be left over on either side."""
-    ours = {renamed.get(name, name): value for name, value in state.items()}
-    ours = {name: value for name, value in ours.items() if "embed_positions" not in name}
-    missing, unexpected = model.load_state_dict(ours, strict=False)
-    assert not unexpected
-    assert set(missing) <= {"model.shared.weight"}
-
-
-def assert_equals_other(
-    model: VanillaTransformerForConditionalGeneration, other: nn.Module, batch: Batch, **kwargs: Any
-) -> None:
-    """Compare logits at every real position of the decoder."""
-    with torch.no_grad():
-        ours = model(**batch.inputs).logits
-        theirs = other(**batch.inputs, **kwargs).logits
-    mask = batch.inputs["decoder_attention_mask"]
-    for actual, expected in zip(real_rows(ours, mask), real_rows(theirs, mask), strict=True):
-        assert_equal_to_scale(actual, expected)
-
-
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("activation_function", ["gelu", "silu"])
-def test_logits_equal_marian(shared: bool, activation_function: str) -> None:
-    """A random MarianMTModel and ours with its weights give the same logits (right padding: Marian counts padding)."""
-    common: dict[str, Any] = {
-        "vocab_size": 29,
-        "decoder_vocab_size": 29 if shared else 17,
-        "d_model": 16,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 2,
-        "encoder_ffn_dim": 24,
-        "decoder_ffn_dim": 20,
-        "activation_function": activation_function,
-        "scale_embedding": True,
-        "share_encoder_decoder_embeddings": shared,
-        "pad_token_id": 16,
-        "eos_token_id": 0,
-        "decoder_start_token_id": 16,
-        "max_position_embeddings": 32,
-    }
-    marian = MarianMTModel(MarianConfig(**common, forced_eos_token_id=0)).eval()
-    randomize(marian, seed=3, but="embed_positions")
-    marian.final_logits_bias.normal_()
-    config = VanillaTransformerConfig(
-        **common,
-        bos_token_id=0,
-        attention_bias=True,
-        lm_head_bias=True,
-        position_embedding_type="sinusoidal_concatenated",
-    )
-    model = VanillaTransformerForConditionalGeneration(config).eval()
-    state = marian.state_dict() | {"final_logits_bias": marian.final_logits_bias.flatten()}
-    load_renamed(model=model, state=state, renamed={"final_logits_bias": "lm_head.bias"})
-    batch = make_batch(config=config, padding="right")
-    assert_equals_other(model=model, other=marian, batch=batch)
-    assert_equals_naive(model=model, batch=batch)
-
-
-@pytest.mark.parametrize("padding", ["right", "left"])
-def test_logits_equal_fsmt(padding: str) -> None:
-    """A random FSMT (fairseq's port) and ours with its weights give the same logits, padded on either side."""
-    common: dict[str, Any] = {
-        "d_model": 16,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 2,
-        "encoder_ffn_dim": 24,
-        "decoder_ffn_dim": 20,
-        "activation_function": "relu",
-        "scale_embedding": True,
-        "tie_word_embeddings": False,
-        "bos_token_id": 0,
-        "pad_token_id": 1,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 2,
-        "max_position_embeddings": 32,
-    }
-    fsmt = FSMTForConditionalGeneration(FSMTConfig(**common, src_vocab_size=29, tgt_vocab_size=17)).eval()
-    randomize(fsmt, seed=4, but="embed_positions")
-    config = VanillaTransformerConfig(
-        **common,
-        vocab_size=29,
-        decoder_vocab_size=17,
-        share_encoder_decoder_embeddings=False,
-        attention_bias=True,
-        position_embedding_type="sinusoidal_tensor2tensor",
-        position_offset=2,
-    )
-    model = VanillaTransformerForConditionalGeneration(config).eval()
-    renamed = {"model.decoder.output_projection.weight": "lm_head.weight"}
-    load_renamed(model=model, state=fsmt.state_dict(), renamed=renamed)
-    batch = make_batch(config=config, padding=padding)
-    # FSMT takes positions from the ids themselves, so padding has to be the pad token and nothing else may be.
-    for prefix in ("", "decoder_"):
-        ids = batch.inputs[f"{prefix}input_ids"].masked_fill(batch.inputs[f"{prefix}input_ids"] == 1, 3)
-        batch.inputs[f"{prefix}input_ids"] = ids.masked_fill(batch.inputs[f"{prefix}attention_mask"] == 0, 1)
-    assert_equals_other(model=model, other=fsmt, batch=batch, use_cache=False)

@@ -9,19 +9,9 @@ from typing import Any, cast
 import pytest
 import torch
 from tiny_seq2seq import make_tokenizer
-from tiny_vanilla import (
-    assert_close,
-    gradients_of,
-    make_model,
-    make_sentences,
-    pad,
-)
+from tiny_vanilla import assert_close, gradients_of, make_model, make_sentences, pad
 from torch import nn
-from transformers import (
-    DataCollatorForSeq2Seq,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-)
+from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -41,7 +31,6 @@ Model = VanillaTransformerForConditionalGeneration
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("normalize_before", [False, True])
 def test_gradients_under_checkpointing(normalize_before: bool, reentrant: bool) -> None:
-    """Recomputing the layers, which really happens, changes neither loss nor gradients, dropout included."""
     model = make_model(normalize_before=normalize_before, dropout=0.2, attention_dropout=0.1).train()
     ids, mask = pad(make_sentences([3, 6]))
     labels = torch.tensor(make_sentences([4, 4], seed=1))
@@ -74,65 +63,33 @@ def uneven_examples() -> list[dict[str, Any]]:
 
 
 def test_gradient_accumulation_in_the_trainer(tmp_path: Path) -> None:
-    """The library's own loop ends with the same weights for 4 x 2 as for 1 x 8 sentences."""
+    """The library's own loop ends with the same weights for 4 x 2 as for 1 x 8 sentences.
+
+    The loss that it logs is the mean over all target tokens, the first ones included.
+    """
     weights = []
     for batch_size, accumulation in ((8, 1), (2, 4)):
-        model = make_model(vocab_size=len(make_tokenizer()), label_smoothing=0.1)
+        model = make_model(vocab_size=len(make_tokenizer()), label_smoothing=0.1).train()
         before = copy.deepcopy(model.state_dict())
-        arguments = Seq2SeqTrainingArguments(
-            output_dir=str(tmp_path),
-            per_device_train_batch_size=batch_size,
-            gradient_accumulation_steps=accumulation,
-            max_steps=2,
-            learning_rate=0.05,
-            lr_scheduler_type="constant",
-            max_grad_norm=0.0,
-            optim="sgd",
-            save_strategy="no",
-            report_to="none",
-            use_cpu=True,
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-        )
-        Seq2SeqTrainer(
+        collator = DataCollatorForSeq2Seq(make_tokenizer(), model=model)
+        with torch.no_grad():
+            expected = model(**collator(uneven_examples())).loss.item()
+        batches = {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": accumulation}
+        steps = {"max_steps": 2, "learning_rate": 0.05, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
+        quiet = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "logging_steps": 1}
+        settings: dict[str, Any] = {**batches, **steps, **quiet, "optim": "sgd", "use_cpu": True}
+        trainer = Seq2SeqTrainer(
             model=model,
-            args=arguments,
+            args=Seq2SeqTrainingArguments(output_dir=str(tmp_path), dataloader_pin_memory=False, **settings),
             train_dataset=cast(Any, uneven_examples()),
-            data_collator=DataCollatorForSeq2Seq(make_tokenizer(), model=model),
+            data_collator=collator,
             processing_class=make_tokenizer(),
-        ).train()
+        )
+        trainer.train()
+        assert trainer.state.log_history[0]["loss"] == pytest.approx(expected, rel=1e-3)
         weights.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
         assert any((tensor - before[name]).abs().max() > 1e-3 for name, tensor in weights[-1].items())
     torch.testing.assert_close(weights[1], weights[0], atol=1e-5, rtol=1e-4)
-
-
-def test_the_trainer_divides_by_every_label(tmp_path: Path) -> None:
-    """The loss that the library's own loop logs is the mean over all target tokens, the first ones included."""
-    model = make_model(vocab_size=len(make_tokenizer()))
-    collator = DataCollatorForSeq2Seq(make_tokenizer(), model=model)
-    examples = uneven_examples()
-    arguments = Seq2SeqTrainingArguments(
-        output_dir=str(tmp_path),
-        per_device_train_batch_size=len(examples),
-        max_steps=1,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-    )
-    with torch.no_grad():
-        expected = model(**collator(examples)).loss.item()
-    trainer = Seq2SeqTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=cast(Any, examples),
-        data_collator=collator,
-        processing_class=make_tokenizer(),
-    )
-    trainer.train()
-    assert trainer.state.log_history[0]["loss"] == pytest.approx(expected, rel=1e-3)
 
 
 # Attention in half precision on a CPU
@@ -152,7 +109,6 @@ def attention_step(function: Any, mask: torch.Tensor | None, dtype: torch.dtype,
 
 @pytest.mark.parametrize("kind", ["none", "causal", "true and false", "added to the scores"])
 def test_attention_by_way_of_float32(kind: str) -> None:
-    """It is a function of the same arguments, and nearer to the exact result than the one in half precision."""
     mask = None
     if kind in ("true and false", "added to the scores"):
         mask = torch.ones(2, 1, 9, 9, dtype=torch.bool)
@@ -204,7 +160,6 @@ def test_where_float32_is_not_faster() -> None:
 
 
 def test_folding_rows() -> None:
-    """Beams of a sentence, side by side, become one sequence of queries and come apart again."""
     states = torch.arange(6 * 2 * 3).view(6, 2, 3)
     folded = fold_rows(states, 2)
     assert folded.tolist() == [states[:3].flatten(0, 1).tolist(), states[3:].flatten(0, 1).tolist()]
@@ -229,7 +184,6 @@ def take_step(model: Model, ids: torch.Tensor, mask: torch.Tensor, labels: torch
 
 
 def test_a_loss_without_gradients_is_the_same_loss() -> None:
-    """None are made where they are not wanted."""
     model = make_model(label_smoothing=0.1).train()
     ids, mask = pad(make_sentences([3, 6, 2]))
     inputs = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}

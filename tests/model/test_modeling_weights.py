@@ -80,7 +80,6 @@ def test_saving_and_loading(sharing: str, tmp_path: Path) -> None:
 
 
 def test_sharded_saving(tmp_path: Path) -> None:
-    """A model in several files is the same model."""
     model = make_model()
     model.save_pretrained(tmp_path, max_shard_size="5KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
@@ -102,7 +101,6 @@ def test_loading_with_a_device_map(sharing: str, device_map: str, tmp_path: Path
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "learned"])
 def test_copies(kind: str) -> None:
-    """deepcopy, pickle and a saved state dict give independent models with the same logits and ties."""
     model = make_model(position_embedding_type=kind)
     buffer = io.BytesIO()
     torch.save(model.state_dict(), buffer)

@@ -166,7 +166,6 @@ def test_an_adapter_is_pushed_and_pulled_by_name(trained: Trained, run_python: R
 @pytest.mark.parametrize("sharing", ["shared-tied", "separate-tied"])
 @pytest.mark.filterwarnings("ignore:Input and output embeddings are no longer tied after merging")
 def test_trainable_tokens_keep_tied_tables_one(sharing: str, tmp_path: Path) -> None:
-    """Rows of the table learn with the adapter, and the merged model is saved with its tables still tied."""
     model = adapt(make_model(**SHARING[sharing]), trainable_token_indices=[5, 6]).train()
     optimizer = torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.1)
     model(**LABELS).loss.backward()
@@ -198,7 +197,6 @@ def test_an_output_layer_trained_whole_gets_weights_of_its_own(tmp_path: Path) -
 
 
 def test_the_loss_calls_an_adapted_output_layer() -> None:
-    """The loss that does without logits reads plain weights, in which an adapter of the output layer is not."""
     plain = make_model(**SHARING["separate-untied"], label_smoothing=0.1)
     model = adapt(plain, target_modules=["lm_head"], init_lora_weights=False).train()
     lean = model(**LABELS).loss

@@ -99,7 +99,6 @@ class TestMapByLength:
         assert in_given_order > 0.3
 
     def test_results_keep_coming(self) -> None:
-        """Of a long stream, the first result needs one batch, and no stretch of it much more than the window."""
         run = iter([(length, length) for length in random.Random(0).choices(range(1, 50), k=2000)])
         batches = 0
 

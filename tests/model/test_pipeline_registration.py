@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import RunPython
 from library_models import MODELS, TEXTS, generate_by_hand, make_marian, make_tokenizer, texts_of
+from remote_process import RemotePython
 from transformers import Pipeline, pipelines
 from transformers.pipelines.base import PipelineRegistry, get_default_model_and_revision
 
@@ -31,12 +31,8 @@ TASKS = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("marian")
-    make_marian().save_pretrained(path)
-    make_tokenizer().save_pretrained(path)
-    return path
+class Foreign(TranslationPipeline):
+    """What another package registers."""
 
 
 class TestRegistration:
@@ -71,9 +67,6 @@ class TestRegistration:
 
     @pytest.mark.parametrize("as_alias", [False, True])
     def test_a_foreign_registration_is_respected(self, registry: PipelineRegistry, as_alias: bool) -> None:
-        class Foreign(TranslationPipeline):
-            pass
-
         registry.register_pipeline("foreign-translation" if as_alias else "translation", pipeline_class=Foreign)
         if as_alias:
             registry.task_aliases["translation"] = "foreign-translation"
@@ -84,9 +77,6 @@ class TestRegistration:
         assert type(pipe) is SummarizationPipeline
 
     def test_a_foreign_registration_of_one_language_pair_is_respected(self, registry: PipelineRegistry) -> None:
-        class Foreign(TranslationPipeline):
-            pass
-
         registry.register_pipeline("translation_en_to_de", pipeline_class=Foreign)
         register_pipeline_tasks()
         for task, pipeline_class in {
@@ -96,9 +86,6 @@ class TestRegistration:
             assert type(pipeline(task, model=make_marian(), tokenizer=make_tokenizer(), device="cpu")) is pipeline_class
 
     def test_a_later_foreign_registration_wins_as_the_library_has_it(self, registry: PipelineRegistry) -> None:
-        class Foreign(TranslationPipeline):
-            pass
-
         register_pipeline_tasks()
         registry.register_pipeline("translation", pipeline_class=Foreign)
         register_pipeline_tasks()
@@ -179,27 +166,23 @@ class TestRegistration:
         assert again(TEXTS, max_new_tokens=5) == pipe(TEXTS, max_new_tokens=5)
 
 
-class TestOtherProcesses:
-    def test_a_checkpoint_that_carries_the_file_needs_no_package(
-        self, folder: Path, tmp_path: Path, run_python: RunPython
-    ) -> None:
-        checkpoint = tmp_path / "checkpoint"
-        shutil.copytree(folder, checkpoint)
-        shutil.copy(str(pipeline_vanilla_transformer.__file__), checkpoint)
-        entry = {"pt": ["AutoModelForSeq2SeqLM"], "type": "text"}
-        entry["impl"] = "pipeline_vanilla_transformer.TranslationPipeline"
-        config = json.loads((checkpoint / "config.json").read_text())
-        config["custom_pipelines"] = {"translation": entry, "translation_en_to_de": entry}
-        (checkpoint / "config.json").write_text(json.dumps(config))
-        script = """
-import json, sys
-sys.modules["vanilla_transformer"] = None  # importing it fails
+def test_a_checkpoint_that_carries_the_file_needs_no_package(tmp_path: Path, without_the_package: RemotePython) -> None:
+    make_marian().save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    shutil.copy(str(pipeline_vanilla_transformer.__file__), tmp_path)
+    entry = {"pt": ["AutoModelForSeq2SeqLM"], "type": "text"}
+    entry["impl"] = "pipeline_vanilla_transformer.TranslationPipeline"
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["custom_pipelines"] = {"translation": entry, "translation_en_to_de": entry}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    program = """
 from transformers import pipeline
-for task in ("translation", "translation_en_to_de"):
-    pipe = pipeline(task, model=sys.argv[1], device="cpu", trust_remote_code=True)
-    assert type(pipe).__module__.startswith("transformers_modules."), type(pipe)
-    print(json.dumps(pipe(sys.argv[2:], max_new_tokens=6, num_beams=2, batch_size=2)))
+pipes = [
+    pipeline(task, model=folder, device="cpu", trust_remote_code=True)
+    for task in ("translation", "translation_en_to_de")
+]
+assert all(type(pipe).__module__.startswith("transformers_modules.") for pipe in pipes)
+[pipe(texts, max_new_tokens=6, num_beams=2, batch_size=2) for pipe in pipes]
 """
-        printed = run_python("-c", script, checkpoint, *TEXTS).stdout.splitlines()
-        expected = TranslationPipeline(make_marian(), make_tokenizer())(TEXTS, max_new_tokens=6, num_beams=2)
-        assert [json.loads(line) for line in printed] == [expected, expected]
+    expected = TranslationPipeline(make_marian(), make_tokenizer())(TEXTS, max_new_tokens=6, num_beams=2)
+    assert without_the_package.run(program, folder=str(tmp_path), texts=TEXTS) == [expected, expected]

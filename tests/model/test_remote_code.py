@@ -1,14 +1,12 @@
 """A saved folder carries its own code: processes without the package load it and generate the same tokens.
 
-Starting a process costs seconds, so each one answers for several tests.
+Starting a process costs seconds, so one answers for all tests.
 """
 
 import ast
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterable
 from importlib import import_module
@@ -19,16 +17,9 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
-from remote_process import BLOCK_THE_PACKAGE
+from remote_process import RemotePython
 from tiny_vanilla import make_loud_model
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    pipeline,
-)
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 from transformers.dynamic_module_utils import get_relative_import_files
 
 import vanilla_transformer
@@ -65,30 +56,12 @@ FILES_OF = {
 LEGAL_PACKAGES = {"torch", "transformers", "tokenizers", "huggingface_hub", "safetensors", *sys.stdlib_module_names}
 TEXTS = ["a man rides a horse", "two dogs", "", "a man rides a horse and two dogs rest 🐎"]
 
-WITHOUT_THE_PACKAGE = (
-    BLOCK_THE_PACKAGE
-    + """
-import json
+# What a process without the package is asked, once for several tests.
+FIRST_PROGRAM = """
+import json, sys
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
-def generate(folder):
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
-    batch = tokenizer(texts, padding=True, return_tensors="pt")
-    found = {str(beams): model.generate(**batch, num_beams=beams).tolist() for beams in (1, 4)}
-    return tokenizer, model, found
-
-def translate(folder, **kwargs):
-    pipe = pipeline("translation", model=folder, trust_remote_code=True, device="cpu")
-    return pipe, pipe(texts, **kwargs)
-"""
-)
-
-FIRST_PROCESS = (
-    WITHOUT_THE_PACKAGE
-    + """
-folder, again, *texts = sys.argv[1:]
 report = {"refusals": []}
 for load in (
     AutoConfig.from_pretrained,
@@ -103,34 +76,28 @@ for load in (
         report["refusals"].append(str(error))
 
 config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
-tokenizer, model, report["generated"] = generate(folder)
-pipe, report["translations"] = translate(folder, num_beams=4)
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
+batch = tokenizer(texts, padding=True, return_tensors="pt")
+report["generated"] = {str(beams): model.generate(**batch, num_beams=beams).tolist() for beams in (1, 4)}
+pipe = pipeline("translation", model=folder, trust_remote_code=True, device="cpu")
+report["translations"] = pipe(texts, num_beams=4)
 loaded = (config, tokenizer, model, pipe)
 report["classes"] = {type(item).__name__: type(item).__module__ for item in loaded}
 inputs = tokenizer("a man", return_tensors="pt")
-try:
-    base = AutoModel.from_pretrained(folder, trust_remote_code=True)
-    report["base"] = [type(base).__name__, base(**inputs, decoder_input_ids=torch.tensor([[0, 5]]))[0].sum().item()]
-except ValueError as error:
-    report["base"] = [str(error)[:200], 0.0]
+base = AutoModel.from_pretrained(folder, trust_remote_code=True)
+report["base"] = [type(base).__name__, base(**inputs, decoder_input_ids=torch.tensor([[0, 5]]))[0].sum().item()]
 model.save_pretrained(again)
 tokenizer.save_pretrained(again)
 report["files"] = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
-print(f"\\n{json.dumps(report)}")  # a question may precede it
+report
 """
-)
-
-
-SINGLE_STACKS_PROCESS = (
-    BLOCK_THE_PACKAGE
-    + """
+SINGLE_STACKS_PROGRAM = """
 import json
 import torch
 import transformers
 from transformers import AutoTokenizer, pipeline
 
-root, again, *texts = sys.argv[1:]
-single_stacks = json.loads(texts.pop())
 seq2seq, report = f"{root}/seq2seq", {"refusals": [], "found": {}}
 tokenizer = AutoTokenizer.from_pretrained(seq2seq, trust_remote_code=True)
 batch = tokenizer(texts[0], return_tensors="pt")
@@ -155,29 +122,8 @@ report["text"] = write(texts[0], do_sample=False, max_new_tokens=5)
 settings = {"label_smoothing_factor": 0.2, "report_to": "none", "use_cpu": True}
 trainer = transformers.Trainer(write.model, transformers.TrainingArguments(f"{again}-training", **settings))
 report["smoothed"] = trainer.compute_loss(write.model, {**batch, "labels": batch["input_ids"]}).item()
-print(f"\\n{json.dumps(report)}")  # a question may precede it
+report
 """
-)
-
-
-def run(program: str, *arguments: str | Path, modules: Path) -> dict[str, Any]:
-    """Runs the program in a process of its own, cut off from the network, and returns the JSON it prints last.
-
-    `modules` is where it keeps the code it copies from model folders.
-    """
-    result = subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        capture_output=True,
-        check=False,
-        env={**os.environ, "HF_MODULES_CACHE": str(modules)},
-        input="",
-        text=True,
-        timeout=600,
-    )
-    if result.returncode != 0:
-        pytest.fail(f"ended with status {result.returncode}\n{result.stdout}\n{result.stderr}")
-    report: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    return report
 
 
 def make_model(vocab_size: int) -> VanillaTransformerForConditionalGeneration:
@@ -228,10 +174,10 @@ def moved(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def first(moved: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+def first(moved: Path, tmp_path_factory: pytest.TempPathFactory, without_the_package: RemotePython) -> SimpleNamespace:
     """What a process without the package reports of the folder; it saves everything again, to `again`."""
     again = tmp_path_factory.mktemp("again") / "model"
-    report = run(FIRST_PROCESS, moved, again, *TEXTS, modules=tmp_path_factory.mktemp("modules"))
+    report = without_the_package.run(FIRST_PROGRAM, folder=str(moved), again=str(again), texts=TEXTS)
     return SimpleNamespace(again=again, **report)
 
 
@@ -291,10 +237,12 @@ def single_stack_folders(saved: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(scope="module")
-def single_stacks_report(single_stack_folders: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+def single_stacks_report(
+    single_stack_folders: Path, tmp_path_factory: pytest.TempPathFactory, without_the_package: RemotePython
+) -> SimpleNamespace:
     again = tmp_path_factory.mktemp("again")
-    single_stacks, modules = json.dumps(SINGLE_STACKS), tmp_path_factory.mktemp("modules")
-    found = run(SINGLE_STACKS_PROCESS, single_stack_folders, again, *TEXTS, single_stacks, modules=modules)
+    names = {"root": str(single_stack_folders), "again": str(again), "texts": TEXTS, "single_stacks": SINGLE_STACKS}
+    found = without_the_package.run(SINGLE_STACKS_PROGRAM, **names)
     return SimpleNamespace(again=again, **found)
 
 

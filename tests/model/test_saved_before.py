@@ -4,15 +4,12 @@
 """
 
 import json
-import os
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from remote_process import BLOCK_THE_PACKAGE
+from remote_process import RemotePython
 
 import vanilla_transformer
 
@@ -57,9 +54,8 @@ def report(root, expected, **options):
     return found, models
 """
 PROGRAM = """
-root = Path(sys.argv[1])
-found, _ = report(root, json.loads((root / "expected.json").read_text()), trust_remote_code=True)
-print(f"\\n{json.dumps(found)}")
+root = Path(root)
+report(root, json.loads((root / "expected.json").read_text()), trust_remote_code=True)[0]
 """
 
 
@@ -93,7 +89,6 @@ def flatten(numbers: Any) -> list[float]:
 
 
 def test_with_the_package(root: Path, expected: dict[str, Any], tmp_path: Path) -> None:
-    """Saved again, a folder names and brings the files of now, and loads as well."""
     namespace: dict[str, Any] = {}
     exec(REPORT, namespace)
     found, models = namespace["report"](root, expected)
@@ -109,18 +104,9 @@ def test_with_the_package(root: Path, expected: dict[str, Any], tmp_path: Path) 
             assert (Path(vanilla_transformer.__file__).parent / "model" / file).is_file()
 
 
-def test_by_their_own_code(root: Path, expected: dict[str, Any], tmp_path: Path) -> None:
-    """In a process without the package; the code beside the weights is that of version 0.1.0."""
-    result = subprocess.run(
-        [sys.executable, "-c", BLOCK_THE_PACKAGE + REPORT + PROGRAM, root],
-        capture_output=True,
-        check=False,
-        env={**os.environ, "HF_MODULES_CACHE": str(tmp_path)},
-        text=True,
-        timeout=600,
-    )
-    assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout.splitlines()[-1])
+def test_by_their_own_code(root: Path, expected: dict[str, Any], without_the_package: RemotePython) -> None:
+    """The code beside the weights is that of version 0.1.0."""
+    found = without_the_package.run(REPORT + PROGRAM, root=str(root))
     check(found, expected)
     assert all(module.startswith("transformers_modules.") for module in found["modules"].values())
     assert found["modules"]["classifier"].endswith(".encoder_vanilla_transformer")

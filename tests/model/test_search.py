@@ -225,7 +225,6 @@ def naive_beam_search(
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, -0.5])
 @pytest.mark.parametrize("seed", range(3))
 def test_gnmt_scores_and_exact_stopping(alpha: float, seed: int) -> None:
-    """Searching until no open beam can win finds what searching to the very end finds."""
     model = shared_model("sdpa", seed)
     batch = make_batch([3, 6, 1], seed)
     settings = {"num_beams": 3, "num_return_sequences": 3, "length_penalty": alpha, "max_new_tokens": 7}
@@ -241,7 +240,6 @@ def test_gnmt_scores_and_exact_stopping(alpha: float, seed: int) -> None:
 
 
 def test_length_penalty_type_is_a_setting_like_others(tmp_path: Path) -> None:
-    """Of a call, of a given config, and of the model's own, with which it is saved."""
     model: Any = make_model(scale=0.6)
     arguments = {**make_batch([5, 2]), "num_beams": 3, "length_penalty": 1.7, "max_new_tokens": 6}
     arguments |= {"return_dict_in_generate": True}
@@ -365,7 +363,6 @@ def test_the_library_is_left_what_is_its_own(greedy_runs: list[int], arguments: 
 
 
 def test_hooks_on_the_model_are_called_at_every_step() -> None:
-    """Otherwise the search calls the layers itself."""
     model = shared_model("sdpa")
     arguments = {**make_batch([4, 2]), "num_beams": 3}
     expected = search(model, **arguments)

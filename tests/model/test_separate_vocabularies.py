@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import RunPython
 from hypothesis import example, given
 from hypothesis import strategies as st
+from remote_process import RemotePython
 from test_tokenization import files_of, nfc
 from tiny_vanilla import make_model
 from tokenizers import Tokenizer, models
@@ -361,7 +361,6 @@ def test_stop_strings_are_the_target_tokenizers(model: Any) -> None:
 
 
 def test_threads_do_not_mix_the_sides_up() -> None:
-    """While some threads tokenize targets, others tokenize sources with the same tokenizer."""
     sources, targets = SOURCE(SOURCES)["input_ids"], TARGET(TARGETS)["input_ids"]
 
     def work(number: int) -> bool:
@@ -381,35 +380,33 @@ def test_a_target_that_fails_leaves_the_source_side_on(tokenizer: VanillaTransfo
     assert tokenizer.encode("a man") == SOURCE.encode("a man")
 
 
-def test_a_process_without_the_package_translates_the_same(model: Any, tmp_path: Path, run_python: RunPython) -> None:
-    TOKENIZER.save_pretrained(tmp_path / "saved")
-    model.save_pretrained(tmp_path / "saved")
+def test_a_process_without_the_package_translates_the_same(
+    model: Any, tmp_path: Path, without_the_package: RemotePython
+) -> None:
+    folder, again, texts = tmp_path / "saved", tmp_path / "again", SOURCES[:3]
+    TOKENIZER.save_pretrained(folder)
+    model.save_pretrained(folder)
     program = """
-import json, sys
-sys.modules["vanilla_transformer"] = None  # importing it fails
 from transformers import AutoTokenizer, pipeline
-folder, again, texts = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
 tokenizer.save_pretrained(again)
 translator = pipeline("translation", model=folder, trust_remote_code=True, device="cpu")
 labels = tokenizer(text_target=texts)["input_ids"]
-print(json.dumps([
+[
     type(tokenizer).__module__.partition(".")[0],
     tokenizer(texts)["input_ids"],
     labels,
     tokenizer.batch_decode(labels, skip_special_tokens=True),
     [result["translation_text"] for result in translator(texts, num_beams=2)],
-]))
+]
 """
-    texts = SOURCES[:3]
-    result = run_python("-c", program, tmp_path / "saved", tmp_path / "again", json.dumps(texts))
-    assert json.loads(result.stdout.splitlines()[-1]) == [
+    assert without_the_package.run(program, folder=str(folder), again=str(again), texts=texts) == [
         "transformers_modules",
         SOURCE(texts)["input_ids"],
         TARGET(texts)["input_ids"],
         texts,
         [expected_translation(model, text, num_beams=2) for text in texts],
     ]
-    again, saved = files_of(tmp_path / "again"), files_of(tmp_path / "saved")
-    assert {"tokenizer.json", "target_tokenizer.json", "tokenizer_config.json"} <= again.keys()
-    assert again == {name: saved[name] for name in again}
+    saved_again, saved = files_of(again), files_of(folder)
+    assert {"tokenizer.json", "target_tokenizer.json", "tokenizer_config.json"} <= saved_again.keys()
+    assert saved_again == {name: saved[name] for name in saved_again}

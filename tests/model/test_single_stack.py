@@ -35,7 +35,6 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForC
 
 @pytest.mark.parametrize("name", SINGLE_STACKS)
 def test_auto_classes(name: str, tmp_path: Path) -> None:
-    """A saved model is found by its Auto class, and AutoModel finds what is below the head."""
     model = make_single_stack(name)
     model.save_pretrained(tmp_path)
     loaded = SINGLE_STACKS[name].from_pretrained(tmp_path)
@@ -211,7 +210,6 @@ def test_a_saved_single_stack_does_not_promise_what_the_encoder_decoder_does(
 
 
 def test_an_encoder_decoder_from_an_encoder(tmp_path: Path) -> None:
-    """An encoder that was trained alone can start a translation model, whose decoder is new."""
     encoder = make_single_stack("VanillaTransformerEncoderModel")
     encoder.save_pretrained(tmp_path)
     seq2seq, info = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, is_encoder_decoder=True, output_loading_info=True)
@@ -225,7 +223,6 @@ def test_an_encoder_decoder_from_an_encoder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sharing", SHARING)
 @pytest.mark.parametrize("name", DECODERS)
 def test_an_encoder_decoder_from_a_decoder(name: str, sharing: str, tmp_path: Path) -> None:
-    """So can a language model, to which the encoder and the attention over the source are new."""
     decoder = make_single_stack(name, **SHARING[sharing])
     decoder.save_pretrained(tmp_path)
     seq2seq, info = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, is_encoder_decoder=True, output_loading_info=True)
@@ -246,7 +243,6 @@ def test_an_encoder_decoder_from_a_decoder(name: str, sharing: str, tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["VanillaTransformerEncoderModel", "VanillaTransformerForCausalLM"])
 def test_an_encoder_decoder_from_a_single_stack_says_nothing_of_it(name: str, tmp_path: Path) -> None:
-    """Its folder is like that of any encoder-decoder, for those without this package too."""
     make_single_stack(name).save_pretrained(tmp_path / "single")
     seq2seq = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "single", is_encoder_decoder=True)
     seq2seq.save_pretrained(tmp_path / "seq2seq")
@@ -268,7 +264,6 @@ def test_an_encoder_decoder_from_a_language_model_starts_with_its_own_token(num_
 
 
 def test_the_attention_over_the_source_is_new_as_a_whole_only(tmp_path: Path) -> None:
-    """A file that holds some of it is damaged."""
     make_single_stack("VanillaTransformerForCausalLM").save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     name = "model.decoder.layers.0.encoder_attn.q_proj.weight"
@@ -370,7 +365,6 @@ def per_token(name: str) -> bool:
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", SINGLE_STACKS)
 def test_padding_changes_nothing(name: str, side: str) -> None:
-    """A batch gives what its texts give one by one, whatever the ids at padding are."""
     model = make_single_stack(name, num_labels=3)
     sentences = make_sentences([1, 4, 7])
     ids, mask = pad(sentences, side, junk=6)
@@ -421,7 +415,6 @@ def labels_for(name: str, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, to
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("name", TRAINABLE)
 def test_gradients_under_checkpointing(name: str, reentrant: bool) -> None:
-    """Every parameter learns, and recomputing the layers changes neither loss nor gradients."""
     model = make_single_stack(name, dropout=0.2, attention_dropout=0.1, **SHARING["separate-untied"]).train()
     ids, mask = pad(make_sentences([3, 6]))
     inputs = {"input_ids": ids, "attention_mask": mask, **labels_for(name, ids, mask)}

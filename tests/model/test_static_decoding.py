@@ -114,7 +114,6 @@ def test_the_search_without_static_memory_finds_the_same(
 
 @pytest.mark.parametrize("num_beams", [1, 4])
 def test_sentences_leave_and_histories_grow_in_few_steps(num_beams: int, steps: Recorded) -> None:
-    """Each sentence has its own limit, and leaves an empty place until three of four are empty."""
     arguments = {**make_batch([0, 1, 2, 3, 4, 20]), "num_beams": num_beams}
     arguments |= {"suppress_tokens": [EOS], "max_new_tokens": None}
     assert_same(shared_model("sdpa", seed=1), **arguments)
@@ -295,7 +294,6 @@ def test_a_cache_of_the_caller_is_filled(kind: str, num_beams: int) -> None:
 
 @pytest.mark.parametrize("name", ["sdpa", "eager-pre-norm"])
 def test_calls_of_as_many_rows_in_turn(name: str) -> None:
-    """Three sentences with two beams, then two with three."""
     for lengths, num_beams in (([4, 2, 4], 2), ([4, 3], 3), ([4, 2, 4], 2)):
         assert_same(shared_model(name), **make_batch(lengths), num_beams=num_beams, max_new_tokens=6)
 

@@ -206,7 +206,6 @@ def test_bos_and_eos_can_be_switched(tokenizer: VanillaTransformerTokenizer, tmp
 @pytest.mark.parametrize("begins", [False, True])
 @pytest.mark.parametrize("ends", [False, True])
 def test_bos_and_eos_can_be_given_one_by_one(begins: bool, ends: bool, tmp_path: Path) -> None:
-    """Of the one that is not given what was saved holds, in a tokenizer that is loaded as in one that is made."""
     plain = TOKENIZER("a man", add_special_tokens=False)["input_ids"]
 
     def expect(begins: bool, ends: bool) -> list[int]:

@@ -7,12 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    DynamicCache,
-    EncoderDecoderCache,
-    StaticCache,
-)
+from transformers import AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache, StaticCache
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 

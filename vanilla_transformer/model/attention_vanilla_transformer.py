@@ -34,19 +34,9 @@ def scaled_dot_product_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Equation 1: Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V; the library's "eager" attention.
 
-    Args:
-        module: The attention module, of which only `training` is read.
-        query: (B, H, L, d_k).
-        key: (B, H, K, d_k).
-        value: (B, H, K, d_v).
-        attention_mask: (B or 1, 1, L, K), true where allowed, or added to the scores: 0 where allowed, a very large
-            negative number elsewhere.
-        scaling: The factor 1 / sqrt(d_k).
-        dropout: Probability of dropping an attention weight.
-        **kwargs: What other implementations take.
-
-    Returns:
-        The context (B, L, H, d_v) and the attention weights (B, H, L, K).
+    From queries (B, H, L, d_k), keys (B, H, K, d_k) and values (B, H, K, d_v) to the context (B, L, H, d_v) and the
+    weights (B, H, L, K). The mask (B or 1, 1, L, K) is true where allowed, or added to the scores; `scaling` is
+    1 / sqrt(d_k), and `dropout` the probability of dropping a weight.
     """
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
     if attention_mask is not None and attention_mask.dtype is torch.bool:
@@ -192,8 +182,7 @@ def unfold_weights(weights: torch.Tensor | None, rows: int, length: int) -> torc
 def is_faster_in_float32(implementation: str | None, module: nn.Module, key: torch.Tensor) -> bool:
     """Whether "sdpa" trains faster by way of float32, the keys being (B, H, K, d).
 
-    On a CPU torch's backward pass takes four times as long in half precision as in float32, up to some length. Float32
-    is the more exact way, too.
+    On a CPU torch's backward pass takes four times as long in half precision, up to some length.
     """
     return (
         implementation == "sdpa"

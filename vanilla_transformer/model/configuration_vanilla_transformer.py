@@ -108,65 +108,45 @@ class VanillaTransformerConfig(PreTrainedConfig):
     r"""Configuration of a [`VanillaTransformerForConditionalGeneration`], and of encoder-only and decoder-only models.
 
     Args:
-        vocab_size (`int`, defaults to 37000):
-            Number of tokens of the vocabulary (of the source vocabulary, where there are two).
-        decoder_vocab_size (`int`, *optional*):
-            Number of tokens of the target vocabulary. `None`: one vocabulary serves both sides.
-        d_model (`int`, defaults to 512):
-            Width of embeddings and of every sub-layer's output.
-        encoder_layers, decoder_layers (`int`, defaults to 6):
-            Number of layers (the paper's N).
-        encoder_attention_heads, decoder_attention_heads (`int`, defaults to 8):
-            Number of attention heads (the paper's h). The library's names `num_hidden_layers` and
-            `num_attention_heads` mean the encoder's, as in BART.
-        encoder_ffn_dim, decoder_ffn_dim (`int`, defaults to 2048):
-            Inner width of the feed-forward networks (the paper's d_ff).
-        d_k, d_v (`int`, *optional*):
-            Size of one head's keys and values. `None`: d_model / heads.
-        dropout (`float`, defaults to 0.1):
-            Probability of dropping an element of a sub-layer's output or of the sum of embeddings and positions (5.4).
-        attention_dropout, activation_dropout (`float`, defaults to 0.0):
-            The same for attention weights and for the inner activations of the feed-forward networks.
-        activation_function (`str`, defaults to `"relu"`):
-            Activation of the feed-forward networks, any name in `ACT2FN`.
-        attention_bias, ffn_bias, lm_head_bias (`bool`, defaults to `False`, `True`, `False`):
-            Whether those linear maps have a bias (3.2 writes none, 3.3 writes b1 and b2).
-        normalize_before (`bool`, defaults to `False`):
-            `False`: LayerNorm(x + Sublayer(x)) as in 3.1 (post-LN). `True`: x + Sublayer(LayerNorm(x)) (pre-LN).
-        add_final_layer_norm (`bool`, *optional*):
-            Whether each stack ends with one more norm. `None`: as usual, after pre-LN only. torch.nn.Transformer ends
-            with one after post-LN too.
-        normalize_embedding (`bool`, defaults to `False`):
-            Whether to normalise the sum of embeddings and positions.
-        layer_norm_eps (`float`, defaults to 1e-5):
-            Added to the variance in every LayerNorm.
-        scale_embedding (`bool`, defaults to `True`):
-            Whether to multiply embeddings by sqrt(d_model) (3.4).
-        position_embedding_type (`str`, defaults to `"sinusoidal"`):
-            `"sinusoidal"`: 3.5, sine and cosine interleaved. `"sinusoidal_concatenated"`: the same values, all sines
-            first (Marian). `"sinusoidal_tensor2tensor"`: sines first, frequencies spaced by log(10000)/(d_model/2 - 1)
-            (tensor2tensor, fairseq, FSMT). `"learned"`: a trained table (Table 3, row E).
-        position_offset (`int`, defaults to 0):
-            Position of the first token (fairseq: padding index + 1).
-        max_position_embeddings (`int`, defaults to 1024):
-            Number of rows of the position table. Sinusoids go on beyond it; a learned table ends there.
-        share_encoder_decoder_embeddings (`bool`, defaults to `True`):
-            Whether encoder and decoder have one embedding table.
-        tie_word_embeddings (`bool`, defaults to `True`):
-            Whether the output layer is the decoder's embedding table (3.4).
-        label_smoothing (`float`, defaults to 0.0):
-            Label smoothing of the model's own loss, in training mode only (5.4); in evaluation mode the loss is the
-            plain negative log-likelihood per token.
-        langs (`list[str]`, *optional*):
-            The languages translated from and to, such as `["en", "de"]` (FSMT's name for them). They add the task
+        vocab_size: Number of tokens of the vocabulary (of the source vocabulary, where there are two).
+        decoder_vocab_size: Number of tokens of the target vocabulary. `None`: one vocabulary serves both sides.
+        d_model: Width of embeddings and of every sub-layer's output.
+        encoder_layers, decoder_layers: Number of layers (the paper's N).
+        encoder_attention_heads, decoder_attention_heads: Number of attention heads (the paper's h). The library's names
+            `num_hidden_layers` and `num_attention_heads` mean the encoder's, as in BART.
+        encoder_ffn_dim, decoder_ffn_dim: Inner width of the feed-forward networks (the paper's d_ff).
+        d_k, d_v: Size of one head's keys and values. `None`: d_model / heads.
+        dropout: Probability of dropping an element of a sub-layer's output or of the sum of embeddings and positions
+            (5.4).
+        attention_dropout, activation_dropout: The same for attention weights and for the inner activations of the
+            feed-forward networks.
+        activation_function: Activation of the feed-forward networks, any name in `ACT2FN`.
+        attention_bias, ffn_bias, lm_head_bias: Whether those linear maps have a bias (3.2 writes none, 3.3 writes b1
+            and b2).
+        normalize_before: `False`: LayerNorm(x + Sublayer(x)) as in 3.1 (post-LN). `True`: x + Sublayer(LayerNorm(x))
+            (pre-LN).
+        add_final_layer_norm: Whether each stack ends with one more norm. `None`: as usual, after pre-LN only.
+            torch.nn.Transformer ends with one after post-LN too.
+        normalize_embedding: Whether to normalise the sum of embeddings and positions.
+        layer_norm_eps: Added to the variance in every LayerNorm.
+        scale_embedding: Whether to multiply embeddings by sqrt(d_model) (3.4).
+        position_embedding_type: `"sinusoidal"`: 3.5, sine and cosine interleaved. `"sinusoidal_concatenated"`: the same
+            values, all sines first (Marian). `"sinusoidal_tensor2tensor"`: sines first, frequencies spaced by
+            log(10000)/(d_model/2 - 1) (tensor2tensor, fairseq, FSMT). `"learned"`: a trained table (Table 3, row E).
+        position_offset: Position of the first token (fairseq: padding index + 1).
+        max_position_embeddings: Number of rows of the position table. Sinusoids go on beyond it; a learned table ends
+            there.
+        share_encoder_decoder_embeddings: Whether encoder and decoder have one embedding table.
+        tie_word_embeddings: Whether the output layer is the decoder's embedding table (3.4).
+        label_smoothing: Label smoothing of the model's own loss, in training mode only (5.4); in evaluation mode the
+            loss is the plain negative log-likelihood per token.
+        langs: The languages translated from and to, such as `["en", "de"]` (FSMT's name for them). They add the task
             `"translation_en_to_de"` to those that the saved folder offers without this package, unless one contains
             "_", which divides the parts of that name.
-        is_encoder_decoder (`bool`, defaults to `True`):
-            `False`: the configuration of a single-stack model, which makes it from that of an encoder-decoder.
-        is_decoder (`bool`, defaults to `False`):
-            Whether that stack is the decoder.
-        bos_token_id, pad_token_id, eos_token_id, decoder_start_token_id (`int`, default to 0, 1, 2, 0):
-            Ids of the special tokens.
+        is_encoder_decoder: `False`: the configuration of a single-stack model, which makes it from that of an
+            encoder-decoder.
+        is_decoder: Whether that stack is the decoder.
+        bos_token_id, pad_token_id, eos_token_id, decoder_start_token_id: Ids of the special tokens.
 
     Raises:
         StrictDataclassError: The library's own error for configurations, if a value is not legal; the message names the
@@ -239,14 +219,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> "VanillaTransformerConfig":
-        """Builds the configuration of a named model of the paper.
-
-        Args:
-            name (`str`): A key of `PRESETS`.
-            **overrides: Fields of the configuration that differ from the preset.
-
-        Returns:
-            `VanillaTransformerConfig`: The configuration.
+        """Builds the configuration of a model of the paper, a key of `PRESETS`, but for the fields in `overrides`.
 
         Raises:
             ValueError: If there is no such preset, or an override is not a field of the configuration.
@@ -263,11 +236,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
-        """Builds a configuration from what a file holds, as the library does.
-
-        A file can name a kernel of the Hub for attention, which the library would fetch and run. Such a name is left
-        out: only the argument `attn_implementation` can ask for one.
-        """
+        """As the library does, but no file can name a kernel of the Hub for attention: the library would run it."""
         config_dict = dict(config_dict)
         for name in ("attn_implementation", "_attn_implementation"):
             if "/" in str(config_dict.get(name)):
@@ -304,23 +273,16 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
     @property
     def custom_pipeline_tasks(self) -> dict[str, dict[str, Any]]:
-        """The tasks of `pipeline()` that a process without this package finds in the saved configuration.
-
-        They are those that `task_specific_params` names, as T5's does, and translation if it names none.
-        """
+        """The tasks of `pipeline()` that a saved folder offers: those of `task_specific_params`, or translation."""
         kinds = {task: task.partition("_")[0] for task in getattr(self, "task_specific_params", None) or {}}
         kinds = {task: kind for task, kind in kinds.items() if kind in _PIPELINES}
         if not kinds or "translation" in kinds.values():
             kinds["translation"] = "translation"
             if self.langs is not None and not any("_" in lang for lang in self.langs):
                 kinds["translation_{}_to_{}".format(*self.langs)] = "translation"
+        common = {"pt": ["AutoModelForSeq2SeqLM"], "type": "text"}
         return {
-            task: {
-                "impl": f"pipeline_vanilla_transformer.{_PIPELINES[kind]}",
-                "pt": ["AutoModelForSeq2SeqLM"],
-                "type": "text",
-            }
-            for task, kind in kinds.items()
+            task: {"impl": f"pipeline_vanilla_transformer.{_PIPELINES[kind]}", **common} for task, kind in kinds.items()
         }
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
@@ -352,11 +314,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         return _DECODER_AUTO_MAP if self.is_decoder else _ENCODER_AUTO_MAP
 
     def require_stacks(self, name: str, side: Side | None = None) -> None:
-        """Makes sure that a model has the stacks it is made of: one side, or both (`side=None`).
-
-        Raises:
-            ValueError: If this is the configuration of another stack; the message names the classes that fit.
-        """
+        """Makes sure that a model has the stacks it is made of: one side, or both (`side=None`)."""
         own: Side = "decoder" if self.is_decoder else "encoder"
         if self.is_encoder_decoder or own == side:
             return
@@ -444,9 +402,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
 def as_single_stack(config: VanillaTransformerConfig, side: Side) -> VanillaTransformerConfig:
     """Returns the configuration of a single-stack model: a copy of an encoder-decoder's, or what is given if it is one.
 
-    It has one vocabulary and says `is_encoder_decoder=False`. The sizes of both sides in it are those of the stack,
-    since the library knows one name for either (`num_hidden_layers`) and asks for it to build a cache. The texts of a
-    language model begin with the token that starts the decoder, for which the library's name is then `bos_token_id`.
+    The sizes of both sides in it are those of the stack, since the library knows one name for either. The texts of a
+    language model begin with the token that starts the decoder, which the library then calls `bos_token_id`.
     """
     settings: dict[str, Any] = {"is_encoder_decoder": False, "is_decoder": side == "decoder"}
     settings["decoder_vocab_size"] = None

@@ -73,10 +73,7 @@ class VanillaTransformerCausalDecoder(TransformerStack):
         token_indices = count_tokens_before(attention_mask, length, past_length, embeddings.device)
         hidden_states = self.embed(embeddings, token_indices.reshape(-1, length), upper_bound)
         layer_mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=embeddings,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
+            config=self.config, inputs_embeds=embeddings, attention_mask=attention_mask, past_key_values=past_key_values
         )
         for layer in self.layers:
             hidden_states = layer(hidden_states, layer_mask, past_key_values=past_key_values, **kwargs)
@@ -110,11 +107,7 @@ class VanillaTransformerDecoderModel(SingleStackModel):
     ) -> BaseModelOutputWithPast:
         """Decodes tokens (B, T) with a mask (B, past + T), 1 at tokens and 0 at padding, to states (B, T, D).
 
-        Positions follow from mask and cache, and there is no source: `position_ids`, `encoder_hidden_states` and
-        `encoder_attention_mask` must not be given.
-
-        Raises:
-            ValueError: If tokens are given twice or not at all, or positions or a source are given.
+        Positions follow from mask and cache, and there is no source: it is an error to give them.
         """
         given = cast(dict[str, Any], kwargs)
         others = ("position_ids", "encoder_hidden_states", "encoder_attention_mask")
@@ -212,19 +205,14 @@ class VanillaTransformerForCausalLM(SingleStackModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Predicts the next token at each position.
 
-        Args:
-            input_ids: Tokens (B, T).
-            attention_mask: (B, past + T), 1 at tokens and 0 at padding; `None`: nothing is padding.
-            past_key_values: A cache of the positions already decoded.
-            inputs_embeds: Embeddings (B, T, D), not yet scaled, instead of `input_ids`.
-            labels: The tokens again (B, T), not shifted; -100 where the loss shall not count.
-            use_cache: Whether to return a cache.
-            logits_to_keep: Number of last positions to return logits for, 0 for all; or their indices.
-            skip_logits: Whether to return `logits=None` with the loss, which takes much less memory. Trainers that are
-                made for language models read the logits in training, so unlike an encoder-decoder this model builds
-                them there, unless told otherwise.
-            **kwargs: As for the decoder; `num_items_in_batch`, the number of tokens to divide the loss by; and
-                `shift_labels` (B, T), what shall follow each token, from collators that shift labels themselves.
+        Arguments are those of the decoder, and
+
+        - `labels`: the tokens again (B, T), not shifted; -100 where the loss shall not count.
+        - `shift_labels`: (B, T), what shall follow each token, from collators that shift labels themselves.
+        - `logits_to_keep`: number of last positions to return logits for, 0 for all; or their indices.
+        - `skip_logits`: whether to return `logits=None` with the loss, which takes much less memory. Unlike an
+          encoder-decoder it does not by default, since trainers for language models read the logits.
+        - `num_items_in_batch`: the number of tokens to divide the loss by.
 
         Returns:
             `CausalLMOutputWithPast` with `logits` (B, T, V), unless skipped, and with labels `loss`, in nats per token:

@@ -170,22 +170,15 @@ def step_fast(
     mask: torch.Tensor | None,
     source_mask: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Decodes one more token of each row without calling modules.
+    """Decodes one more token of each row without calling modules; returns the next tokens' logits (R, V).
 
     With one sentence, calling the modules of modeling_vanilla_transformer.py takes as long as their arithmetic. Here
-    the same sub-layers are functions of the modules' weights, in evaluation mode, where dropout does nothing. The
-    modules are the reference: this is used only while nobody has attached anything to them.
+    the same sub-layers are functions of the modules' weights, in evaluation mode. The modules are the reference: this
+    is used only while nobody has attached anything to them.
 
-    Args:
-        model: A `VanillaTransformerForConditionalGeneration`.
-        hidden_states: The new tokens' embeddings with positions, (R, D).
-        histories: Each layer's history, whose `append` takes new keys and values (B, H, R / B, d) and returns all.
-        sources: Each layer's keys and values of the source, as attributes `keys` and `values` (B, H, S, d).
-        mask: Added to the scores of the history, (B, 1, R / B, entries).
-        source_mask: The same for the source, (B, 1, 1, S).
-
-    Returns:
-        Logits of the next tokens, (R, V).
+    `hidden_states` (R, D) are the new tokens' embeddings with positions. Each layer has a history, whose `append` takes
+    new keys and values (B, H, R / B, d) and returns all, and `keys` and `values` (B, H, S, d) of the source. Added to
+    their scores are `mask` (B, 1, R / B, entries) and `source_mask` (B, 1, 1, S).
     """
     decoder = model.model.decoder
     for layer, history, source in zip(decoder.layers, histories, sources, strict=True):

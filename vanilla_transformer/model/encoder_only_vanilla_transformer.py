@@ -106,18 +106,10 @@ class VanillaTransformerForSequenceClassification(EncoderWithHead):
         labels: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutput:
-        """Classifies texts.
+        """Classifies texts: `logits` (B, N), and with labels `loss`, the mean over the batch.
 
-        Args:
-            input_ids: Tokens (B, S).
-            attention_mask: (B, S).
-            inputs_embeds: (B, S, D).
-            labels: (B,): classes in [0, N), or numbers for regression (`problem_type`, or N = 1); (B, N): 0 or 1 for
-                each of several labels.
-            **kwargs: As for the encoder.
-
-        Returns:
-            `SequenceClassifierOutput` with `logits` (B, N), and with labels `loss`, the mean over the batch.
+        Labels (B,) are classes in [0, N), or numbers for regression (`problem_type`, or N = 1); labels (B, N) are 0 or
+        1 for each of several labels. Everything else is as for the encoder.
         """
         check_padding_mask(attention_mask)
         outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
@@ -154,17 +146,10 @@ class VanillaTransformerForTokenClassification(EncoderWithHead):
         labels: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> TokenClassifierOutput:
-        """Classifies the tokens of texts.
+        """Classifies tokens: `logits` (B, S, N), and with labels `loss`, the mean over those that count.
 
-        Args:
-            input_ids: Tokens (B, S).
-            attention_mask: (B, S).
-            inputs_embeds: (B, S, D).
-            labels: (B, S): classes in [0, N); -100 where the loss shall not count.
-            **kwargs: As for the encoder, and `num_items_in_batch`, the number of labels to divide the loss by.
-
-        Returns:
-            `TokenClassifierOutput` with `logits` (B, S, N), and with labels `loss`, the mean over those that count.
+        Labels (B, S) are classes in [0, N), and -100 where the loss shall not count; `num_items_in_batch` is a number
+        of labels to divide by instead. Everything else is as for the encoder.
         """
         count = kwargs.pop("num_items_in_batch", None)
         outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
@@ -212,19 +197,10 @@ class VanillaTransformerForQuestionAnswering(EncoderWithHead):
         end_positions: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
-        """Finds where an answer starts and ends, never at padding.
+        """Finds where answers start and end: `start_logits` and `end_logits` (B, S), the least of numbers at padding.
 
-        Args:
-            input_ids: Tokens (B, S) of a question and a text.
-            attention_mask: (B, S).
-            inputs_embeds: (B, S, D).
-            start_positions: (B,): indices of the answers' first tokens; those at padding or outside do not count.
-            end_positions: (B,): those of their last tokens.
-            **kwargs: As for the encoder.
-
-        Returns:
-            `QuestionAnsweringModelOutput` with `start_logits` and `end_logits` (B, S), which are the least of all
-            numbers at padding, and with positions `loss`, the mean over the batch and both ends, 0 if none count.
+        With positions (B,), the indices of the answers' first and last tokens, also `loss`, the mean over the batch and
+        both ends. Those at padding or outside do not count; it is 0 if none count. The rest is as for the encoder.
         """
         check_padding_mask(attention_mask)
         outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)

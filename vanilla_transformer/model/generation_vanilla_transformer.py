@@ -42,9 +42,8 @@ _PREPARING_CACHE = threading.Lock()
 class VanillaTransformerGenerationMixin(GenerationMixin):
     """The library's `generate` with the paper's length limit instead of 20 tokens, and with `BeamSearch`.
 
-    `length_penalty_type`, a setting of `generate` or of the generation config, says what divides the log-probabilities
-    of beam search: `"gnmt"` is the paper's ((5 + length) / 6) ** length_penalty, `"transformers"`, which is also what
-    is meant where there is none, the library's length ** length_penalty.
+    `length_penalty_type`, a setting like others, says what divides the log-probabilities of beam search: `"gnmt"` is
+    the paper's ((5 + length) / 6) ** length_penalty, `"transformers"`, or none, the library's length ** length_penalty.
 
     With `cache_implementation="static"` greedy search and beam search compile their step where the library compiles its
     own: on CUDA, unless `disable_compile` is set (see `StaticDecoder`).
@@ -269,11 +268,7 @@ class VanillaTransformerForConditionalGeneration(
         return self.model.get_input_embeddings()
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """Returns the decoder's input (B, T) for labels (B, T); used by `DataCollatorForSeq2Seq`.
-
-        Raises:
-            ValueError: If the configuration lacks the start or the padding token.
-        """
+        """Returns the decoder's input (B, T) for labels (B, T); used by `DataCollatorForSeq2Seq`."""
         pad_token_id, start_token_id = self.config.pad_token_id, self.config.decoder_start_token_id
         if pad_token_id is None or start_token_id is None:
             raise ValueError(

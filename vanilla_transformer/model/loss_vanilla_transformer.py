@@ -63,17 +63,11 @@ def label_smoothed_cross_entropy(
     label_smoothing: float,
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
-    """Cross-entropy with the target smoothed towards the uniform distribution (5.4), in nats per token.
+    """Cross-entropy with the target smoothed towards the uniform distribution (5.4), in nats per token: a scalar.
 
-    Args:
-        logits: (B, T, V).
-        labels: (B, T); positions with -100 do not count.
-        label_smoothing: The paper's epsilon_ls.
-        num_items_in_batch: Number of tokens to divide by, where a batch is processed in parts (gradient accumulation,
-            several processes); `None`: the number of labels that count.
-
-    Returns:
-        A scalar.
+    Logits are (B, T, V), labels (B, T), of which those with -100 do not count; `label_smoothing` is the paper's
+    epsilon_ls. `num_items_in_batch` is the number of tokens to divide by, where a batch is processed in parts (gradient
+    accumulation, several processes); `None`: the number of labels that count.
     """
     loss = nn.functional.cross_entropy(
         logits.flatten(0, 1).float(),
@@ -134,19 +128,9 @@ def fused_cross_entropy(
 ) -> torch.Tensor:
     """The value and gradients of [`label_smoothed_cross_entropy`] without the logits (B, T, V).
 
-    At most max(D, 256) rows of logits and of their probabilities exist at a time, each about as many numbers as the
-    output layer has weights. Their gradients are made on the way, so that `backward` can run once and not be
-    differentiated.
-
-    Args:
-        output_layer: One that [`has_plain_weights`].
-        hidden_states: (B, T, D).
-        labels: (B, T); positions with -100 do not count, and cost nothing.
-        label_smoothing: The paper's epsilon_ls.
-        num_items_in_batch: As for [`label_smoothed_cross_entropy`].
-
-    Returns:
-        A scalar.
+    At most max(D, 256) rows of logits and of their probabilities exist at a time. Their gradients are made on the way,
+    so that `backward` can run once and not be differentiated. The output layer [`has_plain_weights`]; hidden states are
+    (B, T, D). The rest is as there; positions with -100 cost nothing.
     """
     labels = labels.flatten().to(hidden_states.device)
     counted = labels != IGNORED_LABEL

@@ -29,11 +29,7 @@ from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import (
-    BaseModelOutput,
-    BaseModelOutputWithPastAndCrossAttentions,
-    Seq2SeqModelOutput,
-)
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions, Seq2SeqModelOutput
 from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -157,11 +153,7 @@ class TransformerStack(VanillaTransformerPreTrainedModel):
     def look_up(
         self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, prefix: str = ""
     ) -> torch.Tensor:
-        """Returns the unscaled embeddings (B, L, D) of ids (B, L), or those given.
-
-        Raises:
-            ValueError: If both or neither are given.
-        """
+        """Returns the unscaled embeddings (B, L, D) of ids (B, L), or those given."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError(f"Give exactly one of {prefix}input_ids and {prefix}inputs_embeds.")
         return self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds

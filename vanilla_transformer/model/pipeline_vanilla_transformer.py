@@ -60,11 +60,10 @@ def map_by_length(
 ) -> Iterator[Result]:
     """Applies a function to batches of items of like length, and gives the results in the order of the items.
 
-    `function` maps a batch, its longest item first, to a result for each item. `read` returns the next items with their
-    lengths: as many as it is told, or fewer at the end. Items of length 0 come in batches of their own. `fits` says how
-    many items a batch may have whose longest one has this length.
+    `read` returns the next items with their lengths: as many as it is told, or fewer at the end. `fits` says how many
+    items a batch may have whose longest one has this length. Items of length 0 come in batches of their own.
 
-    At most `window_size` items are held, results not yet taken included. The batch that holds the oldest item comes
+    At most `window_size` items are held, results not yet taken included, and the batch with the oldest item comes
     first, so that results keep coming. With None all are held, and the longest batch comes first.
     """
     waiting: list[tuple[int, int, Item]] = []  # shortest first; the numbers are negative, so that older ones come last
@@ -111,10 +110,9 @@ def _find_batch(waiting: list[tuple[int, int, Any]], fits: Callable[[int], int],
 def count_sentences(
     longest: int, *, batch_size: int | None = None, max_batch_tokens: int | None = None, rows: int = 1
 ) -> int:
-    """How many sentences a batch may have, at least one.
+    """How many sentences a batch may have: at least one, and else no more than the limits allow.
 
-    There may be a limit of sentences, and one of sentences * rows * longest, where `longest` is the number of tokens of
-    the longest source (at least 16, since short sources too are searched) and `rows` the beams of a sentence.
+    `max_batch_tokens` limits sentences * rows (the beams of a sentence) * the longest source's tokens (at least 16).
     """
     limits = [] if batch_size is None else [batch_size]
     if max_batch_tokens is not None:
@@ -141,10 +139,7 @@ def is_vanilla(model: PreTrainedModel) -> bool:
 
 
 def sequence_score_settings(model: PreTrainedModel) -> dict[str, bool]:
-    """Arguments of `generate()` that make it return beam search's scores of whole sequences.
-
-    Models of the library have to keep the scores of the whole vocabulary at each step for that.
-    """
+    """Arguments that make `generate()` return beam search's scores; other models must keep all scores for that."""
     return {"return_dict_in_generate": True, **({} if is_vanilla(model) else {"output_scores": True})}
 
 
@@ -188,10 +183,7 @@ class _ModelOutputs:
 
 
 class _StopSequences(StoppingCriteria):
-    """Ends a sequence whose text holds one of the stop sequences.
-
-    The library's `stop_strings` cannot be used: it fails for tokenizers without Latin letters or with whole words.
-    """
+    """The library's `stop_strings`, which fails for tokenizers without Latin letters or with whole words."""
 
     def __init__(self, tokenizer: Any, stop_sequences: list[str]) -> None:
         self.tokenizer, self.stop_sequences = tokenizer, stop_sequences
@@ -213,16 +205,11 @@ class Text2TextGenerationPipeline(Pipeline):
     `min_new_tokens`). A `generation_config` given to the call replaces all of these but the model's own; one given to
     the constructor does so too, but for the settings of the call.
 
-    Args:
-        model: An encoder-decoder model that can generate.
-        tokenizer: Its tokenizer.
-        task: The task's name, which selects the model's `task_specific_params`.
-        **kwargs: Arguments of `transformers.Pipeline` (`device`, `batch_size`, `num_workers`, `assistant_model`, ...),
-            and any argument of a call, as its default.
+    Keyword arguments are those of `transformers.Pipeline` (`device`, `batch_size`, `num_workers`, `assistant_model`,
+    ...), and any argument of a call, as its default.
 
     Example:
-        >>> generator = pipeline("text2text-generation", model="google/flan-t5-small")
-        >>> generator("Is a horse an animal?", max_new_tokens=5)
+        >>> pipeline("text2text-generation", model="google/flan-t5-small")("Is a horse an animal?")
         [{'generated_text': 'yes'}]
     """
 
@@ -294,10 +281,7 @@ class Text2TextGenerationPipeline(Pipeline):
         return results
 
     def get_iterator(self, inputs: Any, num_workers: int, batch_size: int, *parameters: dict[str, Any]) -> Any:
-        """Makes the iterator over the results, but with texts of like length in a batch.
-
-        A `batch_size` of 1 is no limit where `max_batch_tokens` sets one.
-        """
+        """Puts texts of like length into a batch; a `batch_size` of 1 is no limit beside `max_batch_tokens`."""
         preprocess_params, forward_params, postprocess_params = parameters
         max_tokens = forward_params.get("max_batch_tokens")
         if max_tokens is None and (batch_size == 1 or not isinstance(inputs, Sized)):
@@ -349,10 +333,7 @@ class Text2TextGenerationPipeline(Pipeline):
         return inputs
 
     def postprocess(  # type: ignore[override]  # the base class's pre- and postprocess() are typed as taking anything
-        self,
-        model_outputs: Any,
-        return_type: ReturnType = ReturnType.TEXT,
-        clean_up_tokenization_spaces: bool = False,
+        self, model_outputs: Any, return_type: ReturnType = ReturnType.TEXT, clean_up_tokenization_spaces: bool = False
     ) -> list[dict[str, Any]]:
         """Makes a dict of each sequence in `output_ids` (1, sequences, target_length), with its score if given."""
         sequences = model_outputs["output_ids"][0]
@@ -491,8 +472,7 @@ class SummarizationPipeline(Text2TextGenerationPipeline):
     """Summarizes texts (task `"summarization"`); see `Text2TextGenerationPipeline` for arguments and settings.
 
     Example:
-        >>> summarizer = pipeline("summarization", model="facebook/bart-large-cnn")
-        >>> summarizer(article, min_length=5, max_length=60)
+        >>> pipeline("summarization", model="facebook/bart-large-cnn")(article, max_length=60)
         [{'summary_text': '...'}]
     """
 
@@ -529,7 +509,6 @@ class TranslationPipeline(Text2TextGenerationPipeline):
     Example:
         >>> translator = pipeline("translation", model="facebook/nllb-200-distilled-600M", src_lang="eng_Latn")
         >>> translator("A man rides a horse.", tgt_lang="deu_Latn")
-        [{'translation_text': 'Ein Mann reitet auf einem Pferd.'}]
     """
 
     return_name = "translation"

@@ -51,15 +51,8 @@ class SafeLoadingMixin(PreTrainedModel):
         says so. It is an error if a part has other weights in the file than in the model, or if a file of this class
         lacks anything, unless `ignore_mismatched_sizes=True` is given.
 
-        Args:
-            pretrained_model_name_or_path: A folder or an id on the Hub.
-            *model_args: As in the library.
-            use_safetensors: `False` reads `pytorch_model.bin`. Even the restricted reading of pickles by torch is only
-                for files from somebody you trust.
-            **kwargs: As in the library.
-
-        Returns:
-            The model, in evaluation mode; with `output_loading_info=True`, that and a dict.
+        With `use_safetensors=False` it reads `pytorch_model.bin`. Even the restricted reading of pickles by torch is
+        only for files from somebody you trust. All other arguments, and the result, are as in the library.
 
         Raises:
             WeightsFileError: An `OSError`, if a file is missing or damaged, or there are only pickles.
@@ -214,13 +207,7 @@ class ResizableVocabulariesMixin(PreTrainedModel):
     def resize_decoder_token_embeddings(
         self, new_num_tokens: int, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """Resizes the target vocabulary of a model with two; `resize_token_embeddings` resizes the source's.
-
-        Arguments and result are as in `resize_token_embeddings`: the new number of tokens, and the embedding table.
-
-        Raises:
-            ValueError: If the model has one vocabulary.
-        """
+        """Resizes the target vocabulary of a model with two, as `resize_token_embeddings` does the source's."""
         if self._has_one_vocabulary():
             raise ValueError(
                 "This model has one vocabulary (decoder_vocab_size=None or share_encoder_decoder_embeddings=True): "
@@ -252,8 +239,8 @@ class ResizableVocabulariesMixin(PreTrainedModel):
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Saves as the library does, with `tie_word_embeddings` true in the configuration if the weights are tied.
 
-        PEFT compares the output layer with the source table when it merges an adapter, and clears that flag where the
-        target has a table of its own. Tied weights are saved once: without the flag, the output layer would be lost.
+        PEFT clears that flag when it merges an adapter into a model with two tables. Tied weights are saved once:
+        without the flag, the output layer would be lost.
         """
         output_layer = self.get_output_embeddings()
         if output_layer is not None:

@@ -213,12 +213,10 @@ class KeptSteps:
 class StaticDecoder:
     """Runs the model over beams whose histories share memory that stays where it is (`cache_implementation="static"`).
 
-    Sentences have places in this memory. A sentence that leaves the search leaves its place empty, until so many are
-    empty that the others move into a smaller bucket. Prompts are fed a token at a time, so that one step serves all.
-
-    The step is compiled where the library's criteria say so: on CUDA and its like, unless `disable_compile` is set. A
-    graph serves all steps of a bucket, in this search and in later ones; `CompileConfig(dynamic=True)` asks for graphs
-    that serve many buckets.
+    A sentence that leaves the search leaves its place empty, until so many are empty that the others move into a
+    smaller bucket. Prompts are fed a token at a time, so that one step serves all. The step is compiled where the
+    library's criteria say so: on CUDA and its like, unless `disable_compile` is set. `CompileConfig(dynamic=True)` asks
+    for graphs that serve many buckets.
 
     `model_kwargs` are those of `SharedHistoryDecoder`, with an empty static cache, which stays empty.
     """

@@ -89,25 +89,19 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
       decoded is mostly what a model wrote. `decode(ids, use_source_tokenizer=True)` reads source ids.
     - `source_tokenizer` and `target_tokenizer` are each side as a tokenizer of one vocabulary, for everything else:
       give `tokenizer.target_tokenizer` to whatever looks up target tokens, such as `generate(stop_strings=...)`.
-    - Both give the named special tokens (`<s>`, `<pad>`, `</s>`, `<unk>`, ...) the same ids, since a model knows one
-      `pad_token_id`, one `eos_token_id` and so on.
-    - `add_tokens` and `add_special_tokens` add to both, at each one's end, so that other tokens' ids may differ. They
-      return the larger number of new tokens. Resize the model by `len(tokenizer)` and `target_vocab_size`.
+    - Both give the named special tokens the same ids, since a model knows one `pad_token_id` and so on.
+    - `add_tokens` and `add_special_tokens` add to both, at each one's end, and return the larger number of new tokens.
+      Resize the model by `len(tokenizer)` and `target_vocab_size`.
     - `train_new_from_iterator` is refused: train each side, or use `tokenizer_training.train_separate_tokenizer`.
 
     Args:
         vocab: Maps each token to its id; must hold the 256 byte symbols. Without it, the vocabulary is the special
             tokens and the bytes, from which `train_new_from_iterator` can start.
         merges: The pairs of tokens to merge, most urgent first; belongs to `vocab`.
-        bos_token: Starts the decoder's input.
-        pad_token: Fills the shorter sequences of a batch (`padding_side="right"` unless told otherwise).
-        eos_token: Ends every sequence.
-        unk_token: What `convert_tokens_to_ids` makes of a string that is no token.
-        tokenizer_object: A ready `tokenizers.Tokenizer` of any kind, used as it is; `</s>` is added if it has no
-            post-processor of its own.
-        tokenizer_file: Path of a `tokenizer.json`, treated likewise.
-        target_tokenizer_object: The target's, if it has a vocabulary of its own.
-        target_tokenizer_file: Path of the target's `target_tokenizer.json`.
+        bos_token, pad_token, eos_token, unk_token: The special tokens, as above.
+        tokenizer_object, tokenizer_file: A ready `tokenizers.Tokenizer` of any kind, or the path of a `tokenizer.json`,
+            used as it is; `</s>` is added if it has no post-processor of its own.
+        target_tokenizer_object, target_tokenizer_file: The target's, if it has a vocabulary of its own.
         separate_vocabs: Saved by a tokenizer with two vocabularies. Without it, a target's file is not read: another
             tokenizer may have left it in the folder.
         kwargs: Whatever `PreTrainedTokenizerFast` takes, such as `model_max_length`, `padding_side`, `add_bos_token`,
@@ -148,12 +142,8 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         if (vocab is None) != (merges is None):
             given, absent = ("merges", "vocab") if vocab is None else ("vocab", "merges")
             raise ValueError(f"{given} was given without {absent}: a byte-pair encoding needs both or neither.")
-        special_tokens: dict[str, Any] = {
-            "bos_token": bos_token,
-            "pad_token": pad_token,
-            "eos_token": eos_token,
-            "unk_token": unk_token,
-        }
+        special_tokens: dict[str, Any] = {"bos_token": bos_token, "pad_token": pad_token}
+        special_tokens |= {"eos_token": eos_token, "unk_token": unk_token}
         if tokenizer_object is None and tokenizer_file is not None:
             tokenizer_object = Tokenizer.from_file(tokenizer_file)
         if tokenizer_object is None:
