@@ -1,5 +1,6 @@
 """Which checkpoints count as whole: real folders of the Trainer's files, damaged one by one."""
 
+import contextlib
 import json
 import os
 import random
@@ -338,31 +339,19 @@ def test_a_half_deleted_checkpoint_goes_first_when_the_trainer_deletes_the_next_
     assert names(tmp_path) == {"checkpoint-4", "checkpoint-6", "checkpoint-8"}
 
 
-class TestReplacingFiles:
-    def test_the_old_ones_stay_until_the_new_ones_are_whole(self, tmp_path: Path) -> None:
-        folder = tmp_path / "new" / "folder"
-        (folder / "_partial").mkdir(parents=True)
-        (folder / "_partial" / "half").write_text("{")  # what a killed process left is not taken over
-        for text in ("1", "2"):
-            with replacing_files(folder) as partial:
-                assert names(partial) == set()
-                (partial / "b").write_text(text)
-                if text == "1":
-                    (partial / "a").write_text(text)
-                else:
-                    assert (folder / "b").read_text() == "1"
-            assert names(folder) == {"a", "b"}
-        assert [(folder / name).read_text() for name in ("a", "b")] == ["1", "2"]
-
-    def test_after_an_exception_nothing_has_changed(self, tmp_path: Path) -> None:
-        (tmp_path / "a").write_text("1")
-
-        def fail() -> None:
-            with replacing_files(tmp_path) as partial:
-                (partial / "a").write_text("2")
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            fail()
-        assert names(tmp_path) == {"a"}
-        assert (tmp_path / "a").read_text() == "1"
+def test_old_files_stay_until_the_new_ones_are_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    (folder / "_partial").mkdir(parents=True)
+    (folder / "_partial" / "half").write_text("{")  # what a killed process left is not taken over
+    with replacing_files(folder) as partial:
+        assert names(partial) == set()
+        (partial / "a").write_text("1")
+        (partial / "b").write_text("1")
+    for error in (KeyboardInterrupt, None):
+        with pytest.raises(error) if error else contextlib.nullcontext(), replacing_files(folder) as partial:
+            (partial / "b").write_text("2")
+            assert (folder / "b").read_text() == "1"
+            if error:
+                raise error
+        assert names(folder) == {"a", "b"}
+        assert [(folder / name).read_text() for name in ("a", "b")] == ["1", "1" if error else "2"]
