@@ -348,7 +348,7 @@ def test_old_files_stay_until_the_new_ones_are_whole(tmp_path: Path) -> None:
         (partial / "a").write_text("1")
         (partial / "b").write_text("1")
     for error in (KeyboardInterrupt, None):
-        with pytest.raises(error) if error else contextlib.nullcontext(), replacing_files(folder) as partial:
+        with contextlib.suppress(KeyboardInterrupt), replacing_files(folder) as partial:
             (partial / "b").write_text("2")
             assert (folder / "b").read_text() == "1"
             if error:
