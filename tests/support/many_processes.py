@@ -11,18 +11,22 @@ import contextlib
 import importlib
 import json
 import os
+import random
+import resource
 import signal
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).resolve().parent
 SCRIPTS = TESTS.parents[1] / "scripts"
 TIMEOUT = 120.0
+# How a process ends that kills itself, by the signal for a file that grows too large as well.
+KILLED = (-signal.SIGKILL, -signal.SIGXFSZ)
 
 
 class Launcher:
@@ -49,25 +53,26 @@ class Launcher:
         *,
         processes: int = 2,
         environment: dict[str, str] | None = None,
-        killed: bool = False,
+        after: float | None = None,
+        ends: Sequence[int] = (0,),
     ) -> str:
         """Runs a function of the module in several processes, or in one that knows of no others.
 
-        `options` are its keyword arguments; the variables of `environment` come on top of this process's. A group that
-        is to be `killed` kills itself: any other end fails the test. Returns what the processes said.
+        `options` are its keyword arguments; the variables of `environment` come on top of this process's. The group is
+        killed from outside `after` so many seconds; any end but those of `ends` fails the test. Returns what the
+        processes said.
         """
         assert self.server.stdin is not None
         assert self.server.stdout is not None
         self.groups += 1
         log = self.folder / f"group-{self.groups}.log"
-        request = {"program": program, "options": options, "processes": processes, "log": str(log)}
-        request["environment"] = environment or {}
+        request: dict[str, Any] = {"program": program, "options": options, "processes": processes, "log": str(log)}
+        request |= {"environment": environment or {}, "after": after}
         self.server.stdin.write(json.dumps(request) + "\n")
         self.server.stdin.flush()
-        status = int(self.server.stdout.readline())
-        said = log.read_text()
-        expected = -signal.SIGKILL if killed else 0
-        assert status == expected, f"{program} {options} ended with status {status} instead of {expected}\n{said}"
+        self.status = int(self.server.stdout.readline())
+        said = log.read_text() if log.exists() else ""
+        assert self.status in ends, f"{program} {options} ended with status {self.status} instead of {ends}\n{said}"
         return said
 
 
@@ -79,6 +84,17 @@ def launcher(folder: Path, **settings: Any) -> Iterator[Launcher]:
         yield instance
     finally:
         instance.close()
+
+
+def write_pairs(folder: Path, name: str, count: int) -> list[str]:
+    """Two files of as many lines, of 1 to 9 words each."""
+    chooser = random.Random(name)
+    words = ["one", "two", "three", "four", "five", "six"]
+    paths = [folder / f"{name}.{language}" for language in ("en", "de")]
+    for path in paths:
+        lines = (" ".join(chooser.choices(words, k=chooser.randint(1, 9))) for _ in range(count))
+        path.write_text("".join(f"{line}\n" for line in lines))
+    return [str(path) for path in paths]
 
 
 def lead_group(request: dict[str, Any]) -> None:
@@ -94,6 +110,8 @@ def lead_group(request: dict[str, Any]) -> None:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.environ |= request["environment"]
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs ignore it
         program = getattr(importlib.import_module(sys.argv[1]), request["program"])
         if request["processes"] == 1:
             program(**request["options"])
@@ -112,6 +130,10 @@ def lead_group(request: dict[str, Any]) -> None:
             )
             elastic_launch(config, run_rank)(program, request["options"])
         status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+        if status == 1:
+            traceback.print_exc()
     except BaseException:
         traceback.print_exc()
     finally:
@@ -171,6 +193,9 @@ def serve() -> None:
         leader = os.fork()
         if leader == 0:
             lead_group(request)
+        if request["after"] is not None:
+            time.sleep(request["after"])
+            os.kill(leader, signal.SIGKILL)  # which does nothing to one that has ended, but was not waited for
         print(wait_for_group(leader), flush=True)
 
 

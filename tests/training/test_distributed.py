@@ -25,7 +25,7 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
-from many_processes import Launcher, launcher
+from many_processes import KILLED, Launcher, launcher, write_pairs
 from safetensors.torch import load_file
 from tiny_vanilla import SHARING, make_model
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, set_seed
@@ -40,19 +40,8 @@ from vanilla_transformer.training.trainer import data_state_name
 
 CONFIGS = Path(__file__).resolve().parents[2] / "scripts" / "accelerate_configs"
 PAIRS, VALIDATION_PAIRS = 60, 7
-WORDS = ["one", "two", "three", "four", "five", "six"]
 
 Log = dict[tuple[int, str], float]
-
-
-def write_texts(folder: Path, name: str, count: int) -> list[str]:
-    """Two files of as many lines, of 1 to 9 words each."""
-    chooser = random.Random(name)
-    paths = [folder / f"{name}.{language}" for language in ("en", "de")]
-    for path in paths:
-        lines = (" ".join(chooser.choices(WORDS, k=chooser.randint(1, 9))) for _ in range(count))
-        path.write_text("".join(f"{line}\n" for line in lines))
-    return [str(path) for path in paths]
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +60,8 @@ def shared(folder: Path) -> list[str]:
     """What all trainings have in common."""
     return [
         *("--preset", "tiny", "--vocab_size", "280", "--max_train_samples", str(PAIRS)),
-        *("--train_file", *write_texts(folder, "train", PAIRS)),
-        *("--validation_file", *write_texts(folder, "validation", VALIDATION_PAIRS)),
+        *("--train_file", *write_pairs(folder, "train", PAIRS)),
+        *("--validation_file", *write_pairs(folder, "validation", VALIDATION_PAIRS)),
         *("--learning_rate", "0.01", "--warmup_steps", "2", "--logging_steps", "1", "--save_strategy", "steps"),
         *("--report_to", "none", "--use_cpu", "--disable_tqdm", "true"),
         *("--per_device_eval_batch_size", "2"),
@@ -134,7 +123,7 @@ def recipe_arguments(shared: list[str]) -> list[str]:
     return [
         *shared,
         *("--config_overrides", "dropout=0.0", "--recipe", "paper", "--average_checkpoints", "0"),
-        *("--tokens_per_batch", "240", "--tokens_per_device", "120"),
+        *("--tokens_per_batch", "140", "--tokens_per_device", "70"),
         *("--max_steps", "8", "--save_steps", "4", "--eval_steps", "4"),
     ]
 
@@ -180,34 +169,28 @@ def alone(groups: Launcher, folder: Path, recipe_arguments: list[str]) -> Path:
 class TestTokenBatches:
     """The same command, with as many tokens in an update, for two processes and for one."""
 
-    def test_there_are_two_processes(self, by_torchrun: Path, alone: Path) -> None:
+    def test_the_recipe_keeps_the_tokens_of_an_update(self, by_torchrun: Path, alone: Path) -> None:
+        """Devices times accumulation times budget."""
         for output_dir, world in ((by_torchrun, 2), (alone, 1)):
             for step in (4, 8):
                 checkpoint = output_dir / f"checkpoint-{step}"
                 assert read_world_size(checkpoint) == world
                 assert len(list(checkpoint.glob("rng_state*"))) == world
+            training = json.loads((output_dir / "arguments.json").read_text())["training"]
+            assert training["max_source_tokens"] == training["max_target_tokens"] == 70
+            assert world * training["gradient_accumulation_steps"] * 70 == 140
 
     def test_forked_ranks_are_as_good_as_started_ones(self, by_torchrun: Path, forked: Path) -> None:
         assert read_log(forked) == read_log(by_torchrun)
         assert_same_weights(forked, by_torchrun)
 
-    def test_the_recipe_keeps_the_tokens_of_an_update(self, by_torchrun: Path, alone: Path) -> None:
-        """Devices times accumulation times budget."""
-        for output_dir, world, accumulation in ((by_torchrun, 2, 1), (alone, 1, 2)):
-            training = json.loads((output_dir / "arguments.json").read_text())["training"]
-            assert training["gradient_accumulation_steps"] == accumulation
-            assert training["max_source_tokens"] == training["max_target_tokens"] == 120
-            assert world * accumulation * 120 == 240
-
-    def test_each_pair_is_in_one_batch_of_one_rank(self, forked: Path, folder: Path) -> None:
-        ranks = read_batches(folder / "two", 2)
+    def test_each_pair_is_in_one_batch_of_one_rank(self, forked: Path, alone: Path, folder: Path) -> None:
+        """An epoch has eight batches. An update has the same pairs with two processes as with one."""
+        ranks, (batches,) = read_batches(folder / "two", 2), read_batches(folder / "one", 1)
         assert len(ranks[0]) == len(ranks[1]) == 8
         epochs = [pairs_of(ranks[0][start : start + 4] + ranks[1][start : start + 4]) for start in (0, 4)]
         assert epochs[0] == epochs[1] == corpus_of(forked, folder)
         assert [entry["pairs"] for entry in ranks[0][:4]] != [entry["pairs"] for entry in ranks[0][4:]]
-
-    def test_an_update_has_the_same_pairs(self, forked: Path, alone: Path, folder: Path) -> None:
-        ranks, (batches,) = read_batches(folder / "two", 2), read_batches(folder / "one", 1)
         for step in range(8):
             first, second, whole = (
                 [entry for entry in entries if entry["step"] == step] for entries in (*ranks, batches)
@@ -218,13 +201,11 @@ class TestTokenBatches:
     def test_losses_and_scores_are_those_of_one_process(self, by_torchrun: Path, alone: Path) -> None:
         """Also on the uneven shards of the validation sentences: 7, in batches of 2, for 2 ranks."""
         names = ("loss", "grad_norm", "learning_rate", "eval_loss", "eval_perplexity", "train_loss")
-        expected, found = (select(read_log(path), *names) for path in (alone, by_torchrun))
-        assert sum(name == "loss" for _, name in expected) == 8
-        assert found == pytest.approx(expected, rel=1e-4)
         scores = ("eval_bleu", "eval_chrf", "eval_exact_match", "eval_gen_len")
-        expected, found = (select(read_log(path), *scores) for path in (alone, by_torchrun))
+        expected, found = (select(read_log(path), *names, *scores) for path in (alone, by_torchrun))
+        assert sum(name == "loss" for _, name in expected) == 8
         assert expected[8, "eval_bleu"] > 0
-        assert found == pytest.approx(expected)
+        assert found == pytest.approx(expected, rel=1e-4)
         assert_same_weights(by_torchrun, alone, exact=False)
 
     def test_tokens_of_all_ranks_are_counted(self, forked: Path, alone: Path, folder: Path) -> None:
@@ -281,7 +262,7 @@ class TestTokenBatches:
             "sharded": True,
             "longer": 3,  # so that a rank that has finished must go on for the others' sake
         }
-        groups.run("train", {**options, "in_step": (1, 6)}, environment=environment, killed=True)
+        groups.run("train", {**options, "in_step": (1, 6)}, environment=environment, ends=KILLED)
         said = groups.run("train", options, environment=environment)
         assert f"Resuming from {output_dir / 'checkpoint-4'}\n" in said
         for rank in read_batches(folder / "sharded-batches", 2):
@@ -331,7 +312,7 @@ class TestSentenceBatches:
 def train_in(groups: Launcher, folder: Path, arguments: list[str], name: str, **options: Any) -> str:
     """Trains with two processes in the folder `name`, which may hold an earlier part of the same training."""
     options["arguments"] = ["--output_dir", str(folder / name), *arguments]
-    return groups.run("train", options, killed=not options.keys().isdisjoint({"in_step", "in_save"}))
+    return groups.run("train", options, ends=KILLED if {"in_step", "in_save"} & options.keys() else (0,))
 
 
 class TestResuming:
@@ -409,36 +390,22 @@ class TestStreaming:
         assert_same_weights(folder / "broken-stream", folder / "stream")
 
 
-@pytest.fixture(scope="module")
-def results(groups: Launcher, folder: Path) -> Path:
-    output = folder / "fully-shard"
-    output.mkdir()
-    changes = {
-        name: {**SHARING[name], "label_smoothing": 0.1, "lm_head_bias": True}
-        for name in ("shared-tied", "separate-untied")
-    }
-    groups.run("fully_shard_by_hand", {"folder": str(output), "changes": changes, "steps": 4})
-    return output
-
-
-class TestFullyShard:
-    @pytest.mark.parametrize("name", ["shared-tied", "separate-untied"])
-    def test_losses_are_those_of_the_whole_model(self, results: Path, name: str) -> None:
-        result = json.loads((results / f"{name}.json").read_text())
+def test_fully_shard_by_hand_trains_as_the_whole_model_does(groups: Launcher, tmp_path: Path) -> None:
+    names = ("shared-tied", "separate-untied")
+    changes = {name: {**SHARING[name], "label_smoothing": 0.1, "lm_head_bias": True} for name in names}
+    groups.run("fully_shard_by_hand", {"folder": str(tmp_path), "changes": changes, "steps": 4})
+    for name in names:
+        result = json.loads((tmp_path / f"{name}.json").read_text())
         assert result["world"] == 2
         assert set(result["sharded"].values()) == {"DTensor"}
         assert len(result["losses"]) == len(set(result["losses"])) == 4
         assert result["losses"] == pytest.approx(result["expected"], rel=1e-5)
         if hasattr(torch.nn, "LinearCrossEntropyOptions"):
             assert len(result["fused"]) == 4, "the output layer is gathered with the root, so no logits are needed"
-
-    @pytest.mark.parametrize("name", ["shared-tied", "separate-untied"])
-    def test_from_pretrained_reads_what_is_saved(self, results: Path, name: str) -> None:
-        assert_saved_as_unsharded(results / name, results / f"{name}-whole")
-        model, info = AutoModelForSeq2SeqLM.from_pretrained(results / name, output_loading_info=True)
+        assert_saved_as_unsharded(tmp_path / name, tmp_path / f"{name}-whole")
+        model, info = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / name, output_loading_info=True)
         assert not any(info.values())
-        saved = load_file(results / name / "model.safetensors")
-        for key, tensor in saved.items():
+        for key, tensor in load_file(tmp_path / name / "model.safetensors").items():
             assert torch.equal(model.state_dict()[key], tensor)
 
 

@@ -51,10 +51,7 @@ def collate(examples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
 
 
 def make_trainer(
-    output_dir: Path,
-    *callbacks: TrainerCallback,
-    trainer_class: type[Seq2SeqTrainer] = Seq2SeqTrainer,
-    **changes: Any,
+    output_dir: Path, *callbacks: TrainerCallback, trainer_class: type[Seq2SeqTrainer] = Seq2SeqTrainer, **changes: Any
 ) -> Seq2SeqTrainer:
     settings: dict[str, Any] = {"max_steps": STEPS, "per_device_train_batch_size": 4, "learning_rate": 0.05}
     settings |= {"logging_steps": 1, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps"}

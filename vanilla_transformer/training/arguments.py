@@ -14,9 +14,7 @@ from vanilla_transformer.tasks import TASKS, TRANSLATION, Task, get_task
 class RecipeArguments:
     """A set of defaults for all that is not said otherwise."""
 
-    recipe: str | None = option(
-        "paper: train as the paper did (optimizer, batches, steps), but for what you give.", None
-    )
+    recipe: str | None = option("paper: train as the paper did, but for what you give.", None)
     tokens_per_batch: int = option("With a recipe: source tokens, and as many target tokens, in an update.", 25_000)
     tokens_per_device: int = option("With a recipe: those that fit into one forward pass on one device.", 4096)
 
@@ -63,11 +61,7 @@ class DataArguments:
     """What to learn, and which pairs of texts to train and validate on."""
 
     task: str = option(f"What to learn: {', '.join(TASKS)}.", "translation")
-    source_prefix: str | None = option(
-        "Put before each source, as T5 wants it, and saved with the model, whose pipeline does the same. "
-        "Default: what the model to go on from has for the task.",
-        None,
-    )
+    source_prefix: str | None = option("Put before each source, and saved with the model. Default: the model's.", None)
     builtin_corpus: bool = option("Train on generated numbers and dates, spelled out in two languages.", False)
     train_file: list[str] | None = field(
         default=None,
@@ -143,11 +137,7 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     num_train_epochs: float = option("Number of passes over the training data.", 10.0)
     per_device_train_batch_size: int = option("Sentence pairs in a training batch.", 64)
     per_device_eval_batch_size: int = option("Sentence pairs in a validation batch.", 64)
-    max_source_tokens: int | None = option(
-        "Fill a batch up to so many source tokens, padding included, instead of a number of sentence "
-        "pairs; per device and forward pass.",
-        None,
-    )
+    max_source_tokens: int | None = option("Fill a batch up to so many source tokens, with padding, per device.", None)
     max_target_tokens: int | None = option("The same on the target side. Default: max_source_tokens.", None)
     average_checkpoints: int = option("End with the average of the last so many checkpoints; 0: do not.", 0)
     train_sampling_strategy: str = option("Sentences of similar length in one batch, by default.", "group_by_length")
@@ -180,8 +170,7 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         """Checks what this package adds, and chooses the metric before the library does."""
         if self.learning_rate is None and self.warmup_steps < 1:
             raise ValueError(
-                f"learning_rate must be given with warmup_steps={self.warmup_steps}: the paper's formula, which is "
-                "taken otherwise, needs a number of steps, at least 1."
+                f"learning_rate must be given with warmup_steps={self.warmup_steps}, which is less than 1."
             )
         if self.max_target_tokens is None:
             self.max_target_tokens = self.max_source_tokens
@@ -197,7 +186,7 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         elif self.average_checkpoints and self.load_best_model_at_end:
             raise ValueError(
                 f"average_checkpoints={self.average_checkpoints} and load_best_model_at_end ask for two different "
-                "models at the end: give --load_best_model_at_end false, or average the checkpoints afterwards."
+                "models at the end: give one of them."
             )
         if self.save_total_limit and 0 < self.save_total_limit < self.average_checkpoints:
             self.save_total_limit = self.average_checkpoints

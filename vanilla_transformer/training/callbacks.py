@@ -26,8 +26,7 @@ logger = logging.get_logger(__name__)
 class KeepGenerationConfig(TrainerCallback):
     """Keeps `Seq2SeqTrainer` from writing the library's default of 20 tokens into the model's generation config.
 
-    Its prediction step fills every unset value of that config, after which no later batch would be translated with the
-    paper's limit of input length + 50, and the number would be saved with the model.
+    Its prediction step sets that limit, in place of the paper's (input length + 50), for all later batches.
     """
 
     def __init__(self, generation_config: GenerationConfig) -> None:
@@ -45,10 +44,9 @@ class KeepGenerationConfig(TrainerCallback):
 class MixLengthGroups(TrainerCallback):
     """Improves the order in which the Trainer's `group_by_length` goes through the training examples.
 
-    The library's sampler sorts every 50 batches from the longest examples to the shortest, so that training swings from
-    long sentences to short ones. Here the lengths are renumbered at random in each epoch: sorting still brings equal
-    lengths together, but in any order. The library also draws from torch's global random state, which a run that is
-    resumed in the middle of an epoch does not have at its beginning; here the order depends on seed and epoch alone.
+    The library's sampler sorts every 50 batches from the longest examples to the shortest. Here the lengths are
+    renumbered at random in each epoch: sorting still brings equal lengths together, but in any order. The order depends
+    on seed and epoch alone, not on torch's global random state, which a resumed run does not have.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:

@@ -81,15 +81,8 @@ def find_last_whole_checkpoint(
     one that is not whole was left by a process that was killed while it deleted it. It gets an old date: the Trainer
     deletes the oldest first, and the interrupted deletion has made this one look new.
 
-    One that was saved by another number of processes will do, with a warning.
-
-    Args:
-        output_dir: The Trainer's output folder.
-        world_size: Number of processes that will train.
-        set_aside: Whether to rename and to date back; otherwise nothing is changed.
-
-    Returns:
-        Its path, or `None` if there is none.
+    One that was saved by another number of processes than `world_size` will do, with a warning. Without `set_aside`
+    nothing is renamed or dated back.
     """
     last: Path | None = None
     for checkpoint in reversed(list_checkpoints(output_dir).values()):

@@ -42,8 +42,7 @@ _TIMINGS = ("_runtime", "_per_second", "_time")
 class TokenProgressCallback(ProgressCallback):
     """The library's progress bars, with loss, tokens per second, padding and learning rate at the training's one.
 
-    The library writes every log as a line below its bar. Here a line comes after each evaluation only, and a training
-    that is resumed begins where it was stopped, so that the time left is estimated from what this process does.
+    A line below the bar comes after each evaluation only, and a training that is resumed begins where it was stopped.
     """
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -94,10 +93,8 @@ class WriteCurves(TrainerCallback):
     """Draws the learning curves into the output folder at the end of a training, and while it goes on.
 
     What an earlier part of a resumed training logged is in the picture too. A picture that cannot be made (matplotlib
-    is not installed, the disk is full) is reported once, and never ends a training.
-
-    The last update is logged in any case (unless `logging_strategy` is "no"), so that there is something to draw of a
-    training with fewer updates than `logging_steps`.
+    is not installed, say) is reported once, and never ends a training. The last update is always logged, unless
+    `logging_strategy` is "no", so that a training with fewer updates than `logging_steps` has a curve.
 
     Args:
         file_name: The picture's name in the output folder, ending in .png, .svg or .pdf.

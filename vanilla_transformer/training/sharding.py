@@ -37,10 +37,7 @@ def keep_tables_together(accelerator: Accelerator) -> None:
     """Makes `accelerator.prepare` divide tables and output layer with all that is in no layer, where it uses FSDP2.
 
     Their weights are then gathered at the beginning of a forward pass and stay until its end, which they would anyway,
-    since the output layer comes last. With other ways to train nothing changes.
-
-    Args:
-        accelerator: Changed in place. Call this once for an accelerator.
+    since the output layer comes last. With other ways to train nothing changes. Call this once for an accelerator.
     """
     if getattr(accelerator, "is_fsdp2", False):
         accelerator.prepare = partial(_prepare_without_tables, accelerator.prepare)
@@ -80,14 +77,8 @@ def drop_tied_copies(model: PreTrainedModel, state_dict: Mapping[str, Any]) -> d
 def save_sharded_model(model: PreTrainedModel, folder: str) -> None:
     """Saves a model that `fully_shard` divided as if it had not, so that `from_pretrained` reads it.
 
-    To be called in all processes; the first one gathers the weights in its memory and writes.
-
-    Args:
-        model: The model.
-        folder: Where to save it.
-
-    Raises:
-        ValueError: If the model is not divided.
+    To be called in all processes; the first one gathers the weights in its memory and writes. A model that is not
+    divided is a ValueError.
     """
     if not is_sharded(model):
         raise ValueError(f"{type(model).__name__} was not divided by fully_shard: call its own save_pretrained.")

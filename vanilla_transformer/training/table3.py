@@ -1,10 +1,7 @@
 """Table 3 of the paper: its rows, the same rows scaled down, and what was measured next to what was printed.
 
-How a row is scaled: the widths d_model, d_ff, d_k and d_v are multiplied by one factor, the number of layers N by
-another, and heads, dropout, label smoothing and kind of positions stay. What a row changes against "base" thus stays in
-proportion: heads * d_k is the same for all of rows A, rows B keep their quarter and half of base's key size, rows C
-their share of base's depth and widths. Sizes are whole numbers, so a factor that would make one of them a fraction is
-refused, as A-h32, whose heads are 16 wide, refuses a factor of 1/32.
+One factor multiplies the widths d_model, d_ff, d_k and d_v, another the number of layers. All else stays, so that what
+a row changes against "base" stays in proportion. Sizes are whole numbers: a factor that would break one is refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -77,17 +74,12 @@ def scale_overrides(row: str, *, scale: Fraction, layers_factor: Fraction) -> di
     check_rows([row])
     config = VanillaTransformerConfig.from_preset(row)
     head_size = config.d_model // config.encoder_attention_heads
-    sizes = {
-        "d_model": (config.d_model, scale),
-        "encoder_ffn_dim": (config.encoder_ffn_dim, scale),
-        "decoder_ffn_dim": (config.decoder_ffn_dim, scale),
-        "d_k": (config.d_k or head_size, scale),
-        "d_v": (config.d_v or head_size, scale),
-        "encoder_layers": (config.encoder_layers, layers_factor),
-        "decoder_layers": (config.decoder_layers, layers_factor),
-    }
+    names = ("d_model", "encoder_ffn_dim", "decoder_ffn_dim", "encoder_layers", "decoder_layers")
+    sizes = {name: getattr(config, name) for name in names}
+    sizes |= {"d_k": config.d_k or head_size, "d_v": config.d_v or head_size}
     overrides = {}
-    for name, (size, factor) in sizes.items():
+    for name, size in sizes.items():
+        factor = layers_factor if name.endswith("layers") else scale
         scaled = size * factor
         if scaled.denominator != 1:
             raise ValueError(f"Row {row}: {name} = {size} * {factor} = {float(scaled):g} is not a whole number.")
@@ -161,7 +153,7 @@ def _cells(measurement: Measurement, *, with_test: bool) -> dict[str, str]:
 def make_cells(measurements: Sequence[Measurement]) -> list[list[str]]:
     """Returns the table's cells: a row of headers, and a row for each of at least one measurement in the paper's order.
 
-    The paper's figure comes before the measured one. The test set has columns if a measurement has figures for it.
+    The test set has columns if a measurement has figures for it.
     """
     with_test = any(measurement.test_bleu is not None for measurement in measurements)
     ordered = sorted(measurements, key=lambda measurement: list(PAPER).index(measurement.row))

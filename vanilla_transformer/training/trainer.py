@@ -100,10 +100,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         if average and not any(isinstance(each, AverageCheckpoints) for each in self.callback_handler.callbacks):
             self.add_callback(AverageCheckpoints(last=average))
         if self.stream is not None and self.args.dataloader_num_workers:
-            raise ValueError(
-                f"dataloader_num_workers={self.args.dataloader_num_workers}: must be 0 for a stream, whose position a "
-                "worker would keep to itself."
-            )
+            raise ValueError(f"dataloader_num_workers={self.args.dataloader_num_workers}: must be 0 for a stream.")
         self._counts: dict[str, int | torch.Tensor] = {}
         self._totals = dict.fromkeys(("pairs", "source", "target"), 0)
         self._resumed_step = 0
@@ -235,10 +232,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         path = Path(checkpoint) / data_state_name(self.args.process_index)
         state: dict[str, Any] | None = read_json(path)
         if state is None:
-            raise ValueError(
-                f"{path} is missing: the position in the training data is known only for as many processes as wrote "
-                f"the checkpoint, and to a run that was streaming; now there are {self.args.world_size}."
-            )
+            raise ValueError(f"{path} is missing: the checkpoint was not streaming, or saved by fewer processes.")
         return state
 
     def _save_rng_state(self, output_dir: str) -> None:
@@ -379,8 +373,7 @@ class TranslationTrainer(Seq2SeqTrainer):
     def create_model_card(self, **kwargs: Any) -> None:  # type: ignore[override]
         """Writes README.md into the output folder: this package's card for its own models, else the library's.
 
-        The arguments are the library's. This package's card takes `language`, `license`, `tags`, `model_name`,
-        `finetuned_from` and `dataset_tags`, and knows the others by itself.
+        The arguments are the library's; this package's card takes those that it does not know by itself.
         """
         tags = kwargs.get("tags") or []
         model_tags = getattr(self.model, "model_tags", None) or []
