@@ -7,15 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 from safetensors.torch import save_file
-from sister_systems import (
-    RandomWeights,
-    Weights,
-    attend,
-    interleaved_sinusoids,
-    linear,
-    norm,
-    tensor2tensor_sinusoids,
-)
+from sister_systems import RandomWeights, Weights, attend, interleaved_sinusoids, linear, norm, tensor2tensor_sinusoids
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer.conversion.errors import ConversionError

@@ -2,15 +2,7 @@
 
 from pathlib import Path
 
-MERGES = [
-    ("a", "b"),
-    ("b", "c</w>"),
-    ("ab", "a"),
-    ("c", "c"),
-    ("aba", "bc</w>"),
-    ("cc", "ab"),
-    ("ü", "a</w>"),
-]
+MERGES = [("a", "b"), ("b", "c</w>"), ("ab", "a"), ("c", "c"), ("aba", "bc</w>"), ("cc", "ab"), ("ü", "a</w>")]
 PIECES = ["a@@", "b@@", "c@@", "a", "b", "c", "ab@@", "bc", "ababc", "ccab@@", "üa", "ü@@"]  # aba@@ and cc@@ are absent
 
 

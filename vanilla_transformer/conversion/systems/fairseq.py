@@ -261,10 +261,7 @@ def _count_positions(read: FairseqCheckpoint) -> list[int]:
 
 
 def _read_dictionaries(
-    read: FairseqCheckpoint,
-    folder: str | os.PathLike[str] | None,
-    source_lang: str | None,
-    target_lang: str | None,
+    read: FairseqCheckpoint, folder: str | os.PathLike[str] | None, source_lang: str | None, target_lang: str | None
 ) -> _Vocabularies:
     folder = read.path.parent if folder is None else Path(folder)
     given = {"source_lang": source_lang, "target_lang": target_lang}

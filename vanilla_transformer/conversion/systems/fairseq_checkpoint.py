@@ -65,12 +65,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "transformer_vaswani_wmt_en_de_big": _VASWANI,
     "transformer_vaswani_wmt_en_fr_big": {**_VASWANI, "dropout": 0.1},
     "transformer_wmt_en_de_big": {**_VASWANI, "attention_dropout": 0.1},
-    "transformer_wmt_en_de_big_t2t": {
-        **_VASWANI,
-        **_PRE_NORM,
-        "attention_dropout": 0.1,
-        "activation_dropout": 0.1,
-    },
+    "transformer_wmt_en_de_big_t2t": {**_VASWANI, **_PRE_NORM, "attention_dropout": 0.1, "activation_dropout": 0.1},
 }
 
 

@@ -44,10 +44,7 @@ from .library import check_tokenizer
 from .torch_module import ACTIVATIONS, ATTENTIONS, LINEAR_MAPS, NORMS, SETTINGS_NAME, WEIGHTS_NAME, TorchTransformer
 
 # What tells a stack among other weights: only the decoder's layers attend to something else.
-_FIRST_WEIGHTS = {
-    "encoder": "layers.0.self_attn.in_proj_weight",
-    "decoder": "layers.0.multihead_attn.in_proj_weight",
-}
+_FIRST_WEIGHTS = {"encoder": "layers.0.self_attn.in_proj_weight", "decoder": "layers.0.multihead_attn.in_proj_weight"}
 _SIDES = {"src": "encoder", "tgt": "decoder"}
 _POSITIONS = "positional_encoding.pos_embedding"
 # The tutorial's names of what is around the stacks, by the settings that say other names.
