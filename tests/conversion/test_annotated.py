@@ -39,10 +39,8 @@ def assert_same(
     original: NaiveAnnotated, model: VanillaTransformerForConditionalGeneration, tolerance: float = 1e-5
 ) -> None:
     """Compares logits of a padded batch at its real positions."""
-    sides = []
-    for size, lengths in ((model.config.vocab_size, [6, 1, 4]), (model.config.target_vocab_size, [3, 5, 1])):
-        sides.append(pad(make_sentences(lengths, size), junk=PAD))
-    (source, source_mask), (target, target_mask) = sides
+    source, source_mask = pad(make_sentences([6, 1, 4], model.config.vocab_size), junk=PAD)
+    target, target_mask = pad(make_sentences([3, 5, 1], model.config.target_vocab_size), junk=PAD)
     length = target.shape[1]
     causal = torch.ones(1, length, length, dtype=torch.bool).tril() & target_mask.bool()[:, None]
     states = original(source, target, source_mask.bool()[:, None], causal)

@@ -294,9 +294,7 @@ class TestTwoSides:
         pieces = [processor.id_to_piece(index) for index in range(3, processor.get_piece_size())]
         specials = ["<s>", "<pad>", "</s>", "<unk>"]
         tokenizer = convert_sentencepiece(
-            model_files["identity"],
-            vocabulary=[*specials, *pieces],
-            target_vocabulary=[*specials, *reversed(pieces)],
+            model_files["identity"], vocabulary=[*specials, *pieces], target_vocabulary=[*specials, *reversed(pieces)]
         )
         expected = processor.encode("bader", out_type=str)
         batch = tokenizer("bader", text_target="bader")

@@ -302,11 +302,7 @@ def test_what_was_taken_to_torch_is_brought_back(
 
 
 def test_an_interrupted_conversion_says_so_and_leaves_nothing(
-    tmp_path: Path,
-    marian: str,
-    script: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, marian: str, script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save = VanillaTransformerForConditionalGeneration.save_pretrained
 

@@ -83,10 +83,20 @@ def test_all_that_does_not_fit_is_named_together(lost: set[str], strange: set[st
         assert re.search(r"l\.0\.o has the shape" if "out" in name else r"l\.1\.[qkv] has the shape", message)
 
 
-def test_a_table_that_is_computed_must_be_what_is_computed() -> None:
-    weights = make_weights(1) | {"table": torch.zeros(5)}
-    with pytest.raises(ConversionError, match="table is not all ones"):
-        rename_weights(weights, RULES, make_shapes(1), source="it", ties=TIES)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"table": torch.zeros(5)}, "table is not all ones"),
+        ({"layers.0.in_proj": torch.zeros(7, 3)}, r"in_proj has the shape \(7, 3\), which cannot be divided by 3"),
+        (
+            {"decoder.version": torch.ones(1), "embed.source ": torch.ones(1)},
+            r"no place for:\n    embed.source  \(1,\)",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(changes: dict[str, torch.Tensor], message: str) -> None:
+    with pytest.raises(ConversionError, match=message):
+        rename_weights(make_weights(1) | changes, RULES, make_shapes(1), source="it", ties=TIES)
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (3, 2), (2, 3, 4), (8,)])
@@ -123,14 +133,6 @@ def test_two_weights_that_become_one_are_refused() -> None:
         rename_weights(weights, rules, {"name": torch.Size([1])}, source="it")
 
 
-def test_what_cannot_be_divided_is_refused() -> None:
-    weights = make_weights(1) | {"layers.0.in_proj": torch.zeros(7, 3)}
-    with pytest.raises(
-        ConversionError, match=r"layers\.0\.in_proj has the shape \(7, 3\), which cannot be divided by 3"
-    ):
-        rename_weights(weights, RULES, make_shapes(1), source="it", ties=TIES)
-
-
 def test_long_lists_are_cut_and_counted() -> None:
     with pytest.raises(ConversionError, match=r"and 88 more"):
         rename_weights({}, RULES, {f"w.{index}": torch.Size([1]) for index in range(100)}, source="it")
@@ -151,13 +153,18 @@ def test_a_refusal_names_all_reasons_and_none_is_no_refusal() -> None:
 WEIGHTS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(1)}
 
 
-@pytest.mark.parametrize("name", ["model.pt", "model.safetensors", "old.pt"])
-def test_weights_are_read(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    if name.endswith("safetensors"):
-        save_file(WEIGHTS, path)
+def write(folder: Path, weights: dict[str, torch.Tensor], kind: str) -> Path:
+    path = folder / ("it.safetensors" if kind == "safetensors" else "it.pt")
+    if kind == "safetensors":
+        save_file(weights, path)
     else:
-        torch.save(WEIGHTS, path, _use_new_zipfile_serialization=name != "old.pt")
+        torch.save(weights, path, _use_new_zipfile_serialization=kind == "zip")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["zip", "old", "safetensors"])
+def test_weights_are_read(tmp_path: Path, kind: str) -> None:
+    path = write(tmp_path, WEIGHTS, kind)
     read = check_weights(read_checkpoint(path), path)
     assert read.keys() == WEIGHTS.keys()
     assert all(torch.equal(read[key], WEIGHTS[key]) for key in WEIGHTS)
@@ -191,33 +198,21 @@ def test_nothing_in_a_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.9, 0.999])
 @pytest.mark.parametrize("kind", ["zip", "old", "safetensors"])
 def test_a_truncated_file_is_named(tmp_path: Path, share: float, kind: str) -> None:
-    path = tmp_path / ("it.safetensors" if kind == "safetensors" else "it.pt")
-    weights = {"a": torch.randn(50, 50), "b": torch.randn(3)}
-    if kind == "safetensors":
-        save_file(weights, path)
-    else:
-        torch.save(weights, path, _use_new_zipfile_serialization=kind == "zip")
+    path = write(tmp_path, {"a": torch.randn(50, 50), "b": torch.randn(3)}, kind)
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * share)])
     with pytest.raises(ConversionError, match=r"it\.(pt|safetensors)"):
         read_checkpoint(path)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"\n", b"PK\x03\x04", b"<html>404</html>", b"version https://git-lfs", b"\x80\x02}"]
-)
-def test_a_file_of_another_kind_is_named(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "it.pt"
-    path.write_bytes(content)
-    with pytest.raises(ConversionError, match=r"it\.pt"):
-        read_checkpoint(path)
-
-
-def test_a_folder_or_nothing_is_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(ConversionError, match="is a folder"):
-        read_checkpoint(tmp_path)
-    with pytest.raises(ConversionError, match="is no file"):
-        read_checkpoint(tmp_path / "absent.pt")
+def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+    for content in (b"", b"\n", b"PK\x03\x04", b"<html>404</html>", b"version https://git-lfs", b"\x80\x02}"):
+        (tmp_path / "it.pt").write_bytes(content)
+        with pytest.raises(ConversionError, match=r"it\.pt"):
+            read_checkpoint(tmp_path / "it.pt")
+    for path, message in ((tmp_path, "is a folder"), (tmp_path / "absent.pt", "is no file")):
+        with pytest.raises(ConversionError, match=message):
+            read_checkpoint(path)
 
 
 def test_what_is_no_state_dict_is_refused() -> None:

@@ -40,9 +40,7 @@ class Attention(nn.Module):
         self.linears = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
 
     def forward(self, x: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        query, key, value = (
-            linear(states) for linear, states in zip(self.linears[:3], (x, memory, memory), strict=True)
-        )
+        query, key, value = self.linears[0](x), self.linears[1](memory), self.linears[2](memory)
         size = x.shape[-1] // self.h
         contexts = []
         for head in range(self.h):
@@ -79,14 +77,12 @@ class Layer(nn.Module):
         self.feed_forward = FeedForward(width, inner)
         self.sublayer = nn.ModuleList(Sublayer(width) for _ in range(3 if is_decoder else 2))
 
-    def forward(
-        self, x: torch.Tensor, mask: torch.Tensor, memory: torch.Tensor | None, memory_mask: torch.Tensor | None
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, mask: torch.Tensor, *memory_and_mask: torch.Tensor) -> torch.Tensor:
         norms: list[Any] = [sublayer.norm for sublayer in self.sublayer]
         normal = norms[0](x)
         x = x + self.self_attn(normal, normal, mask)
         if self.src_attn is not None:
-            x = x + self.src_attn(norms[1](x), memory, memory_mask)
+            x = x + self.src_attn(norms[1](x), *memory_and_mask)
         return x + self.feed_forward(norms[-1](x))
 
 
@@ -96,15 +92,9 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(Layer(heads, width, inner, is_decoder) for _ in range(layers))
         self.norm = Norm(width)
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        mask: torch.Tensor,
-        memory: torch.Tensor | None = None,
-        memory_mask: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, *masks_and_memory: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
-            x = layer(x, mask, memory, memory_mask)
+            x = layer(x, *masks_and_memory)
         return self.norm(x)
 
 
@@ -140,28 +130,13 @@ class Generator(nn.Module):
 
 
 class NaiveAnnotated(nn.Module):
-    """The whole model, whose call gives the decoder's states (B, T, D), not yet logits.
-
-    Args:
-        vocabularies: Source's and target's number of tokens.
-        layers: Number of layers of each stack.
-        width: D.
-        inner: Width of the feed-forward networks.
-        heads: Number of heads.
-        rows: Number of positions in the tables.
-    """
+    """The whole model, whose call gives the decoder's states (B, T, D), not yet logits."""
 
     def __init__(
-        self,
-        vocabularies: Sequence[int],
-        layers: int = 2,
-        width: int = 16,
-        inner: int = 24,
-        heads: int = 4,
-        rows: int = 50,
+        self, vocabularies: Sequence[int], layers: int = 2, width: int = 16, inner: int = 24, heads: int = 4
     ) -> None:
         super().__init__()
-        source, target = vocabularies
+        (source, target), rows = vocabularies, 50
         self.encoder = Stack(layers, heads, width, inner, is_decoder=False)
         self.decoder = Stack(layers, heads, width, inner, is_decoder=True)
         self.src_embed = nn.Sequential(Embeddings(source, width), Positions(width, rows))

@@ -23,33 +23,15 @@ PAD, EOS, UNK = 1, 2, 3
 NUM_SPECIAL = 4
 
 SETTINGS: dict[str, Any] = {
-    "arch": "transformer",
-    "task": "translation",
-    "source_lang": "de",
-    "target_lang": "en",
-    "encoder_embed_dim": 8,
-    "encoder_ffn_embed_dim": 12,
-    "encoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "decoder_embed_dim": 8,
-    "decoder_ffn_embed_dim": 10,
-    "decoder_layers": 1,
-    "decoder_attention_heads": 4,
-    "encoder_normalize_before": False,
-    "decoder_normalize_before": False,
-    "encoder_learned_pos": False,
-    "decoder_learned_pos": False,
-    "share_all_embeddings": False,
-    "share_decoder_input_output_embed": False,
-    "activation_fn": "relu",
-    "no_scale_embedding": False,
-    "layernorm_embedding": False,
-    "dropout": 0.1,
-    "attention_dropout": 0.2,
-    "activation_dropout": 0.3,
-    "max_source_positions": 20,
-    "max_target_positions": 20,
+    **{f"{side}_{name}": False for side in ("encoder", "decoder") for name in ("normalize_before", "learned_pos")},
+    **dict.fromkeys(("share_all_embeddings", "share_decoder_input_output_embed"), False),
+    **dict.fromkeys(("no_scale_embedding", "layernorm_embedding"), False),
+    **dict.fromkeys(("max_source_positions", "max_target_positions"), 20),
 }
+SETTINGS |= {"arch": "transformer", "task": "translation", "source_lang": "de", "target_lang": "en"}
+SETTINGS |= {"encoder_embed_dim": 8, "encoder_ffn_embed_dim": 12, "encoder_layers": 2, "encoder_attention_heads": 2}
+SETTINGS |= {"decoder_embed_dim": 8, "decoder_ffn_embed_dim": 10, "decoder_layers": 1, "decoder_attention_heads": 4}
+SETTINGS |= {"activation_fn": "relu", "dropout": 0.1, "attention_dropout": 0.2, "activation_dropout": 0.3}
 WORDS = ["ein", "au@@", "to", "fä@@", "hrt", "das", ".", "sch@@", "nell", "er"]
 TARGET_WORDS = ["a", "car", "dri@@", "ves", "fast@@", "er", "the", ".", "madeupword0000"]
 
@@ -115,7 +97,7 @@ class NaiveFairseq:
         x = self.embed("encoder", source)
         for layer in range(self.settings["encoder_layers"]):
             place = f"encoder.layers.{layer}"
-            x = self.sublayer(x, partial(self.look_around, f"{place}.self_attn"), f"{place}.self_attn_layer_norm")
+            x = self.sublayer(x, partial(self.look, f"{place}.self_attn"), f"{place}.self_attn_layer_norm")
             x = self.sublayer(x, partial(self.feed_forward, place), f"{place}.final_layer_norm")
         return self.last_norm("encoder", x)
 
@@ -124,7 +106,7 @@ class NaiveFairseq:
         x = self.embed("decoder", target)
         for layer in range(self.settings["decoder_layers"]):
             place = f"decoder.layers.{layer}"
-            x = self.sublayer(x, partial(self.look_back, f"{place}.self_attn"), f"{place}.self_attn_layer_norm")
+            x = self.sublayer(x, partial(self.look, f"{place}.self_attn"), f"{place}.self_attn_layer_norm")
             cross_attention = partial(self.attend, f"{place}.encoder_attn", memory)
             x = self.sublayer(x, cross_attention, f"{place}.encoder_attn_layer_norm")
             x = self.sublayer(x, partial(self.feed_forward, place), f"{place}.final_layer_norm")
@@ -153,7 +135,6 @@ class NaiveFairseq:
         return self.norm(f"{side}.layer_norm", x) if f"{side}.layer_norm.weight" in self.weights else x
 
     def norm(self, name: str, x: Tensor) -> Tensor:
-        """Layer normalisation."""
         return norm(self.weights, name, x, eps=1e-5)
 
     def feed_forward(self, place: str, x: Tensor) -> Tensor:
@@ -161,13 +142,9 @@ class NaiveFairseq:
         inner = ACTIVATIONS[self.settings["activation_fn"]](linear(self.weights, f"{place}.fc1", x))
         return linear(self.weights, f"{place}.fc2", inner)
 
-    def look_around(self, name: str, x: Tensor) -> Tensor:
-        """Attends to all positions of the same sequence."""
-        return self.attend(name, x, x)
-
-    def look_back(self, name: str, x: Tensor) -> Tensor:
-        """Attends to the positions up to its own."""
-        return self.attend(name, x, x, causal=True)
+    def look(self, name: str, x: Tensor) -> Tensor:
+        """Attends to the same sequence, in the decoder up to the own position."""
+        return self.attend(name, x, x, causal=name.startswith("decoder"))
 
     def attend(self, name: str, memory: Tensor, x: Tensor, causal: bool = False) -> Tensor:
         """Attention, one head after the other; the decoder's number of heads counts for both of its attentions."""
@@ -206,11 +183,7 @@ def write_dictionaries(folder: Path, source: list[str] = WORDS, target: list[str
 
 
 def write_checkpoint(
-    folder: Path,
-    changes: Mapping[str, Any] | None = None,
-    *,
-    seed: int = 0,
-    generation: Mapping[str, Any] | None = None,
+    folder: Path, changes: Mapping[str, Any] | None = None, *, seed: int = 0, generation: Any = None
 ) -> tuple[Path, NaiveFairseq]:
     """A checkpoint of today's form with its dictionaries, and what it computes."""
     settings = {**SETTINGS, **(changes or {})}

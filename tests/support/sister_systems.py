@@ -13,11 +13,6 @@ import torch
 Weights = Mapping[str, torch.Tensor]
 
 
-def draw(*shape: int, generator: torch.Generator) -> torch.Tensor:
-    """Weights that are large enough for every part of the model to show in its logits."""
-    return torch.randn(*shape, generator=generator) * 0.4
-
-
 class RandomWeights(dict[str, torch.Tensor]):
     """Weights by name, all drawn from one generator."""
 
@@ -25,7 +20,8 @@ class RandomWeights(dict[str, torch.Tensor]):
         self.width, self.generator = width, torch.Generator().manual_seed(0)
 
     def draw(self, *shape: int) -> torch.Tensor:
-        return draw(*shape, generator=self.generator)
+        """Weights that are large enough for every part of the model to show in its logits."""
+        return torch.randn(*shape, generator=self.generator) * 0.4
 
     def add_linear(self, name: str, rows: int, columns: int, *, bias: bool = True) -> None:
         self[f"{name}.weight"] = self.draw(rows, columns)
@@ -58,9 +54,7 @@ def attend(
     causal: bool = False,
 ) -> torch.Tensor:
     """Multi-head attention of x (L, D) to memory (K, D); `names` are those of queries, keys, values and output."""
-    queries, keys, values = (
-        linear(weights, name, side) for name, side in zip(names, (x, memory, memory), strict=False)
-    )
+    queries, keys, values = linear(weights, names[0], x), *(linear(weights, name, memory) for name in names[1:3])
     contexts = []
     for q, k, v in zip(queries.chunk(heads, -1), keys.chunk(heads, -1), values.chunk(heads, -1), strict=True):
         scores = q @ k.T / math.sqrt(q.shape[1])

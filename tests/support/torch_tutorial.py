@@ -76,20 +76,18 @@ def make_tutorial(seed: int = 0, **changes: Any) -> Tutorial:
     return model.eval()
 
 
-def make_batch(vocabularies: tuple[int, int], seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def make_batch(lengths: list[int], vocab_size: int) -> torch.Tensor:
     """Sentences of unequal lengths, padded at the end, in which no token is padding."""
-    source = pad([[t + 1 for t in s] for s in make_sentences([6, 1, 4], vocabularies[0] - 1, seed)], junk=PAD)[0]
-    target = pad([[t + 1 for t in s] for s in make_sentences([3, 5, 1], vocabularies[1] - 1, seed + 1)], junk=PAD)[0]
-    return source, target
+    return pad([[t + 1 for t in s] for s in make_sentences(lengths, vocab_size - 1, lengths[0])], junk=PAD)[0]
 
 
 @torch.no_grad()
 def assert_same(forward: Callable[..., torch.Tensor], model: VanillaTransformerForConditionalGeneration) -> None:
     """Compares logits of a padded batch at its real positions."""
-    source, target = make_batch((model.config.vocab_size, model.config.target_vocab_size))
+    source = make_batch([6, 1, 4], model.config.vocab_size)
+    target = make_batch([3, 5, 1], model.config.target_vocab_size)
     masks = (source == PAD, target == PAD) if isinstance(forward, TorchTransformer) else ()
     expected = forward(source, target, *masks)
-    actual = logits_of(
-        model, input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=target, use_cache=False
-    )
+    mask = (source != PAD).long()
+    actual = logits_of(model, input_ids=source, attention_mask=mask, decoder_input_ids=target, use_cache=False)
     assert_close(actual[target != PAD], expected[target != PAD])

@@ -30,48 +30,29 @@ Batch = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a converted model comes from: what `conversion.json` says beside it.
+    """Where a converted model comes from: what `conversion.json` says beside it."""
 
-    Args:
-        system: A key of `SOURCES`.
-        name: Its name on the Hub; of a file or folder the last part of the path.
-        revision: Branch, tag or commit on the Hub; `None` for a file or folder.
-    """
-
-    system: str
-    name: str
-    revision: str | None = None
+    system: str  # a key of `SOURCES`
+    name: str  # on the Hub; of a file or folder the last part of the path
+    revision: str | None = None  # branch, tag or commit on the Hub
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertedModel:
-    """A model of another system in this package's form.
+    """A model of another system in this package's form."""
 
-    Args:
-        source: What it was, for messages: "the MarianMT model opus/en-de".
-        model: The model, in evaluation mode, with its generation config.
-        tokenizer: Its tokenizer; `None` if there was none to convert.
-        compare: Gives the same random batch to the original and to the model, and returns both logits (B, T, V), in
-            float32 and without padding; `None` where the original cannot run here.
-        notes: What the user should know: what could not be taken over, or checked.
-        origin: Where it comes from, if that is to be saved with the model.
-    """
-
-    source: str
-    model: VanillaTransformerForConditionalGeneration
+    source: str  # what it was, for messages: "the MarianMT model opus/en-de"
+    model: VanillaTransformerForConditionalGeneration  # in evaluation mode, with its generation config
     tokenizer: PreTrainedTokenizerBase | None = None
+    # Gives the same batch to the original, where it can run here, and to the model; returns both logits (B, T, V).
     compare: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what the user should know: what could not be taken over, or checked
     origin: Origin | None = None
 
     def check(self) -> float | None:
-        """Compares the model's logits with those of the original.
+        """Returns the largest difference from the original's logits, as a fraction of the largest; refuses over 1e-5.
 
-        Returns:
-            The largest difference as a fraction of the largest logit; `None` where the original cannot run here.
-
-        Raises:
-            ConversionError: If it is above 1e-5 (`TOLERANCE`), or a logit is not a number.
+        `None` where the original cannot run here.
         """
         if self.compare is None:
             return None
@@ -86,9 +67,6 @@ class ConvertedModel:
             folder: Where to: a folder that is not there yet, or an empty one.
             max_shard_size: The most bytes of a weights file, as in `save_pretrained`.
             difference: What `check` found, to be saved with the origin.
-
-        Returns:
-            The folder.
 
         Raises:
             FileExistsError: If there is something already.
@@ -111,10 +89,9 @@ def build_model(
     source: str,
     generation_config: GenerationConfig | None = None,
 ) -> VanillaTransformerForConditionalGeneration:
-    """Makes a model, in evaluation mode and with memory of its own, with the weights of another system.
+    """Makes a model with the weights of another system, in their type and in evaluation mode; lists what does not fit.
 
-    It has the weights' floating-point type. Without a `generation_config` it generates as its configuration says. What
-    does not fit is listed as in [`rename_weights`].
+    Without a `generation_config` it generates as its configuration says.
     """
     with torch.device("meta"):
         empty = VanillaTransformerForConditionalGeneration(config)
@@ -133,15 +110,8 @@ def build_model(
     return model.eval()
 
 
-# --- The same logits --------------------------------------------------------------------------------------------------
-
-
 def draw_batch(config: VanillaTransformerConfig) -> Batch:
-    """Draws sources of unequal lengths, padded on the right, and targets of equal ones.
-
-    Returns `input_ids` and `attention_mask` (B, S), and `decoder_input_ids` (B, T), which begin with the start symbol.
-    Apart from that no token is a special one.
-    """
+    """Draws sources (B, S), padded on the right, and targets (B, T), without special tokens but the start symbol."""
     generator = torch.Generator().manual_seed(0)
     most = max(config.max_position_embeddings - config.position_offset, 1)
     lengths = [min(length, most) for length in _LENGTHS]
@@ -169,10 +139,7 @@ def compare_with(
 
 
 def check_logits(expected: torch.Tensor, actual: torch.Tensor, subject: str) -> float:
-    """Returns the largest difference of logits (B, T, V) as a fraction of the largest; refuses more than `TOLERANCE`.
-
-    `subject` is a sentence's beginning: "The converted model computes something else than X".
-    """
+    """Returns the largest difference of logits (B, T, V), as a fraction of the largest; refuses more than allowed."""
     difference = float((expected - actual).abs().max() / expected.abs().max())
     if not difference <= TOLERANCE:
         raise ConversionError(
@@ -185,10 +152,7 @@ def check_logits(expected: torch.Tensor, actual: torch.Tensor, subject: str) -> 
 def check_counterpart(
     compute: Callable[[Batch], torch.Tensor], model: VanillaTransformerForConditionalGeneration, name: str
 ) -> float:
-    """Makes sure that what was made of a model, which may be in training mode, computes the same logits (B, T, V).
-
-    `compute` gets a batch on the model's device, and computes in float32; `name` is the counterpart's.
-    """
+    """Makes sure that what was made of a model computes, on its device and in float32, the same logits (B, T, V)."""
     batch = {name: tensor.to(model.device) for name, tensor in draw_batch(model.config).items()}
     was_training = model.training
     try:

@@ -17,16 +17,10 @@ def refuse(subject: str, reasons: Iterable[str]) -> None:
 
 
 def find_differences(settings: object, wanted: dict[str, tuple[object, ...]]) -> list[str]:
-    """Returns a reason for each attribute of `settings` whose value is not among the wanted ones; absent ones are None.
-
-    A reason reads "activation_fn is 'gelu' (can be: 'relu')".
-    """
+    """Returns a reason for each attribute of `settings` whose value is not wanted; absent ones are None."""
     found = {name: getattr(settings, name, None) for name in wanted}
-    return [
-        f"{name} is {value!r} (can be: {', '.join(map(repr, wanted[name]))})"
-        for name, value in found.items()
-        if value not in wanted[name]
-    ]
+    different = [name for name, value in found.items() if value not in wanted[name]]
+    return [f"{name} is {found[name]!r} (can be: {', '.join(map(repr, wanted[name]))})" for name in different]
 
 
 def list_head_sizes(config: VanillaTransformerConfig) -> tuple[int | None, ...]:

@@ -38,25 +38,20 @@ class Option:
 
 @dataclass(frozen=True)
 class Source:
-    """A system that models can come from.
+    """A system that models can come from."""
 
-    Args:
-        description: What is converted, and what names it.
-        convert: The converter, whose first argument is the path or the name of the model.
-        settings: The class of the converter's argument `settings`, if its options are there.
-        read_settings: Reads those of them that stand beside the model; `None` if none do.
-    """
-
-    description: str
-    convert: Callable[..., ConvertedModel]
-    settings: type | None = None
-    read_settings: Callable[[str], dict[str, Any] | None] | None = None
+    convert: Callable[..., ConvertedModel]  # whose first argument is the path or the name of the model
+    settings: type | None = None  # the class of the converter's argument `settings`, if its options are there
+    read_settings: Callable[[str], dict[str, Any] | None] | None = None  # those of them that stand beside the model
 
     def list_options(self) -> list[Option]:
         """What may be said besides the path, as the converter's signature and docstring have it."""
         described: Any = self.settings or self.convert
         signature, hints = inspect.signature(described), typing.get_type_hints(described)
-        help_texts = _read_arguments(described)
+        section = re.search(r"^Args:\n(.*?)(?:\n\n|\Z)", inspect.getdoc(described) or "", re.DOTALL | re.MULTILINE)
+        entries = re.split(r"\n(?=    \w+: )", "\n" + section[1])[1:] if section else []
+        pairs = [entry.strip().partition(": ") for entry in entries]
+        help_texts = {name: " ".join(text.split()) for name, _, text in pairs}
         return [
             Option(name, _simple_type(hints[name]), parameter.default, help_texts[name])
             for name, parameter in signature.parameters.items()
@@ -72,30 +67,17 @@ class Source:
 
 
 SOURCES: dict[str, Source] = {
-    "marian": Source("MarianMT of transformers (opus-mt): a folder or a name on the Hub", convert_marian),
-    "fsmt": Source("FSMT of transformers (wmt19): a folder or a name on the Hub", convert_fsmt),
-    "fairseq": Source("a transformer of fairseq: its checkpoint, beside the dictionaries", convert_fairseq),
-    "torch_nn": Source(
-        "a state dict of a model around torch.nn.Transformer, whose number of heads must be said",
-        convert_torch_nn,
-        TorchSettings,
-        read_torch_settings,
-    ),
-    "annotated": Source("a state dict of the Annotated Transformer", convert_annotated, AnnotatedSettings),
-    "opennmt_py": Source("a Transformer of OpenNMT-py 3: its checkpoint", convert_opennmt_py),
-    "joeynmt": Source("a Transformer of JoeyNMT 2: the folder of its training, or a checkpoint in it", convert_joeynmt),
+    "marian": Source(convert_marian),
+    "fsmt": Source(convert_fsmt),
+    "fairseq": Source(convert_fairseq),
+    "torch_nn": Source(convert_torch_nn, TorchSettings, read_torch_settings),
+    "annotated": Source(convert_annotated, AnnotatedSettings),
+    "opennmt_py": Source(convert_opennmt_py),
+    "joeynmt": Source(convert_joeynmt),
 }
 
 # Each takes our model, its tokenizer and the folder to make, complete or absent.
 TARGETS: dict[str, Callable[..., Path]] = {"marian": save_as_marian, "torch_nn": save_as_torch_nn}
-
-
-def _read_arguments(described: Any) -> dict[str, str]:
-    """The section Args of a Google-style docstring, each text on one line."""
-    section = re.search(r"^Args:\n(.*?)(?:\n\n|\Z)", inspect.getdoc(described) or "", flags=re.DOTALL | re.MULTILINE)
-    entries = re.split(r"\n(?=    \w+: )", "\n" + section[1]) if section else []
-    pairs = [entry.strip().partition(": ") for entry in entries if entry.strip()]
-    return {name: " ".join(text.split()) for name, _, text in pairs}
 
 
 def _simple_type(hint: Any) -> type:
@@ -124,9 +106,7 @@ def _detect_library_model(name: str) -> str | None:
     except (OSError, ValueError) as error:
         if os.path.isdir(name):
             return None
-        raise ConversionError(
-            f"{name} is no file or folder, and as a name on the Hub it cannot be read: {error}"
-        ) from error
+        raise ConversionError(f"{name} is no file or folder, nor to be read from the Hub: {error}") from error
     model_type = fields.get("model_type")
     if model_type is None:
         return None
@@ -195,11 +175,8 @@ def convert(path: str, source_format: str | None = None, **options: Any) -> Conv
     source = SOURCES[source_format]
     legal = [option.name for option in source.list_options()]
     if strange := [name for name in options if name not in legal]:
-        raise ConversionError(
-            f"{source_format} has no option {', '.join(strange)}; it has {', '.join(legal) or 'none'}."
-        )
-    if os.path.exists(path):
-        origin = Origin(system=source_format, name=Path(path).resolve().name)
-    else:
-        origin = Origin(system=source_format, name=path, revision=options.get("revision", "main"))
-    return replace(source(path, **options), origin=origin)
+        known = ", ".join(legal) or "none"
+        raise ConversionError(f"{source_format} has no option {', '.join(strange)}; it has {known}.")
+    is_local = os.path.exists(path)
+    name, revision = (Path(path).resolve().name, None) if is_local else (path, options.get("revision", "main"))
+    return replace(source(path, **options), origin=Origin(system=source_format, name=name, revision=revision))

@@ -1,6 +1,4 @@
-r"""Weights of other systems: read without running code, and renamed strictly.
-
-A table of rules says what becomes of each name:
+r"""Weights of other systems: read without running code, and renamed strictly by a table of rules.
 
     RULES = (
         Rule(r"encoder\.layers\.(\d+)\.self_attn\.in_proj_weight", IN_PROJECTION),  # one tensor becomes three
@@ -8,10 +6,7 @@ A table of rules says what becomes of each name:
         Rule(r"(encoder|decoder)\.version", ()),                                    # known, and not needed
     )
 
-Names are matched whole, and the first rule that matches counts. What no rule matches, what the model needs and nothing
-gave, and what has another shape than the model's is reported together, so that one run tells everything.
-
-Shapes: D  d_model, N  number of positions, V  vocabulary.
+What does not fit is reported together. Shapes: D  d_model, N  number of positions, V  vocabulary.
 """
 
 import os
@@ -37,19 +32,14 @@ from .errors import ConversionError, refuse
 
 StateDict = Mapping[str, torch.Tensor]
 
-# What torch says of a pickle that names more than tensors.
-CODE_IN_PICKLE = re.compile(r"GLOBAL ([\w.]+)")
+CODE_IN_PICKLE = re.compile(r"GLOBAL ([\w.]+)")  # what torch says of a pickle that names more than tensors
 MOST_NAMES = 12  # listed of each kind
-
-
-# --- Reading ----------------------------------------------------------------------------------------------------------
 
 
 def read_checkpoint(path: str | os.PathLike[str], *, allowed: Sequence[Any] = ()) -> Any:
     """Reads what `torch.save` wrote, or a safetensors file, to the CPU; refuses what would have to be run.
 
-    `allowed` are the classes and functions that the pickle may name besides tensors and Python's own containers, each
-    as in `torch.serialization.safe_globals`: itself, or (itself, the name that the file has for it).
+    `allowed` may be named in the pickle besides tensors and containers, as in `torch.serialization.safe_globals`.
     """
     path = Path(path)
     if not path.is_file():
@@ -86,9 +76,8 @@ def scan_pickles(path: Path) -> Iterator[tuple[str, Any]]:
         try:
             if zipfile.is_zipfile(file):
                 archive = zipfile.ZipFile(file)
-                pickles: list[IO[bytes]] = [
-                    archive.open(name) for name in archive.namelist() if name.endswith("/data.pkl")
-                ]
+                names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+                pickles: list[IO[bytes]] = [archive.open(name) for name in names]
             else:
                 file.seek(0)
                 pickles = [file] * 4  # torch's old format: its number, its version, the machine, the content
@@ -130,20 +119,14 @@ def _is_state_dict(value: Any) -> bool:
     return isinstance(value, Mapping) and bool(value) and all(isinstance(item, torch.Tensor) for item in value.values())
 
 
-# --- Renaming ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Rule:
-    r"""What becomes of the weights whose names match a pattern.
+    r"""What becomes of the weights whose whole names match the regular expression `pattern`.
 
-    Args:
-        pattern: A regular expression that matches whole names.
-        targets: The new name, in which `\1` stands for the pattern's first group; several names, among which the tensor
-            is divided evenly along its first dimension; or none, for what the model does not need.
-        change: What is done to the tensor first, such as transposing it.
-        check: Says what is wrong with a tensor (before `change`), or returns `None`: for tables that are not needed
-            because the model computes them, and must be what it computes.
+    `targets` is the new name, in which `\1` stands for the pattern's first group; several names, among which the tensor
+    is divided evenly along its first dimension; or none, for what the model does not need. `change` is done to the
+    tensor first. `check` says what is wrong with a tensor before that, or returns `None`: for tables that are not
+    needed because the model computes them, and must be what it computes.
     """
 
     pattern: str
@@ -179,22 +162,11 @@ def rename_weights(
     source: str,
     ties: Mapping[str, str] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Gives weights the names of another model.
+    """Returns the weights by the names of another model, which are those of `shapes`; the first matching rule counts.
 
-    Args:
-        weights: The weights by the names that they have.
-        rules: What becomes of each name; the first that matches counts.
-        shapes: The names that the other model has, with their shapes.
-        source: What is converted, for messages.
-        ties: Names of weights that are others', as {name: the other's name}; of each such pair one is enough, and where
-            both are there they must be equal.
-
-    Returns:
-        The weights by the new names, all of `shapes`.
-
-    Raises:
-        ConversionError: Lists the weights that no rule knows, that two weights become, that are missing, wrongly
-            shaped, not what they must be, or differ from those they are tied to.
+    `ties` maps names of weights to the names of those that they are: one of each pair is enough, and both must be
+    equal. What no rule knows, what two weights become, what is missing, wrongly shaped or not what it must be is listed
+    in a `ConversionError`.
     """
     rules = tuple(rules)
     renamed: dict[str, torch.Tensor] = {}
@@ -252,9 +224,6 @@ def _report(source: str, kinds: Mapping[str, Sequence[str]]) -> None:
         raise ConversionError("\n".join([f"The weights of {source} do not fit the model:", *lines]))
 
 
-# --- What weights tell ------------------------------------------------------------------------------------------------
-
-
 def make_config(source: str, reasons: Sequence[str] = (), /, **fields: Any) -> VanillaTransformerConfig:
     """Makes the configuration; refuses values that are not legal, together with other reasons to refuse the source."""
     subject = f"This package has no counterpart of {source}"
@@ -286,10 +255,7 @@ def count_layers(weights: StateDict, prefix: str) -> int:
 
 
 def describe_tables(weights: StateDict, source: str, target: str, output: str) -> dict[str, Any]:
-    """Returns the fields of the configuration that the embeddings and the output layer's weight, all (V, D), tell.
-
-    Equal tables are one; without an output layer it is the target's table.
-    """
+    """Returns what the tables (V, D) of embeddings and output layer tell the configuration; equal tables are one."""
     shared = torch.equal(weights[source], weights[target])
     return {
         "vocab_size": weights[source].shape[0],
@@ -301,13 +267,9 @@ def describe_tables(weights: StateDict, source: str, target: str, output: str) -
 
 
 def check_sinusoids(table: torch.Tensor, *, kind: str, starts: Iterable[int] = (0,), skip: int = 0) -> str | None:
-    """Says in what a table differs from sinusoids, which the model computes; `None` if in nothing.
+    """Says in what a table (N, D), (N, 1, D) or (1, N, D) differs from sinusoids of a kind; `None` if in nothing.
 
-    Args:
-        table: (N, D), (N, 1, D) or (1, N, D).
-        kind: A name of `SINUSOIDS`.
-        starts: The positions that the first row may be of.
-        skip: Number of first rows that no token gets.
+    The first row may be of any of the positions `starts`; no token gets the first `skip` rows.
     """
     rows = as_rows(table)
     if rows is None or rows.shape[1] % 2 or rows.shape[1] < 4:

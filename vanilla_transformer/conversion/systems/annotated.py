@@ -8,10 +8,9 @@
     encoder.norm.a_2, b_2                                       and of the one after each stack
     generator.proj.weight, generator.proj.bias                  (V, D), (V,)
 
-Its norm is not torch's. It divides by the unbiased standard deviation s, and adds eps to that, a (x - mean) / (s + eps)
-+ b; torch's is g (x - mean) / sqrt(v + eps) + b with the biased variance v = s^2 (D - 1) / D. The gain
-g = a sqrt((D - 1) / D) makes up for the first. For the second nothing does exactly: with the same number for both
-eps = 1e-6, the norms differ by less than 6e-7 of their values where s is 0.5 or more, by 2e-6 at 0.3, 4e-5 at 0.1.
+Its norm, a (x - mean) / (s + eps) + b, divides by the unbiased standard deviation s; torch's is
+g (x - mean) / sqrt(v + eps) + b with v = s^2 (D - 1) / D. The gain g = a sqrt((D - 1) / D) makes up for the first. With
+the same eps = 1e-6 the norms differ by less than 6e-7 of their values where s is 0.5 or more, by 4e-5 at 0.1.
 """
 
 import math
@@ -35,6 +34,7 @@ from vanilla_transformer.conversion.weights import (
     read_state_dict,
 )
 
+_SPECIAL_IDS = ("bos_token_id", "pad_token_id", "eos_token_id")
 _ANCHOR = "encoder.layers.0.self_attn.linears.0.weight"
 _TABLES = ("src_embed.0.lut.weight", "tgt_embed.0.lut.weight", "generator.proj.weight")
 
@@ -66,8 +66,11 @@ def adapt_gain(gain: torch.Tensor) -> torch.Tensor:
 
 
 _LAYER, _OURS = r"(encoder|decoder)\.layers\.(\d+)\.", r"model.\1.layers.\2."
-_ATTENTIONS = {"self_attn": "self_attn", "src_attn": "encoder_attn"}
-_PARTS = ("q_proj", "k_proj", "v_proj", "out_proj")
+_SIDES = {"src": "encoder", "tgt": "decoder"}
+_LAYER_NAMES = {r"feed_forward\.w_([12])": r"fc\3"}
+for _index, _part in enumerate(("q_proj", "k_proj", "v_proj", "out_proj")):
+    _LAYER_NAMES |= {rf"self_attn\.linears\.{_index}": f"self_attn.{_part}"}
+    _LAYER_NAMES |= {rf"src_attn\.linears\.{_index}": f"encoder_attn.{_part}"}
 _NORMS = {
     r"(encoder|decoder)\.layers\.(\d+)\.sublayer\.0": r"model.\1.layers.\2.self_attn_layer_norm",
     r"(encoder)\.layers\.(\d+)\.sublayer\.1": r"model.\1.layers.\2.final_layer_norm",
@@ -77,23 +80,9 @@ _NORMS = {
 }
 _RULES = (
     Rule(r"(?:src|tgt)_embed\.1\.pe", (), check=partial(check_sinusoids, kind="sinusoidal")),
-    *module_rules(
-        {
-            rf"{theirs}\.linears\.{index}": f"{ours}.{part}"
-            for theirs, ours in _ATTENTIONS.items()
-            for index, part in enumerate(_PARTS)
-        },
-        theirs=_LAYER,
-        ours=_OURS,
-    ),
-    *module_rules(
-        {
-            r"src_embed\.0\.lut": "model.encoder.embed_tokens",
-            r"tgt_embed\.0\.lut": "model.decoder.embed_tokens",
-            r"generator\.proj": "lm_head",
-        }
-    ),
-    *module_rules({r"feed_forward\.w_([12])": r"fc\3"}, theirs=_LAYER, ours=_OURS),
+    *module_rules({rf"{s}_embed\.0\.lut": f"model.{ours}.embed_tokens" for s, ours in _SIDES.items()}),
+    *module_rules({r"generator\.proj": "lm_head"}),
+    *module_rules(_LAYER_NAMES, theirs=_LAYER, ours=_OURS),
     *(Rule(rf"{theirs}\.norm\.a_2", f"{ours}.weight", adapt_gain) for theirs, ours in _NORMS.items()),
     *(Rule(rf"{theirs}\.norm\.b_2", f"{ours}.bias") for theirs, ours in _NORMS.items()),
 )
@@ -131,10 +120,7 @@ def convert_annotated(
         **describe_tables(weights, *_TABLES),
         attention_bias=True,
         normalize_before=True,
-        layer_norm_eps=settings.layer_norm_eps,
-        bos_token_id=settings.bos_token_id,
-        pad_token_id=settings.pad_token_id,
-        eos_token_id=settings.eos_token_id,
+        **{name: getattr(settings, name) for name in ("layer_norm_eps", *_SPECIAL_IDS)},
         decoder_start_token_id=settings.bos_token_id,
     )
     model = build_model(config, weights, _RULES, source=source)

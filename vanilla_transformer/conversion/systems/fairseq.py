@@ -1,13 +1,7 @@
 r"""fairseq's `transformer` models: the paper's architecture with learned or tensor2tensor positions.
 
-Between versions the same weights had several names:
-
-    self_attn.in_proj_weight (3 D, D)         self_attn.q_proj.weight, k_proj, v_proj         since 2019
-    layers.0.layer_norms.0.weight             layers.0.self_attn_layer_norm.weight            since 2019
-    decoder.embed_out (V, D)                  decoder.output_projection.weight                since 2020
-
-Encoder layers of 2022 and later hold a second copy of their weights, `layers.0.in_proj_weight` and so on, for a faster
-kernel of torch's. It is filled when a model is loaded; what is saved of it may be anything, and is not needed.
+Weights were renamed in 2019 and 2020. Encoder layers of 2022 and later hold a second copy of their weights,
+`layers.0.in_proj_weight` and so on, for a faster kernel of torch's; what is saved of it is not needed.
 """
 
 import os
@@ -40,51 +34,33 @@ from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTr
 from .fairseq_checkpoint import ARCHITECTURES, FairseqCheckpoint, read_fairseq
 
 _BOS_ID, _PAD_ID, _EOS_ID, _UNK_ID = range(len(SPECIAL_TOKENS))
+_SPECIAL_IDS: dict[str, Any] = {"bos_token_id": _BOS_ID, "pad_token_id": _PAD_ID, "eos_token_id": _EOS_ID}
+_SPECIAL_IDS |= {"decoder_start_token_id": _EOS_ID}
 
 # The output bias of tokens that only the tokenizer needs: with it their probability is below any rounding error.
 UNLIKELY = -30.0
 
-_ACTIVATIONS = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "tanh": "tanh",
-    "linear": "linear",
-    "relu_squared": "relu2",
-    **dict.fromkeys(("gelu_accurate", "gelu_fast"), "gelu_pytorch_tanh"),
-}
+_ACTIVATIONS = {name: name for name in ("relu", "gelu", "tanh", "linear")} | {"relu_squared": "relu2"}
+_ACTIVATIONS |= dict.fromkeys(("gelu_accurate", "gelu_fast"), "gelu_pytorch_tanh")
 
 # What a setting must be for the model to be one that the configuration can describe.
 _OFF = (None, False, 0)
+_SIDES = ("encoder", "decoder")
 _WANTED: dict[str, tuple[object, ...]] = {
     "arch": tuple(ARCHITECTURES),
     "activation_fn": tuple(_ACTIVATIONS),
     **{f"adaptive_{name}": (None, False) for name in ("input", "softmax_cutoff")},
-    **{f"{side}_layers_to_keep": (None, "") for side in ("encoder", "decoder")},
-    **{f"{side}_xformers_att_config": (None, "") for side in ("encoder", "decoder")},
+    **{f"{side}_{name}": (None, "") for side in _SIDES for name in ("layers_to_keep", "xformers_att_config")},
     **{f"no_{name}": _OFF for name in ("token_positional_embeddings", "cross_attention")},
     **{f"quant_noise_{name}": _OFF for name in ("pq", "scalar")},
     **{f"scale_{name}": _OFF for name in ("attn", "heads", "fc", "resids")},
     **dict.fromkeys(("base_layers", "char_inputs", "cross_self_attention"), _OFF),
 }
 # fairseq's defaults of generation: of what is taken over, and of what is not.
-_GENERATION: dict[str, Any] = {
-    "beam": 5,
-    "lenpen": 1.0,
-    "unnormalized": False,
-    "min_len": 1,
-    "max_len_b": 200,
-    "no_repeat_ngram_size": 0,
-}
-_IGNORED_GENERATION: dict[str, Any] = {
-    "max_len_a": 0,
-    "unkpen": 0,
-    "temperature": 1,
-    "sampling": False,
-    "match_source_len": False,
-    "diverse_beam_groups": -1,
-    "diversity_rate": -1,
-    "prefix_size": 0,
-}
+_GENERATION: dict[str, Any] = {"beam": 5, "lenpen": 1.0, "unnormalized": False, "min_len": 1, "max_len_b": 200}
+_GENERATION |= {"no_repeat_ngram_size": 0}
+_IGNORED_GENERATION = dict.fromkeys(("max_len_a", "unkpen", "sampling", "match_source_len", "prefix_size"), 0)
+_IGNORED_GENERATION |= {"temperature": 1, "diverse_beam_groups": -1, "diversity_rate": -1}
 _BOTH_SIDES = ("embed_dim", "normalize_before", "learned_pos")
 
 _LAYER, _OURS = r"(encoder|decoder)\.(layers\.\d+)\.", r"model.\1.\2."
@@ -128,7 +104,7 @@ class _Vocabularies:
         return None if self.source == self.target else self.target
 
     def count_added(self, tokenizer: VanillaTransformerTokenizer) -> tuple[int, int]:
-        """Counts the source's and the target's ids behind the dictionary's."""
+        """Counts the ids behind the dictionaries'."""
         return len(tokenizer) - len(self.source), tokenizer.target_vocab_size - len(self.target)
 
 
@@ -157,17 +133,13 @@ def convert_fairseq(
         target_codes: The target's, if it has its own.
         sentencepiece_model: The sentencepiece model by which the texts were cut.
         target_sentencepiece_model: The target's, if it has its own.
-
-    Returns:
-        The model, its tokenizer, and fairseq's way to generate (beam 5 unless the checkpoint says something else).
     """
     read = read_fairseq(checkpoint)
     source = f"the fairseq checkpoint {read.path}"
     refuse(f"This package cannot hold {source}", _find_unsupported(read))
     vocabularies = _read_dictionaries(read, dictionaries, source_lang, target_lang)
-    tokenizer, tokenizer_notes = _make_tokenizer(
-        vocabularies, codes, target_codes, sentencepiece_model, target_sentencepiece_model
-    )
+    files = {"codes": (codes, target_codes), "sentencepiece_model": (sentencepiece_model, target_sentencepiece_model)}
+    tokenizer, tokenizer_notes = _make_tokenizer(vocabularies, files)
     tokenizer.model_max_length = read.model["max_source_positions"]
     added = vocabularies.count_added(tokenizer)
     read = _append_tokens(read, vocabularies, added)
@@ -175,28 +147,21 @@ def convert_fairseq(
     generation_config, notes = _make_generation_config(read)
     if read.absent:
         listed = ", ".join(f"{name}={value}" for name, value in read.absent.items())
-        architecture = read.model["arch"]
-        notes.insert(0, f"Not in the checkpoint, and therefore as in fairseq's architecture {architecture}: {listed}.")
+        notes.insert(0, f"Not in the checkpoint, so as in fairseq's architecture {read.model['arch']}: {listed}.")
     notes += [*_describe_added(vocabularies, added), *tokenizer_notes]
     model = build_model(config, read.weights, _RULES, source=source, generation_config=generation_config)
     return ConvertedModel(source=source, model=model, tokenizer=tokenizer, notes=tuple(notes))
 
 
 def _make_tokenizer(
-    vocabularies: _Vocabularies,
-    codes: Any,
-    target_codes: Any,
-    sentencepiece_model: Any,
-    target_sentencepiece_model: Any,
+    vocabularies: _Vocabularies, files: dict[str, tuple[Any, Any]]
 ) -> tuple[VanillaTransformerTokenizer, list[str]]:
-    """Returns the tokenizer that the files, if there are any, tell, and notes on it."""
+    """Returns the tokenizer of codes or sentencepiece models (the source's, the target's), or of words; and notes."""
+    (codes, target_codes), (sentencepiece_model, target_sentencepiece_model) = files.values()
     if codes is not None and sentencepiece_model is not None:
         raise ConversionError("Texts are cut by codes or by a sentencepiece model, not by both: give one of them.")
-    for name, file, target in (
-        ("codes", codes, target_codes),
-        ("sentencepiece_model", sentencepiece_model, target_sentencepiece_model),
-    ):
-        if file is None and target is not None:
+    for name, (file, target_file) in files.items():
+        if file is None and target_file is not None:
             raise ConversionError(f"target_{name} is given without {name}, the source's.")
     source, target = vocabularies.source, vocabularies.separate_target
     specials: dict[str, Any] = {"bos": BOS, "pad": PAD, "eos": EOS, "unk": UNK}
@@ -247,24 +212,18 @@ def _find_unsupported(read: FairseqCheckpoint) -> list[str]:
 
 def _find_last_norms(read: FairseqCheckpoint) -> list[bool]:
     """Says which stacks end with one more norm, as all with pre-LN do since August 2018, unless told not to."""
-    return [f"{side}.layer_norm.weight" in read.weights for side in ("encoder", "decoder")]
+    return [f"{side}.layer_norm.weight" in read.weights for side in _SIDES]
 
 
 def _count_positions(read: FairseqCheckpoint) -> list[int]:
     """Counts the rows of the tables of positions; those of learned ones are not as many in all versions of fairseq."""
-    tables = [read.weights.get(f"{side}.embed_positions.weight") for side in ("encoder", "decoder")]
-    settings = [read.model[f"max_{side}_positions"] for side in ("source", "target")]
-    return [
-        _PAD_ID + 1 + length if table is None else table.shape[0]
-        for table, length in zip(tables, settings, strict=True)
-    ]
+    counts = [_PAD_ID + 1 + read.model[f"max_{side}_positions"] for side in ("source", "target")]
+    tables = [read.weights.get(f"{side}.embed_positions.weight") for side in _SIDES]
+    return [count if table is None else table.shape[0] for count, table in zip(counts, tables, strict=True)]
 
 
 def _read_dictionaries(
-    read: FairseqCheckpoint,
-    folder: str | os.PathLike[str] | None,
-    source_lang: str | None,
-    target_lang: str | None,
+    read: FairseqCheckpoint, folder: str | os.PathLike[str] | None, source_lang: str | None, target_lang: str | None
 ) -> _Vocabularies:
     folder = read.path.parent if folder is None else Path(folder)
     given = {"source_lang": source_lang, "target_lang": target_lang}
@@ -280,13 +239,10 @@ def _read_dictionaries(
         )
     source, target = (read_dictionary(path) for path in paths)
     reasons = []
-    for side, path, tokens in zip(("encoder", "decoder"), paths, (source, target), strict=True):
-        rows = _count_rows(read, side)
-        if rows != len(tokens):
-            reasons.append(
-                f"{path} makes {len(tokens)} tokens, the four special ones included, and {side}.embed_tokens.weight has"
-                f" {rows} rows"
-            )
+    for side, path, tokens in zip(_SIDES, paths, (source, target), strict=True):
+        if (rows := _count_rows(read, side)) != len(tokens):
+            table = f"{side}.embed_tokens.weight"
+            reasons.append(f"{path} makes {len(tokens)} tokens, the four special ones included, and {table} has {rows}")
     if read.model["share_all_embeddings"] and source != target:
         reasons.append(f"the model has one vocabulary (share_all_embeddings), and {paths[0]} and {paths[1]} differ")
     refuse(f"The dictionaries are not those of {read.path}", reasons)
@@ -304,7 +260,7 @@ def _append_tokens(read: FairseqCheckpoint, vocabularies: _Vocabularies, added: 
     """Gives the tokens that only the tokenizer needs `<unk>`'s embedding and next to no probability."""
     if not any(added):
         return read
-    rows = dict(zip(("encoder", "decoder"), added, strict=True))
+    rows = dict(zip(_SIDES, added, strict=True))
     weights = dict(read.weights)
     for name in weights:
         if name.endswith((".embed_tokens.weight", ".output_projection.weight", ".embed_out")):
@@ -318,10 +274,10 @@ def _append_tokens(read: FairseqCheckpoint, vocabularies: _Vocabularies, added: 
 def _describe_added(vocabularies: _Vocabularies, added: tuple[int, int]) -> list[str]:
     if not any(added):
         return []
-    numbers = "{} of the source, {} of the target" if vocabularies.separate_target else "{}"
+    numbers = f"{added[0]} of the source, {added[1]} of the target" if vocabularies.separate_target else added[0]
     return [
-        f"There are ids behind the dictionary's, which only the tokenizer needs: {numbers.format(*added)}. They have"
-        f" the embedding of {UNK}, which fairseq takes these tokens for, and are never predicted."
+        f"There are ids behind the dictionary's, which only the tokenizer needs: {numbers}. They have the embedding of"
+        f" {UNK}, which fairseq takes these tokens for, and are never predicted."
     ]
 
 
@@ -336,8 +292,7 @@ def _make_config(
         vocab_size=_count_rows(read, "encoder"),
         decoder_vocab_size=_count_rows(read, "decoder") if vocabularies.separate_target else None,
         d_model=settings["encoder_embed_dim"],
-        **{f"encoder_{ours}": settings[f"encoder_{theirs}"] for ours, theirs in sizes.items()},
-        **{f"decoder_{ours}": settings[f"decoder_{theirs}"] for ours, theirs in sizes.items()},
+        **{f"{side}_{ours}": settings[f"{side}_{theirs}"] for ours, theirs in sizes.items() for side in _SIDES},
         **{name: settings[name] for name in ("dropout", "attention_dropout", "activation_dropout")},
         activation_function=_ACTIVATIONS[settings["activation_fn"]],
         attention_bias=True,
@@ -352,10 +307,7 @@ def _make_config(
         share_encoder_decoder_embeddings=one_table,
         tie_word_embeddings=one_table or bool(settings["share_decoder_input_output_embed"]),
         langs=vocabularies.languages,
-        bos_token_id=_BOS_ID,
-        pad_token_id=_PAD_ID,
-        eos_token_id=_EOS_ID,
-        decoder_start_token_id=_EOS_ID,
+        **_SPECIAL_IDS,
     )
 
 
@@ -376,10 +328,7 @@ def _make_generation_config(read: FairseqCheckpoint) -> tuple[GenerationConfig, 
         min_new_tokens=int(settings["min_len"]) or None,
         no_repeat_ngram_size=int(settings["no_repeat_ngram_size"]) or None,
         suppress_tokens=[_PAD_ID],
-        bos_token_id=_BOS_ID,
-        pad_token_id=_PAD_ID,
-        eos_token_id=_EOS_ID,
-        decoder_start_token_id=_EOS_ID,
+        **_SPECIAL_IDS,
     )
     listed = ", ".join(f"{name}={given[name]}" for name in ignored)
     return config, [f"These settings of generation have no counterpart here: {listed}."] if ignored else []

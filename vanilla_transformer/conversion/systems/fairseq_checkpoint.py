@@ -1,8 +1,7 @@
-"""Reads fairseq's checkpoints: the weights and the settings they were trained with.
+"""Reads fairseq's checkpoints, dictionaries with the weights under "model".
 
-A `.pt` file of fairseq holds a dictionary with the weights under "model". The settings are under "args", an
-`argparse.Namespace` with everything in it (before 2021), or under "cfg", where "model" is such a namespace and "task"
-and "generation" are dictionaries (since then). Around them lie what training needs to go on: meters, optimizers.
+The settings are under "args", an `argparse.Namespace` (before 2021), or under "cfg", where "model" is such a namespace
+and "task" and "generation" are dictionaries. Around them lies what training needs to go on: meters, optimizers.
 """
 
 import os
@@ -23,37 +22,16 @@ _TYPES = (
     *(f"builtins.{name}" for name in ("bool", "bytes", "dict", "float", "int", "list", "str", "tuple", "type")),
 )
 
-_BASE: dict[str, Any] = {
-    "encoder_embed_dim": 512,
-    "encoder_ffn_embed_dim": 2048,
-    "encoder_layers": 6,
-    "encoder_attention_heads": 8,
-    "decoder_layers": 6,
-    "decoder_attention_heads": 8,
-    "encoder_normalize_before": False,
-    "decoder_normalize_before": False,
-    "encoder_learned_pos": False,
-    "decoder_learned_pos": False,
-    "dropout": 0.1,
-    "attention_dropout": 0.0,
-    "activation_dropout": 0.0,
-    "activation_fn": "relu",
-    "share_all_embeddings": False,
-    "share_decoder_input_output_embed": False,
-    "no_scale_embedding": False,
-    "layernorm_embedding": False,
-    "max_source_positions": 1024,
-    "max_target_positions": 1024,
-}
+_BOTH_SIDES = {"layers": 6, "attention_heads": 8, "normalize_before": False, "learned_pos": False}
+_FLAGS = ("share_all_embeddings", "share_decoder_input_output_embed", "no_scale_embedding", "layernorm_embedding")
+_BASE: dict[str, Any] = {"encoder_embed_dim": 512, "encoder_ffn_embed_dim": 2048, "activation_fn": "relu"}
+_BASE |= {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in _BOTH_SIDES.items()}
+_BASE |= {"dropout": 0.1, "attention_dropout": 0.0, "activation_dropout": 0.0, **dict.fromkeys(_FLAGS, False)}
+_BASE |= dict.fromkeys(("max_source_positions", "max_target_positions"), 1024)
 _TINY = {"encoder_embed_dim": 64, "encoder_ffn_embed_dim": 64, "encoder_layers": 2, "encoder_attention_heads": 2}
 _IWSLT = {"encoder_ffn_embed_dim": 1024, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
-_VASWANI = {
-    "encoder_embed_dim": 1024,
-    "encoder_ffn_embed_dim": 4096,
-    "encoder_attention_heads": 16,
-    "decoder_attention_heads": 16,
-    "dropout": 0.3,
-}
+_VASWANI = {"encoder_embed_dim": 1024, "encoder_ffn_embed_dim": 4096, "dropout": 0.3}
+_VASWANI |= {"encoder_attention_heads": 16, "decoder_attention_heads": 16}
 _PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
 
 # The named architectures of the model, with what they change of the first one's defaults (fairseq 0.12.2).
@@ -65,12 +43,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "transformer_vaswani_wmt_en_de_big": _VASWANI,
     "transformer_vaswani_wmt_en_fr_big": {**_VASWANI, "dropout": 0.1},
     "transformer_wmt_en_de_big": {**_VASWANI, "attention_dropout": 0.1},
-    "transformer_wmt_en_de_big_t2t": {
-        **_VASWANI,
-        **_PRE_NORM,
-        "attention_dropout": 0.1,
-        "activation_dropout": 0.1,
-    },
+    "transformer_wmt_en_de_big_t2t": {**_VASWANI, **_PRE_NORM, "attention_dropout": 0.1, "activation_dropout": 0.1},
 }
 
 
@@ -78,7 +51,7 @@ class Remnant:
     """What is left of an object whose class is not here: what the file says of it, and nothing that it did."""
 
     def __new__(cls, *args: Any) -> "Remnant":
-        """Makes an object of whatever the class's own constructor would have been given."""
+        """Takes whatever the class's own constructor would have been given."""
         return super().__new__(cls)
 
     def __init__(self, *args: Any) -> None:
@@ -91,10 +64,7 @@ class Remnant:
 
 @dataclass(frozen=True, kw_only=True)
 class FairseqCheckpoint:
-    """What a checkpoint holds, as far as it is of use: the weights by fairseq's names, and settings.
-
-    Those of the model are complete; `absent` has those that the file lacks, which are the architecture's defaults.
-    """
+    """What is of use in a checkpoint; `absent` has the architecture's defaults of what the model's settings lack."""
 
     path: Path
     weights: dict[str, torch.Tensor]
@@ -114,10 +84,8 @@ def read_fairseq(path: str | os.PathLike[str]) -> FairseqCheckpoint:
     args, cfg = (_simplify(content.get(name)) for name in ("args", "cfg"))
     settings = cfg if isinstance(cfg, dict) else {"model": args, "task": args}
     if not isinstance(settings.get("model"), dict):
-        raise ConversionError(
-            f"{path} holds weights and no settings, which fairseq's checkpoints have in the entry 'args' or 'cfg': it"
-            f" has {', '.join(map(repr, content))} only."
-        )
+        entries = ", ".join(map(repr, content))
+        raise ConversionError(f"{path} holds weights and no settings ('args' or 'cfg'): it has {entries} only.")
     weights = check_weights(content["model"], path, "its entry 'model'")
     parts = {name: settings.get(name) or {} for name in ("task", "generation")}
     model, absent = _complete(_flatten(settings["model"]))

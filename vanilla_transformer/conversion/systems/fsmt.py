@@ -1,14 +1,11 @@
 """FSMT, in transformers the class of the wmt19 models, which are fairseq's: into this package's form.
 
-Three things that FSMT does on its own account, and this package's model does not, make no difference in use:
+FSMT takes its positions from the ids rather than from the mask, and hides the padding token in the decoder's input
+wherever it stands. A padding token that is *generated*, which trained models do not do, changes what follows. Its loss
+counts padding among the labels.
 
-- It takes its positions from the ids rather than from the mask, and hides the padding token in the decoder's input
-  wherever it stands. A padding token that is *generated*, which trained models do not do, changes what follows.
-- With a cache (`use_cache=True`) it has no causal mask, and may be given one target token at a time only.
-- Its loss counts padding among the labels; this package's leaves out what is -100.
-
-One does: older versions of transformers (5.12 is one) give every token that FSMT decodes with its cache the first
-position. The converted model translates as FSMT does in newer versions.
+Older versions of transformers (5.12 is one) give every token that FSMT decodes with its cache the first position. The
+converted model translates as FSMT does in newer versions.
 """
 
 from dataclasses import replace
@@ -19,22 +16,11 @@ from vanilla_transformer.conversion.converted import ConvertedModel
 from vanilla_transformer.conversion.errors import find_differences
 from vanilla_transformer.conversion.weights import Rule, make_config
 
-from .library import (
-    COMMON_FIELDS,
-    IGNORED_FIELDS,
-    LAYER_RULES,
-    LibraryModel,
-    check_tokenizer,
-    convert_loaded,
-    make_table_rule,
-)
+from .library import COMMON_FIELDS, IGNORED_FIELDS, LibraryModel, check_tokenizer, convert_loaded, make_rules
 
 
 def convert_fsmt(name_or_path: str, *, revision: str = "main") -> ConvertedModel:
-    """Converts an FSMT model.
-
-    What its weights compute, its settings for `generate` and its tokenizer stay what they are, so that translations are
-    the same, token for token. It has the floating-point type of the original.
+    """Converts an FSMT model: the same function, settings for `generate` and tokenizer, and the same type.
 
     Args:
         name_or_path: A folder that transformers can load, or a name on the Hub such as "facebook/wmt19-en-de".
@@ -64,7 +50,7 @@ def convert_fsmt(name_or_path: str, *, revision: str = "main") -> ConvertedModel
         check_tokenizer(tokenizer, config, place.source)
     fsmt = place.load(FSMTForConditionalGeneration, r"embed_positions\.weight")
     output_rule = Rule(r"model\.decoder\.output_projection\.weight", "lm_head.weight")
-    converted = convert_loaded(place, fsmt, config, (*LAYER_RULES, make_table_rule(config), output_rule), tokenizer)
+    converted = convert_loaded(place, fsmt, config, (*make_rules(config), output_rule), tokenizer)
     if not isinstance(tokenizer, FSMTTokenizer):
         return converted
     note = (

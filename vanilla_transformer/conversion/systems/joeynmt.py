@@ -30,6 +30,7 @@ from vanilla_transformer.model.configuration_vanilla_transformer import VanillaT
 # What the configuration means where it says nothing, and what else it may say.
 SYMBOLS = {"unk": "<unk>", "pad": "<pad>", "bos": "<s>", "eos": "</s>"}  # in the order of their ids
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
+_STACKS = ("encoder", "decoder")
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "encoder": {"type": "recurrent", "num_layers": 8, "num_heads": 4},
     "decoder": {"type": "transformer", "num_layers": 4, "num_heads": 8, "layer_norm": "post"},
@@ -61,8 +62,7 @@ _RULES = (
             r"(?:x_)?layer_norm": "self_attn_layer_norm",
             r"dec_layer_norm": "encoder_attn_layer_norm",
             r"feed_forward\.layer_norm": "final_layer_norm",
-            r"feed_forward\.pwff_layer\.0": "fc1",
-            r"feed_forward\.pwff_layer\.3": "fc2",
+            **{rf"feed_forward\.pwff_layer\.{index}": name for index, name in ((0, "fc1"), (3, "fc2"))},
         },
         theirs=r"(encoder|decoder)\.layers\.(\d+)\.",
         ours=r"model.\1.layers.\2.",
@@ -76,24 +76,17 @@ def convert_joeynmt(path: str | os.PathLike[str]) -> ConvertedModel:
     Args:
         path: The folder of the training, of which the best checkpoint is taken, or else the latest; or one of the
             checkpoints in it. `config.yaml`, `src_vocab.txt` and `trg_vocab.txt` lie beside the checkpoint.
-
-    Returns:
-        The model, with a tokenizer whose texts are tokens with spaces between them, and the search of the
-        configuration's section `testing`.
     """
     checkpoint = _find_checkpoint(Path(path))
     source = f"the JoeyNMT model {checkpoint.parent.resolve().name}/{checkpoint.name}"
     settings = read_settings(checkpoint.parent / "config.yaml")
     encoder, decoder = _check_settings(settings, source)
     symbols = read_symbols(settings)
-    tokens, target_tokens = (
-        _read_vocabulary(checkpoint.parent / name, symbols) for name in ("src_vocab.txt", "trg_vocab.txt")
-    )
-    shared = tokens == target_tokens
+    tokens, target = (_read_vocabulary(checkpoint.parent / f"{side}_vocab.txt", symbols) for side in ("src", "trg"))
+    target_tokens = None if target == tokens else target
     specials = {name: getattr(symbols, f"{name}_token") for name in SYMBOLS}
-    tokenizer = make_word_tokenizer(
-        tokens, target_tokens=None if shared else target_tokens, **specials, joiner=_find_joiner(settings)
-    )
+    joiner = _find_joiner(settings)
+    tokenizer = make_word_tokenizer(tokens, target_tokens=target_tokens, **specials, joiner=joiner)
     content = read_checkpoint(checkpoint)
     if not isinstance(content, Mapping) or "model_state" not in content:
         raise ConversionError(f"{checkpoint} is no checkpoint of JoeyNMT: it has no entry 'model_state'.")
@@ -101,7 +94,7 @@ def convert_joeynmt(path: str | os.PathLike[str]) -> ConvertedModel:
     config = make_config(
         source,
         vocab_size=len(tokens),
-        decoder_vocab_size=None if shared else len(target_tokens),
+        decoder_vocab_size=target_tokens and len(target_tokens),
         langs=[settings["data"][side].get("lang") for side in ("src", "trg")],
         label_smoothing=settings["training"].get("label_smoothing", 0.0),
         decoder_start_token_id=tokens.index(symbols.bos_token),
@@ -118,11 +111,10 @@ def _find_checkpoint(path: Path) -> Path:
     if not path.is_dir():
         return path
     numbered = sorted((file for file in path.glob("*.ckpt") if file.stem.isdecimal()), key=lambda file: int(file.stem))
-    found = [path / "best.ckpt", path / "latest.ckpt", *reversed(numbered)]
-    for checkpoint in found:
-        if checkpoint.is_file():
-            return checkpoint
-    raise ConversionError(f"{path} is no folder of a training with JoeyNMT: there is no checkpoint (*.ckpt) in it.")
+    found = [file for file in (path / "best.ckpt", path / "latest.ckpt", *reversed(numbered)) if file.is_file()]
+    if not found:
+        raise ConversionError(f"{path} is no folder of a training with JoeyNMT: there is no checkpoint (*.ckpt) in it.")
+    return found[0]
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -146,12 +138,10 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 def _check_settings(settings: Mapping[str, Any], source: str) -> list[SimpleNamespace]:
     """Returns the encoder's and the decoder's settings, completed, if they can be converted."""
-    stacks = [
-        SimpleNamespace(**{**_COMMON_DEFAULTS, **_DEFAULTS[name], **settings["model"][name]})
-        for name in ("encoder", "decoder")
-    ]
+    given = [{**_COMMON_DEFAULTS, **_DEFAULTS[name], **settings["model"][name]} for name in _STACKS]
+    stacks = [SimpleNamespace(**options) for options in given]
     reasons = []
-    for name, stack in zip(("encoder", "decoder"), stacks, strict=True):
+    for name, stack in zip(_STACKS, stacks, strict=True):
         wanted = {option: values for option, values in _SETTINGS.items() if hasattr(stack, option)}
         reasons += [f"{name}: {difference}" for difference in find_differences(stack, wanted)]
     if not hasattr(stacks[0], "layer_norm"):
@@ -172,9 +162,9 @@ def _check_settings(settings: Mapping[str, Any], source: str) -> list[SimpleName
 def read_symbols(settings: Mapping[str, Any]) -> SimpleNamespace:
     """Returns the special tokens, with the names and the ids that JoeyNMT gives them."""
     given = settings["data"].get("special_symbols") or {}
-    defaults: dict[str, Any] = {f"{name}_token": token for name, token in SYMBOLS.items()}
-    defaults |= {f"{name}_id": index for index, name in enumerate(SYMBOLS)}
-    return SimpleNamespace(**{**defaults, "sep_token": None, "sep_id": None, "lang_tags": [], **given})
+    tokens = {f"{name}_token": token for name, token in SYMBOLS.items()}
+    ids = {f"{name}_id": index for index, name in enumerate(SYMBOLS)}
+    return SimpleNamespace(**{**tokens, **ids, "sep_token": None, "sep_id": None, "lang_tags": [], **given})
 
 
 def _read_vocabulary(path: Path, symbols: SimpleNamespace) -> list[str]:
@@ -188,9 +178,9 @@ def _read_vocabulary(path: Path, symbols: SimpleNamespace) -> list[str]:
 
 def _translate_settings(model: Mapping[str, Any], encoder: SimpleNamespace, decoder: SimpleNamespace) -> dict[str, Any]:
     sizes = {"layers": "num_layers", "attention_heads": "num_heads", "ffn_dim": "ff_size"}
+    stacks = {"encoder": encoder, "decoder": decoder}
     return {
-        **{f"encoder_{ours}": getattr(encoder, theirs) for ours, theirs in sizes.items()},
-        **{f"decoder_{ours}": getattr(decoder, theirs) for ours, theirs in sizes.items()},
+        **{f"{name}_{ours}": getattr(stack, sizes[ours]) for name, stack in stacks.items() for ours in sizes},
         "d_model": encoder.hidden_size,
         **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), encoder.dropout),
         "activation_function": ACTIVATIONS[encoder.activation],

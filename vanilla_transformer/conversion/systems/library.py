@@ -1,8 +1,4 @@
-"""What MarianMT and FSMT have in common: models of transformers, which loads them itself and can be compared with.
-
-Their layers have the names of this package's. What differs (embeddings, positions, output layer) is said by each
-converter's rules.
-"""
+"""What MarianMT and FSMT have in common: models of transformers, whose layers have the names of this package's."""
 
 import copy
 import logging
@@ -28,7 +24,7 @@ from vanilla_transformer.conversion.weights import CODE_IN_PICKLE, Rule, check_s
 from vanilla_transformer.data.vocabularies import get_vocabularies
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 
-LAYER_RULES = (
+_LAYER_RULES = (
     Rule(
         r"(model\.(?:encoder|decoder)\.layers\.\d+\.(?:(?:self|encoder)_attn\.[qkvo](?:ut)?_proj|fc[12]"
         r"|(?:self_attn|encoder_attn|final)_layer_norm)\.(?:weight|bias))",
@@ -52,22 +48,16 @@ IGNORED_FIELDS: dict[str, tuple[object, ...]] = {
     "quantization_config": (None,),
 }
 _READING_ERRORS = (
-    *(OSError, ValueError, RuntimeError, KeyError, EOFError),
+    *(OSError, TypeError, ValueError, RuntimeError, KeyError, EOFError),
     *(pickle.UnpicklingError, SafetensorError, StrictDataclassError),
 )
 
 
 @dataclass(frozen=True)
 class LibraryModel:
-    """Where a model of the library is.
+    """Where a model of the library is: a folder, or a name and a revision on the Hub."""
 
-    Args:
-        kind: What it is, for messages: "MarianMT".
-        name_or_path: A folder or a name on the Hub.
-        revision: Branch, tag or commit on the Hub.
-    """
-
-    kind: str
+    kind: str  # for messages: "MarianMT"
     name_or_path: str
     revision: str
 
@@ -87,10 +77,8 @@ class LibraryModel:
         if not fields:
             raise ConversionError(f"{self.name_or_path} is no {self.kind} model: it has no config.json.")
         if fields.get("model_type") != config_class.model_type:
-            raise ConversionError(
-                f"{self.name_or_path} is no {self.kind} model: the model_type in its config.json is"
-                f" {fields.get('model_type')!r} instead of {config_class.model_type!r}."
-            )
+            found = f"the model_type in its config.json is {fields.get('model_type')!r}"
+            raise ConversionError(f"{self.name_or_path} is no {self.kind} model: {found}.")
         with self._explain_errors():
             return config_class.from_pretrained(self.name_or_path, revision=self.revision)
 
@@ -112,8 +100,7 @@ class LibraryModel:
                 output_loading_info=True,
             )
         model, info = model_and_info
-        missing = sorted(name for name in info["missing_keys"] if not re.search(computed, name))
-        reasons = [f"{name} is missing" for name in missing]
+        reasons = [f"{name} is missing" for name in sorted(info["missing_keys"]) if not re.search(computed, name)]
         reasons += [f"{name} is no weight of the model" for name in sorted(info["unexpected_keys"])]
         reasons += [
             f"{name} has the shape {tuple(found)} instead of {tuple(wanted)}"
@@ -126,20 +113,15 @@ class LibraryModel:
         """Reads the settings for `generate`: the library replaces damaged ones by others without a word."""
         with self._explain_errors():
             if self._has("generation_config.json"):
-                try:
-                    GenerationConfig.from_pretrained(self.name_or_path, revision=self.revision)
-                except TypeError as error:
-                    raise ValueError(f"generation_config.json: {error}") from error
+                GenerationConfig.from_pretrained(self.name_or_path, revision=self.revision)
 
     def _has(self, name: str) -> bool:
         return has_file(self.name_or_path, name, revision=self.revision)
 
     def load_tokenizer(self, files: Sequence[str]) -> PreTrainedTokenizerBase | None:
         """Loads the tokenizer, whose own kind has these vocabulary files; `None` if there is no vocabulary."""
-        extra = ImportError(
-            f"The tokenizer of {self.source} needs a package that is not installed (sentencepiece for MarianMT,"
-            " sacremoses for FSMT): pip install 'vanilla-transformer[convert]'"
-        )
+        needed = "needs a package that is not installed (sentencepiece for MarianMT, sacremoses for FSMT)"
+        extra = ImportError(f"The tokenizer of {self.source} {needed}: pip install 'vanilla-transformer[convert]'")
         with self._explain_errors():
             absent = [name for name in files if not self._has(name)]
             if not self._has("tokenizer.json"):
@@ -153,7 +135,7 @@ class LibraryModel:
                 return AutoTokenizer.from_pretrained(self.name_or_path, revision=self.revision, trust_remote_code=False)
         except ImportError as error:
             raise extra from error
-        except (TypeError, AssertionError) as error:  # what tokenizers raise where a file is missing
+        except AssertionError as error:  # what tokenizers raise where a file is missing
             raise ConversionError(f"The tokenizer of {self.source} cannot be read: {error}") from error
 
     @contextmanager
@@ -164,17 +146,16 @@ class LibraryModel:
             raise
         except _READING_ERRORS as error:
             code = CODE_IN_PICKLE.search(str(error)) if isinstance(error, pickle.UnpicklingError) else None
+            reason = f"a file is missing, truncated or of another kind ({str(error).strip().splitlines()[0]})"
             if code is not None:
                 reason = f"a file holds more than weights: it needs {code[1]}, and reading that would run code of it"
-            else:
-                reason = f"a file is missing, truncated or of another kind ({str(error).strip().splitlines()[0]})"
             raise ConversionError(f"{self.name_or_path} cannot be read as a {self.kind} model: {reason}.") from error
 
 
-def make_table_rule(config: VanillaTransformerConfig) -> Rule:
-    """Makes the rule for stored tables of sinusoids: the model needs none, but they must be what it computes."""
+def make_rules(config: VanillaTransformerConfig) -> tuple[Rule, ...]:
+    """Makes the common rules; stored tables of sinusoids are not needed, but must be what the model computes."""
     check = partial(check_sinusoids, kind=config.position_embedding_type, skip=config.position_offset)
-    return Rule(r"model\.(?:encoder|decoder)\.embed_positions\.weight", (), check=check)
+    return (*_LAYER_RULES, Rule(r"model\.(?:encoder|decoder)\.embed_positions\.weight", (), check=check))
 
 
 def take_generation_config(original: Any) -> GenerationConfig:
@@ -220,15 +201,13 @@ def convert_loaded(
 
 def _describe_differences(config: PreTrainedConfig, generation_config: GenerationConfig) -> list[str]:
     """What of the original does not come along."""
-    layerdrop = {name: getattr(config, name) for name in ("encoder_layerdrop", "decoder_layerdrop")}
     notes = [
-        f"{name}={value} is left out: it has an effect in training only." for name, value in layerdrop.items() if value
+        f"{name}={getattr(config, name)} is left out: it has an effect in training only."
+        for name in ("encoder_layerdrop", "decoder_layerdrop")
+        if getattr(config, name)
     ]
     if generation_config.max_length is None and generation_config.max_new_tokens is None:
-        notes.append(
-            "There is no max_length: translations may have 50 tokens more than the source, where the original stops at"
-            " the library's 20."
-        )
+        notes.append("There is no max_length: translations end at the source's length + 50; the original's at 20.")
     return notes
 
 

@@ -1,8 +1,7 @@
 """MarianMT, in transformers the class of all opus-mt models: into this package's form, and out of it.
 
-Both are the same function for sources padded on the right. With padding on the left MarianMT counts it among the
-positions, so that it translates such a source otherwise than alone; this package's model does not. MarianMT's positions
-end with its table (`max_position_embeddings`), this package's go on.
+With padding on the left MarianMT counts it among the positions; this package's model does not. MarianMT's positions end
+with its table (`max_position_embeddings`); this package's go on.
 """
 
 import json
@@ -18,18 +17,16 @@ from vanilla_transformer.conversion.converted import Batch, ConvertedModel, as_f
 from vanilla_transformer.conversion.errors import find_differences, list_head_sizes, refuse
 from vanilla_transformer.conversion.weights import Rule, make_config, rename_weights
 from vanilla_transformer.files import new_folder
-from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
 from .library import (
     COMMON_FIELDS,
     IGNORED_FIELDS,
-    LAYER_RULES,
     LibraryModel,
     check_tokenizer,
     convert_loaded,
-    make_table_rule,
+    make_rules,
     take_generation_config,
 )
 
@@ -37,10 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 def convert_marian(name_or_path: str, *, revision: str = "main") -> ConvertedModel:
-    """Converts a MarianMT model.
-
-    What its weights compute, its settings for `generate` and its tokenizer stay what they are, so that translations are
-    the same, token for token. It has the floating-point type of the original.
+    """Converts a MarianMT model: the same function, settings for `generate` and tokenizer, and the same type.
 
     Args:
         name_or_path: A folder that transformers can load, or a name on the Hub such as "Helsinki-NLP/opus-mt-en-de".
@@ -68,8 +62,7 @@ def convert_marian(name_or_path: str, *, revision: str = "main") -> ConvertedMod
         check_tokenizer(tokenizer, config, place.source)
     marian = place.load(MarianMTModel, r"embed_positions\.weight|final_logits_bias")
     rules = (
-        *LAYER_RULES,
-        make_table_rule(config),
+        *make_rules(config),
         Rule(r"model\.shared\.weight", "model.shared.weight" if is_shared else ()),
         Rule(r"lm_head\.weight", "lm_head.weight"),
         Rule(r"final_logits_bias", "lm_head.bias", change=torch.flatten),
@@ -81,10 +74,7 @@ def _find_languages(tokenizer: PreTrainedTokenizerBase | None) -> list[str] | No
     """The languages that MarianMT's own tokenizer names."""
     found = [getattr(tokenizer, f"{side}_lang", None) for side in ("source", "target")]
     langs = [lang for lang in found if isinstance(lang, str) and lang.strip()]
-    return langs if len(langs) == len(found) else None
-
-
-# --- and back ---------------------------------------------------------------------------------------------------------
+    return langs if len(langs) == 2 else None
 
 
 def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTModel:
@@ -92,16 +82,14 @@ def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTMode
 
     Marian has all sines of the positions before all cosines. Where the model interleaves them, as the paper does, the
     dimensions of everything between the sub-layers are put in Marian's order: the columns of what reads from there
-    (embeddings, queries, keys, values, first feed-forward matrix), the rows of what writes there, and the norms. That
-    changes nothing but the order. Biases that the model lacks are zeros in Marian.
+    (embeddings, queries, keys, values, first feed-forward matrix), the rows of what writes there, and the norms. Biases
+    that the model lacks are zeros in Marian.
 
-    The settings for `generate` are taken over but for two, which the library's models have no counterpart of. A
-    `length_penalty_type` is left out, with a warning, since other translations may win without it. And where the model
-    would limit translations by the source's length, Marian gets a `max_length` as long as its table of positions.
+    Of the settings for `generate`, `length_penalty_type` is left out, with a warning. Where the model would limit
+    translations by the source's length, Marian gets a `max_length` as long as its table of positions.
 
     Args:
-        model: A model with norms after the residual connections only, sinusoids from position 0, and heads that divide
-            d_model.
+        model: A model with post-LN, sinusoids from position 0, and heads that divide d_model.
 
     Returns:
         MarianMT in evaluation mode, with the same dtype, on the same device.
@@ -110,7 +98,19 @@ def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTMode
         ConversionError: If MarianMT cannot compute what the model does; names all reasons.
     """
     config = model.config
-    refuse("MarianMT has no counterpart of this model", _find_obstacles(config))
+    wanted: dict[str, tuple[object, ...]] = {
+        "position_embedding_type": ("sinusoidal", "sinusoidal_concatenated"),
+        "position_offset": (0,),
+        **dict.fromkeys(("normalize_before", "normalize_embedding"), (False,)),
+        "add_final_layer_norm": (None, False),
+        "layer_norm_eps": (1e-5,),
+        "ffn_bias": (True,),
+        **dict.fromkeys(("d_k", "d_v"), list_head_sizes(config)),
+    }
+    obstacles = find_differences(config, wanted)
+    if config.decoder_start_token_id is None:
+        obstacles.append("decoder_start_token_id is None (can be: any token)")
+    refuse("MarianMT has no counterpart of this model", obstacles)
     marian = _make_counterpart(model)
     own = marian.state_dict()
     tables = {name: tensor for name, tensor in own.items() if name.endswith("embed_positions.weight")}
@@ -134,47 +134,21 @@ def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTMode
     return placed.eval()
 
 
-def _find_obstacles(config: VanillaTransformerConfig) -> list[str]:
-    """What MarianMT cannot express."""
-    wanted: dict[str, tuple[object, ...]] = {
-        "position_embedding_type": ("sinusoidal", "sinusoidal_concatenated"),
-        "position_offset": (0,),
-        "normalize_before": (False,),
-        "add_final_layer_norm": (None, False),
-        "normalize_embedding": (False,),
-        "layer_norm_eps": (1e-5,),
-        "ffn_bias": (True,),
-        **dict.fromkeys(("d_k", "d_v"), list_head_sizes(config)),
-    }
-    obstacles = find_differences(config, wanted)
-    if config.decoder_start_token_id is None:
-        obstacles.append("decoder_start_token_id is None (can be: any token)")
-    return obstacles
-
-
 def _make_counterpart(model: VanillaTransformerForConditionalGeneration) -> MarianMTModel:
     """MarianMT with the same settings, and weights of its own."""
     config, generation_config = model.config, take_generation_config(model)
     length_penalty_type = vars(generation_config).pop("length_penalty_type", None)
     if length_penalty_type not in (None, "transformers"):
-        logger.warning(
-            "length_penalty_type=%r is left out: MarianMT divides log-probabilities by length ** length_penalty, and"
-            " may choose other translations.",
-            length_penalty_type,
-        )
+        message = "length_penalty_type=%r is left out: MarianMT, without it, may choose other translations."
+        logger.warning(message, length_penalty_type)
     max_length, max_new_tokens = generation_config.max_length, generation_config.max_new_tokens
     rows = max(config.max_position_embeddings, max_length or 0, max_new_tokens or 0)
     if max_length is None and max_new_tokens is None:
         generation_config.max_length = rows
-    settings: dict[str, Any] = {name: getattr(config, name) for name in COMMON_FIELDS}
-    settings |= {
-        "vocab_size": config.vocab_size,
-        "decoder_vocab_size": config.target_vocab_size,
-        "share_encoder_decoder_embeddings": config.share_encoder_decoder_embeddings,
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "max_position_embeddings": rows,
-        "forced_eos_token_id": generation_config.forced_eos_token_id,
-    }
+    sharing = ("share_encoder_decoder_embeddings", "tie_word_embeddings")
+    settings: dict[str, Any] = {name: getattr(config, name) for name in ("vocab_size", *sharing, *COMMON_FIELDS)}
+    settings |= {"decoder_vocab_size": config.target_vocab_size, "max_position_embeddings": rows}
+    settings |= {"forced_eos_token_id": generation_config.forced_eos_token_id}
     marian = MarianMTModel(MarianConfig(**settings))
     marian.generation_config = generation_config
     return marian
@@ -191,17 +165,12 @@ def save_as_marian(
 
     Args:
         model: The model; see [`to_marian`].
-        tokenizer: Its tokenizer. This package's is saved as `PreTrainedTokenizerFast`, which gives the same ids;
-            others, such as `MarianTokenizer`, as they are.
+        tokenizer: Its tokenizer. This package's is saved as `PreTrainedTokenizerFast`; others as they are.
         folder: Where to: a folder that is not there yet, or an empty one. It is complete or absent.
         check: Whether logits of a random batch are compared before anything is saved.
 
-    Returns:
-        The folder.
-
     Raises:
-        ConversionError: If MarianMT cannot compute what the model does, or computes something else; or if there is no
-            class in the library for the tokenizer.
+        ConversionError: If MarianMT cannot compute what the model does, or the library has no such tokenizer.
         FileExistsError: If there is something in the folder already.
     """
     if isinstance(tokenizer, VanillaTransformerTokenizer) and tokenizer.separate_vocabs:

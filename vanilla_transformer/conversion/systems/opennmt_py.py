@@ -1,8 +1,7 @@
 """OpenNMT-py 3: Transformers that `onmt_train` saved.
 
-Its Transformer is pre-LN with a norm at the end of each stack, scales embeddings by sqrt(d_model) where it adds
-positions, and has a bias in the output layer. A source is its tokens alone: nothing begins or ends it. Translations
-start with `<s>` and end with `</s>`.
+Its Transformer is pre-LN, scales embeddings by sqrt(d_model), and has a bias in the output layer. A source is its
+tokens alone. Translations start with `<s>` and end with `</s>`.
 """
 
 import argparse
@@ -22,6 +21,7 @@ from vanilla_transformer.conversion.errors import ConversionError, find_differen
 from vanilla_transformer.conversion.tokenizers.vocabularies import align_special_tokens, make_word_tokenizer
 from vanilla_transformer.conversion.weights import (
     Rule,
+    StateDict,
     check_sinusoids,
     check_weights,
     make_config,
@@ -35,42 +35,29 @@ SPECIAL_TOKENS = {"bos": "<s>", "pad": "<blank>", "eos": "</s>", "unk": "<unk>"}
 _POSITIONS = {"SinusoidalInterleaved": "sinusoidal", "SinusoidalConcat": "sinusoidal_tensor2tensor"}
 
 # For each setting of the training, what can be converted; the first is meant where the checkpoint says nothing.
+_NUMBERS = ("n_src_feats", "max_relative_positions", "relative_positions_buckets", "sliding_window", "num_kv")
+_FLAGS = ("multiquery", "parallel_residual", "copy_attn", "lora_embedding")
 SETTINGS: dict[str, tuple[object, ...]] = {
     "model_task": ("seq2seq",),
     "model_type": ("text",),
-    "encoder_type": ("transformer",),
-    "decoder_type": ("transformer",),
-    "n_src_feats": (0,),
+    **dict.fromkeys(("encoder_type", "decoder_type"), ("transformer",)),
     "position_encoding": (True,),
     "position_encoding_type": tuple(_POSITIONS),
-    "max_relative_positions": (0,),
-    "relative_positions_buckets": (0,),
+    **dict.fromkeys((*_NUMBERS, "num_experts"), (0,)),
     "self_attn_type": ("scaled-dot", "scaled-dot-flash"),
-    "sliding_window": (0,),
-    "multiquery": (False,),
-    "num_kv": (0,),
     "pos_ffn_activation_fn": ("relu", "gelu"),  # silu is gated there
-    "num_experts": (0,),
-    "parallel_residual": (False,),
     "layer_norm": ("standard",),
-    "copy_attn": (False,),
     "generator_function": ("softmax",),
-    "lora_layers": ([],),
-    "lora_embedding": (False,),
-    "quant_layers": ([],),
+    **dict.fromkeys(_FLAGS, (False,)),
+    **dict.fromkeys(("lora_layers", "quant_layers"), ([],)),
 }
 _SIZES = ("enc_layers", "dec_layers", "enc_hid_size", "heads", "transformer_ff")
 _DEFAULTS: dict[str, object] = {
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-    "label_smoothing": 0.0,
+    **dict.fromkeys(("dropout", "attention_dropout", "label_smoothing"), 0.0),
     "norm_eps": 1e-6,
-    "share_embeddings": False,
-    "share_decoder_embeddings": False,
-    "src_lang": "",
-    "tgt_lang": "",
-    "transforms": [],
-    "_all_transform": [],
+    **dict.fromkeys(("share_embeddings", "share_decoder_embeddings"), False),
+    **dict.fromkeys(("src_lang", "tgt_lang"), ""),
+    **{name: [] for name in ("transforms", "_all_transform")},
     "tgt_onmttok_kwargs": "{}",
 }
 
@@ -100,10 +87,6 @@ def convert_opennmt_py(checkpoint: str | os.PathLike[str]) -> ConvertedModel:
 
     Args:
         checkpoint: The `.pt` file. Weights that were saved as safetensors lie beside it, and begin with its name.
-
-    Returns:
-        The model, with a tokenizer whose texts are tokens with spaces between them, and the search that
-        `onmt_translate` does by default.
     """
     path = Path(checkpoint)
     source = f"the OpenNMT-py model {path.name}"
@@ -175,14 +158,12 @@ def _read_settings(content: Mapping[str, Any], source: str) -> SimpleNamespace:
 
 
 def _make_config(
-    settings: SimpleNamespace,
-    weights: Mapping[str, torch.Tensor],
-    tokens: list[str],
-    target_tokens: list[str],
-    source: str,
+    settings: SimpleNamespace, weights: StateDict, tokens: list[str], target_tokens: list[str], source: str
 ) -> VanillaTransformerConfig:
     languages = [settings.src_lang, settings.tgt_lang]
-    dropout, attention_dropout = _take_last(settings.dropout), _take_last(settings.attention_dropout)
+    # A dropout is one number, or those of successive phases of the training.
+    rates = [settings.dropout, settings.attention_dropout]
+    dropout, attention_dropout = [rate[-1] if isinstance(rate, list) else rate for rate in rates]
     return make_config(
         source,
         vocab_size=len(tokens),
@@ -211,11 +192,6 @@ def _make_config(
     )
 
 
-def _take_last(dropout: Any) -> Any:
-    """A dropout is one number, or those of successive phases of the training."""
-    return dropout[-1] if isinstance(dropout, list) else dropout
-
-
 def _find_joiner(settings: SimpleNamespace) -> str | None:
     """How OpenNMT-py puts together what its own transforms cut; what others cut it leaves alone."""
     if "sentencepiece" in settings.transforms:
@@ -227,9 +203,8 @@ def _find_joiner(settings: SimpleNamespace) -> str | None:
     try:
         options = dict(ast.literal_eval(settings.tgt_onmttok_kwargs))
     except (SyntaxError, TypeError, ValueError) as error:
-        raise ConversionError(
-            f"The setting tgt_onmttok_kwargs is no dictionary: {settings.tgt_onmttok_kwargs!r}."
-        ) from error
+        message = f"The setting tgt_onmttok_kwargs is no dictionary: {settings.tgt_onmttok_kwargs!r}."
+        raise ConversionError(message) from error
     if options.get("spacer_annotate"):
         return "▁"
     return str(options.get("joiner", "￭")) if options.get("joiner_annotate") else None

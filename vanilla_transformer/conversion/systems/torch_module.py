@@ -8,8 +8,6 @@ The names of weights are those of PyTorch's tutorial on translation with nn.Tran
     tgt_positional_encoding.pos_embedding       (N, 1, D), only for learned positions, of which each side has its own
     transformer.encoder.*, transformer.decoder.*
     generator.weight, generator.bias            (V, D), (V,)
-
-Shapes: B batch, S source length, T target length, D d_model, V vocabulary, N number of positions.
 """
 
 import copy
@@ -86,12 +84,7 @@ class PositionalEncoding(nn.Module):
 
 
 class TorchTransformer(nn.Module):
-    """torch.nn.Transformer with what it lacks: ids (B, S) and (B, T) to logits (B, T, V).
-
-    Args:
-        config: What it computes; see `to_torch_nn` for what it cannot.
-        bias: Whether the stacks have biases, those of the norms included: torch has all of them or none.
-    """
+    """torch.nn.Transformer with what it lacks; its stacks have all biases, those of the norms too, or none."""
 
     def __init__(self, config: VanillaTransformerConfig, *, bias: bool = True) -> None:
         super().__init__()
@@ -112,16 +105,9 @@ class TorchTransformer(nn.Module):
         src_padding_mask: torch.Tensor | None = None,
         tgt_padding_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Predicts the next token at each position of the target.
+        """Maps source ids (B, S) and target ids (B, T), padded at the end if at all, to logits (B, T, V).
 
-        Args:
-            src: Source ids (B, S), padded at the end if at all.
-            tgt: Target ids (B, T), the same.
-            src_padding_mask: (B, S), true at padding; the opposite of this package's masks.
-            tgt_padding_mask: (B, T), the same.
-
-        Returns:
-            Logits (B, T, V).
+        The masks (B, S) and (B, T) are true at padding; the opposite of this package's.
         """
         length = tgt.shape[1]
         states = self.transformer(
@@ -136,25 +122,18 @@ class TorchTransformer(nn.Module):
 
 
 def _make_transformer(config: VanillaTransformerConfig, bias: bool) -> nn.Transformer:
-    """Makes torch's stacks one by one: both in one call have the same heads and inner width, and a last norm."""
-    layer: dict[str, Any] = {
-        "d_model": config.d_model,
-        "dropout": config.dropout,
-        "activation": ACTIVATIONS[_name_activation(config)],
-        "layer_norm_eps": config.layer_norm_eps,
-        "batch_first": True,
-        "norm_first": config.normalize_before,
-        "bias": bias,
-    }
-    kinds = {"encoder": nn.TransformerEncoderLayer, "decoder": nn.TransformerDecoderLayer}
-    layers: dict[str, Any] = {}
-    for stack, kind in kinds.items():
-        sizes = {"nhead": f"{stack}_attention_heads", "dim_feedforward": f"{stack}_ffn_dim"}
-        layers[stack] = kind(**{name: getattr(config, field) for name, field in sizes.items()}, **layer)
+    """Makes torch's stacks one by one: in one call both have the same heads and inner width, and a last norm."""
+    settings: dict[str, Any] = {name: getattr(config, name) for name in ("dropout", "layer_norm_eps")}
+    settings |= {"activation": ACTIVATIONS[_name_activation(config)], "norm_first": config.normalize_before}
+    settings |= {"batch_first": True, "bias": bias}
+    encoder_sizes = (config.encoder_attention_heads, config.encoder_ffn_dim)
+    decoder_sizes = (config.decoder_attention_heads, config.decoder_ffn_dim)
+    encoder_layer = nn.TransformerEncoderLayer(config.d_model, *encoder_sizes, **settings)
+    decoder_layer = nn.TransformerDecoderLayer(config.d_model, *decoder_sizes, **settings)
     norm = nn.LayerNorm(config.d_model, config.layer_norm_eps, bias=bias) if config.has_final_layer_norm else None
     # Nested tensors leave out padding, and warn wherever they cannot.
-    encoder = nn.TransformerEncoder(layers["encoder"], config.encoder_layers, norm, enable_nested_tensor=False)
-    decoder = nn.TransformerDecoder(layers["decoder"], config.decoder_layers, copy.deepcopy(norm))
+    encoder = nn.TransformerEncoder(encoder_layer, config.encoder_layers, norm, enable_nested_tensor=False)
+    decoder = nn.TransformerDecoder(decoder_layer, config.decoder_layers, copy.deepcopy(norm))
     for one in [*encoder.layers, *decoder.layers]:
         one.dropout.p = config.activation_dropout
         for attention in (one.self_attn, getattr(one, "multihead_attn", one.self_attn)):
@@ -204,8 +183,7 @@ def save_as_torch_nn(
 ) -> Path:
     """Saves a model for code around torch.nn.Transformer, such as that of PyTorch's tutorial.
 
-    The state dict of `to_torch_nn` becomes `model.pt`; what it does not tell becomes `settings.json`, by the names of
-    `TorchSettings`, most of which are those of nn.Transformer's own arguments.
+    The state dict of `to_torch_nn` becomes `model.pt`; what it does not tell, by `TorchSettings`, `settings.json`.
 
     Args:
         model: The model.
@@ -213,29 +191,23 @@ def save_as_torch_nn(
         folder: Where to: a folder that is not there yet, or an empty one. It is complete or absent.
         check: Whether logits of a random batch are compared before anything is saved.
 
-    Returns:
-        The folder.
-
     Raises:
-        ConversionError: If torch.nn.Transformer cannot hold the model, or computes something else; or if the model's
-            stacks have other numbers of heads.
+        ConversionError: If torch.nn.Transformer cannot hold the model, such as stacks with unequal numbers of heads.
         FileExistsError: If there is something in the folder already.
     """
     config = model.config
     heads = (config.encoder_attention_heads, config.decoder_attention_heads)
     unequal = [f"encoder_attention_heads and decoder_attention_heads are {heads} (can be: equal)"]
     refuse("nn.Transformer has one number of heads", unequal if len(set(heads)) > 1 else [])
+    same = ["layer_norm_eps", "dropout", "scale_embedding", "position_embedding_type"]
+    same += [f"{name}_token_id" for name in ("bos", "pad", "eos", "decoder_start")]
     settings = {
         "nhead": heads[0],
         "activation": _name_activation(config),
         "norm_first": config.normalize_before,
-        "layer_norm_eps": config.layer_norm_eps,
-        "dropout": config.dropout,
-        "scale_embedding": config.scale_embedding,
-        "position_embedding_type": config.position_embedding_type,
+        **{name: getattr(config, name) for name in same},
         # A learned table is saved from the row of the first token on.
         "position_offset": 0 if config.position_embedding_type == "learned" else config.position_offset,
-        **{f"{name}_token_id": getattr(config, f"{name}_token_id") for name in ("bos", "pad", "eos", "decoder_start")},
     }
     with new_folder(folder) as partial:
         module = to_torch_nn(model)
@@ -288,8 +260,7 @@ def _rename(model: VanillaTransformerForConditionalGeneration) -> dict[str, torc
 def _list_positions(model: VanillaTransformerForConditionalGeneration, stack: str) -> torch.Tensor:
     """Returns what a sentence's tokens get, from the first on, (N, 1, D)."""
     config = model.config
-    learned = config.position_embedding_type == "learned"
-    length = config.max_position_embeddings - (config.position_offset if learned else 0)
+    length = config.max_position_embeddings
+    length -= config.position_offset if config.position_embedding_type == "learned" else 0
     positions = cast(Any, getattr(model.model, stack)).embed_positions
-    indices = torch.arange(length, device=model.device)[None]
-    return positions(indices, length).detach()[0][:, None]
+    return positions(torch.arange(length, device=model.device)[None], length).detach()[0][:, None]

@@ -1,11 +1,7 @@
 """torch.nn.Transformer with embeddings around it becomes this package's model; `to_torch_nn` is the way back.
 
-torch.nn.Transformer is the two stacks alone. Embeddings, positions and output layer are in the user's own code: they
-have the names of PyTorch's tutorial (see `torch_module`), or must be named. In a state dict, without the module, there
-is also no trace of the number of heads, which must be said, or of the activation, the norms' order and the scale of the
-embeddings, which are assumed, and told, where nobody says them.
-
-After its last layer each stack has one more norm, in post-LN too: the field `add_final_layer_norm`.
+torch.nn.Transformer is the two stacks alone. What is around them has the names of PyTorch's tutorial (see
+`torch_module`), or must be named. After its last layer each stack has one more norm, in post-LN too.
 """
 
 import copy
@@ -44,10 +40,7 @@ from .library import check_tokenizer
 from .torch_module import ACTIVATIONS, ATTENTIONS, LINEAR_MAPS, NORMS, SETTINGS_NAME, WEIGHTS_NAME, TorchTransformer
 
 # What tells a stack among other weights: only the decoder's layers attend to something else.
-_FIRST_WEIGHTS = {
-    "encoder": "layers.0.self_attn.in_proj_weight",
-    "decoder": "layers.0.multihead_attn.in_proj_weight",
-}
+_FIRST_WEIGHTS = {"encoder": "layers.0.self_attn.in_proj_weight", "decoder": "layers.0.multihead_attn.in_proj_weight"}
 _SIDES = {"src": "encoder", "tgt": "decoder"}
 _POSITIONS = "positional_encoding.pos_embedding"
 # The tutorial's names of what is around the stacks, by the settings that say other names.
@@ -58,8 +51,8 @@ _AROUND = {
     "source_positions": _POSITIONS,
     "target_positions": f"tgt_{_POSITIONS}",
 }
-# What is taken for a state dict where nobody says more. Heads are not among them: people choose them, any number that
-# divides d_model fits the weights, and a check with the wrong one finds nothing.
+# What is taken for a state dict where nobody says more. Heads are not among them: a check with a wrong number of them,
+# that divides d_model too, finds nothing.
 TORCH_DEFAULTS: dict[str, Any] = {"activation": "relu", "norm_first": False, "layer_norm_eps": 1e-5, "dropout": 0.1}
 _LAYER_SETTINGS = ("nhead", *TORCH_DEFAULTS)
 
@@ -129,10 +122,7 @@ class TorchSettings:
 
 
 def read_torch_settings(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Returns what the `settings.json` of `save_as_torch_nn` says, in its folder or beside the weights.
-
-    `None` if there is no such file, or it is of some other program.
-    """
+    """Returns what the `settings.json` of `save_as_torch_nn` says, in its folder or beside the weights, if any."""
     path = Path(path)
     file = (path if path.is_dir() else path.parent) / SETTINGS_NAME
     if not file.is_file():
@@ -158,18 +148,12 @@ def convert_torch_nn(
     """Brings a model around torch.nn.Transformer into this package's form.
 
     Args:
-        original: A module that holds an nn.Transformer (or an nn.TransformerEncoder and an nn.TransformerDecoder) with
-            its embeddings; its state dict; a file with that; or a folder of `save_as_torch_nn`. Where they are in no
-            common module, make one:
-            `nn.ModuleDict({"transformer": ..., "src_tok_emb": ..., "tgt_tok_emb": ..., "generator": ...})`.
+        original: A module that holds an nn.Transformer (or its two stacks) and embeddings, if need be an
+            `nn.ModuleDict` of them; its state dict; a file with that; or a folder of `save_as_torch_nn`.
         settings: What the weights do not tell; `nhead` is needed where the original is no module. `None`: what
             `settings.json` beside the file does (see [`read_torch_settings`]), or else torch's defaults.
-        forward: How the original computes logits (B, T, V) from source ids (B, S), padded at the end with
-            `pad_token_id`, and target ids (B, T): in evaluation mode and float32, for the check. `None`: the check
-            takes the settings' word for what is outside the stacks.
-
-    Returns:
-        The model, with a tokenizer only where `save_as_torch_nn` wrote one beside the weights.
+        forward: How the original computes logits (B, T, V), in float32, from source ids (B, S), padded at the end, and
+            target ids (B, T), for the check. `None`: it believes the settings of what is outside the stacks.
 
     Raises:
         ConversionError: Lists what cannot be converted, what is ambiguous or not said, and which weights do not fit.
@@ -192,10 +176,7 @@ def convert_torch_nn(
     rules = [*_RULES, *_make_position_rules(config)]
     model = build_model(config, _add_norm_biases(weights), rules, source=source)
     tokenizer = None if place is None or saved is None else _load_tokenizer(place, config, source)
-    has_positions = _POSITIONS in weights
-    notes = _make_notes(
-        settings, is_module=module is not None, has_forward=forward is not None, has_positions=has_positions
-    )
+    notes = _make_notes(settings, weights, is_module=module is not None, has_forward=forward is not None)
     if tokenizer is None:
         notes.append("There is no tokenizer: the original keeps none with its weights.")
 
@@ -222,9 +203,6 @@ def _load_tokenizer(place: Path, config: VanillaTransformerConfig, source: str) 
     return tokenizer
 
 
-# --- Names ------------------------------------------------------------------------------------------------------------
-
-
 def _name_as_tutorial(source: str, weights: StateDict, settings: TorchSettings) -> dict[str, torch.Tensor]:
     """Returns the weights by the tutorial's names; what is found under no name keeps its own."""
     prefixes = _find_stacks(source, weights)
@@ -246,11 +224,9 @@ def _name_as_tutorial(source: str, weights: StateDict, settings: TorchSettings) 
         elif given is not None:
             reasons.append(f"{setting} is {given!r}, which names no weight or several")
         elif setting == "source_embedding":
-            outside = [name for name in named if not name.startswith("transformer.")]
-            reasons.append(
-                "no embeddings are called as in PyTorch's tutorial: name them as source_embedding and target_embedding"
-                f" (outside the stacks are {', '.join(outside) or 'no weights'})"
-            )
+            outside = ", ".join(name for name in named if not name.startswith("transformer.")) or "no weights"
+            advice = f"name them as source_embedding and target_embedding (outside the stacks are {outside})"
+            reasons.append(f"no embeddings are called as in PyTorch's tutorial: {advice}")
     refuse(f"What is around the stacks of {source} is not clear", reasons)
     found.setdefault(_AROUND["target_embedding"], found[_AROUND["source_embedding"]])
     output = found.get("generator.weight", "")
@@ -269,27 +245,20 @@ def _find_stacks(source: str, weights: StateDict) -> dict[str, str]:
         for stack, first in _FIRST_WEIGHTS.items()
     }
     found["encoder"] = [prefix for prefix in found["encoder"] if prefix not in found["decoder"]]
-    reasons = [
-        f"several {stack}s: {', '.join(map(repr, found[stack]))}"
-        if found[stack]
-        else f"no {stack}: no other name ends in {first}"
-        for stack, first in _FIRST_WEIGHTS.items()
-        if len(found[stack]) != 1
-    ]
+    reasons = [f"several {stack}s: {', '.join(map(repr, each))}" for stack, each in found.items() if len(each) > 1]
+    missing = [stack for stack, each in found.items() if not each]
+    reasons += [f"no {stack}: no other name ends in {_FIRST_WEIGHTS[stack]}" for stack in missing]
     refuse(f"{source[0].upper()}{source[1:]} must have one encoder and one decoder, and has", reasons)
     return {stack: prefix for stack, (prefix,) in found.items()}
 
 
 def _look_up(weights: StateDict, names: Sequence[str]) -> str | None:
-    """Returns the weight that has one of these names, in full or behind something such as "module."."""
+    """Returns the one weight that has one of these names, in full or behind something such as "module."."""
     for wanted in names:
         found = [wanted] if wanted in weights else [other for other in weights if other.endswith(f".{wanted}")]
         if len(found) == 1:
             return found[0]
     return None
-
-
-# --- Settings ---------------------------------------------------------------------------------------------------------
 
 
 def _read_sizes(source: str, weights: StateDict) -> dict[str, Any]:
@@ -315,18 +284,16 @@ def _read_settings(source: str, settings: TorchSettings, d_model: int) -> dict[s
     chosen = _choose_settings(settings)
     reasons = [] if chosen["activation"] in ACTIVATIONS else [_explain_activation(chosen["activation"])]
     if settings.nhead is None:
-        reasons.append(
-            "The number of heads is not in the weights: say --nhead (nhead= in Python); it must divide "
-            f"d_model={d_model}, and torch.nn.Transformer's own default is 8"
-        )
+        advice = f"say --nhead (nhead= in Python); it must divide d_model={d_model}, and torch's own default is 8"
+        reasons.append(f"The number of heads is not in the weights: {advice}")
     refuse(f"With these settings {source} cannot be converted", reasons)
     return _name_fields(chosen)
 
 
 def _choose_settings(settings: TorchSettings) -> dict[str, Any]:
     """Returns what the layers of a state dict have: what the user says, and else torch's defaults."""
-    given = {name: getattr(settings, name) for name in _LAYER_SETTINGS}
-    return {name: TORCH_DEFAULTS.get(name) if value is None else value for name, value in given.items()}
+    given = {name: getattr(settings, name) for name in _LAYER_SETTINGS if getattr(settings, name) is not None}
+    return {"nhead": None, **TORCH_DEFAULTS, **given}
 
 
 def _read_module(source: str, module: nn.Module, settings: TorchSettings) -> dict[str, Any]:
@@ -364,12 +331,10 @@ def _find_modules(source: str, module: nn.Module) -> dict[str, nn.Module]:
         "decoder": (nn.TransformerDecoder, nn.TransformerDecoderLayer),
     }
     found = {stack: [part for part in module.modules() if isinstance(part, kinds[stack][0])] for stack in kinds}
-    reasons = [
-        f"{len(found[stack])} modules are an nn.{kinds[stack][0].__name__} (can be: one)"
-        for stack in kinds
-        if len(found[stack]) != 1
-    ]
+    reasons = []
     for stack, parts in found.items():
+        if len(parts) != 1:
+            reasons.append(f"{len(parts)} modules are an nn.{kinds[stack][0].__name__} (can be: one)")
         layers = [layer for part in parts for layer in cast(Any, part).layers]
         foreign = {type(layer).__name__ for layer in layers if not isinstance(layer, kinds[stack][1])}
         reasons += [f"a layer is of the class {name}, which is not torch's" for name in sorted(foreign)]
@@ -408,14 +373,14 @@ def _make_config(
     table = weights.get(_POSITIONS)
     rows = None if table is None else as_rows(table)
     start = settings.decoder_start_token_id
+    same = ("position_offset", "scale_embedding", "bos_token_id", "pad_token_id", "eos_token_id")
     return make_config(
         source,
         **found,
         **describe_tables(weights, *list(_AROUND.values())[:3]),
         **({} if rows is None else {"max_position_embeddings": rows.shape[0]}),
         position_embedding_type=_find_position_type(table, settings),
-        **{name: getattr(settings, name) for name in ("position_offset", "scale_embedding")},
-        **{f"{name}_token_id": getattr(settings, f"{name}_token_id") for name in ("bos", "pad", "eos")},
+        **{name: getattr(settings, name) for name in same},
         decoder_start_token_id=settings.bos_token_id if start is None else start,
     )
 
@@ -458,9 +423,6 @@ def _add_norm_biases(weights: StateDict) -> dict[str, torch.Tensor]:
     return {**weights, **biases}
 
 
-# --- The check --------------------------------------------------------------------------------------------------------
-
-
 def _make_original(
     config: VanillaTransformerConfig, weights: StateDict, module: nn.Module | None
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -494,15 +456,14 @@ def _as_batch_first(stack: nn.Module) -> nn.Module:
     return stack
 
 
-def _make_notes(settings: TorchSettings, *, is_module: bool, has_forward: bool, has_positions: bool) -> list[str]:
+def _make_notes(settings: TorchSettings, weights: StateDict, *, is_module: bool, has_forward: bool) -> list[str]:
     notes: list[str] = []
     # What the original is put together from too, where it has no forward pass of its own.
     unseen: dict[str, Any] = {"scale_embedding": settings.scale_embedding, "position_offset": settings.position_offset}
-    if not has_positions:
+    if _POSITIONS not in weights:
         unseen["position_embedding_type"] = settings.position_embedding_type or "sinusoidal"
     if not is_module:
-        assumed = {name: value for name, value in TORCH_DEFAULTS.items() if getattr(settings, name) is None}
-        if assumed:
+        if assumed := {name: value for name, value in TORCH_DEFAULTS.items() if getattr(settings, name) is None}:
             notes.append(f"Assumed, torch's defaults, since a state dict does not tell: {_list_values(assumed)}.")
         chosen = _choose_settings(settings)
         chosen.pop("dropout")  # which is off where logits are compared
@@ -510,11 +471,8 @@ def _make_notes(settings: TorchSettings, *, is_module: bool, has_forward: bool, 
     if not has_forward:
         place = "in the code around torch.nn.Transformer" if is_module else "not in the weights"
         notes.append(f"A comparison of logits cannot find a mistake in what is {place}: {_list_values(unseen)}.")
-    notes.append(
-        f"Special tokens are what the settings say: bos {settings.bos_token_id}, pad {settings.pad_token_id}, eos "
-        f"{settings.eos_token_id}."
-    )
-    return notes
+    special = ", ".join(f"{name} {getattr(settings, f'{name}_token_id')}" for name in ("bos", "pad", "eos"))
+    return [*notes, f"Special tokens are what the settings say: {special}."]
 
 
 def _list_values(values: Mapping[str, Any]) -> str:

@@ -26,8 +26,7 @@ _END = "</w>"  # what byte-pair encoding writes at the end of a word
 def read_dictionary(path: str | os.PathLike[str]) -> list[str]:
     """Returns all tokens of a `dict.<language>.txt` in the order of their ids, special ones first.
 
-    A token that the file overwrites has its new id, and what is left at the old one is named after it; special tokens
-    keep theirs.
+    What is left at the old id of a token that the file overwrites is named after it; special tokens keep theirs.
     """
     path = Path(path)
     tokens = list(SPECIAL_TOKENS)
@@ -61,11 +60,7 @@ def _read_lines(path: Path) -> list[str]:
 
 
 def find_joiner(tokens: Sequence[str]) -> str | None:
-    """Finds out how a vocabulary marks the pieces of words; `None` where tokens are words.
-
-    With "@@" (subword-nmt, fastBPE) ends a piece that the word goes on after, with "▁" (sentencepiece) begins a word's
-    first piece.
-    """
+    """Finds out how a vocabulary marks the pieces of words, "@@" or "▁"; `None` where tokens are words."""
     counts = {joiner: sum(test(token, joiner) for token in tokens) for joiner, test in _JOINERS.items()}
     joiner = max(counts, key=lambda name: counts[name])
     return joiner if counts[joiner] >= _SHARE_JOINED * len(tokens) else None
@@ -81,18 +76,13 @@ def make_bpe_tokenizer(
     """Makes a tokenizer that cuts words by byte-pair encoding, as subword-nmt and fastBPE do.
 
     Tokens are written as in the file of codes: "a" for the dictionary's "a@@", "b</w>" for its "b". What the codes
-    merge and the dictionary lacks, and is therefore `<unk>` in fairseq, has the ids behind the dictionary's, because a
-    merge must have a result; the embeddings of these ids must be that of `<unk>`.
-
-    Without `target_codes` and `target_tokens` the target's are the source's.
+    merge and the dictionary lacks has ids behind the dictionary's, whose embeddings must be that of `<unk>`.
     """
     merges = read_codes(codes)
     target_merges = merges if target_codes is None else read_codes(target_codes)
     if target_tokens is None and target_merges != merges:
         raise ConversionError(f"{codes} and {target_codes} differ, and a dictionary for both sides can have but one.")
-    settings: dict[str, Any] = dict(
-        zip(("bos_token", "pad_token", "eos_token", "unk_token"), SPECIAL_TOKENS, strict=True)
-    )
+    settings: dict[str, Any] = {"bos_token": BOS, "pad_token": PAD, "eos_token": EOS, "unk_token": UNK}
     if target_tokens is not None:
         settings["target_tokenizer_object"] = _make_bpe(target_tokens, target_merges)
     return VanillaTransformerTokenizer(tokenizer_object=_make_bpe(tokens, merges), **settings)
@@ -116,23 +106,16 @@ def _to_piece(token: str) -> str:
 
 
 def read_codes(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
-    """Returns the pairs to merge, most urgent first, each once.
-
-    The file is what `subword-nmt learn-bpe` (version 0.2 of its format) or `fastBPE learnbpe` wrote.
-    """
+    """Returns the pairs to merge, most urgent first, of a file of subword-nmt (version 0.2) or fastBPE."""
     path = Path(path)
     lines = _read_lines(path)
     has_header = lines[0].startswith("#version:")
     if has_header and lines[0].split() != ["#version:", "0.2"]:
-        raise ConversionError(
-            f"{path} is of a version of subword-nmt's that cannot be read (can be: 0.2): {lines[0]!r}."
-        )
+        raise ConversionError(f"{path} is of a version of the format that cannot be read (can be: 0.2): {lines[0]!r}.")
     columns = 2 if has_header else 3
     pairs = [line.strip("\r ").split(" ") for line in lines[has_header:]]
     wrong = next((number for number, pair in enumerate(pairs, start=1 + has_header) if len(pair) != columns), None)
     if wrong is not None:
-        raise ConversionError(
-            f"{path}, line {wrong}, is neither of subword-nmt's version 0.2 ('#version: 0.2' in the first line, then"
-            f" two pieces a line) nor of fastBPE's (two pieces and a number): {lines[wrong - 1]!r}."
-        )
+        formats = "subword-nmt's version 0.2 (two pieces a line) nor of fastBPE's (two pieces and a number)"
+        raise ConversionError(f"{path}, line {wrong}, is neither of {formats}: {lines[wrong - 1]!r}.")
     return list(dict.fromkeys((pair[0], pair[1]) for pair in pairs))

@@ -1,18 +1,12 @@
 r"""Makes sentencepiece models fast tokenizers that give the same ids.
 
-    tokenizer = convert_sentencepiece("spm.model")
-    tokenizer.save_pretrained("tokenizer")
-
 The tokenizers library has the same algorithms (unigram language models, byte-pair encoding), but does not read such
 files, and differs in details. The ids are equal, with the exceptions named at `convert_sentencepiece`, because
 
 - text is normalised by the model's own rules (see `sentencepiece_normalizer`);
-- only what sentencepiece cuts text into can come out. The library's unigram model knows no entries that are in the
-  vocabulary but not in the text, such as `</s>`: here they have scores below that of any other way to cut their text.
-  Where such an entry has a character that the model does not know, every such character of a text becomes another
-  unknown one first;
-- user-defined symbols are part of the model, not tokens that are taken out of the text before it, as is usual: what is
-  around them is then normalised as one text.
+- only what sentencepiece cuts text into can come out: other entries of the vocabulary, such as `</s>`, have scores
+  below that of any other way to cut their text, and unknown characters become another unknown one first;
+- user-defined symbols are part of the model, so that what is around them is normalised as one text.
 """
 
 import importlib
@@ -58,13 +52,11 @@ def convert_sentencepiece(
       `split_special_tokens=True` they are text, as sentencepiece has it;
     - where two ways to cut a text have exactly the same score under a unigram model (of "aaa": "aa a" and "a aa"),
       either may be chosen, since sentencepiece adds scores up in float32 and the library in float64;
-    - a text that is more than spaces, but of which normalisation leaves nothing (control characters), gives no ids
-      even where sentencepiece gives that of the added space (if it keeps extra spaces, or adds one at the end);
-    - where sentencepiece composes letters and accents ("e" and an accent), here those are composed too that it leaves:
-      an accent behind a composed letter, a ligature or a user-defined symbol, and the parts of a Korean syllable behind
-      a shorter one; but not the parts of letters newer than Unicode 9 that the model has no pieces of;
-    - in byte-pair encoding a special token between two user-defined symbols, or at the end behind one, is special even
-      with `split_special_tokens=True`;
+    - a text of which normalisation leaves nothing (control characters) gives no ids even where sentencepiece gives that
+      of the added space;
+    - an accent behind a composed letter, a ligature or a user-defined symbol, and the parts of a Korean syllable behind
+      a shorter one are composed too, and the parts of letters newer than Unicode 9 without pieces are not;
+    - in byte-pair encoding a special token between two user-defined symbols, or at the end behind one, stays special;
     - U+FFF0 and U+FFF2, which Unicode keeps free, are ignored or unknown.
 
     `decode(ids, skip_special_tokens=True)` gives sentencepiece's text, except that unknown tokens are left out instead
@@ -73,14 +65,12 @@ def convert_sentencepiece(
     Args:
         model_file: The `.model` file.
         target_model_file: The target's; `None`: the same (a vocabulary of its own, if there is a `target_vocabulary`).
-        vocabulary: All tokens by their ids, special ones included (the index is the id). Pieces get the ids they have
-            there; what is no piece of the model keeps its id and is never produced, unless it is a row of characters
-            that the model does not know, which sentencepiece hands on as one piece. `None`: the model's own ids, and
-            behind them those of `<s>`, `</s>` and `<pad>` that it lacks.
+        vocabulary: All tokens by their ids, special ones included. What is no piece of the model is never produced,
+            unless it is a row of characters that the model does not know, which sentencepiece hands on as one piece.
+            `None`: the model's own ids, and behind them those of `<s>`, `</s>` and `<pad>` that it lacks.
         target_vocabulary: The target's; `None`: `vocabulary` for both sides.
-        append_absent: What becomes of pieces that `vocabulary` lacks, which the other system takes for unknown: they
-            are refused, or (`True`) get ids behind it, `len(vocabulary)` and up, in the order that the model has them
-            in. The embeddings of such ids must be copies of the unknown token's.
+        append_absent: Pieces that `vocabulary` lacks are refused, or (`True`) get ids behind it, in the model's order.
+            The embeddings of such ids must be copies of the unknown token's.
         bos_token: What the special token is called in `vocabulary`; `None`: as the model calls it; no such token: none.
         eos_token: Likewise; must be there.
         pad_token: Likewise; must be there.
@@ -158,27 +148,21 @@ def _read_proto(path: Path) -> Any:
         sentencepiece = importlib.import_module("sentencepiece")
         protocol = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
     except ImportError as error:
-        raise ImportError(
-            "Sentencepiece models need sentencepiece 0.2.3 or newer, and protobuf: pip install "
-            f'"vanilla-transformer[convert]" ({error}).'
-        ) from error
+        needed = "Sentencepiece models need sentencepiece 0.2.3 or newer, and protobuf"
+        extra = '"vanilla-transformer[convert]"'
+        raise ImportError(f"{needed}: pip install {extra} ({error}).") from error
     if not path.is_file():
         kind = "a folder" if path.is_dir() else "no file"
         raise ConversionError(f"{path} is {kind}: name the .model file of a sentencepiece model.")
-    content = path.read_bytes()
-    proto = protocol.ModelProto()
+    content, proto = path.read_bytes(), protocol.ModelProto()
+    subject = f"{path} ({len(content):,} bytes) is no sentencepiece model, or it is truncated"
     try:
         proto.ParseFromString(content)
         sentencepiece.SentencePieceProcessor(model_proto=content)
     except Exception as error:  # protobuf's own, whose class moves about, or sentencepiece's RuntimeError
-        raise ConversionError(
-            f"{path} ({len(content):,} bytes) is no sentencepiece model, or it is truncated or damaged: {error}"
-        ) from error
+        raise ConversionError(f"{subject} or damaged: {error}") from error
     if not proto.pieces or not proto.HasField("trainer_spec") or not proto.HasField("normalizer_spec"):
-        raise ConversionError(
-            f"{path} ({len(content):,} bytes) is no sentencepiece model, or it is truncated: it lacks pieces, or how "
-            "they were trained, or the normalisation."
-        )
+        raise ConversionError(f"{subject}: it lacks pieces, or how they were trained, or the normalisation.")
     return proto
 
 
@@ -220,10 +204,9 @@ def _convert_rules(
 ) -> list[normalizers.Normalizer]:
     if not normalizer.precompiled_charsmap:
         return []
-    sentencepiece = importlib.import_module("sentencepiece")
-    rules = dict(sentencepiece.SentencePieceNormalizer(normalizer_spec=normalizer).Decompile())
+    processor = importlib.import_module("sentencepiece").SentencePieceNormalizer(normalizer_spec=normalizer)
     known = {piece for piece in pieces if len(piece) == 1}
-    steps = convert_rules(rules, normalizer.precompiled_charsmap, known)
+    steps = convert_rules(dict(processor.Decompile()), normalizer.precompiled_charsmap, known)
     changed = [symbol for symbol in symbols if normalizers.Sequence(steps).normalize_str(symbol) != symbol]
     reasons = [f"its user-defined symbol {symbol!r} is something that it normalises" for symbol in changed]
     refuse(f"{path} cannot be converted", reasons)
@@ -250,26 +233,21 @@ def _find_obstacles(proto: Any, by_type: Mapping[int, Sequence[Any]], pieces: Ma
 
 
 def _list_own_tokens(sides: Sequence[_Model], specials: Sequence[str]) -> list[list[str]]:
-    """Lists the tokens of each side by sentencepiece's ids, and behind them special tokens that it lacks.
-
-    These must have the same ids on both sides, so the shorter side is filled up first.
-    """
+    """Lists the tokens of each side by their ids, and behind them, at the same ids, the special ones that both lack."""
     absent = [token for token in specials if not any(token in model.tokens for model in sides)]
     longest = max(len(model.tokens) for model in sides) if absent else 0
-    return [
-        [*model.tokens, *(f"<filler {index}>" for index in range(longest - len(model.tokens))), *absent]
-        for model in sides
-    ]
+    fillers = [[f"<filler {index}>" for index in range(longest - len(model.tokens))] for model in sides]
+    return [[*model.tokens, *filler, *absent] for model, filler in zip(sides, fillers, strict=True)]
 
 
 def _append_absent(model: _Model, tokens: Sequence[str], append_absent: bool) -> list[str]:
     lacking = {*model.pieces, *model.bytes}.difference(tokens)
     absent = [token for token in model.tokens if token in lacking]
     if absent and not append_absent:
+        number, first = len(model.pieces) + len(model.bytes), ", ".join(map(repr, absent[:5]))
         raise ConversionError(
-            f"The vocabulary lacks {len(absent):,} of the {len(model.pieces) + len(model.bytes):,} pieces of "
-            f"{model.path}, first {', '.join(map(repr, absent[:5]))}. With append_absent=True they get ids behind it, "
-            "for which the model needs copies of the unknown token's embedding."
+            f"The vocabulary lacks {len(absent):,} of the {number:,} pieces of {model.path}, first {first}. With"
+            " append_absent=True they get ids behind it, whose embeddings must be copies of the unknown token's."
         )
     return [*tokens, *absent]
 
@@ -285,17 +263,13 @@ def _make_backend(model: _Model, tokens: list[str], specials: Sequence[str], unk
     if splits:
         backend.pre_tokenizer = pre_tokenizers.Sequence(splits)
     backend.decoder = _make_decoder(model)
-    present = set(tokens)
-    controls = [token for token in model.controls if token in present and token not in specials]
+    controls = [token for token in model.controls if token in set(tokens).difference(specials)]
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in controls])
     return backend
 
 
 def _find_strangers(model: _Model, tokens: Sequence[str], specials: Sequence[str]) -> list[str]:
-    """Finds the tokens that are rows of characters which the model does not know.
-
-    Sentencepiece hands such a row on as one piece, and a vocabulary that was made of its output may have it.
-    """
+    """Finds the tokens that are rows of characters which the model does not know: sentencepiece hands these on."""
     known, no_text = model.known, {*model.controls, *model.bytes, *specials}
     strangers = [
         token
@@ -351,13 +325,9 @@ def _make_bpe(model: _Model, tokens: Sequence[str], specials: Sequence[str], unk
     broken = [piece for piece in normal if len(plain.tokenize(piece)) > 1]
     no_text = {*model.tokens, *specials}
     others = [token for token in tokens if token not in no_text and all(part in model.known for part in token)]
-    refuse(
-        f"{model.path} cannot be converted, since it has user-defined symbols, and",
-        [
-            *(f"its piece {piece!r} cannot be merged from its characters" for piece in broken[:8]),
-            *(f"the vocabulary has {token!r}, which is no piece" for token in others[:8]),
-        ],
-    )
+    reasons = [f"its piece {piece!r} cannot be merged from its characters" for piece in broken[:8]]
+    reasons += [f"the vocabulary has {token!r}, which is no piece" for token in others[:8]]
+    refuse(f"{model.path} cannot be converted, since it has user-defined symbols, and", reasons)
     return build(ignore_merges=True)
 
 

@@ -1,17 +1,15 @@
 """Sentencepiece's normalisation of text in the terms of the tokenizers library.
 
-A sentencepiece model carries a table of rules: strings of one or more characters, and what becomes of them. At each
-place of a text the longest rule counts. The tokenizers library reads the same table (`normalizers.Precompiled`), but
-looks for rules only within what a reader sees as one character, and takes the shortest, so that "e" with two accents
-loses one. Therefore, here:
+A sentencepiece model carries a table of rules, of which the longest counts at each place of a text. The tokenizers
+library reads the same table (`normalizers.Precompiled`), but takes the shortest rule within one visible character, so
+that "e" with two accents loses one. Therefore, here:
 
 1. Rules of one character are applied by `Precompiled`, with a character in front of every accent that keeps it apart.
 2. Most rules of several characters are Unicode's composition ("e" and an accent become "é"). NFC does it before and
    after, with a character between accents that it would put in another order.
 3. Of the others each result is a replacement.
 
-Where sentencepiece does not compose (behind a composed letter or a ligature) NFC does; no common text has such places.
-Whether everything else is as the table says is checked for every rule when the normaliser is made.
+Whether everything is as the table says is checked for every rule when the normaliser is made.
 """
 
 import re
@@ -52,17 +50,11 @@ def write_class(characters: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Spacing:
-    """What a sentencepiece model does with spaces, which pieces write as "▁".
+    """What a sentencepiece model does with spaces, which pieces write as "▁"."""
 
-    Args:
-        remove_extra: Whether spaces at either end are removed, and several in a row become one.
-        add_dummy: Whether a space is added, so that a word at the text's end has the same pieces as within it.
-        dummy_at_end: Whether it is added behind the text rather than in front.
-    """
-
-    remove_extra: bool
-    add_dummy: bool
-    dummy_at_end: bool
+    remove_extra: bool  # whether spaces at either end are removed, and several in a row become one
+    add_dummy: bool  # whether a space is added, so that a word at the text's end has the same pieces as within it
+    dummy_at_end: bool  # whether it is added behind the text rather than in front
 
     def normalizers(self) -> list[normalizers.Normalizer]:
         """Makes normalisers that do it, after all other normalisation."""
@@ -80,11 +72,8 @@ class Spacing:
 def convert_rules(rules: Mapping[str, str], charsmap: bytes, known: Set[str]) -> list[normalizers.Normalizer]:
     """Makes normalisers, to be applied one after another, that do what a model's table of rules says.
 
-    Args:
-        rules: What becomes of which strings.
-        charsmap: The same table as sentencepiece stores it.
-        known: The characters that the model has pieces of. Rules that concern none of them make no difference, since
-            one unknown character is like another.
+    `charsmap` is the same table as sentencepiece stores it. Rules that concern none of the `known` characters, of which
+    the model has pieces, make no difference, since one unknown character is like another.
     """
     if not rules:
         return []

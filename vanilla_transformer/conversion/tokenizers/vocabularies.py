@@ -1,7 +1,6 @@
 """Tokenizers over plain lists of tokens, which is all that several systems keep of how their texts were cut.
 
-Such a system is trained on files in which a space ends each token; what cut the text (subword-nmt, sentencepiece,
-Moses) is not part of the model. The tokenizers made here read texts in that form, and write them joined again.
+They read texts in which a space ends each token, and write them joined again.
 """
 
 import re
@@ -27,20 +26,10 @@ def make_word_tokenizer(
 ) -> VanillaTransformerTokenizer:
     """Makes the tokenizer of a vocabulary: white space ends each token, and every token is looked up as it is.
 
-    Args:
-        tokens: The vocabulary in the order of its ids (the source's, where there are two).
-        target_tokens: The target's vocabulary, if it has one of its own.
-        bos: The token that starts the decoder's input.
-        pad: The token that fills the shorter sequences of a batch.
-        eos: The token that ends a sequence.
-        unk: The token for what is not in the vocabulary.
-        joiner: How the vocabulary marks the pieces of words, which decoding puts together: "@@" ends all pieces but a
-            word's last (subword-nmt; other marks are taken for such), "▁" begins a word's first (sentencepiece), "￭"
-            stands where a piece joins what is before or after it (OpenNMT's tokenizer). `None`: tokens are words.
-        end_source: Whether the source ends with `eos`. The target always does. If not, the tokenizer has two
-            vocabularies even where they are equal, because its sides differ.
-
-    Vocabularies are refused as in [`check_vocabularies`].
+    `tokens` are in the order of their ids; `target_tokens` are the target's, if it has its own. `joiner` is how pieces
+    of words are marked, which decoding puts together: "@@" ends all but a word's last (subword-nmt; other marks are
+    taken for such), "▁" begins a word's first (sentencepiece), "￭" stands where a piece joins what is before or after
+    it (OpenNMT's tokenizer). Without `end_source` only the target ends with `eos`, and so each side has a vocabulary.
     """
     specials = {"bos_token": bos, "pad_token": pad, "eos_token": eos, "unk_token": unk}
     check_vocabularies(tokens, target_tokens, tuple(specials.values()))
@@ -77,8 +66,7 @@ def check_vocabularies(tokens: Sequence[str], target_tokens: Sequence[str] | Non
 def align_special_tokens(tokens: Sequence[str], target_tokens: Sequence[str], specials: Sequence[str]) -> list[int]:
     """Finds an order of the target's tokens in which the special ones have the ids that they have in the source's.
 
-    Returns for each new id the present one, with which rows of the target's weights are picked: `weight[order]`. Tokens
-    that need not move keep their ids, and so does a special token that a vocabulary lacks, or whose id is too large.
+    Returns for each new id the present one, so that `weight[order]` picks the rows. Tokens that need not move stay.
     """
     order = list(range(len(target_tokens)))
     for token in specials:
