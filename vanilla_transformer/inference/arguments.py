@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vanilla_transformer.options import option
-from vanilla_transformer.tasks import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from vanilla_transformer.tasks import Task
 
 
 @dataclass
