@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import distribution, version
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import SpaceCardData
 from packaging.requirements import Requirement
@@ -79,7 +80,7 @@ def save_space(
     python_version = f"{sys.version_info.major}.{sys.version_info.minor}"  # known to do, unlike that of Spaces
     with explain_missing("A Space has the version of Gradio that is installed here", extra="demo", packages="gradio"):
         sdk_version = version("gradio")
-    versions = {"sdk_version": sdk_version, "python_version": python_version}
+    versions: Any = {"sdk_version": sdk_version, "python_version": python_version}
     models = [str(name)] if is_on_hub else None
     card = SpaceCardData(title=title, sdk="gradio", app_file=_APP_FILE, models=models, **versions).to_yaml()
     model = f"The model `{name}`" if is_on_hub else "A model" if name is None else f"The model in `{MODEL_FOLDER}/`"
