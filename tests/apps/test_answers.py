@@ -8,7 +8,7 @@ import torch
 from letters import TOKENIZER, make_letters_model
 from library_models import MODELS, make_m2m100, make_nllb_tokenizer, make_t5, make_tokenizer
 
-from vanilla_transformer.apps.answers import MAX_BEAMS, DemoError, DemoModel, Settings, translate_text
+from vanilla_transformer.apps.answers import MAX_BEAMS, Answer, DemoError, DemoModel, Settings, translate_text
 from vanilla_transformer.tasks import TASKS, record_task
 
 TEXT = "alpha delta echo papa"
@@ -29,10 +29,8 @@ class TestTranslation:
     def test_is_what_generate_gives(self, kind: str, num_beams: int) -> None:
         model, tokenizer = MODELS[kind](), make_tokenizer()
         model.generation_config.max_new_tokens = 12
-        answer = translate_text(
-            DemoModel(kind, model, tokenizer), f" alpha\n{TEXT} ", Settings(num_beams=num_beams, length_penalty=0.3)
-        )
-
+        settings = Settings(num_beams=num_beams, length_penalty=0.3)
+        answer = translate_text(DemoModel(kind, model, tokenizer), f" alpha\n{TEXT} ", settings)
         options: dict[str, Any] = {"length_penalty": 0.3} if num_beams > 1 else {}
         options |= {"num_beams": num_beams, "num_return_sequences": num_beams}
         options |= {"output_scores": True, "return_dict_in_generate": True, "max_new_tokens": 12}
@@ -62,41 +60,30 @@ class TestTranslation:
         assert with_prefix.attention is not None
         assert len(with_prefix.attention.source) == len(TEXT.split()) + 3
 
-    def test_comes_with_the_attention_of_the_best_one(self) -> None:
-        model, tokenizer = make_letters_model(), TOKENIZER
-        answer = translate_text(DemoModel("letters", model, tokenizer), "abcdefg", Settings(num_beams=2))
+    def test_of_a_long_text_comes_without_attention(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        demo = DemoModel("letters", make_letters_model(), TOKENIZER)
+
+        def translate(most: int) -> Answer:
+            monkeypatch.setattr("vanilla_transformer.apps.answers.MAX_MAP_WEIGHTS", most)
+            return translate_text(demo, "abcdefg", Settings(num_beams=1))
+
+        answer = translate(10**6)
         attention = answer.attention
         assert attention is not None
         assert attention.target_text == answer.translations[0].text
         assert "".join(attention.source).strip("▁") == "abcdefg</s>"
-
-    def test_of_a_long_text_comes_without_attention(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        demo = DemoModel("letters", make_letters_model(), TOKENIZER)
-        attention = translate_text(demo, "abcdefg", Settings(num_beams=1)).attention
-        assert attention is not None
         size = attention.encoder.size + attention.decoder.size + attention.cross.size
-        monkeypatch.setattr("vanilla_transformer.apps.answers.MAX_MAP_WEIGHTS", size)
-        assert translate_text(demo, "abcdefg", Settings(num_beams=1)).attention is not None
-        monkeypatch.setattr("vanilla_transformer.apps.answers.MAX_MAP_WEIGHTS", size - 1)
-        answer = translate_text(demo, "abcdefg", Settings(num_beams=1))
-        assert answer.attention is None
-        assert answer.note == "The text is too long for its attention to be shown."
-
-    def test_of_a_text_far_too_long_does_not_even_compute_attention(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        demo = DemoModel("letters", make_letters_model(), TOKENIZER)
-        monkeypatch.setattr("vanilla_transformer.apps.answers.MAX_MAP_WEIGHTS", 10)
+        assert translate(size).attention is not None
+        assert translate(size - 1).attention is None
+        # Of a text far too long it is not even computed.
         monkeypatch.setattr("vanilla_transformer.apps.answers.collect_attention", None)
-        assert translate_text(demo, "abcdefg", Settings(num_beams=1)).note.startswith("The text is too long")
+        assert translate(10).note == "The text is too long for its attention to be shown."
 
     def test_of_an_endless_text_is_refused_while_others_are_served(self) -> None:
         demo = DemoModel("letters", make_letters_model(), TOKENIZER)
         most = demo.count_most_characters()
         assert most > 20 * 100
-        for text, settings in (
-            ("a" * (most + 1), Settings()),
-            ("a", Settings(source_prefix="a" * most)),
-            ("a" * 201, Settings(max_source_tokens=10)),
-        ):
+        for text, settings in (("a", Settings(source_prefix="a" * most)), ("a" * 201, Settings(max_source_tokens=10))):
             with demo.lock, ThreadPoolExecutor(1) as pool:
                 found = pool.submit(translate_text, demo, text, settings).exception(timeout=PATIENCE)
             assert isinstance(found, DemoError)
@@ -105,9 +92,8 @@ class TestTranslation:
     def test_languages_of_several_people_do_not_mix(self) -> None:
         nllb = make_nllb()
         pairs = [(source, target) for source in LANGUAGES for target in LANGUAGES]
-        requests = [
-            ("xyz dog", Settings(num_beams=2, source_lang=source, target_lang=target)) for source, target in pairs
-        ]
+        settings = [Settings(num_beams=2, source_lang=source, target_lang=target) for source, target in pairs]
+        requests = [("xyz dog", each) for each in settings]
         alone = [translate_text(nllb, *request).translations for request in requests]
         assert len(set(alone)) > len(LANGUAGES)
         with ThreadPoolExecutor(4) as pool:
@@ -120,11 +106,8 @@ class TestTranslation:
         for text, changes, message in (
             (" \n", pair, "There is no text yet"),
             ("abc", {**pair, "num_beams": 0}, f"The beam size is 0; it must be a whole number, 1 to {MAX_BEAMS}"),
-            ("abc", {**pair, "num_beams": MAX_BEAMS + 1}, f"a whole number, 1 to {MAX_BEAMS}"),
             ("abc", {**pair, "num_beams": 2.5}, "The beam size is 2.5; it must be a whole number"),
-            ("abc", {**pair, "num_beams": None}, "The beam size is None"),
             ("abc", {**pair, "length_penalty": float("nan")}, "The length penalty is nan; it must be a number"),
-            ("abc", {**pair, "length_penalty": None}, "The length penalty is None"),
             ("a\ud800c", pair, "half of a character"),
             ("abc", {"source_lang": "eng_Latn"}, "many languages"),
             ("abc", {**pair, "target_lang": "klingon"}, "'klingon', which NllbTokenizer does not know"),
@@ -167,9 +150,8 @@ class TestTask:
         generate: Any = summarizer.model.generate
         with torch.no_grad():
             expected = generate(**inputs, num_beams=2, num_return_sequences=2, length_penalty=1.0)
-        assert [found.text for found in answer.translations] == TOKENIZER.batch_decode(
-            expected, skip_special_tokens=True
-        )
+        texts = TOKENIZER.batch_decode(expected, skip_special_tokens=True)
+        assert [found.text for found in answer.translations] == texts
         summarizer.task = TASKS["translation"]
         one_line = translate_text(summarizer, text, Settings(num_beams=2, source_prefix="ab"))
         assert one_line.attention is not None

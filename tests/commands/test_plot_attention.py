@@ -27,9 +27,8 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, scripts_directory: Path, model_folder: Path, tmp_path: Path) -> Run:
+def run(monkeypatch: pytest.MonkeyPatch, model_folder: Path, tmp_path: Path) -> Run:
     """The script's main function, with the model and the folder to write to."""
-    monkeypatch.syspath_prepend(str(scripts_directory))
     monkeypatch.chdir(tmp_path)
     main: Any = importlib.import_module("plot_attention").main
     shared = ["--model_name_or_path", str(model_folder), "--device", "cpu", "--max_new_tokens", "6"]
@@ -61,17 +60,14 @@ def test_a_given_target_and_some_heads(run: Run) -> None:
     run(*shared, "--output_files", "all.svg")
     run(*shared, "--output_files", "one.svg", "--layers", "-1", "--heads", "1")
     run(*shared, "--output_files", "mean.svg", "--average", "heads")
-    titles = {
-        name: re.findall("(layer .*?)</text>", Path(name).read_text(encoding="utf-8"))
-        for name in ("all.svg", "one.svg", "mean.svg")
-    }
-    assert titles["all.svg"] == [f"layer {layer}, head {head}" for layer in (0, 1) for head in (0, 1)]
-    assert titles["one.svg"] == ["layer 1, head 1"]
-    assert titles["mean.svg"] == ["layer 0, mean of heads", "layer 1, mean of heads"]
-    text = Path("one.svg").read_text(encoding="utf-8")
-    assert ">mine</text>" in text
-    assert ">papa</text>" in text
-    assert ">&lt;pad&gt;</text>" in text  # what the decoder starts with
+    for name, titles in (
+        ("all", [f"layer {layer}, head {head}" for layer in (0, 1) for head in (0, 1)]),
+        ("one", ["layer 1, head 1"]),
+        ("mean", ["layer 0, mean of heads", "layer 1, mean of heads"]),
+    ):
+        text = Path(f"{name}.svg").read_text(encoding="utf-8")
+        assert re.findall("(layer .*?)</text>", text) == titles
+        assert all(f">{word}</text>" in text for word in ("mine", "papa", "&lt;pad&gt;"))  # pad starts the decoder
 
 
 def test_positions_and_masks(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,54 +99,36 @@ def test_files_of_pairs(run: Run, model_folder: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--text", TEXT], "Nothing is asked for; give --output_files,"),
-        (["--output_files", "a.png"], "--text is missing"),
-        (["--text", TEXT, "--positions_file", "a.png"], "--text is not needed"),
-        (["--text", TEXT, TEXT, "--output_files", "a.png"], "--text has 2 sentences"),
+        ("--text TEXT", "Nothing is asked for; give --output_files,"),
+        ("--output_files a.png", "--text is missing"),
+        ("--text TEXT --positions_file a.png", "--text is not needed"),
+        ("--text TEXT TEXT --output_files a.png", "--text has 2 sentences"),
+        ("--text TEXT --target a b --output_files a.png", "--target has 2 sentences"),
+        ("--text TEXT --masks_file a.html", "a.html: the name of a picture must end in one of"),
+        ("--text TEXT --output_files a.png ./a.png", "Two files have one name"),
+        ("--text TEXT --output_files a.html --layers 0", "--layers: only for pictures of attention"),
         (
-            ["--text", TEXT, "--target", "a", "b", "--output_files", "a.png"],
-            "--target has 2 sentences",
+            "--positions_file a.png --average all --heads 9",
+            "--heads, --average: only for pictures of attention; a page",
         ),
-        (["--text", TEXT, "--output_files", "a.gif"], "a.gif: the name of a picture must end in one of"),
-        (["--text", TEXT, "--masks_file", "a.html"], "a.html: the name of a picture must end in one of"),
-        (["--text", TEXT, "--output_files", "a.png", "a.png"], "Two files have one name"),
-        (["--text", TEXT, "--output_files", "a.png", "./a.png"], "Two files have one name"),
-        (["--text", TEXT, "--output_files", "a.html", "--layers", "0"], "--layers: only for pictures of attention"),
-        (["--text", TEXT, "--output_files", "a.html", "--kind", "cross"], "--kind: only for pictures of attention"),
-        (
-            ["--positions_file", "a.png", "--average", "all", "--heads", "9"],
-            "--heads, --average: only for pictures of attention; a page (.html) has everything",
-        ),
-        (["--text", TEXT, "--output_files", "a.png", "--align_head", "0"], "--align_head: only for --alignment_file"),
-        (
-            ["--text", TEXT, "--masks_file", "a.png", "--num_positions", "3"],
-            "--num_positions: only for --positions_file",
-        ),
-        (["--text", TEXT, "--output_files", "a.png", "--heads", "0", "0"], "heads is [0, 0]; 0 must be named once"),
-        (["--text", TEXT, "--alignment_file", "a.gz"], "a.gz: the output is written as plain text"),
-        (
-            ["--source_file", "old.png", "--target_file", "old.png", "--alignment_file", "./old.png", "--overwrite"],
-            "old.png: the output file is the input file",
-        ),
-        (["--text", "A dog \udcff runs.", "--output_files", "a.png"], "The source is no text"),
-        (["--text", TEXT, "--output_files", "old.png"], "old.png exists"),
-        (["--text", TEXT, "--output_files", "a.png", "--layers", "5"], "layers is [5]; they must be from 0 to 1"),
-        (["--text", " ", "--output_files", "a.png"], "needs words"),
-        (["--source_file", "a", "--alignment_file", "b"], "--source_file and --target_file belong together"),
-        (
-            ["--source_file", "a", "--target_file", "a", "--output_files", "b.png"],
-            "--source_file is for --alignment_file",
-        ),
-        (["--source_file", "a", "--target_file", "a", "--alignment_file", "b"], "No such file"),
+        ("--text TEXT --output_files a.png --align_head 0", "--align_head: only for --alignment_file"),
+        ("--text TEXT --masks_file a.png --num_positions 3", "--num_positions: only for --positions_file"),
+        ("--text TEXT --output_files a.png --heads 0 0", "heads is [0, 0]; 0 must be named once"),
+        ("--text TEXT --alignment_file a.gz", "a.gz: the output is written as plain text"),
+        ("--source_file old.png --target_file old.png --alignment_file ./old.png --overwrite", "is the input file"),
+        ("--text dog\udcff --output_files a.png", "The source is no text"),
+        ("--text TEXT --output_files old.png", "old.png exists"),
+        ("--text TEXT --output_files a.png --layers 5", "layers is [5]; they must be from 0 to 1"),
+        ("--text  --output_files a.png", "needs words"),
+        ("--source_file a --alignment_file b", "--source_file and --target_file belong together"),
+        ("--source_file a --target_file a --output_files b.png", "--source_file is for --alignment_file"),
+        ("--source_file a --target_file a --alignment_file b", "No such file"),
     ],
 )
-def test_wrong_input_is_explained(
-    arguments: list[str], message: str, run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_input_is_explained(arguments: str, message: str, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     Path("old.png").write_text("kept")
     with pytest.raises(SystemExit) as end:
-        run(*arguments)
+        run(*(TEXT if word == "TEXT" else word for word in arguments.split(" ")))
     assert end.value.code == 2
     assert message in capsys.readouterr().err
-    assert [path.name for path in Path().iterdir()] == ["old.png"]
-    assert Path("old.png").read_text() == "kept"
+    assert [(path.name, path.read_text()) for path in Path().iterdir()] == [("old.png", "kept")]

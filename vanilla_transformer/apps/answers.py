@@ -124,10 +124,9 @@ class Answer:
 
 
 def translate_text(demo: DemoModel, text: str, settings: Settings) -> Answer:
-    """Translates one text and looks into the model; texts of several people wait for each other.
+    """Translates one text and looks into the model; a `DemoError` says why not. Several people wait for each other.
 
-    A model for translation gets the text as one line, without white space around it; others get it as it is, as in
-    their training. A `DemoError` says that there is no text, that it is too long, or that a setting is not legal.
+    A model for translation gets the text as one line without white space around it; others get it as it is.
     """
     settings = _check_settings(settings)
     source = _check_text(demo, settings, text)
@@ -136,15 +135,7 @@ def translate_text(demo: DemoModel, text: str, settings: Settings) -> Answer:
         options = _choose_options(demo, settings)
         num_tokens = _check_length(demo, settings, source)
         try:
-            (translations,) = translate_n_best(
-                demo.model,
-                demo.tokenizer,
-                [source],
-                num_return_sequences=settings.num_beams,
-                source_prefix=settings.source_prefix,
-                progress=False,
-                **options,
-            )
+            (translations,) = translate_n_best(demo.model, demo.tokenizer, [source], **options)
             seconds = time.perf_counter() - start
             attention, note = _look_inside(demo, settings, source, num_tokens, translations[0].text)
         except torch.OutOfMemoryError as error:
@@ -154,12 +145,12 @@ def translate_text(demo: DemoModel, text: str, settings: Settings) -> Answer:
 
 def _check_settings(settings: Settings) -> Settings:
     """Refuses numbers that are none, which come from programs and not from the page."""
-    num_beams, length_penalty = settings.num_beams, settings.length_penalty
-    if num_beams not in range(1, MAX_BEAMS + 1):
-        raise DemoError(f"The beam size is {num_beams}; it must be a whole number, 1 to {MAX_BEAMS}.")
-    if not isinstance(length_penalty, int | float) or not math.isfinite(length_penalty):
-        raise DemoError(f"The length penalty is {length_penalty}; it must be a number.")
-    return replace(settings, num_beams=int(num_beams))
+    penalty = settings.length_penalty
+    if settings.num_beams not in range(1, MAX_BEAMS + 1):
+        raise DemoError(f"The beam size is {settings.num_beams}; it must be a whole number, 1 to {MAX_BEAMS}.")
+    if not isinstance(penalty, int | float) or not math.isfinite(penalty):
+        raise DemoError(f"The length penalty is {penalty}; it must be a number.")
+    return replace(settings, num_beams=int(settings.num_beams))
 
 
 def _check_text(demo: DemoModel, settings: Settings, text: str) -> str:
@@ -176,16 +167,14 @@ def _check_text(demo: DemoModel, settings: Settings, text: str) -> str:
 
 
 def _choose_options(demo: DemoModel, settings: Settings) -> dict[str, Any]:
-    """The arguments of `generate`; sets the tokenizer's languages."""
+    """The arguments of `translate_n_best`; sets the tokenizer's languages."""
     config = demo.model.generation_config
-    options: dict[str, Any] = {"num_beams": settings.num_beams, "do_sample": False}
+    options: dict[str, Any] = {"num_beams": settings.num_beams, "num_return_sequences": settings.num_beams}
+    options |= {"do_sample": False, "source_prefix": settings.source_prefix, "progress": False}
     if settings.num_beams > 1:
         options["length_penalty"] = settings.length_penalty
-    if (
-        not is_vanilla(demo.model)
-        and config.max_new_tokens is None
-        and config.max_length in (None, _LIBRARY_MAX_LENGTH)
-    ):
+    has_no_limit = config.max_new_tokens is None and config.max_length in (None, _LIBRARY_MAX_LENGTH)
+    if has_no_limit and not is_vanilla(demo.model):
         options["max_new_tokens"] = _MAX_NEW_TOKENS
     if not is_multilingual(demo.tokenizer):
         return options

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from vanilla_transformer.files import explain_missing
 from vanilla_transformer.tasks import TRANSLATION
@@ -80,9 +80,6 @@ else addEventListener("DOMContentLoaded", watchTheme);
 # The results before there are any: translation, table, remark and attention.
 _EMPTY = ("", None, "", _NO_ATTENTION)
 
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
-
 
 def import_gradio() -> Any:
     """Returns Gradio, told to report nothing about its use and to keep no record of the requests."""
@@ -109,11 +106,11 @@ def launch_page(page: "gradio.Blocks", **options: Any) -> str:
     return str(address)
 
 
-def for_people(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+def for_people(function: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a function's errors such as Gradio shows to people: those of the program go to the log."""
 
     @functools.wraps(function)
-    def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except DemoError as error:
@@ -201,64 +198,33 @@ class _Page:
     def _add_search(self, look: dict[str, dict[str, Any]]) -> None:
         gr = self.gr
         with gr.Row():
-            self.num_beams = gr.Slider(
-                label="Beam size",
-                info="1 is greedy search.",
-                elem_id="beams",
-                minimum=1,
-                maximum=MAX_BEAMS,
-                step=1,
-                buttons=[],
-                **look["num_beams"],
-            )
-            self.length_penalty = gr.Slider(
-                label="Length penalty",
-                info="More: longer translations.",
-                elem_id="length-penalty",
-                minimum=0,
-                maximum=3,
-                step=0.1,
-                buttons=[],
-                **look["length_penalty"],
-            )
+            beams = {"minimum": 1, "maximum": MAX_BEAMS, "step": 1, "buttons": [], **look["num_beams"]}
+            self.num_beams = gr.Slider(label="Beam size", info="1 is greedy search.", elem_id="beams", **beams)
+            penalty = {"minimum": 0, "maximum": 3, "step": 0.1, "buttons": [], **look["length_penalty"]}
+            label, info = "Length penalty", "More: longer translations."
+            self.length_penalty = gr.Slider(label=label, info=info, elem_id="length-penalty", **penalty)
 
     def _add_results(self, look: dict[str, dict[str, Any]]) -> None:
         gr = self.gr
         self.translation = gr.Textbox(
             lines=2, interactive=False, buttons=["copy"], elem_id="translation", **look["translation"]
         )
-        self.n_best = gr.Dataframe(
-            datatype=["number", "number", "str"],
-            column_widths=["64px", "96px", "100px"],
-            label="The best, with their log-probability divided by the length penalty",
-            interactive=False,
-            wrap=True,
-            buttons=[],
-            elem_id="n-best",
-            **look["n_best"],
-        )
+        columns = {"datatype": ["number", "number", "str"], "column_widths": ["64px", "96px", "100px"]}
+        label = "The best, with their log-probability divided by the length penalty"
+        table = {"interactive": False, "wrap": True, "buttons": [], **columns, **look["n_best"]}
+        self.n_best = gr.Dataframe(label=label, elem_id="n-best", **table)
         self.note = gr.Markdown(label="Remark", elem_id="note")
 
     def _add_model(self, look: dict[str, dict[str, Any]]) -> None:
         gr = self.gr
-        only_hub = self.shelf.others == "hub"
-        where = "Its name on the Hub" if only_hub else "Its folder, or its name on the Hub"
+        folder, or_folder = ("", "") if self.shelf.others == "hub" else ("out/my-model or ", "Its folder, or its")
+        texts = {"placeholder": f"{folder}Helsinki-NLP/opus-mt-en-de", "info": f"{or_folder or 'Its'} name on the Hub."}
+        visible = self.shelf.others != "none"
         with gr.Accordion("Model", open=self.shelf.name is None, elem_id="model-settings"):
-            self.name = gr.Textbox(
-                label="Model",
-                placeholder=("" if only_hub else "out/my-model or ") + "Helsinki-NLP/opus-mt-en-de",
-                info=f"{where}: any encoder-decoder model of text.",
-                submit_btn="Load",
-                visible=self.shelf.others != "none",
-                elem_id="model",
-            )
-            self.loaded = gr.Markdown(min_height=40, visible=self.shelf.others != "none", elem_id="loaded")
-            self.source_prefix = gr.Textbox(
-                label="Prefix",
-                info="Put before the text, as T5 needs it: translate English to German:",
-                elem_id="prefix",
-                **look["source_prefix"],
-            )
+            self.name = gr.Textbox(label="Model", submit_btn="Load", visible=visible, elem_id="model", **texts)
+            self.loaded = gr.Markdown(min_height=40, visible=visible, elem_id="loaded")
+            info = "Put before the text, as T5 needs it: translate English to German:"
+            self.source_prefix = gr.Textbox(label="Prefix", info=info, elem_id="prefix", **look["source_prefix"])
 
     def _connect(self) -> None:
         """Says what happens when a person wants something."""
@@ -279,21 +245,13 @@ class _Page:
         # First of all, lest results of an earlier text stand beside this one if it fails.
         begun = gr.on([self.button.click, self.text.submit], lambda: _EMPTY, outputs=results, **at_once)
         begun.then(api_name="translate", **request)
-        chosen = self.examples.click(
-            lambda example: (example[0], *_EMPTY), self.examples, [self.text, *results], **at_once
-        )
+        shown = [self.text, *results]
+        chosen = self.examples.click(lambda example: (example[0], *_EMPTY), self.examples, shown, **at_once)
         chosen.then(api_visibility="private", **request)
-        if self.shelf.others == "none":
-            return
-        self.name.submit(
-            for_people(self.show_model),
-            self.name,
-            [self.loaded, self.model_name, *(getattr(self, name) for name in self._look(None)), *results],
-            show_progress_on=self.loaded,
-            concurrency_id="load",
-            concurrency_limit=1,
-            api_visibility="private",
-        )
+        if self.shelf.others != "none":
+            parts = [self.loaded, self.model_name, *(getattr(self, name) for name in self._look(None)), *results]
+            options = {"show_progress_on": self.loaded, "concurrency_id": "load", "concurrency_limit": 1}
+            self.name.submit(for_people(self.show_model), self.name, parts, api_visibility="private", **options)
 
     def translate(
         self,

@@ -6,10 +6,11 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig
 from transformers.utils.hub import cached_file
 
 from vanilla_transformer.files import check_model_name, explain_missing_model
@@ -31,34 +32,27 @@ _SHOWN_CHARACTERS = 300  # of a line
 _Stamp = frozenset[tuple[str, int, int]]
 
 
+@dataclass
 class ModelShelf:
     """The models of a page, each loaded once and shared by everybody, the ones not used for longest given up.
 
-    However a folder is spelled, it is one model; if its files have changed, it is loaded anew. The first model, `name`,
-    is loaded with `revision` and `trust_remote_code`; `others` may be "any", "hub" (no folders of this machine) or
-    "none", and none of them may bring code along. Without `examples`, models trained on the built-in corpus have some.
+    A folder whose files have changed is loaded anew. The first model, `name`, is loaded with `revision` and
+    `trust_remote_code`; `others` may be "any", "hub" (no folders of this machine) or "none", and bring no code along.
     """
 
-    def __init__(
-        self,
-        name: str | None,
-        *,
-        others: OtherModels = "none",
-        size: int = 2,
-        examples: Sequence[str] | None = None,
-        device: str = "auto",
-        dtype: str = "auto",
-        revision: str = "main",
-        trust_remote_code: bool = False,
-    ) -> None:
-        if name is None and others == "none":
+    name: str | None
+    _: KW_ONLY
+    others: OtherModels = "none"
+    size: int = 2
+    examples: Sequence[str] | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    revision: str = "main"
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        if self.name is None and self.others == "none":
             raise ValueError("There is no model to show: name one, or let the people at the page do so.")
-        self.name = name
-        self.others = others
-        self.size = size
-        self.examples = examples
-        self.device, self.dtype = device, dtype
-        self.revision, self.trust_remote_code = revision, trust_remote_code
         self._models: OrderedDict[str, tuple[_Stamp, DemoModel]] = OrderedDict()
         self._access = threading.Lock()
         self._loading = threading.Lock()
@@ -69,23 +63,22 @@ class ModelShelf:
         if not name:
             raise DemoError("There is no model yet: name one, by its folder or its name on the Hub.")
         key = self._find_key(name)
-        demo = self._take(key)
-        if demo is not None:
+        if demo := self._take(key):
             return demo
         # One at a time, while the models that are here go on translating.
         with self._loading:
-            demo = self._take(key)
-            if demo is None:
-                is_first = self.name is not None and key == self._find_key(self.name)
-                if not is_first:
-                    self._check_name(name)
-                stamp = _stamp(key)  # before it is read, lest a change meanwhile be missed
-                demo = self._load(name, is_first)
-                with self._access:
-                    self._models[key] = (stamp, demo)
-                    self._models.move_to_end(key)
-                    while len(self._models) > self.size:
-                        self._models.popitem(last=False)
+            if demo := self._take(key):
+                return demo
+            is_first = self.name is not None and key == self._find_key(self.name)
+            if not is_first:
+                self._check_name(name)
+            stamp = _stamp(key)  # before it is read, so that no change meanwhile is missed
+            demo = self._load(name, is_first)
+            with self._access:
+                self._models[key] = (stamp, demo)
+                self._models.move_to_end(key)
+                while len(self._models) > self.size:
+                    self._models.popitem(last=False)
             return demo
 
     def _find_key(self, name: str) -> str:
@@ -108,18 +101,16 @@ class ModelShelf:
 
     def _check_name(self, name: str) -> None:
         """Refuses models that the people at the page may not load."""
-        if self.others == "any":
-            return
         if self.others == "none":
             raise DemoError("This page shows one model, and loads no other.")
-        only_hub = "This page loads models by their names on the Hub, such as Helsinki-NLP/opus-mt-en-de."
-        # A folder of that name would be taken for the model.
-        if os.path.exists(name):
-            raise DemoError(only_hub)
-        try:
-            check_model_name(name)
-        except OSError as error:
-            raise DemoError(only_hub) from error
+        if self.others == "hub":
+            only_hub = "This page loads models by their names on the Hub, such as Helsinki-NLP/opus-mt-en-de."
+            if os.path.exists(name):  # a folder of that name would be taken for the model
+                raise DemoError(only_hub)
+            try:
+                check_model_name(name)
+            except OSError as error:
+                raise DemoError(only_hub) from error
 
     def _load(self, name: str, is_first: bool) -> DemoModel:
         revision, trust = (self.revision, self.trust_remote_code) if is_first else ("main", False)
@@ -133,7 +124,11 @@ class ModelShelf:
         try:
             with explain_missing_model(place):
                 config = AutoConfig.from_pretrained(place, **source)
-            _check_kind(name, config)
+            if not config.is_encoder_decoder:
+                kind = (config.architectures or [f"{config.model_type} model"])[0]
+                raise DemoError(
+                    f"{name!r} holds a {kind}, which is not an encoder with a decoder: this page needs both."
+                )
             model, tokenizer = load_model_and_tokenizer(place, device=self.device, dtype=self.dtype, **source)
         except DemoError:
             raise
@@ -154,16 +149,6 @@ def _stamp(folder: str) -> _Stamp:
     except (OSError, ValueError):  # no path, or files that are going as they are looked at
         return frozenset()
     return frozenset((path.name, status.st_mtime_ns, status.st_size) for path, status in found)
-
-
-def _check_kind(name: str, config: PreTrainedConfig) -> None:
-    """Refuses a model that does not make one text of another."""
-    if not config.is_encoder_decoder:
-        classes = config.architectures or [f"{config.model_type} model"]
-        raise DemoError(
-            f"{name!r} holds a {classes[0]}, which is not an encoder with a decoder. This page needs both, as "
-            "VanillaTransformerForConditionalGeneration, MarianMTModel and T5ForConditionalGeneration have them."
-        )
 
 
 def _shortened(message: str) -> DemoError:

@@ -1,8 +1,4 @@
-"""The folder of a Hugging Face Space: the page of `vanilla-transformer app`, with all that it needs.
-
-A Space is a git repository of the Hub which says in the front matter of its README.md how it is run. This one brings
-this package as it is here, and so needs no release of it.
-"""
+"""The folder of a Hugging Face Space: the page of `vanilla-transformer app`, with this package as it is here."""
 
 import glob
 import os
@@ -12,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import distribution, version
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import SpaceCardData
 from packaging.requirements import Requirement
@@ -83,14 +80,9 @@ def save_space(
     python_version = f"{sys.version_info.major}.{sys.version_info.minor}"  # known to do, unlike that of Spaces
     with explain_missing("A Space has the version of Gradio that is installed here", extra="demo", packages="gradio"):
         sdk_version = version("gradio")
-    card = SpaceCardData(
-        title=title,
-        sdk="gradio",
-        sdk_version=sdk_version,
-        python_version=python_version,
-        app_file=_APP_FILE,
-        models=[str(name)] if is_on_hub else None,
-    ).to_yaml()
+    versions: Any = {"sdk_version": sdk_version, "python_version": python_version}
+    models = [str(name)] if is_on_hub else None
+    card = SpaceCardData(title=title, sdk="gradio", app_file=_APP_FILE, models=models, **versions).to_yaml()
     model = f"The model `{name}`" if is_on_hub else "A model" if name is None else f"The model in `{MODEL_FOLDER}/`"
     own = distribution("vanilla-transformer")
     with new_folder(path) as partial:
@@ -158,7 +150,5 @@ def _check_files(space: Path) -> None:
     """Refuses a Space with something that must not be uploaded, wherever it came from."""
     files = {path.relative_to(space).as_posix(): path for path in space.rglob("*") if path.is_file()}
     if problems := list(find_refused_files(space, Selection(files))):
-        raise ValueError(
-            f"The Space is not made; {ARGUMENTS_FILE} would hold the options, and {EXAMPLES_FILE} the examples:\n  "
-            + "\n  ".join(map(str, problems))
-        )
+        what = f"{ARGUMENTS_FILE} would hold the options, and {EXAMPLES_FILE} the examples"
+        raise ValueError(f"The Space is not made; {what}:\n  " + "\n  ".join(map(str, problems)))

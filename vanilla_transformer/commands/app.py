@@ -5,14 +5,12 @@ r"""Show a model on a page: text in, translations with their scores and a map of
     vanilla-transformer app --model_name_or_path facebook/nllb-200-distilled-600M \
         --source_lang eng_Latn --target_lang deu_Latn
 
-Then open the address that is printed, http://127.0.0.1:7860 as a rule; Ctrl-C ends it. Any encoder-decoder model of
-text will do. Only this machine can reach the page unless --server_name says otherwise, and only then can other models
-be loaded on it unless --other_models says otherwise. Nothing is reported to anybody, and nothing is fetched but models
-that are asked for by their names on the Hub.
+Then open the address that is printed; Ctrl-C ends it. Any encoder-decoder model of text will do. Only this machine can
+reach the page unless --server_name says otherwise, and only then can other models be loaded on it unless --other_models
+says otherwise. Nothing is reported to anybody, and nothing is fetched but models that are asked for by name.
 
---save_space writes the folder of a Hugging Face Space with this page: the options that were given, the model's folder
-if it has one, this package, and what must be installed. Try it here (`python my-space/app.py`), and upload it; the
-second command makes the Space, if there is none yet.
+--save_space writes the folder of a Hugging Face Space with this page. Try it here (`python my-space/app.py`), and
+upload it; the second command makes the Space, if there is none yet.
 
     vanilla-transformer app --model_name_or_path out/my-model --save_space my-space
     hf upload my-name/my-space my-space --repo-type space
@@ -24,12 +22,13 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from vanilla_transformer.options import option
 
-from .command_line import OptionParser, explaining_errors, make_argument_parser
+from .command_line import explaining_errors, make_argument_parser
 
 # Options that a Space takes over. The others are about this machine.
 _SPACE_OPTIONS = (
@@ -43,8 +42,7 @@ class AppArguments:
     """Which model to show, and to whom."""
 
     model_name_or_path: str | None = option(
-        "Folder or Hub name of a sequence-to-sequence model. Default: the environment variable MODEL_NAME_OR_PATH, or "
-        "in a Space its folder `model`, or none until somebody names one on the page.",
+        "Folder or Hub name. Default: the variable MODEL_NAME_OR_PATH, in a Space its folder `model`, or none yet.",
         None,
     )
     revision: str = option("Branch, tag or commit on the Hub. Default: main.", "main")
@@ -55,22 +53,15 @@ class AppArguments:
     target_lang: str | None = option("Of multilingual models: de, deu_Latn, ...", None)
     source_prefix: str = option("Put before each text, for T5 and its like.", "")
     max_source_tokens: int | None = option(
-        "The longest text, in tokens. Default: what the model's sources were cut to in training, or else what is "
-        "usual: 256, and 1024 for summarization.",
-        None,
+        "The longest text, in tokens. Default: as in the model's training, else 256, or 1024 for summarization.", None
     )
-    examples: str | None = option(
-        "UTF-8 text, an example sentence per line. Default: in a Space its examples.txt, or such as suit the model.",
-        None,
-    )
+    examples: str | None = option("UTF-8 text, an example per line. Default: in a Space its examples.txt.", None)
     other_models: Literal["any", "hub", "none"] | None = option(
         "Which other models the page loads: any, those of the Hub (hub), or none. They run no code of their own; "
         "private ones are read with your token. Default: any if only this machine reaches the page, else none.",
         None,
     )
-    server_name: str | None = option(
-        "0.0.0.0 to let others in. Default: GRADIO_SERVER_NAME, or this machine only (127.0.0.1).", None
-    )
+    server_name: str | None = option("0.0.0.0 lets others in. Default: GRADIO_SERVER_NAME, or 127.0.0.1.", None)
     server_port: int | None = option("Default: GRADIO_SERVER_PORT, or the first free one from 7860 on.", None)
     share: bool = option("Make a public link by Gradio's own servers.", False)
     save_space: str | None = option("Write the folder of a Hugging Face Space instead; it must not exist yet.", None)
@@ -82,10 +73,7 @@ class AppArguments:
         if self.max_source_tokens is not None and self.max_source_tokens < 1:
             raise ValueError(f"max_source_tokens is {self.max_source_tokens}; it must be at least 1.")
         if self.model_name_or_path is None and self.others == "none":
-            raise ValueError(
-                "There is no model to show and none can be loaded on the page: give --model_name_or_path, or set "
-                "MODEL_NAME_OR_PATH."
-            )
+            raise ValueError("There is no model to show: give --model_name_or_path, or set MODEL_NAME_OR_PATH.")
 
     @property
     def others(self) -> Literal["any", "hub", "none"]:
@@ -107,9 +95,7 @@ class AppArguments:
         return [f"--{name}={value}" for name, value in given.items()]
 
 
-def make_parser() -> OptionParser:
-    """The command line's parser."""
-    return make_argument_parser(AppArguments, __doc__)
+make_parser = partial(make_argument_parser, AppArguments, __doc__)
 
 
 def read_examples(path: str | None) -> list[str] | None:
@@ -139,25 +125,14 @@ def show(arguments: AppArguments) -> None:
     from vanilla_transformer.apps.page import build_page, launch_page
     from vanilla_transformer.apps.shelf import ModelShelf
 
-    shelf = ModelShelf(
-        arguments.model_name_or_path,
-        others=arguments.others,
-        examples=read_examples(arguments.examples),
-        device=arguments.device,
-        dtype=arguments.dtype,
-        revision=arguments.revision,
-        trust_remote_code=arguments.trust_remote_code,
-    )
-    settings = Settings(
-        source_lang=arguments.source_lang,
-        target_lang=arguments.target_lang,
-        source_prefix=arguments.source_prefix,
-        max_source_tokens=arguments.max_source_tokens,
-    )
+    def given(*names: str) -> dict[str, Any]:
+        return {name: getattr(arguments, name) for name in names}
+
+    loading = given("others", "device", "dtype", "revision", "trust_remote_code")
+    shelf = ModelShelf(arguments.model_name_or_path, examples=read_examples(arguments.examples), **loading)
+    settings = Settings(**given("source_lang", "target_lang", "source_prefix", "max_source_tokens"))
     page = build_page(shelf, settings)
-    address = launch_page(
-        page, server_name=arguments.server_name, server_port=arguments.server_port, share=arguments.share
-    )
+    address = launch_page(page, **given("server_name", "server_port", "share"))
     print(f"The page is at {address} (Ctrl-C ends it)", flush=True)
     if page.share_url:
         print(f"and for everybody at {page.share_url}", flush=True)
@@ -172,12 +147,8 @@ def save(arguments: AppArguments, folder: str) -> None:
     """Writes a Space that will show what these arguments show."""
     from vanilla_transformer.apps.spaces import save_space
 
-    space = save_space(
-        folder,
-        model_name_or_path=arguments.model_name_or_path,
-        examples=read_examples(arguments.examples),
-        options=arguments.space_options,
-    )
+    examples, options = read_examples(arguments.examples), arguments.space_options
+    space = save_space(folder, model_name_or_path=arguments.model_name_or_path, examples=examples, options=options)
     print(f"The Space is in {space}; upload it with: hf upload NAME/{space.name} {space} --repo-type space")
 
 

@@ -8,12 +8,13 @@ Reads and writes safetensors. Nothing is overwritten. Tokenizer and settings are
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vanilla_transformer.options import option
 
-from .command_line import OptionParser, explaining_errors, make_argument_parser
+from .command_line import make_argument_parser, make_main
 
 
 @dataclass
@@ -24,12 +25,8 @@ class AveragingArguments:
     model_dir: str | None = option("The output folder of a training run.", None)
     last: int | None = option("Average the last so many checkpoints of the run.", None)
     best: int | None = option("Average the best so many checkpoints of the run.", None)
-    metric: str | None = option(
-        "What the best ones are chosen by, eval_bleu say. Default: what the run chose its best by.", None
-    )
-    greater_is_better: bool | None = option(
-        "Whether greater values are better. Default: unless it is a loss or an error rate.", None
-    )
+    metric: str | None = option("What the best are chosen by, eval_bleu say. Default: as in the run.", None)
+    greater_is_better: bool | None = option("Default: true, unless the metric is a loss or an error rate.", None)
     checkpoints: list[str] | None = option("Average these folders.", None)
     max_shard_size: str = option("Split larger weights into files of this size.", "50GB")
     disable_tqdm: bool = option("Show no progress bar.", False)
@@ -37,22 +34,14 @@ class AveragingArguments:
     def __post_init__(self) -> None:
         if (self.model_dir is None) == (self.checkpoints is None):
             raise ValueError("Give either --model_dir with --last or --best, or --checkpoints.")
-        if self.checkpoints is not None:
-            for name, value in self.choice.items():
-                if value is not None:
-                    raise ValueError(
-                        f"--{name} chooses among the checkpoints of --model_dir; --checkpoints are all averaged."
-                    )
+        given = [f"--{name}" for name, value in self.choice.items() if value is not None]
+        if self.checkpoints is not None and given:
+            raise ValueError(f"{given[0]} chooses among the checkpoints of --model_dir, not among --checkpoints.")
 
     @property
     def choice(self) -> dict[str, int | str | bool | None]:
         """What chooses among the checkpoints of a run."""
         return {name: getattr(self, name) for name in ("last", "best", "metric", "greater_is_better")}
-
-
-def make_parser() -> OptionParser:
-    """The command line's parser."""
-    return make_argument_parser(AveragingArguments, __doc__)
 
 
 def run(arguments: AveragingArguments) -> None:
@@ -64,16 +53,10 @@ def run(arguments: AveragingArguments) -> None:
         choice: Any = arguments.choice
         checkpoints = select_checkpoints(arguments.model_dir, **choice)
     average_checkpoints(
-        checkpoints,
-        arguments.output_dir,
-        max_shard_size=arguments.max_shard_size,
-        progress=not arguments.disable_tqdm,
+        checkpoints, arguments.output_dir, max_shard_size=arguments.max_shard_size, progress=not arguments.disable_tqdm
     )
     print(f"The average of {', '.join(map(str, checkpoints))} is in {arguments.output_dir}")
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Parses the arguments (`argv`, else the command line's) and averages."""
-    parser = make_parser()
-    with explaining_errors(parser):
-        run(*parser.parse_args_into_dataclasses(argv))
+make_parser = partial(make_argument_parser, AveragingArguments, __doc__)
+main = make_main(make_parser, run)

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,12 +20,7 @@ INTERRUPTED = 130  # the exit status of a process that Ctrl-C ended, as shells h
 
 
 class OptionParser(argparse.ArgumentParser):
-    """A parser whose options are the fields of dataclasses, as transformers' `HfArgumentParser` makes them.
-
-    Args:
-        classes: The dataclasses. A field's help is in its metadata.
-        options: The arguments of `argparse.ArgumentParser`.
-    """
+    """A parser whose options are the fields of dataclasses, as transformers' `HfArgumentParser` makes them."""
 
     def __init__(self, classes: Sequence[type], **options: Any) -> None:
         super().__init__(**options)
@@ -45,7 +40,7 @@ class OptionParser(argparse.ArgumentParser):
         else:
             options["required"] = True
         members = typing.get_args(hint)
-        kind = next(member for member in members if member is not type(None)) if type(None) in members else hint
+        kind = members[0] if type(None) in members else hint  # `int | None` is read as int
         if typing.get_origin(kind) is typing.Literal:
             options["choices"] = typing.get_args(kind)
         elif typing.get_origin(kind) is list:
@@ -68,10 +63,9 @@ class OptionParser(argparse.ArgumentParser):
         namespace, rest = self.parse_known_args(args)
         if rest and not return_remaining_strings:
             self.error(f"unrecognized arguments: {' '.join(rest)}")
-        parsed = [
-            each(**{field.name: getattr(namespace, field.name) for field in dataclasses.fields(each)})
-            for each in self.classes
-        ]
+        names = [[field.name for field in dataclasses.fields(each)] for each in self.classes]
+        given = vars(namespace)
+        parsed = [each(**{name: given[name] for name in own}) for each, own in zip(self.classes, names, strict=True)]
         return (*parsed, rest) if return_remaining_strings else tuple(parsed)
 
 
@@ -93,12 +87,9 @@ class _DefaultsHelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.Ra
 
 
 def parser_options(description: str | None, *, shows_defaults: bool = False, usage: str = USAGE) -> dict[str, Any]:
-    """The arguments that every command's parser has.
+    """The arguments that every command's parser has; `description` is the command's docstring, which names it.
 
-    Args:
-        description: The command's docstring, shown as it stands; its examples name the command.
-        shows_defaults: Whether the help gives every default; else what an option's own help says of it.
-        usage: What stands ahead of every error, where argparse would list all options.
+    `usage` stands ahead of every error, where argparse would list all options.
     """
     command = re.search(r"vanilla-transformer [a-z-]+", description or "")
     return {
@@ -128,6 +119,20 @@ def explaining_errors(parser: argparse.ArgumentParser, interrupted: str = "Inter
         parser.error(str(error))
     except KeyboardInterrupt:
         parser.exit(INTERRUPTED, f"\n{interrupted}\n")
+
+
+def make_main(
+    make_parser: Callable[[], OptionParser], run: Callable[..., None], interrupted: str = "Interrupted."
+) -> Callable[..., None]:
+    """Makes a command's `main(argv)`: it parses the arguments (`argv`, else the command line's) and runs with them."""
+
+    def main(argv: list[str] | None = None) -> None:
+        parser = make_parser()
+        with explaining_errors(parser, interrupted):
+            run(*parser.parse_args_into_dataclasses(argv))
+
+    main.__module__ = run.__module__
+    return main
 
 
 @contextmanager

@@ -6,16 +6,14 @@ r"""Bring a model of another system into this package's form, or take one of our
     vanilla-transformer convert --model_name_or_path model.pt --format torch_nn --nhead 4 --output_dir out/mine
     vanilla-transformer convert --model_name_or_path out/my-model --to marian --output_dir out/my-marian
 
-Which system a model is of is found out (or said with --format), and `--format fairseq --help` lists what else may be
-said of models of that system. A model that has a feature which ours lacks is refused, with all reasons; weights that
-have no place, or are missing or of another shape, are listed together. At the end the converted model's logits are
-compared with the original's where that can run here. The output folder is complete or absent.
+The system is found out (or said with --format); `--format fairseq --help` lists what else may be said of its models. A
+model with a feature that ours lacks is refused, with all reasons. At the end the converted model's logits are compared
+with the original's where that can run here. The output folder is complete or absent.
 """
 
 import argparse
-import dataclasses
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, make_dataclass
 from typing import Any, Literal, cast
 
 from vanilla_transformer.options import option
@@ -31,11 +29,10 @@ class ConversionArguments:
     output_dir: str = option("A folder that is not there yet, or an empty one.")
     # As conversion/sources.py has them.
     format: Literal["marian", "fsmt", "fairseq", "torch_nn", "annotated", "opennmt_py", "joeynmt"] | None = option(
-        "What the model is; found out by default. marian, fsmt: MarianMT (opus-mt) and FSMT (wmt19) of transformers, a "
-        "folder or a name on the Hub; fairseq: a checkpoint of a transformer, beside the dictionaries; torch_nn: a "
-        "state dict of a model around torch.nn.Transformer, whose number of heads must be said; annotated: a state "
-        "dict of the Annotated Transformer; opennmt_py: a checkpoint of OpenNMT-py 3; joeynmt: the folder of a "
-        "training by JoeyNMT 2, or a checkpoint in it.",
+        "What the model is; found out by default. marian, fsmt: MarianMT (opus-mt) and FSMT (wmt19) of transformers; "
+        "fairseq: a checkpoint beside its dictionaries; torch_nn: a state dict of a model around torch.nn.Transformer, "
+        "whose number of heads must be said; annotated: a state dict of the Annotated Transformer; opennmt_py: a "
+        "checkpoint of OpenNMT-py 3; joeynmt: the folder of a training by JoeyNMT 2, or a checkpoint in it.",
         None,
     )
     to: Literal["marian", "torch_nn"] | None = option("Convert a model of ours, in the other direction.", None)
@@ -52,15 +49,9 @@ def make_parser(source_format: str | None = None) -> OptionParser:
         return make_argument_parser(ConversionArguments, __doc__)
     from vanilla_transformer.conversion.sources import SOURCES
 
-    class_of_options = dataclasses.make_dataclass(
-        "FormatOptions",
-        # Without a default of its own an option that is not given is left to the converter.
-        [
-            (each.name, each.type | None, field(default=None, metadata={"help": each.help}))
-            for each in SOURCES[source_format].list_options()
-        ],
-    )
-    return make_argument_parser([ConversionArguments, class_of_options], __doc__)
+    # An option that is not given is left to the converter.
+    fields = [(each.name, each.type | None, option(each.help, None)) for each in SOURCES[source_format].list_options()]
+    return make_argument_parser([ConversionArguments, make_dataclass("FormatOptions", fields)], __doc__)
 
 
 def find_format(argv: list[str] | None) -> str | None:
@@ -85,20 +76,16 @@ def bring_in(arguments: ConversionArguments, source_format: str | None, options:
     from vanilla_transformer.conversion.sources import convert
 
     converted = convert(arguments.model_name_or_path, source_format, **options)
-    parameters = f"{converted.model.num_parameters():,} parameters"
-    print(f"Converted {converted.source}: {parameters}, {converted.model.dtype}.")
+    model = converted.model
+    print(f"Converted {converted.source}: {model.num_parameters():,} parameters, {model.dtype}.")
     # First of all what was assumed, since the comparison cannot tell whether that is so.
     for note in converted.notes:
         print(f"Note: {note}")
-    difference = None
-    if not arguments.skip_check:
-        difference = converted.check()
-        if difference is None:
-            print("The original cannot run here, so that the logits were not compared.")
-        else:
-            print(
-                f"Logits differ from the original's by {difference:.1e} of the largest at most (may: {TOLERANCE:.0e})."
-            )
+    difference = None if arguments.skip_check else converted.check()
+    if difference is not None:
+        print(f"Logits differ from the original's by {difference:.1e} of the largest at most (may: {TOLERANCE:.0e}).")
+    elif not arguments.skip_check:
+        print("The original cannot run here, so that the logits were not compared.")
     converted.save(arguments.output_dir, difference=difference)
     print(f"Saved to {arguments.output_dir}.")
     if converted.tokenizer is not None:

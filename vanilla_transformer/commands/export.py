@@ -9,14 +9,16 @@ The output folder must be new or empty; it is complete when the command ends wel
 what translating needs besides: the tokenizer and the generation config.
 """
 
+import importlib
 import logging
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from vanilla_transformer.options import option
 
-from .command_line import OptionParser, explaining_errors, make_argument_parser
+from .command_line import make_argument_parser, make_main
 
 # Options that not all formats have.
 OPTIONS = {"ctranslate2": ("quantization", "max_positions"), "onnx": ("opset",)}
@@ -33,18 +35,12 @@ class ExportArguments:
     model_name_or_path: str = option("Folder or Hub name of a model of this package.")
     output_dir: str = option("Folder for the exported model: a new one, or an empty one.")
     format: Literal["ctranslate2", "onnx"] = option(
-        "ctranslate2: for CTranslate2 (see --quantization and --max_positions); onnx: for ONNX Runtime and others (see "
-        "--opset), compared with the original in the end."
+        "ctranslate2: for CTranslate2; onnx: for ONNX Runtime and others, compared with the original in the end."
     )
     revision: str = option("Branch, tag or commit on the Hub. Default: main.", "main")
     trust_remote_code: bool = option("Let code from the checkpoint run.", False)
-    quantization: Quantization | None = option(
-        "CTranslate2: how weights are written. Default: as saved. Computation may still be asked for in another type.",
-        None,
-    )
-    max_positions: int | None = option(
-        "CTranslate2: the most tokens of a text, where positions are sinusoids. Default: 4096.", None
-    )
+    quantization: Quantization | None = option("CTranslate2: how weights are written. Default: as saved.", None)
+    max_positions: int | None = option("CTranslate2: the most tokens of a text with sinusoids. Default: 4096.", None)
     opset: int | None = option("ONNX: version of its operators. Default: 18, the oldest that torch writes.", None)
 
     def __post_init__(self) -> None:
@@ -58,26 +54,9 @@ class ExportArguments:
             raise ValueError(f"{', '.join(foreign)}; this is --format {self.format}.")
 
 
-def make_parser() -> OptionParser:
-    """The command line's parser."""
-    return make_argument_parser(ExportArguments, __doc__)
-
-
-def export(model: Any, tokenizer: Any, arguments: ExportArguments) -> Path:
-    """Writes the folder of the runtime."""
-    given = {name: getattr(arguments, name) for name in OPTIONS[arguments.format]}
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if arguments.format == "onnx":
-        from vanilla_transformer.export.onnx import export_onnx
-
-        return export_onnx(model, arguments.output_dir, tokenizer=tokenizer, **options)
-    from vanilla_transformer.export.ctranslate2 import export_ctranslate2
-
-    return export_ctranslate2(model, arguments.output_dir, tokenizer=tokenizer, **options)
-
-
 def run(arguments: ExportArguments) -> None:
     """Loads the model and its tokenizer, if it has one, and exports them."""
+    logging.getLogger("vanilla_transformer").setLevel(logging.INFO)
     from transformers import AutoModelForSeq2SeqLM
 
     from vanilla_transformer.data.vocabularies import load_tokenizer
@@ -89,16 +68,16 @@ def run(arguments: ExportArguments) -> None:
     with explain_missing_model(name):
         model = AutoModelForSeq2SeqLM.from_pretrained(name, dtype="auto", **place).eval()
         tokenizer = load_tokenizer(name, **place)
-    folder = export(model, tokenizer, arguments)
+    exports = importlib.import_module(f"vanilla_transformer.export.{arguments.format}")
+    given = {name: getattr(arguments, name) for name in OPTIONS[arguments.format]}
+    options = {name: value for name, value in given.items() if value is not None}
+    write = getattr(exports, f"export_{arguments.format}")
+    folder: Path = write(model, arguments.output_dir, tokenizer=tokenizer, **options)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     print(f"{folder}: {size / 1e6:,.1f} MB")
     if tokenizer is None:
         print("The model has no tokenizer: what was exported takes and gives ids, and cannot translate text by itself.")
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Parses the arguments (`argv`, else the command line's) and exports."""
-    parser = make_parser()
-    logging.getLogger("vanilla_transformer").setLevel(logging.INFO)
-    with explaining_errors(parser, "Interrupted: nothing was exported."):
-        run(*parser.parse_args_into_dataclasses(argv))
+make_parser = partial(make_argument_parser, ExportArguments, __doc__)
+main = make_main(make_parser, run, "Interrupted: nothing was exported.")

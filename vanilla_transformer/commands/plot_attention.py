@@ -11,23 +11,22 @@ r"""Show where a translation model looks: pictures, a page to click through, and
         --masks_file masks.png
 
 The text is translated by the model, unless --target says how. A page (.html) has every layer and head; pictures (.png,
-.svg, .pdf) have those that are asked for. Layers and heads are counted from 0, as in the names of a model's parameters;
-negative ones from the last.
+.svg, .pdf) have those that are asked for. Layers and heads are counted from 0; negative ones from the last.
 
 An alignment is written in Pharaoh's format: a line for each sentence, such as "0-0 1-2 2-1", with the number of a
-source word and that of the target word that looks at it. Words are what spaces divide, and each Chinese or Japanese
-character.
+source word and that of the target word that looks at it.
 """
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vanilla_transformer.inference.arguments import InferenceArguments
 from vanilla_transformer.options import option
 
-from .command_line import OptionParser, explaining_errors, make_argument_parser
+from .command_line import make_argument_parser, make_main
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -46,15 +45,12 @@ class AttentionArguments(InferenceArguments):
 
     text: list[str] | None = option("Source sentence; several only for --masks_file.", None)
     target: list[str] | None = option("Its translation, to be read. Default: the model's own.", None)
-    output_files: list[str] | None = option(
-        "Where to write attention: .png, .svg or .pdf (pictures), or .html (a page).", None
-    )
+    output_files: list[str] | None = option("Attention: .png, .svg or .pdf (pictures), or .html (a page).", None)
     kind: Literal["encoder", "decoder", "cross"] | None = option("Attention in the pictures. Default: cross.", None)
     layers: list[int] | None = option("Layers in the pictures. Default: all.", None)
     heads: list[int] | None = option("Heads in the pictures. Default: all.", None)
     average: Literal["none", "heads", "all"] | None = option(
-        "none (default): a heat map for each layer and head. heads: their mean in each layer. all: the mean of all.",
-        None,
+        "none (default): a map for each layer and head. heads: their mean in each layer. all: the mean of all.", None
     )
     title: str | None = option("Written above pictures and pages.", None)
     alignment_file: str | None = option("Where to write word alignments, of --text or of --source_file.", None)
@@ -63,9 +59,7 @@ class AttentionArguments(InferenceArguments):
     align_layer: int | None = option("Layer to align by. Default: the mean of all.", None)
     align_head: int | None = option("Head to align by. Default: the mean of all.", None)
     words: Literal["characters", "spaces"] = option(
-        "What alignments count as a word: what spaces divide, and in addition each Chinese or Japanese character "
-        "(characters), or not (spaces).",
-        "characters",
+        "Words are what spaces divide (spaces), or also each Chinese or Japanese character (default).", "characters"
     )
     positions_file: str | None = option("Where to draw the table of positions: .png, .svg or .pdf.", None)
     num_positions: int | None = option("Positions to draw. Default: 100.", None)
@@ -103,11 +97,7 @@ class AttentionArguments(InferenceArguments):
     def _check_choices(self, *, has_pictures: bool) -> None:
         """Refuses choices about what is not asked for."""
         for names, asked, what in (
-            (
-                ("kind", "layers", "heads", "average"),
-                has_pictures,
-                "pictures of attention; a page (.html) has everything",
-            ),
+            (("kind", "layers", "heads", "average"), has_pictures, "pictures of attention; a page has everything"),
             (("align_layer", "align_head"), self.alignment_file is not None, "--alignment_file"),
             (("num_positions",), self.positions_file is not None, "--positions_file"),
         ):
@@ -117,49 +107,29 @@ class AttentionArguments(InferenceArguments):
 
     def _check_sentences(self) -> None:
         if (self.source_file is None) != (self.target_file is None):
-            raise ValueError(
-                "--source_file and --target_file belong together; `vanilla-transformer translate` makes the second."
-            )
+            raise ValueError("--source_file and --target_file belong together.")
         if self.source_file is not None and (self.alignment_file is None or self.text is not None):
             raise ValueError("--source_file is for --alignment_file, and goes without --text.")
         count = len(self.text or [])
         needs_text = bool(self.output_files or self.masks_file or (self.alignment_file and not self.source_file))
         if needs_text != (count > 0):
-            raise ValueError(
-                "--text is missing." if needs_text else "--text is not needed for what is asked for; leave it out."
-            )
+            raise ValueError("--text is missing." if needs_text else "--text is not needed for what is asked for.")
         if self.target is not None and len(self.target) != count:
             raise ValueError(f"--target has {len(self.target)} sentences and --text has {count}.")
         if count > 1 and (self.output_files or self.alignment_file):
             raise ValueError(f"--text has {count} sentences; --output_files and --alignment_file show one.")
 
 
-def make_parser() -> OptionParser:
-    """The command line's parser."""
-    return make_argument_parser(AttentionArguments, __doc__)
-
-
 def collect(
-    arguments: AttentionArguments,
-    model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerBase",
-    options: dict[str, Any],
+    arguments: AttentionArguments, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", **options: Any
 ) -> "list[AttentionMap]":
     """Returns the attention of each sentence, and prints them with their translations."""
     from vanilla_transformer.visualization import collect_attention
 
     maps = []
     for number, text in enumerate(arguments.text or []):
-        attention = collect_attention(
-            model,
-            tokenizer,
-            text,
-            arguments.target[number] if arguments.target else None,
-            source_prefix=arguments.find_prefix(model),
-            max_source_length=arguments.max_source_length,
-            split_characters=arguments.splits_characters,
-            **options,
-        )
+        target = arguments.target[number] if arguments.target else None
+        attention = collect_attention(model, tokenizer, text, target, **options)
         print(f"Source: {attention.source_text}\nTarget: {attention.target_text}")
         maps.append(attention)
     return maps
@@ -173,16 +143,9 @@ def write_attention(arguments: AttentionArguments, attention: "AttentionMap", pa
         title = arguments.title or f"Attention of {Path(arguments.model_name_or_path).name}"
         save_attention_page(attention, path, title=title, overwrite=arguments.overwrite)
     else:
-        plot_attention(
-            attention,
-            path,
-            kind=arguments.kind or "cross",
-            layers=arguments.layers,
-            heads=arguments.heads,
-            average=arguments.average or "none",
-            title=arguments.title,
-            overwrite=arguments.overwrite,
-        )
+        names = ("kind", "layers", "heads", "average", "title", "overwrite")
+        given = {name: getattr(arguments, name) for name in names}
+        plot_attention(attention, path, **{name: value for name, value in given.items() if value is not None})
     print(f"The attention is in {path}")
 
 
@@ -201,41 +164,35 @@ def write_alignment(arguments: AttentionArguments, attention: "AttentionMap", pa
     print(f"The alignment is in {path}")
 
 
-def align_files(
-    arguments: AttentionArguments, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", *paths: str
-) -> None:
-    """Writes the alignments of a file of sentences; the paths are those of sources, targets and alignments."""
-    from vanilla_transformer.visualization import align_file
-
-    count = align_file(
-        model,
-        tokenizer,
-        *paths,
-        overwrite=arguments.overwrite,
-        layer=arguments.align_layer,
-        head=arguments.align_head,
-        split_characters=arguments.splits_characters,
-        batch_size=arguments.batch_size,
-        max_batch_tokens=arguments.max_batch_tokens,
-        max_source_length=arguments.max_source_length,
-        source_prefix=arguments.find_prefix(model),
-        progress=not arguments.disable_tqdm,
-    )
-    print(f"The alignments of {count} sentences are in {paths[-1]}")
-
-
 def run(arguments: AttentionArguments) -> None:
     """Loads the model and writes what is asked for."""
-    from vanilla_transformer.visualization import plot_masks, plot_positions, position_table
+    from vanilla_transformer.visualization import align_file, plot_masks, plot_positions, position_table
 
-    model, tokenizer, options = arguments.load()
+    model, tokenizer, search = arguments.load()
+    reading: Any = {
+        "source_prefix": arguments.find_prefix(model),
+        "max_source_length": arguments.max_source_length,
+        "split_characters": arguments.splits_characters,
+    }
     look: Any = {"title": arguments.title, "overwrite": arguments.overwrite}
     if arguments.positions_file is not None:
         plot_positions(position_table(model, arguments.num_positions), arguments.positions_file, **look)
         print(f"The positions are in {arguments.positions_file}")
     if arguments.source_file and arguments.target_file and arguments.alignment_file:
-        align_files(arguments, model, tokenizer, arguments.source_file, arguments.target_file, arguments.alignment_file)
-    maps = collect(arguments, model, tokenizer, options)
+        count = align_file(
+            model,
+            tokenizer,
+            *(arguments.source_file, arguments.target_file, arguments.alignment_file),
+            overwrite=arguments.overwrite,
+            layer=arguments.align_layer,
+            head=arguments.align_head,
+            batch_size=arguments.batch_size,
+            max_batch_tokens=arguments.max_batch_tokens,
+            progress=not arguments.disable_tqdm,
+            **reading,
+        )
+        print(f"The alignments of {count} sentences are in {arguments.alignment_file}")
+    maps = collect(arguments, model, tokenizer, **reading, **search)
     if arguments.masks_file is not None:
         sources, inputs = [attention.source for attention in maps], [attention.decoder_input for attention in maps]
         pad_token = str(tokenizer.pad_token or "<pad>")
@@ -247,8 +204,5 @@ def run(arguments: AttentionArguments) -> None:
         write_alignment(arguments, maps[0], arguments.alignment_file)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Parses the arguments (`argv`, else the command line's) and writes."""
-    parser = make_parser()
-    with explaining_errors(parser):
-        run(*parser.parse_args_into_dataclasses(argv))
+make_parser = partial(make_argument_parser, AttentionArguments, __doc__)
+main = make_main(make_parser, run)

@@ -7,11 +7,12 @@ Reads the log that the Trainer keeps in trainer_state.json; a training may still
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from vanilla_transformer.options import option
 
-from .command_line import OptionParser, explaining_errors, make_argument_parser
+from .command_line import make_argument_parser, make_main
 
 
 @dataclass
@@ -19,9 +20,7 @@ class CurveArguments:
     """Which trainings to draw, and where to."""
 
     runs: list[str] = option("Output folders of trainings (or checkpoints, or trainer_state.json files).")
-    output_file: str | None = option(
-        "The picture: .png, .svg or .pdf. Default, with one run: curves.png in its folder.", None
-    )
+    output_file: str | None = option("A .png, .svg or .pdf. Default, with one run: curves.png in its folder.", None)
     title: str | None = option("Written above the picture. Default, with one run: its name.", None)
 
     def __post_init__(self) -> None:
@@ -31,17 +30,6 @@ class CurveArguments:
             raise ValueError(f"{len(self.runs)} runs in one picture need --output_file.")
 
 
-def make_parser() -> OptionParser:
-    """The command line's parser."""
-    return make_argument_parser(CurveArguments, __doc__)
-
-
-def name_runs(runs: list[str]) -> list[str]:
-    """Calls each run by the last part of its path, or by all of it where two would have one name."""
-    names = [Path(run).absolute().name for run in runs]
-    return names if len(set(names)) == len(names) else runs
-
-
 def draw(arguments: CurveArguments) -> None:
     """Draws the picture."""
     from vanilla_transformer.visualization import compare_learning_curves, load_trainer_state, plot_learning_curves
@@ -49,7 +37,9 @@ def draw(arguments: CurveArguments) -> None:
     states = [load_trainer_state(run) for run in arguments.runs]
     if len(states) > 1:
         path = Path(str(arguments.output_file))
-        named = dict(zip(name_runs(arguments.runs), states, strict=True))
+        names = [Path(run).absolute().name for run in arguments.runs]
+        # Two runs of one name are called by their whole paths.
+        named = dict(zip(names if len(set(names)) == len(names) else arguments.runs, states, strict=True))
         logs = {name: state.log_history for name, state in named.items()}
         best_steps = {name: state.best_global_step for name, state in named.items() if state.best_global_step}
         compare_learning_curves(logs, path, title=arguments.title, best_steps=best_steps)
@@ -62,8 +52,5 @@ def draw(arguments: CurveArguments) -> None:
     print(f"The picture is in {path}")
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Parses the arguments (`argv`, else the command line's) and draws."""
-    parser = make_parser()
-    with explaining_errors(parser):
-        draw(*parser.parse_args_into_dataclasses(argv))
+make_parser = partial(make_argument_parser, CurveArguments, __doc__)
+main = make_main(make_parser, draw)

@@ -14,11 +14,12 @@ Log in with `hf auth login`, or set the variable HF_TOKEN.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from vanilla_transformer.options import option
 
-from .command_line import OptionParser, explaining_errors, make_argument_parser
+from .command_line import make_argument_parser, make_main
 
 
 @dataclass
@@ -34,72 +35,47 @@ class PushArguments:
     license: str | None = option("For the card, apache-2.0 say.", None)
     datasets: list[str] | None = option("For the card: datasets it was trained on.", None)
     language: list[str] | None = option(
-        "For the card, and if two are given, source and target, for a configuration that names none. Default: those "
-        "that the folder tells.",
-        None,
+        "For the card; two are source and target, also of a configuration that names none. Default: the folder's.", None
     )
     tags: list[str] | None = option("For the card: more tags.", None)
     base_model: str | None = option("For the card: the model on the Hub whose training was continued.", None)
-    include: list[str] | None = option(
-        "Files or sub-folders, or patterns of them, to push although they are left out otherwise.", None
-    )
-    code: Literal["folder", "installed"] | None = option(
-        "If the code in the folder differs from the installed package's, push the folder's, or replace it.", None
-    )
-    card: Literal["folder", "hub"] | None = option(
-        "If the card was edited both in the folder and on the Hub, whose edits count.", None
-    )
-    token: str | None = option(
-        "A token of the Hub. Others can see it in the list of processes: better set HF_TOKEN.", None
-    )
+    include: list[str] | None = option("Files, sub-folders or patterns to push that are left out otherwise.", None)
+    code: Literal["folder", "installed"] | None = option("Whose code to push, if the folder's is another.", None)
+    card: Literal["folder", "hub"] | None = option("Which card counts, if both have changed.", None)
+    token: str | None = option("A token of the Hub. Other users of the machine see it: better set HF_TOKEN.", None)
     dry_run: bool = option("Check and show only; change neither Hub nor folder.", False)
-
-
-def make_parser() -> OptionParser:
-    """The command line's parser."""
-    return make_argument_parser(PushArguments, __doc__)
 
 
 def run(arguments: PushArguments) -> None:
     """Checks the folder, finds out what would change on the Hub, shows and pushes it."""
+    from vanilla_transformer.hub.push import PushError
+
+    try:
+        plan_and_push(arguments)
+    except PushError as error:
+        raise SystemExit(f"vanilla-transformer push: {error}") from error
+
+
+def plan_and_push(arguments: PushArguments) -> None:
+    """Shows the plan and carries it out."""
     from vanilla_transformer.hub.push import plan_push
 
-    plan = plan_push(
-        arguments.model_name_or_path,
-        arguments.repo_id,
-        private=arguments.private,
-        revision=arguments.revision,
-        create_pr=arguments.create_pr,
-        token=arguments.token,
-        include=arguments.include or [],
-        code=arguments.code,
-        card=arguments.card,
-        license=arguments.license,
-        datasets=arguments.datasets,
-        language=arguments.language,
-        tags=arguments.tags,
-        base_model=arguments.base_model,
+    options = vars(arguments) | {"include": arguments.include or []}
+    folder, repo_id, commit_message, dry_run = (
+        options.pop(name) for name in ("model_name_or_path", "repo_id", "commit_message", "dry_run")
     )
+    plan = plan_push(folder, repo_id, **options)
     if plan.problems:
         raise SystemExit(plan.describe_problems())
     print(plan.describe(), end="\n\n", flush=True)
-    if arguments.dry_run:
+    if dry_run:
         print("Nothing is wrong with it. Nothing was pushed (--dry_run).")
         return
-    url = plan.push(arguments.commit_message)
+    url = plan.push(commit_message)
     print(f"Pushed: {url}" if plan.has_changed else f"Nothing has changed: {url}")
     if plan.commit_url:
         print(f"Commit: {plan.commit_url}")
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Parses the arguments (`argv`, else the command line's), checks, shows and pushes."""
-    parser = make_parser()
-    with explaining_errors(parser):
-        (arguments,) = parser.parse_args_into_dataclasses(argv)
-        from vanilla_transformer.hub.push import PushError
-
-        try:
-            run(arguments)
-        except PushError as error:
-            raise SystemExit(f"{parser.prog}: {error}") from error
+make_parser = partial(make_argument_parser, PushArguments, __doc__)
+main = make_main(make_parser, run)

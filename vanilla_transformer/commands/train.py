@@ -85,12 +85,11 @@ def recipe_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The defaults that a recipe brings, given the other settings: nothing without `recipe`."""
     if settings.get("recipe") is None:
         return {}
-    arguments = RecipeArguments(**{item.name: settings[item.name] for item in fields(RecipeArguments)})
     budget = settings.get("max_source_tokens")
     defaults = paper_recipe(
         settings.get("preset") or "base",
-        tokens_per_batch=arguments.tokens_per_batch,
-        tokens_per_device=budget or arguments.tokens_per_device,
+        tokens_per_batch=settings["tokens_per_batch"],
+        tokens_per_device=budget or settings["tokens_per_device"],
         use_cpu=bool(settings.get("use_cpu")),
     )
     if budget:
@@ -132,27 +131,13 @@ def prepare(
             model_arguments, corpora["train"], output_dir, sample=data_arguments.tokenizer_sample, **limit
         )
         config = build_config(model_arguments, tokenizer, langs=langs)
-        check_stacks(config, model_arguments)
+        if not config.is_encoder_decoder:
+            where = model_arguments.model_name_or_path or model_arguments.config_name
+            name = f" ({config.architectures[0]})" if config.architectures else ""
+            raise ValueError(f"{where} holds a single-stack model{name}; this command trains encoder-decoder models.")
         record_task(config, task, prefix=prefix, langs=langs)
         claim_output_dir(output_dir, model_arguments, data_arguments, arguments, tokenizer)
     return corpora, tokenizer, config
-
-
-def check_stacks(config: PreTrainedConfig, arguments: ModelArguments) -> None:
-    """Refuses a single-stack model before anything is written."""
-    if not config.is_encoder_decoder:
-        where = arguments.model_name_or_path or arguments.config_name or "The configuration"
-        name = f" ({config.architectures[0]})" if config.architectures else ""
-        raise ValueError(f"{where} holds a single-stack model{name}; this command trains encoder-decoder models.")
-
-
-def check_push(arguments: TranslationTrainingArguments) -> None:
-    """Refuses `push_to_hub` without a token, before anything else is done."""
-    if arguments.push_to_hub and arguments.process_index == 0:
-        try:
-            check_token(arguments.hub_token)
-        except PushError as error:
-            raise PushError(f"push_to_hub: {error}") from error
 
 
 def find_checkpoint(arguments: TranslationTrainingArguments) -> str | None:
@@ -169,11 +154,6 @@ def find_checkpoint(arguments: TranslationTrainingArguments) -> str | None:
     return None if checkpoint is None else str(checkpoint)
 
 
-def read_step(checkpoint: str) -> int:
-    """The number of updates that a checkpoint has seen."""
-    return TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME)).global_step
-
-
 def take_average(trainer: TranslationTrainer, model: PreTrainedModel) -> None:
     """Puts the average of the last checkpoints, which the run has just made, in the place of the model's weights."""
     folder = Path(str(trainer.args.output_dir)) / AVERAGED_FOLDER
@@ -187,18 +167,16 @@ def take_average(trainer: TranslationTrainer, model: PreTrainedModel) -> None:
 
 def describe(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, corpora: Corpora) -> str:
     """Says in a line what is trained on what."""
-    pairs = ", ".join(
+    pairs = [
         f"{len(dataset):,} {name}" if isinstance(dataset, Dataset) else f"a stream to {name}"
         for name, dataset in corpora.items()
-    )
-    tokens = f"{len(tokenizer):,}"
-    if getattr(tokenizer, "separate_vocabs", False):
-        tokens += f" + {tokenizer.target_vocab_size:,}"
-    return f"{model.num_parameters():,} parameters, {tokens} tokens, pairs: {pairs}"
+    ]
+    target = f" + {tokenizer.target_vocab_size:,}" if getattr(tokenizer, "separate_vocabs", False) else ""
+    return f"{model.num_parameters():,} parameters, {len(tokenizer):,}{target} tokens, pairs: {', '.join(pairs)}"
 
 
 def push(trainer: TranslationTrainer) -> None:
-    """Pushes the output folder; if that fails, the command ends with a message, since everything else is done."""
+    """Pushes the output folder, and ends with a message if that fails."""
     try:
         commit = trainer.push_to_hub()
     # Besides the Hub's own errors there are those of the connection, of xet, and of the disk.
@@ -222,18 +200,6 @@ class Run(NamedTuple):
     first_step: int
 
 
-def announce(run: Run, recipe: RecipeArguments) -> None:
-    """Says how large an update is, if a recipe chose that, and where a run goes on."""
-    arguments: Any = run.trainer.args
-    if recipe.recipe:
-        print(
-            f"An update: {arguments.world_size} process(es) x {arguments.gradient_accumulation_steps} passes x "
-            f"{arguments.max_source_tokens:,} source and {arguments.max_target_tokens:,} target tokens"
-        )
-    if run.checkpoint:
-        print(f"Resuming from {run.checkpoint}")
-
-
 def set_up(
     parser: HfArgumentParser,
     recipe: RecipeArguments,
@@ -245,32 +211,34 @@ def set_up(
     try:
         check_model_arguments(model_arguments)
         check_streaming(data_arguments, arguments)
-        check_push(arguments)
+        if arguments.push_to_hub and arguments.process_index == 0:
+            check_token(arguments.hub_token)
         set_seed(arguments.seed)
-        task = get_task(data_arguments.task)
         corpora, tokenizer, config = prepare(model_arguments, data_arguments, arguments)
-        settle_training_arguments(
-            arguments,
-            config,
-            validates="validation" in corpora,
-            bpe_dropout=bool(data_arguments.bpe_dropout),
-            task=task,
-        )
+        task, bpe_dropout = get_task(data_arguments.task), bool(data_arguments.bpe_dropout)
+        validates = "validation" in corpora
+        settle_training_arguments(arguments, config, validates=validates, bpe_dropout=bpe_dropout, task=task)
         checkpoint = find_checkpoint(arguments)
-        first_step = read_step(checkpoint) if checkpoint else 0
-    except (OSError, ValueError, PushError) as error:
+        state = TrainerState.load_from_json(str(Path(checkpoint, TRAINER_STATE_NAME))) if checkpoint else TrainerState()
+    except PushError as error:
+        parser.error(f"push_to_hub: {error}")
+    except (OSError, ValueError) as error:
         parser.error(str(error))
-    bound = data_arguments.lengths[1] if task.is_bounded else None
-    model = build_model(model_arguments, config, max_new_tokens=bound)
+    model = build_model(model_arguments, config, max_new_tokens=data_arguments.lengths[1] if task.is_bounded else None)
     try:
         trainer = build_trainer(model, tokenizer, corpora, data_arguments, arguments)
     except HfHubHTTPError as error:  # better now than after the training
         parser.error(f"push_to_hub: {error}")
-    run = Run(trainer, model, corpora, checkpoint, first_step)
     if trainer.is_world_process_zero():
         print(describe(model, tokenizer, corpora))
-        announce(run, recipe)
-    return run
+        if recipe.recipe:
+            print(
+                f"An update: {arguments.world_size} process(es) x {arguments.gradient_accumulation_steps} passes x "
+                f"{arguments.max_source_tokens:,} source and {arguments.max_target_tokens:,} target tokens"
+            )
+        if checkpoint:
+            print(f"Resuming from {checkpoint}")
+    return Run(trainer, model, corpora, checkpoint, state.global_step)
 
 
 def train(run: Run) -> None:
@@ -283,8 +251,8 @@ def train(run: Run) -> None:
     trainer.save_model(_internal_call=True)  # else it is pushed here already, before its scores are known
     trainer.save_state()
     metrics: dict[str, float] = {}
+    # A finished run that is started again has nothing to add to the record of its training.
     if result.global_step > run.first_step:
-        # A finished run that is started again has nothing to add to the record of its training.
         if isinstance(run.corpora["train"], Dataset):
             result.metrics["train_samples"] = len(run.corpora["train"])
         metrics |= result.metrics
@@ -308,11 +276,8 @@ def explain_stop(arguments: TranslationTrainingArguments, step: int) -> str:
     """Says how far a run came that was stopped after so many updates, and where the same command goes on."""
     when = f"at update {step:,}" if step else "before the first update"
     checkpoints = list_checkpoints(str(arguments.output_dir))
-    whole = (
-        folder
-        for folder in reversed(checkpoints.values())
-        if find_problem(folder, world_size=arguments.world_size) is None
-    )
+    latest = reversed(checkpoints.values())
+    whole = (folder for folder in latest if find_problem(folder, world_size=arguments.world_size) is None)
     if checkpoint := arguments.resume_from_checkpoint or next(whole, None):
         return f"Stopped {when}. The same command goes on from {Path(checkpoint).name}."
     if arguments.save_only_model and checkpoints:
@@ -327,8 +292,7 @@ def main(argv: list[str] | None = None) -> None:
         wishes = parse(parser, sys.argv[1:] if argv is None else argv)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    arguments = wishes[-1]
-    run = None
+    arguments, run = wishes[-1], None
     try:
         run = set_up(parser, *wishes)
         train(run)

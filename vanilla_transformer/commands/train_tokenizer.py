@@ -14,13 +14,14 @@ import logging
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from vanilla_transformer.options import option
 
-from .command_line import OptionParser, explaining_errors, make_argument_parser
+from .command_line import make_argument_parser, make_main
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,38 +43,23 @@ class TokenizerArguments:
 
     output_dir: str = option("Folder to save the tokenizer to.")
     files: list[str] | None = option(
-        "Any number of UTF-8 files: text with one sentence per line, or tables of sentence pairs "
-        f"({', '.join(TABLE_SUFFIXES)}); .gz too.",
-        None,
+        f"UTF-8 files, with a sentence per line or tables of pairs ({', '.join(TABLE_SUFFIXES)}); .gz too.", None
     )
-    separate_vocabularies: bool = option(
-        "Train a vocabulary for each side. Text files then come as --source_files and --target_files, while tables and "
-        "datasets say themselves which side is which.",
-        False,
-    )
-    source_files: list[str] | None = option(
-        "With --separate_vocabularies: text files of source sentences; .gz too.", None
-    )
+    separate_vocabularies: bool = option("A vocabulary for each side: see --source_files, --target_files.", False)
+    source_files: list[str] | None = option("With --separate_vocabularies: text of source sentences; .gz too.", None)
     target_files: list[str] | None = option("The same for target sentences, aligned with the source's or not.", None)
-    dataset_name: str | None = option(
-        "Sentence pairs from the Hub or a local dataset folder, instead of --files.", None
-    )
+    dataset_name: str | None = option("Pairs of the Hub or a local dataset folder, instead of --files.", None)
     dataset_config_name: str | None = option("The dataset's configuration, where it has several.", None)
     split: str = option("The dataset's split. Default: train.", "train")
     source_column: str | None = option("Column of the source texts. Default: source, or --source_lang.", None)
     target_column: str | None = option("Column of the target texts. Default: target, or --target_lang.", None)
-    source_lang: str | None = option(
-        "Source language, as columns or the keys of a translation feature are named.", None
-    )
+    source_lang: str | None = option("Source language, as columns or keys of translations are named.", None)
     target_lang: str | None = option("Target language, likewise.", None)
     vocab_size: int = option(
-        "Tokens in the vocabulary. Default: 37000, as in the paper for 4.5 million pairs; 8000 to 10000 suit tens of "
-        "thousands.",
+        "Tokens in the vocabulary. Default: 37000, as in the paper for 4.5 million pairs; 8000 suit tens of thousands.",
         37000,
     )
-    target_vocab_size: int | None = option(
-        "With --separate_vocabularies: tokens in the target's. Default: --vocab_size, for either.", None
-    )
+    target_vocab_size: int | None = option("With --separate_vocabularies. Default: --vocab_size, for either.", None)
     min_frequency: int = option("How often two tokens must meet to be merged into one. Default: 2.", 2)
     model_max_length: int = option("Tokens that truncation leaves of a longer text. Default: 1024.", 1024)
     overwrite_output_dir: bool = option("Replace the tokenizer that the output folder already holds.", False)
@@ -98,14 +84,8 @@ class TokenizerArguments:
         for file in self.files or []:
             if not is_table(file):
                 raise ValueError(
-                    f"--files {file} does not say which side it is: with --separate_vocabularies, give text files as "
-                    "--source_files and --target_files."
+                    f"--files {file} does not say which side it is: give --source_files and --target_files."
                 )
-
-
-def make_parser() -> OptionParser:
-    """The command line's parser."""
-    return make_argument_parser(TokenizerArguments, __doc__)
 
 
 class Texts(NamedTuple):
@@ -124,19 +104,12 @@ def load_texts(arguments: TokenizerArguments) -> list[Texts]:
     texts = [Texts(file, None, read_lines(file)) for file in files if not is_table(file)]
     texts += [Texts(file, "source", read_lines(file)) for file in arguments.source_files or []]
     texts += [Texts(file, "target", read_lines(file)) for file in arguments.target_files or []]
-    names = ("source_column", "target_column", "source_lang", "target_lang")
-    columns = {name: getattr(arguments, name) for name in names}
-    corpora = {
-        file: load_parallel_corpus(files=[file], empty_lines="drop", **columns) for file in files if is_table(file)
-    }
+    columns = ("source_column", "target_column", "source_lang", "target_lang")
+    options: dict[str, Any] = {name: getattr(arguments, name) for name in columns} | {"empty_lines": "drop"}
+    corpora = {file: load_parallel_corpus(files=[file], **options) for file in files if is_table(file)}
     if arguments.dataset_name is not None:
-        corpora[arguments.dataset_name] = load_parallel_corpus(
-            dataset_name=arguments.dataset_name,
-            dataset_config_name=arguments.dataset_config_name,
-            split=arguments.split,
-            empty_lines="drop",
-            **columns,
-        )
+        options |= {name: getattr(arguments, name) for name in ("dataset_name", "dataset_config_name", "split")}
+        corpora[arguments.dataset_name] = load_parallel_corpus(**options)
     for name, corpus in corpora.items():
         texts.append(Texts(f"{name}, source", "source", corpus["source"]))
         texts.append(Texts(f"{name}, target", "target", corpus["target"]))
@@ -147,26 +120,20 @@ def train(arguments: TokenizerArguments, texts: Sequence[Texts]) -> "VanillaTran
     """Trains one vocabulary on all texts, or one for each side on its own."""
     from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
 
-    if arguments.separate_vocabularies:
-        source, target = ([item.sentences for item in texts if item.side == side] for side in ("source", "target"))
-        return train_separate_tokenizer(
-            chain.from_iterable(source),
-            chain.from_iterable(target),
-            vocab_size=arguments.vocab_size,
-            target_vocab_size=arguments.target_vocab_size,
-            min_frequency=arguments.min_frequency,
-            length=sum(map(len, source)),
-            target_length=sum(map(len, target)),
-            show_progress=not arguments.disable_tqdm,
-            model_max_length=arguments.model_max_length,
-        )
-    return train_tokenizer(
-        chain.from_iterable(item.sentences for item in texts),
-        vocab_size=arguments.vocab_size,
-        min_frequency=arguments.min_frequency,
-        length=sum(len(item.sentences) for item in texts),
-        show_progress=not arguments.disable_tqdm,
-        model_max_length=arguments.model_max_length,
+    names = ("vocab_size", "min_frequency", "model_max_length")
+    options: dict[str, Any] = {name: getattr(arguments, name) for name in names}
+    options["show_progress"] = not arguments.disable_tqdm
+    if not arguments.separate_vocabularies:
+        sentences = [item.sentences for item in texts]
+        return train_tokenizer(chain.from_iterable(sentences), length=sum(map(len, sentences)), **options)
+    source, target = ([item.sentences for item in texts if item.side == side] for side in ("source", "target"))
+    return train_separate_tokenizer(
+        chain.from_iterable(source),
+        chain.from_iterable(target),
+        target_vocab_size=arguments.target_vocab_size,
+        length=sum(map(len, source)),
+        target_length=sum(map(len, target)),
+        **options,
     )
 
 
@@ -192,6 +159,7 @@ def describe(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> str:
 
 def run(arguments: TokenizerArguments) -> None:
     """Trains the tokenizer, saves it and shows what it does."""
+    logging.getLogger("vanilla_transformer").setLevel(logging.INFO)
     from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
     output_dir = Path(arguments.output_dir)
@@ -214,9 +182,5 @@ def run(arguments: TokenizerArguments) -> None:
         print(f"{name}: {len(sentences):,} sentences", describe(own, sentences), sep="\n")
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Parses the arguments (`argv`, else the command line's) and trains."""
-    parser = make_parser()
-    logging.getLogger("vanilla_transformer").setLevel(logging.INFO)
-    with explaining_errors(parser):
-        run(*parser.parse_args_into_dataclasses(argv))
+make_parser = partial(make_argument_parser, TokenizerArguments, __doc__)
+main = make_main(make_parser, run)

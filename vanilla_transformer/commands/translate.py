@@ -4,10 +4,9 @@
     vanilla-transformer translate --model_name_or_path out/my-model --input_file test.en --output_file test.de
     vanilla-transformer translate --model_name_or_path out/my-model --input_file test.en --num_beams 4 --n_best 4
 
-The input may be of any size: of it, --window_size lines are held at a time, those of like length are translated
-together, and translations are written, in order, as soon as those before them are. With --n_best N, each input line
-gives N output lines, best first, of three fields with tabs in between: the input line's number, counted from 1, the
-score (log-probability over the length penalty), and the translation.
+The input may be of any size: --window_size lines of it are held at a time, and translations are written in order. With
+--n_best N, each input line gives N output lines, best first, of three fields with tabs in between: the input line's
+number, counted from 1, the score (log-probability over the length penalty), and the translation.
 
 With --engine ctranslate2 the same translations come several times as fast, in 8 bits above all (--dtype int8):
 
@@ -24,16 +23,12 @@ import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 from vanilla_transformer.export.engines import EngineArguments
 from vanilla_transformer.options import option
 
-from .command_line import (
-    OptionParser,
-    explaining_errors,
-    make_argument_parser,
-    utf8_to_a_reader_who_may_leave,
-)
+from .command_line import make_argument_parser, make_main, utf8_to_a_reader_who_may_leave
 
 
 @dataclass
@@ -43,24 +38,13 @@ class TranslationArguments(EngineArguments):
     input_file: str | None = option("UTF-8 text, one sentence per line, .gz too. Default: stdin.", None)
     output_file: str | None = option("Needs --input_file. Default: stdout.", None)
     overwrite: bool = option("Replace an existing output file, and do not resume an interrupted run.", False)
-    n_best: int | None = option(
-        "Write so many translations of each line, with scores; needs as many beams, and at least 2.", None
-    )
-    window_size: int | None = option(
-        "Lines held at a time, the most by which reading runs ahead of writing. Default: 4096, but 1 when typing at a "
-        "terminal.",
-        None,
-    )
+    n_best: int | None = option("Write so many translations of each line, with scores; at least 2.", None)
+    window_size: int | None = option("Lines held at a time. Default: 4096, but 1 when typing at a terminal.", None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.output_file is not None and self.input_file is None:
             raise ValueError("--output_file needs --input_file; to keep the translation of stdin, redirect stdout.")
-
-
-def make_parser() -> OptionParser:
-    """The command line's parser."""
-    return make_argument_parser(TranslationArguments, __doc__)
 
 
 def open_input(input_file: str | None) -> AbstractContextManager[Iterable[str]]:
@@ -76,6 +60,7 @@ def open_input(input_file: str | None) -> AbstractContextManager[Iterable[str]]:
 
 def run(arguments: TranslationArguments) -> None:
     """Loads the model and translates."""
+    logging.getLogger("vanilla_transformer").setLevel(logging.INFO)
     from vanilla_transformer.inference.translate import translate_file, translate_lines
     from vanilla_transformer.model.pipeline_vanilla_transformer import WINDOW_SIZE
 
@@ -99,10 +84,7 @@ def run(arguments: TranslationArguments) -> None:
             print(translation, flush=True)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Parses the arguments (`argv`, else the command line's) and translates."""
-    parser = make_parser()
-    logging.getLogger("vanilla_transformer").setLevel(logging.INFO)
-    interrupted = "Interrupted: what has been written are whole lines, in order; to a file, the same command goes on."
-    with explaining_errors(parser, interrupted):
-        run(*parser.parse_args_into_dataclasses(argv))
+make_parser = partial(make_argument_parser, TranslationArguments, __doc__)
+main = make_main(
+    make_parser, run, "Interrupted: what was written are whole lines, in order; to a file, the same command goes on."
+)
