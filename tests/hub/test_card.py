@@ -324,9 +324,13 @@ class TestContent:
         assert "An encoder-decoder of the type `marian`" in card.text
         assert "vanilla_transformer" not in data_of(card).tags
 
-    def test_remote_code_is_promised_only_where_it_is(self, plain: Path) -> None:
+    def test_the_files_that_a_person_reads_are_named_if_they_are_there(self, plain: Path) -> None:
+        names = [f"`{name}_vanilla_transformer.py`" for name in ("configuration", "modeling", "attention", "positions")]
+        assert f"To understand the model, read {', '.join(names)}." in build_model_card(plain).text
         (plain / "modeling_vanilla_transformer.py").unlink()
-        assert "trust_remote_code" not in build_model_card(plain).text
+        text = build_model_card(plain).text
+        assert "trust_remote_code" not in text
+        assert "To understand the model" not in text
 
     @pytest.mark.parametrize(
         ("langs", "codes"), [(["eng_Latn", "deu_Latn"], ["eng", "deu"]), (["pt-BR", "x"], ["pt"]), (["a", "b"], None)]

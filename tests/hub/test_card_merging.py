@@ -1,6 +1,5 @@
 """Cards that are made again: what a user wrote into them survives, on either side, and the rest is renewed."""
 
-import hashlib
 import json
 import logging
 import shutil
@@ -183,49 +182,6 @@ class TestMetadata:
         change(trained / "config.json", langs=["fr", "it"])
         data = metadata_of(renew(trained, f"{head}{record}{tail[tail.index(' -->') :]}"))
         assert data["language"] == ["fr", "it", "en", "de"]
-
-
-def digest(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def make_old_card(folder: Path) -> str:
-    """A card as an earlier version made it, of three sections."""
-    data = data_of(build_model_card(folder))
-    entries = {name: digest(value) for name, value in data.to_dict().items() if name != "model-index"}
-    entries |= {f"result {n}": digest([r.metric_value, r.metric_args]) for n, r in enumerate(data.eval_results)}
-    sections = {"summary": "# numbers", "use": "## Use\n\nSo.", "limits": "## Limits\n\n- It errs."}
-    parts = [
-        f"<!-- generated: {name} {digest(text)} -->\n{text}\n<!-- end: {name} -->" for name, text in sections.items()
-    ]
-    note = "What stands between such comments is written anew with the card, unless you change or delete it."
-    record = json.dumps({"sections": list(sections), "metadata": entries})
-    return "\n\n".join([f"---\n{data.to_yaml()}\n---", *parts, f"<!-- {note} {record} -->\n"])
-
-
-class TestEarlierVersion:
-    def test_what_was_generated_is_replaced(self, trained: Path) -> None:
-        renewed = renew(trained, make_old_card(trained))
-        assert ModelCard(renewed).text == build_model_card(trained).text
-        change(trained / "test" / "metrics.json", bleu=11.0)
-        values = {
-            result.metric_value for result in data_of(ModelCard(renew(trained, make_old_card(trained)))).eval_results
-        }
-        assert values == {11.0, 4.0, 32.0, 31.0}
-
-    def test_nothing_that_was_written_is_lost(self, trained: Path) -> None:
-        old = make_old_card(trained).replace("- It errs.", "- It errs.\n- Mine.") + "\nAlso mine.\n"
-        old = old.replace("pipeline_tag: translation", "pipeline_tag: other\nlicense: mit")
-        for text in (old, old.replace("\n", "\r\n")):
-            renewed = renew(trained, text)
-            below = renewed[renewed.index(END) :]
-            assert "## Limits" in below
-            assert "- Mine." in below
-            assert "Also mine." in below
-            assert "So." not in below
-            assert "<!-- end: " not in renewed
-            assert {"pipeline_tag": "other", "license": "mit"}.items() <= metadata_of(renewed).items()
 
 
 class TestTwoCards:

@@ -63,155 +63,131 @@ def keep_old_weights(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(old)
 
 
-def store_tied_weights_twice(folder: Path) -> None:
-    edit_weights(folder, lambda weights: weights.update({"lm_head.weight": weights["model.shared.weight"].clone()}))
-
-
-def spoil_a_weight(folder: Path) -> None:
-    edit_weights(folder, lambda weights: weights["model.encoder.layers.0.fc1.bias"].fill_(torch.nan))
-
-
 def name_classes(folder: Path, **classes: str) -> None:
     auto_map = json.loads((folder / "config.json").read_text())["auto_map"]
     edit_json(folder / "config.json", auto_map={**auto_map, **classes})
 
 
-def cut_off(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-100])
+def put_secret_into_config(folder: Path) -> None:
+    text = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(text.replace("{", f'{{\n"finetuning_task": "{HUB_TOKEN}",', 1))
+
+
+Damage = Callable[[Path], Any]
+
+
+def remove(name: str) -> Damage:
+    return lambda folder: (folder / name).unlink()
+
+
+def cut_off(name: str) -> Damage:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-100])
+
+
+def configure(**changes: Any) -> Damage:
+    return lambda folder: edit_json(folder / "config.json", **changes)
+
+
+def generate(**changes: Any) -> Damage:
+    return lambda folder: edit_json(folder / "generation_config.json", **changes)
+
+
+def weigh(edit: Callable[[dict[str, torch.Tensor]], Any]) -> Damage:
+    return lambda folder: edit_weights(folder, edit)
+
+
+def write(name: str, text: str) -> Damage:
+    return lambda folder: (folder / name).write_text(text)
+
+
+def larger_tokenizer(folder: Path) -> None:
+    train_tokenizer(TEXTS * 9, vocab_size=280, show_progress=False).save_pretrained(folder)
 
 
 NORM = "model.encoder.layers.0.self_attn_layer_norm.bias"
 FC1 = "model.encoder.layers.0.fc1.bias"
+HEAD, TIED = "lm_head.weight", "model.shared.weight"
+CONFIG, GENERATION, POINTER = "config.json", "generation_config.json", "version https://git-lfs.github.com/spec/v1\n"
+MODEL = "modeling_vanilla_transformer.VanillaTransformerModel"
+TRANSLATOR = "generation_vanilla_transformer.VanillaTransformerForConditionalGeneration"
 
 # What is done to a folder, which check must name it, and by which words.
-DAMAGES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
-    "no configuration": (lambda folder: (folder / "config.json").unlink(), "config", "config.json"),
-    "configuration cut off": (lambda folder: cut_off(folder / "config.json"), "config", "config.json"),
-    "unknown kind of model": (
-        lambda folder: edit_json(folder / "config.json", model_type="martian", auto_map=None, architectures=None),
-        "config",
-        "martian",
-    ),
-    "illegal value": (lambda folder: edit_json(folder / "config.json", dropout=2.0), "config", "dropout"),
+DAMAGES: dict[str, tuple[Damage, str, str]] = {
+    "no configuration": (remove(CONFIG), "config", CONFIG),
+    "configuration cut off": (cut_off(CONFIG), "config", CONFIG),
+    "unknown kind": (configure(model_type="martian", auto_map=None, architectures=None), "config", "martian"),
+    "illegal value": (configure(dropout=2.0), "config", "dropout"),
     "misspelt field": (
-        lambda folder: edit_json(folder / "config.json", normalise_before=True),
+        configure(normalise_before=True),
         "config",
         "without effect: normalise_before (did you mean normalize_before?)",
     ),
-    "another number of layers": (
-        lambda folder: edit_json(folder / "config.json", encoder_layers=3),
-        "weights",
-        "these weights that the model has are missing: ",
-    ),
+    "other layers": (configure(encoder_layers=3), "weights", "these weights that the model has are missing: "),
     "another vocabulary": (
-        lambda folder: edit_json(folder / "config.json", vocab_size=300),
+        configure(vocab_size=300),
         "weights",
         "these weights have other shapes than the configuration says: model.",
     ),
-    "no weights": (
-        lambda folder: (folder / "model.safetensors").unlink(),
+    "no weights": (remove("model.safetensors"), "weights", "there are no weights"),
+    "weights cut off": (cut_off("model.safetensors"), "weights", "model.safetensors is cut off or damaged"),
+    "weights of git-lfs": (write("model.safetensors", POINTER), "weights", "is a pointer of git-lfs"),
+    "a weight missing": (weigh(lambda weights: weights.pop(NORM)), "weights", NORM),
+    "a weight too many": (weigh(lambda weights: weights.update(stranger=torch.ones(2))), "weights", "stranger"),
+    "a weight of another shape": (weigh(lambda weights: weights.update({FC1: torch.ones(3)})), "weights", FC1),
+    "no number": (weigh(lambda weights: weights[FC1].fill_(torch.nan)), "weights", f"not all finite numbers: {FC1}"),
+    "tied weights stored twice": (
+        weigh(lambda weights: weights.update({HEAD: weights[TIED].clone()})),
         "weights",
-        "there are no weights",
+        "stored 2 times",
     ),
-    "weights cut off": (
-        lambda folder: cut_off(folder / "model.safetensors"),
-        "weights",
-        "model.safetensors is cut off or damaged",
-    ),
-    "a weight missing": (lambda folder: edit_weights(folder, lambda weights: weights.pop(NORM)), "weights", NORM),
-    "a weight too many": (
-        lambda folder: edit_weights(folder, lambda weights: weights.update(stranger=torch.ones(2))),
-        "weights",
-        "stranger",
-    ),
-    "a weight of another shape": (
-        lambda folder: edit_weights(folder, lambda weights: weights.update({FC1: torch.ones(3)})),
-        "weights",
-        FC1,
-    ),
-    "a weight that is no number": (spoil_a_weight, "weights", f"not all finite numbers: {FC1}"),
-    "tied weights stored twice": (store_tied_weights_twice, "weights", "stored 2 times"),
     "a shard missing": (lose_a_shard, "weights", "model-00002"),
     "old weights beside shards": (keep_old_weights, "weights", "are both there"),
-    "no generation config": (
-        lambda folder: (folder / "generation_config.json").unlink(),
-        "generation_config",
-        "generation_config.json",
-    ),
-    "illegal generation config": (
-        lambda folder: edit_json(folder / "generation_config.json", max_new_tokens=-1),
-        "generation_config",
-        "max_new_tokens",
-    ),
+    "no generation config": (remove(GENERATION), "generation_config", GENERATION),
+    "illegal generation config": (generate(max_new_tokens=-1), "generation_config", "max_new_tokens"),
     "other special tokens": (
-        lambda folder: edit_json(folder / "generation_config.json", pad_token_id=5),
+        generate(pad_token_id=5),
         "tokenizer",
         "pad_token_id is 1 in config.json, 5 in generation_config.json, 1 in the tokenizer",
     ),
-    "no tokenizer": (lambda folder: (folder / "tokenizer_config.json").unlink(), "tokenizer", "is missing"),
-    "no vocabulary": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer", "tokenizer.json is missing"),
+    "no tokenizer": (remove("tokenizer_config.json"), "tokenizer", "is missing"),
+    "no vocabulary": (remove("tokenizer.json"), "tokenizer", "tokenizer.json is missing"),
     "a larger tokenizer": (
-        lambda folder: train_tokenizer(TEXTS * 9, vocab_size=280, show_progress=False).save_pretrained(folder),
+        larger_tokenizer,
         "tokenizer",
         "the tokenizer has 280 source tokens, but config.json says vocab_size=275",
     ),
-    "no card": (lambda folder: (folder / "README.md").unlink(), "card", "README.md is missing"),
-    "card without metadata": (lambda folder: (folder / "README.md").write_text("# Model"), "card", "has no metadata"),
-    "card with damaged metadata": (
-        lambda folder: (folder / "README.md").write_text("---\nlicense: [mit\n---\n"),
-        "card",
-        "cannot be read",
-    ),
+    "no card": (remove("README.md"), "card", "README.md is missing"),
+    "card without metadata": (write("README.md", "# Model"), "card", "has no metadata"),
+    "card with damaged metadata": (write("README.md", "---\nlicense: [mit\n---\n"), "card", "cannot be read"),
     "no names of code": (
-        lambda folder: edit_json(folder / "config.json", auto_map=None, custom_pipelines=None),
+        configure(auto_map=None, custom_pipelines=None),
         "code",
         "auto_map.AutoModelForSeq2SeqLM in config.json",
     ),
     "names of code that are none": (
-        lambda folder: edit_json(folder / "config.json", custom_pipelines="pipeline.py"),
+        configure(custom_pipelines="pipeline.py"),
         "code",
         "custom_pipelines.translation in config.json",
     ),
     "a class of another architecture": (
-        lambda folder: name_classes(
-            folder, AutoModel="generation_vanilla_transformer.VanillaTransformerForConditionalGeneration"
-        ),
+        lambda folder: name_classes(folder, AutoModel=TRANSLATOR),
         "code",
-        "auto_map.AutoModel in config.json is generation_vanilla_transformer.VanillaTransformerForConditionalGeneration"
-        ", but must be modeling_vanilla_transformer.VanillaTransformerModel here",
+        f"auto_map.AutoModel in config.json is {TRANSLATOR}, but must be {MODEL} here",
     ),
     "a class that there is not": (
-        lambda folder: name_classes(folder, AutoModel="modeling_vanilla_transformer.Vanilla"),
+        lambda folder: name_classes(folder, AutoModel=f"{MODEL}s"),
         "code",
-        "must be modeling_vanilla_transformer.VanillaTransformerModel here",
+        f"must be {MODEL} here",
     ),
-    "a file of code missing": (
-        lambda folder: (folder / "positions_vanilla_transformer.py").unlink(),
-        "code",
-        "positions_vanilla_transformer.py",
-    ),
+    "a file of code missing": (remove("positions_vanilla_transformer.py"), "code", "positions_vanilla_transformer.py"),
     "code that was changed": (
         lambda folder: append(folder / "pipeline_vanilla_transformer.py", "# mine\n"),
         "code",
         "pipeline_vanilla_transformer.py in the folder and in the installed package are not the same",
     ),
-    "pickled weights": (
-        lambda folder: write_pickle(folder / "pytorch_model.bin"),
-        "files",
-        "pytorch_model.bin is a pickle",
-    ),
-    "a pickle of another name": (
-        lambda folder: write_pickle(folder / "vocab.json"),
-        "files",
-        "vocab.json is a pickle",
-    ),
-    "a secret in code": (
-        lambda folder: (folder / "config.json").write_text(
-            (folder / "config.json").read_text().replace("{", f'{{\n"finetuning_task": "{HUB_TOKEN}",', 1)
-        ),
-        "files",
-        "config.json, line 2, has what looks like a token of the Hub",
-    ),
+    "pickled weights": (lambda folder: write_pickle(folder / "pytorch_model.bin"), "files", "pytorch_model.bin is a p"),
+    "a pickle of another name": (lambda folder: write_pickle(folder / "vocab.json"), "files", "vocab.json is a pickle"),
+    "a secret": (put_secret_into_config, "files", "config.json, line 2, has what looks like a token of the Hub"),
 }
 
 

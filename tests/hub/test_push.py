@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hub_folders import save_single_stack
+from hub_folders import CODE, contents, save_single_stack
 from local_hub import LocalHub
 from remote_process import BLOCK_THE_PACKAGE, RemoteError, RemotePython, remote_python
 from tiny_single_stacks import SINGLE_STACKS as CLASSES
@@ -24,12 +24,10 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForC
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
 from vanilla_transformer.hub import trial as hub_trial
 from vanilla_transformer.hub.card import build_model_card
+from vanilla_transformer.hub.files import CODE_FOLDER
 from vanilla_transformer.tasks import SINGLE_STACKS
 
-REMOTE_FILES = {
-    path.name: path.read_bytes()
-    for path in (Path(vanilla_transformer.__file__).parent / "model").glob("*_vanilla_transformer.py")
-}
+REMOTE_FILES = {name: (CODE_FOLDER / name).read_bytes() for name in CODE}
 TEXTS = ["a man rides a horse", "two dogs", "", "a man rides a horse and two dogs rest 🐎"]
 # What the Hub and the client add to the files of a folder.
 ADDED = {".gitattributes", "README.md"}
@@ -66,10 +64,6 @@ def make_model(vocab_size: int, seed: int) -> VanillaTransformerForConditionalGe
     torch.manual_seed(seed)
     config = VanillaTransformerConfig.from_preset("tiny", vocab_size=vocab_size, d_k=5, langs=["en", "de"])
     return make_loud_model(config)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def pushed_contents(hub: LocalHub, repo_id: str, revision: str = "main") -> dict[str, bytes]:
@@ -151,8 +145,7 @@ class TestPush:
         here.run('model.config.push_to_hub("alice/config")')
         found = pushed_contents(hub, "alice/config")
         assert found["config.json"] == (folders.model / "config.json").read_bytes()
-        code = {"configuration_vanilla_transformer.py", "pipeline_vanilla_transformer.py"}
-        assert code <= {path for path in found if path.endswith(".py")} <= REMOTE_FILES.keys()
+        assert {path for path in found if path.endswith(".py")} == {"configuration_vanilla_transformer.py"}
 
     def test_shards(self, hub: LocalHub, here: RemotePython, expected: SimpleNamespace) -> None:
         here.run('model.push_to_hub("alice/shards", max_shard_size="50KB"); tokenizer.push_to_hub("alice/shards")')
@@ -259,7 +252,8 @@ half.generate(max_new_tokens=5, do_sample=False).tolist()
         expected = here.run(program, name=str(folders.model), options={})
         here.run('half.push_to_hub("alice/writer")')
         code = {path for path in hub.files("alice/writer") if path.endswith(".py")}
-        assert code == REMOTE_FILES.keys() - {"tokenization_vanilla_transformer.py"}
+        names = "attention configuration decoder_only decoding linear loss modeling positions pretrained"
+        assert code == {f"{name}_vanilla_transformer.py" for name in names.split()}
         assert there.run(program, name="alice/writer", options={"trust_remote_code": True}) == expected
 
     def test_each_half_does_its_task(

@@ -18,7 +18,9 @@ from vanilla_transformer.hub.card import write_model_card
 from vanilla_transformer.hub.files import CODE_FOLDER
 
 TEXTS = ["a man rides a horse", "two dogs rest", "7 horses"]
-CODE = {path.name for path in CODE_FOLDER.glob("*_vanilla_transformer.py")}
+# What an encoder-decoder's folder brings, with a tokenizer.
+SINGLE_STACK_CODE = {f"{side}_only_vanilla_transformer.py" for side in ("encoder", "decoder")}
+CODE = {path.name for path in CODE_FOLDER.glob("*_vanilla_transformer.py")} - SINGLE_STACK_CODE
 
 
 def save_vanilla(folder: Path, tokenizer: Any, **changes: Any) -> Path:

@@ -25,7 +25,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
 from vanilla_transformer.data.vocabularies import get_vocabularies
-from vanilla_transformer.files import list_weights_problems
+from vanilla_transformer.files import find_damage, list_weights_problems
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.tasks import TRANSLATION, SingleStack, Task, find_single_stack, find_task
 
@@ -55,27 +55,16 @@ _TIMEOUT = 900  # seconds
 
 @dataclass
 class Inspection:
-    """What was found out about a folder.
-
-    Args:
-        selection: What of it would be pushed, and what not.
-        problems: All that is wrong with it.
-        replaced: The files with code that are taken from the installed package.
-        changes: The files whose content will be another one.
-        probes: What the model was tried with.
-        outcomes: What the model makes of it, in words.
-        task: What the model is for, or which single stack it is.
-        is_self_contained: Whether it was tried in a process without this package, with its own code.
-    """
+    """What was found out about a folder."""
 
     selection: Selection
     problems: list[Problem] = field(default_factory=list)
-    replaced: dict[str, Path] = field(default_factory=dict)
-    changes: Mapping[str, bytes] = field(default_factory=dict)
-    probes: Sequence[str] = PROBES
-    outcomes: list[str] = field(default_factory=list)
+    replaced: dict[str, Path] = field(default_factory=dict)  # code that is taken from the installed package
+    changes: Mapping[str, bytes] = field(default_factory=dict)  # the files whose content will be another one
+    probes: Sequence[str] = PROBES  # what the model was tried with
+    outcomes: list[str] = field(default_factory=list)  # what it makes of them, in words
     task: Task | SingleStack = TRANSLATION
-    is_self_contained: bool = False
+    is_self_contained: bool = False  # tried with its own code, in a process without this package
 
     @property
     def files(self) -> dict[str, Path | bytes]:
@@ -119,16 +108,10 @@ def inspect_model_folder(
     code: CodeChoice | None = None,
     changes: Mapping[str, bytes] | None = None,
 ) -> Inspection:
-    """As `check_model_folder`, with the text of the card that would be pushed, and all that was found out.
-
-    Other files whose content will be another one than in the folder are in `changes`.
-    """
+    """As `check_model_folder`, with the card and other `changes` that would be pushed, and all that was found out."""
     selection = select_files(folder, include)
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
-        message = (
-            "the folder holds an adapter of peft, not a model. Push the adapter with PeftModel.push_to_hub, or merge it"
-            " (merge_and_unload), save the model and push that."
-        )
+        message = "it holds an adapter of peft: push that with PeftModel.push_to_hub, or merge it and save the model."
         return Inspection(selection, [Problem("files", message)])
     problems = [*find_refused_files(folder, selection), *_check_card(card)]
     found = Inspection(selection, problems, changes=changes or {})
@@ -197,10 +180,7 @@ def _check_parts(stage: Path, found: Inspection) -> Iterator[Problem]:
         generation = _attempt("generation_config", problems, lambda: _load_generation_config(stage))
     if generation is None:
         (stage / "generation_config.json").unlink(missing_ok=True)  # the model shall load all the same
-    weights = [Problem("weights", f"{message}.") for message in list_weights_problems(stage)]
-    if (stage / SAFE_WEIGHTS_NAME).is_file() and (stage / SAFE_WEIGHTS_INDEX_NAME).is_file():
-        names = f"{SAFE_WEIGHTS_NAME} and {SAFE_WEIGHTS_INDEX_NAME}"
-        weights.append(Problem("weights", f"{names} are both there: delete the old one."))
+    weights = list(_check_weights(stage))
     problems += weights
     model = tokenizer = None
     if config is not None:
@@ -216,6 +196,19 @@ def _check_parts(stage: Path, found: Inspection) -> Iterator[Problem]:
     yield from problems
     if not problems:
         yield from _check_use(stage, model, tokenizer, found)
+
+
+def _check_weights(stage: Path) -> Iterator[Problem]:
+    """Whether they are all there and whole; what stands in them is not looked at."""
+    pointers = [path.name for path in sorted(stage.glob("*.safetensors")) if "git-lfs" in (find_damage(path) or "")]
+    for message in list_weights_problems(stage):
+        if message.partition(" ")[0] not in pointers:
+            yield Problem("weights", f"{message}.")
+    for name in pointers:
+        yield Problem("weights", f"{name} {find_damage(stage / name)}.")
+    if (stage / SAFE_WEIGHTS_NAME).is_file() and (stage / SAFE_WEIGHTS_INDEX_NAME).is_file():
+        names = f"{SAFE_WEIGHTS_NAME} and {SAFE_WEIGHTS_INDEX_NAME}"
+        yield Problem("weights", f"{names} are both there: delete the old one.")
 
 
 def _attempt(check: str, problems: list[Problem], load: Callable[[], Any]) -> Any:
@@ -260,14 +253,9 @@ def _stored_names(stage: Path) -> set[str]:
 
 def _load_model(stage: Path, stack: SingleStack | None, problems: list[Problem]) -> PreTrainedModel | None:
     auto_class: Any = getattr(transformers, "AutoModelForSeq2SeqLM" if stack is None else stack.auto_class)
-    model, report = auto_class.from_pretrained(
-        stage,
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,
-    )
+    options = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
+    options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    model, report = auto_class.from_pretrained(stage, **options)
     unexpected = set(report["unexpected_keys"])
     if stack is not None and not report["missing_keys"]:
         # A single stack passes over what an encoder-decoder has besides, but weights of its own folder are its own.
@@ -325,23 +313,15 @@ def _check_vocabulary(config: Any, tokenizer: Any, stack: SingleStack | None) ->
         sides["target"] = (tokens, target, "decoder_vocab_size")
     for side, (tokens, rows, name) in sides.items():
         if isinstance(rows, int) and rows not in [-(-tokens // multiple) * multiple for multiple in _MULTIPLES]:
-            yield Problem(
-                "tokenizer",
-                f"the tokenizer has {tokens} {side} tokens, but config.json says {name}={rows}: the model "
-                "was trained with another tokenizer, or was not resized to this one.",
-            )
+            reason = "the model was trained with another tokenizer, or was not resized to this one."
+            counted = f"the tokenizer has {tokens} {side} tokens, but config.json says {name}={rows}"
+            yield Problem("tokenizer", f"{counted}: {reason}")
     if stack is not None and stack.side == "decoder" and has_two:
-        yield Problem(
-            "tokenizer",
-            "it has two vocabularies and reads texts in the source's, but a decoder alone knows the target's: save "
-            "tokenizer.target_tokenizer into the folder.",
-        )
+        reason = "it reads texts in the source's vocabulary, but a decoder-only model knows the target's"
+        yield Problem("tokenizer", f"{reason}: save tokenizer.target_tokenizer into the folder.")
     elif stack is not None and stack.writes and tokenizer(PROBES[0])["input_ids"][-1] == tokenizer.eos_token_id:
-        yield Problem(
-            "tokenizer",
-            f"it ends prompts with {tokenizer.eos_token}, after which a language model has nothing to say: save it "
-            "with add_bos_token=True, add_eos_token=False.",
-        )
+        reason = f"it ends prompts with {tokenizer.eos_token}, after which a language model has nothing to say"
+        yield Problem("tokenizer", f"{reason}: save it with add_bos_token=True, add_eos_token=False.")
 
 
 def _check_card(text: str | None) -> Iterator[Problem]:
@@ -372,12 +352,12 @@ def _compare_code(folder: Path, found: Inspection, code: CodeChoice | None) -> I
             found.selection.left_out.pop(name, None)
         differing = [name for name in differing if name not in ours]
     if differing and code != "folder":
-        yield Problem(
-            "code",
-            f"{_join(differing)} in the folder and in the installed package are not the same. If you did not change "
-            "the code yourself, give --code installed (the package's replace them); otherwise --code folder (they are "
-            "pushed as they are, after a trial in a process of its own).",
+        advice = (
+            "If you did not change the code yourself, give --code installed (the package's replace them); otherwise "
+            "--code folder (they are pushed as they are, after a trial in a process of its own)."
         )
+        names_of = _join(differing)
+        yield Problem("code", f"{names_of} in the folder and in the installed package are not the same. {advice}")
 
 
 def _check_code(stage: Path, config: Any, stack: SingleStack | None) -> Iterator[Problem]:
@@ -416,11 +396,8 @@ def _check_names_of_code(stage: Path, config: Any, stack: SingleStack | None) ->
             if read_bytes(stage / code) == read_bytes(CODE_FOLDER / code) is not None:
                 yield Problem("code", f"{place} is {reference}, but must be {expected} here.")
     if absent:
-        yield Problem(
-            "code",
-            f"there is no {_join(absent)}, which those without this package need: load the model and the tokenizer "
-            "with it, and save them again.",
-        )
+        advice = "load the model and the tokenizer with it, and save them again."
+        yield Problem("code", f"there is no {_join(absent)}, which those without this package need: {advice}")
 
 
 def _check_use(stage: Path, model: Any, tokenizer: Any, found: Inspection) -> Iterator[Problem]:
@@ -472,9 +449,8 @@ def _try_without_the_package(
     known = ("transformers_modules.", "transformers.")
     strangers = [name for name, module in result["modules"].items() if not module.startswith(known)]
     if strangers:
-        yield Problem(
-            "code", f"{where} {_join(sorted(strangers))} came neither from the folder's code nor from transformers."
-        )
+        origin = "neither from the folder's code nor from transformers"
+        yield Problem("code", f"{where} {_join(sorted(strangers))} came {origin}.")
     yield from _compare_outcomes(where, probes, expected, result["outcomes"])
 
 
@@ -487,12 +463,9 @@ def _compare_outcomes(
         elif differing := [
             pair for pair in zip(numbers, others, strict=True) if not math.isclose(*pair, rel_tol=1e-4, abs_tol=1e-4)
         ]:
-            one, other = differing[0]
-            yield Problem(
-                "code",
-                f"for {probe!r} {len(differing)} of {len(numbers)} numbers are others {where}: {other:.6g}, say, "
-                f"instead of {one:.6g}.",
-            )
+            example = "{1:.6g}, say, instead of {0:.6g}".format(*differing[0])
+            count = f"{len(differing)} of {len(numbers)}"
+            yield Problem("code", f"for {probe!r} {count} numbers are others {where}: {example}.")
 
 
 def _join(names: Sequence[str], most: int = 8) -> str:

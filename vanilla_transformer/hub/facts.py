@@ -17,7 +17,7 @@ from transformers.utils import logging
 from vanilla_transformer.files import AVERAGED_FOLDER, AVERAGING_FILE, digest_weights, read_architecture, read_json
 from vanilla_transformer.tasks import TASKS, TRANSLATION, find_prefix, find_single_stack, find_task
 
-from .words import NOT_RECORDED, as_code, describe_search, escape, format_value, get_task_words, quote, to_number
+from .words import NOT_RECORDED, as_code, describe_search, escape, format_value, quote, to_number
 
 logger = logging.get_logger(__name__)
 
@@ -108,12 +108,7 @@ class _Evaluation:
 
 
 class ModelFolder:
-    """Reads the folder of a model, or of a single stack, and says in words what is in it.
-
-    Raises:
-        FileNotFoundError: If the folder has no config.json.
-        ValueError: If a file is damaged; the message names it.
-    """
+    """Reads the folder of a model, or of a single stack, and says in words what is in it."""
 
     def __init__(
         self,
@@ -139,9 +134,12 @@ class ModelFolder:
             **_read(path / "eval_results.json"),
             **_mapping(self.metrics, "metrics"),
         }
+        self.search = describe_search(self.generation.get("num_beams", 1), self.generation)
         self.stack = find_single_stack(self.config)
         # What scripts/train.py and conversions record tells of an encoder-decoder that the stack was made from.
         self.has_other_records = self.stack is not None and bool(self.arguments or self.conversion)
+        self.has_curves = (path / "curves.png").is_file() and not self.has_other_records
+        self.has_tokenizer = any(path.glob("token*.json"))
         if self.has_other_records:
             self.state, self.scores = {}, {}
         if self.stack is not None:
@@ -151,14 +149,14 @@ class ModelFolder:
             for part in ("model", "data", "training")
         )
         self.task = self.stack or find_task(self.config)
-        self.words = get_task_words(self.task)
+        self.is_converted = bool(self.conversion) and not self.arguments
 
     @property
-    def is_regression(self) -> bool:
-        """Whether what it says of a text are numbers, not labels; by the same rule as the library's loss."""
-        kind = self.config.get("problem_type")
-        is_one_number = kind is None and len(self.labels) == 1
-        return self.task.name == "text classifier" and (kind == "regression" or is_one_number)
+    def kind(self) -> str:
+        """What the card's sentences are chosen by; a regression is told by the same rule as in the library's loss."""
+        problem = self.config.get("problem_type")
+        is_regression = problem == "regression" or (problem is None and len(self.labels) == 1)
+        return "regression" if self.task.name == "text classifier" and is_regression else self.task.name
 
     @property
     def labels(self) -> list[str]:
@@ -169,7 +167,7 @@ class ModelFolder:
 
     @property
     def labels_are_unnamed(self) -> bool:
-        """Whether the labels are the library's placeholders."""
+        """Whether they are the library's placeholders."""
         return all(map(_UNNAMED_LABEL.fullmatch, self.labels))
 
     @property
@@ -274,13 +272,13 @@ class ModelFolder:
         results = [result for item in self.evaluations if not item.note for result in item.results()]
         codes = [match[1].lower() for language in self.languages or [] if (match := _LANGUAGE.fullmatch(language))]
         dataset = self.data.get("dataset_name")
-        is_vanilla = self.config.get("model_type") == "vanilla_transformer"
+        own_tags = ["vanilla_transformer", "attention-is-all-you-need"]
         base_model = self.base_model if is_hub_name(self.base_model) else None
         return {
             "language": codes or None,
             "library_name": "transformers",
             "pipeline_tag": self.task.pipeline,
-            "tags": [self.task.pipeline, *(["vanilla_transformer", "attention-is-all-you-need"] if is_vanilla else [])],
+            "tags": [self.task.pipeline, *(own_tags if self.config.get("model_type") == own_tags[0] else [])],
             "datasets": [dataset] if is_hub_name(dataset) else None,
             "base_model": base_model,
             "base_model_relation": "finetune" if base_model and not self.is_converted else None,
@@ -288,21 +286,6 @@ class ModelFolder:
             "eval_results": results or None,
             "model_name": name if results else None,
         }
-
-    @property
-    def kind(self) -> str:
-        """What the card's sentences are chosen by."""
-        return "regression" if self.is_regression else self.task.name
-
-    @property
-    def is_vanilla(self) -> bool:
-        """Whether it is this package's, not one of the library's own models."""
-        return self.config.get("model_type") == "vanilla_transformer"
-
-    @property
-    def needs_code(self) -> bool:
-        """Whether the library knows it only with this package or with the code of the folder."""
-        return bool(self.config.get("auto_map"))
 
     @property
     def code_files(self) -> list[str]:
@@ -330,26 +313,6 @@ class ModelFolder:
         address = quote(self.repo_id or f"path/to/{self.name}")
         return f"{address}, revision={quote(self.revision)}" if self.revision else address
 
-    @property
-    def search(self) -> str:
-        """What `generate` does by default."""
-        return describe_search(self.generation.get("num_beams", 1), self.generation)
-
-    @property
-    def has_curves(self) -> bool:
-        """Whether there are curves of its own training."""
-        return (self.path / "curves.png").is_file() and not self.has_other_records
-
-    @property
-    def is_converted(self) -> bool:
-        """Whether its weights are another system's, as that left them."""
-        return bool(self.conversion) and not self.arguments
-
-    @property
-    def has_tokenizer(self) -> bool:
-        """Whether there is one in the folder."""
-        return any(self.path.glob("token*.json"))
-
     @cached_property
     def added_tokens(self) -> dict[str, list[str]]:
         """What the tokenizer puts before and behind a text, and the tokens at which `generate` stops."""
@@ -370,7 +333,7 @@ class ModelFolder:
 
     @property
     def averaged(self) -> int | None:
-        """The number of checkpoints that the weights are an average of, if that is recorded."""
+        """The number of checkpoints that the weights are an average of."""
         checkpoints = _read(self.path / AVERAGED_FOLDER / AVERAGING_FILE).get("checkpoints")
         return len(checkpoints) if isinstance(checkpoints, list) else None
 

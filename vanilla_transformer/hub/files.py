@@ -123,16 +123,12 @@ def find_refused_files(folder: Path, selection: Selection) -> Iterator[Problem]:
         name = entry.relative_to(folder).as_posix()
         named = _matches(name, _PICKLES) and not _matches(name, _TRAINING_ONLY)
         if entry.is_file() and (_is_pickle(entry) if name in selection.files else named):
-            yield Problem(
-                "files",
-                f"{name} is a pickle, which can run code when it is loaded; only safetensors are pushed. "
-                "Delete it, or move it away.",
-            )
+            reason = "which can run code when it is loaded; only safetensors are pushed"
+            yield Problem("files", f"{name} is a pickle, {reason}. Delete it, or move it away.")
     for path in _walk(folder):
         if _is_secret_name(path.name):
-            yield Problem(
-                "files", f"{path.relative_to(folder).as_posix()} looks like a secret by its name: move it away."
-            )
+            name = path.relative_to(folder).as_posix()
+            yield Problem("files", f"{name} looks like a secret by its name: move it away.")
     for name, path in selection.files.items():
         if name != CARD_NAME:  # another may take its place
             yield from find_secrets(name, _text_of(path))
@@ -272,10 +268,7 @@ def _is_pickle(path: Path) -> bool:
 def _text_of(path: Path) -> str:
     """The text of a file, or "" if it is none."""
     try:
-        return (
-            ""
-            if path.suffix == ".safetensors" or path.stat().st_size > _LARGEST_TEXT
-            else path.read_bytes().decode("utf-8")
-        )
+        is_text = path.suffix != ".safetensors" and path.stat().st_size <= _LARGEST_TEXT
+        return path.read_bytes().decode("utf-8") if is_text else ""
     except (OSError, ValueError):
         return ""

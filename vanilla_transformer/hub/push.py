@@ -4,7 +4,8 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ logger = logging.get_logger(__name__)
 _HTTP_ERROR: type[Exception] = errors.HfHubHTTPError.__mro__[1]
 # What the client raises: its own, httpx's, and those that the uploader of large files takes for all of its failures.
 HUB_ERRORS = (_HTTP_ERROR, OSError, ValueError, RuntimeError)
+_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 # Weights that would be loaded instead of new ones, or that are parts of old ones.
 _WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
 
@@ -37,8 +39,7 @@ class PushError(RuntimeError):
 def check_token(token: str | None = None) -> str:
     """Returns the user's name if a token may write, to be asked before the work that is to be pushed is done.
 
-    Raises:
-        PushError: If there is no token, the Hub does not accept it, it is read-only, or the Hub cannot be asked.
+    PushError if there is no token, the Hub does not accept it, it is read-only, or the Hub cannot be asked.
     """
     try:
         user: dict[str, Any] = HfApi(token=token).whoami()
@@ -51,31 +52,19 @@ def check_token(token: str | None = None) -> str:
 
 @dataclass
 class PlannedPush:
-    """A push that was prepared by `plan_push`: nothing has changed yet, neither on the Hub nor in the folder.
-
-    Args:
-        folder: What is pushed.
-        repo_id: Where to, with the namespace.
-        problems: Why it cannot be pushed.
-        files: What is pushed, by the paths in the repository. The client sends only what is not there already.
-        deleted: The weights on the Hub that are replaced.
-        left_out: What is not pushed, each with the reason.
-        notes: What else one should know.
-        commit_url: The address of the commit, once it was pushed and if anything was.
-        has_changed: Whether the push made a commit or a branch.
-    """
+    """A push that was prepared by `plan_push`: nothing has changed yet, neither on the Hub nor in the folder."""
 
     folder: Path
-    repo_id: str
-    problems: list[Problem]
-    files: dict[str, Path | bytes]
-    deleted: list[str]
-    left_out: dict[str, str]
-    notes: list[str]
+    repo_id: str  # with the namespace
+    problems: list[Problem]  # why it cannot be pushed
+    files: dict[str, Path | bytes]  # by the paths in the repository; the client sends only what is not there already
+    deleted: list[str]  # the weights on the Hub that are replaced
+    left_out: dict[str, str]  # what is not pushed, each with the reason
+    notes: list[str]  # what else one should know
     _target: "_Target"
-    _written: dict[str, Path | bytes] = field(default_factory=dict)
-    commit_url: str | None = None
-    has_changed: bool = False
+    _written: dict[str, Path | bytes]  # what the folder gets after the push
+    commit_url: str | None = None  # once it was pushed, and if anything was
+    has_changed: bool = False  # whether the push made a commit or a branch
 
     def describe(self) -> str:
         """What is pushed where, and what is not, in lines for a terminal."""
@@ -170,7 +159,7 @@ def plan_push(
     root = Path(folder)
     if create_pr and revision is not None:
         raise ValueError(f"A pull request is opened against the main branch, not against revision={revision!r}.")
-    target = _Target(repo_id, private=private, revision=revision, create_pr=create_pr, token=token)
+    target = _Target(repo_id, private, revision, create_pr, token)
     target.look()
     select_files(root, include)  # before anything is read
     config, text, notes = None, None, list(target.notes)
@@ -180,15 +169,8 @@ def plan_push(
         try:
             config = _complete_config(root, metadata.get("language"))
             existing, backup = _find_card(root, target.read_card(), card)
-            text = make_card(
-                root,
-                existing,
-                repo_id=target.repo_id,
-                revision=target.name_revision(),
-                config=config,
-                is_pushed=True,
-                **metadata,
-            )
+            place = {"repo_id": target.repo_id, "revision": target.name_revision()}
+            text = make_card(root, existing, config=config, is_pushed=True, **place, **metadata)
             notes += _note_card(existing, Card.parse(text.encode(), CARD_NAME), backup)
         except PushError:
             raise
@@ -234,9 +216,7 @@ def push_model_folder(
 class _Target:
     """Where a push goes, and what is there."""
 
-    def __init__(
-        self, repo_id: str, *, private: bool, revision: str | None, create_pr: bool, token: str | None
-    ) -> None:
+    def __init__(self, repo_id: str, private: bool, revision: str | None, create_pr: bool, token: str | None) -> None:
         self.repo_id, self.private, self.revision, self.create_pr = repo_id, private, revision, create_pr
         self.token = token or get_token()
         self.api = HfApi(token=self.token or False)
@@ -245,13 +225,13 @@ class _Target:
         self.notes: list[str] = []
 
     @property
-    def url(self) -> str:
-        return f"{self.api.endpoint}/{self.repo_id}"
-
-    @property
     def files(self) -> list[str]:
         """The names of those that are there."""
         return [] if self.info is None else [file.rfilename for file in self.info.siblings or ()]
+
+    @property
+    def url(self) -> str:
+        return f"{self.api.endpoint}/{self.repo_id}"
 
     def describe(self) -> str:
         """The address, and what is there."""
@@ -315,14 +295,8 @@ class _Target:
             if not self.token:
                 raise errors.LocalTokenNotFoundError("Log in with `hf auth login`, or set the variable HF_TOKEN.")
             parent = self._make_place()
-            done: CommitInfo = self.api.create_commit(
-                self.repo_id,
-                operations,
-                commit_message=message,
-                create_pr=self.create_pr,
-                parent_commit=parent,
-                revision=self.revision,
-            )
+            options: dict[str, Any] = {"create_pr": self.create_pr, "parent_commit": parent, "revision": self.revision}
+            done: CommitInfo = self.api.create_commit(self.repo_id, operations, commit_message=message, **options)
         except HUB_ERRORS as error:
             raise _explain(error, self.token) from error
         # Where nothing has changed, the client makes no commit.
@@ -364,8 +338,7 @@ def _find_card(folder: Path, there: Card | None, choice: CardChoice | None) -> t
 
 
 def _free_name(folder: Path) -> str:
-    names = (f"{CARD_NAME}.bak-{number}" for number in range(1, 10_000))
-    return next(name for name in names if not (folder / name).exists())
+    return next(name for n in count(1) if not (folder / (name := f"{CARD_NAME}.bak-{n}")).exists())
 
 
 def _complete_config(folder: Path, language: str | Sequence[str] | None) -> dict[str, Any] | None:
@@ -406,8 +379,6 @@ def _note_findings(found: Inspection, config: Mapping[str, Any] | None) -> Itera
 
 
 def _format_size(size: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
+    if size < 1000:
+        return f"{size:.0f} B"
+    return next(f"{size / scale:.1f} {unit}" for scale, unit in _UNITS if size >= scale)

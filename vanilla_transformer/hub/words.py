@@ -4,42 +4,14 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Undefined
-
-from vanilla_transformer.tasks import SingleStack, Task
 
 NOT_RECORDED = "not recorded"
 
 
-class TaskWords(NamedTuple):
-    """What a model does with a text, as a name in Python, and what comes out."""
-
-    verb: str
-    result: str
-
-
-_TASK_WORDS = {
-    "translation": TaskWords("translate", "translation"),
-    "summarization": TaskWords("summarize", "summary"),
-    "text2text": TaskWords("generate", "output"),
-    "encoder": TaskWords("encode", "states"),
-    "decoder": TaskWords("encode", "states"),
-    "text classifier": TaskWords("classify", "label"),
-    "token classifier": TaskWords("label", "labels"),
-    "reader": TaskWords("answer", "answer"),
-    "language model": TaskWords("write", "text"),
-}
-
-
-def get_task_words(task: Task | SingleStack) -> TaskWords:
-    """How to speak of what a model for the task, or a single stack, does."""
-    return _TASK_WORDS[task.name]
-
-
-def is_unknown(value: Any) -> bool:
-    """Whether a record does not say it."""
+def _is_unknown(value: Any) -> bool:
     return value is None or value == "" or isinstance(value, Undefined)
 
 
@@ -60,7 +32,7 @@ def name_language(code: str) -> str:
 
 def format_value(value: Any) -> str:
     """A number, a word or a text, safe in Markdown."""
-    if is_unknown(value):
+    if _is_unknown(value):
         return NOT_RECORDED
     if isinstance(value, float):
         return f"{value:.6g}"
@@ -81,7 +53,7 @@ def escape(text: str) -> str:
 
 def as_code(value: Any) -> str:
     """In Markdown's signs for code."""
-    if is_unknown(value):
+    if _is_unknown(value):
         return NOT_RECORDED
     text = " ".join(str(value).split()).replace("`", "'")
     return f"`{text}`"
