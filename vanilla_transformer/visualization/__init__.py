@@ -1,13 +1,6 @@
 """What this package can show, in one place: a training, attention and the word alignments in it, positions, masks."""
 
-from .attention import (
-    AttentionMap,
-    align_file,
-    align_lines,
-    align_words,
-    collect_attention,
-    format_pharaoh,
-)
+from .attention import AttentionMap, align_file, align_lines, align_words, collect_attention, format_pharaoh
 from .curves import compare_learning_curves, load_trainer_state, plot_learning_curves
 from .figures import PICTURE_FORMATS
 from .heatmaps import plot_attention

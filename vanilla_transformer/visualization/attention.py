@@ -99,11 +99,8 @@ def collect_attention(
         source_prefix: Put before the source, for models such as T5.
         max_source_length: Tokens, special ones included; a longer source is truncated, with a warning. `None`: the
             tokenizer's `model_max_length`, which is the limit of a given target too.
-        split_characters: Whether each Chinese and Japanese character is a word; see [`token_labels.split_words`].
+        split_characters: Whether each Chinese and Japanese character is a word; see [`split_words`].
         **generate_kwargs: Passed on to `model.generate`.
-
-    Returns:
-        The weights, with labels.
 
     Raises:
         ValueError: If the source or the target has no words or is no text, the model is no encoder-decoder, or it does
@@ -164,29 +161,18 @@ def _translate(model: PreTrainedModel, source_ids: list[int], generate_kwargs: d
 
 
 def _read_target(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    source_ids: list[int],
-    target: str,
-    *,
-    line_number: int,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source_ids: list[int], target: str, *, line_number: int
 ) -> _Pair:
     _check_characters("target", target)
     limit = length_limit(tokenizer, None)
     (target_ids,) = encode_texts(tokenizer, [target], limit=limit, line_numbers=[line_number], side="target")
     shift: Any = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     if shift is None:  # M2M100 has none, and shifts its labels like most of the others
-        return _Pair(source_ids, [_find_start(model), *target_ids[:-1]], target_ids)
+        configs = (model.generation_config, model.config)
+        found = [getattr(config, "decoder_start_token_id", None) for config in configs]
+        start = next(token_id for token_id in found if token_id is not None)
+        return _Pair(source_ids, [start, *target_ids[:-1]], target_ids)
     return _Pair(source_ids, shift(labels=torch.tensor([target_ids], device=model.device))[0].tolist(), target_ids)
-
-
-def _find_start(model: PreTrainedModel) -> int:
-    configs = (model.generation_config, model.config)
-    found = [getattr(config, "decoder_start_token_id", None) for config in configs]
-    start = next((token_id for token_id in found if token_id is not None), None)
-    if start is None:
-        raise ValueError("The model's configuration has no decoder_start_token_id, with which a translation starts.")
-    return int(start)
 
 
 def _read_attention(
@@ -213,7 +199,7 @@ def _read_attention(
     found: list[dict[AttentionKind, Weights]] = []
     for row, pair in enumerate(pairs):
         sizes = _find_sizes(len(pair.source_ids), len(pair.decoder_input_ids))
-        found.append({kind: _cut(stacked[kind][row], kind, sizes[kind]) for kind in kinds})
+        found.append({kind: _leave_out_padding(stacked[kind][row], kind, sizes[kind]) for kind in kinds})
     return found
 
 
@@ -247,10 +233,7 @@ def _limits_explained(model: PreTrainedModel, source_length: int, target_length:
         positions = getattr(model.config, "max_position_embeddings", None)
         target = "" if target_length is None else f" and {target_length} target tokens"
         limit = "" if positions is None else f" (it has {positions} positions)"
-        raise ValueError(
-            f"The model cannot read {source_length} source tokens{target}{limit}: {error}. Take a shorter text "
-            "(max_source_length), or the model's own tokenizer."
-        ) from error
+        raise ValueError(f"The model cannot read {source_length} source tokens{target}{limit}: {error}.") from error
 
 
 def _stack(layers: Any, kind: str, size: tuple[int, int]) -> Weights:
@@ -260,15 +243,12 @@ def _stack(layers: Any, kind: str, size: tuple[int, int]) -> Weights:
     for layer in layers:
         shape = tuple(layer.shape) if isinstance(layer, torch.Tensor) else type(layer).__name__
         if len(shape) != 4 or shape[2:] != size:
-            raise ValueError(
-                f"The model's {kind}_attentions are {shape}; they must have a weight for each pair of tokens, "
-                f"(sentences, heads, {size[0]}, {size[1]})."
-            )
+            raise ValueError(f"{kind}_attentions are {shape}; they must have a weight for each pair of tokens.")
     return np.stack([layer.float().cpu().numpy() for layer in layers], axis=1)
 
 
-def _cut(weights: Weights, kind: str, size: tuple[int, int]) -> Weights:
-    """Leaves padding out of (N, H, rows, columns)."""
+def _leave_out_padding(weights: Weights, kind: str, size: tuple[int, int]) -> Weights:
+    """Of (N, H, rows, columns) the first rows and columns."""
     kept = weights[:, :, : size[0], : size[1]]
     if not np.isfinite(kept).all():
         raise ValueError(f"Some of the model's {kind}_attentions are not numbers (NaN): its weights are broken.")
@@ -288,18 +268,12 @@ def average_heads(weights: Weights, *, layer: int | None = None, head: int | Non
 def align_words(attention: AttentionMap, *, layer: int | None = None, head: int | None = None) -> Alignment:
     """Aligns each target word with the source word that the decoder looks at while it predicts it.
 
-    Args:
-        attention: The weights of a sentence and its translation.
-        layer: The decoder's layer, negative ones counted from the last; `None`: the mean of all.
-        head: The head; `None`: the mean of all.
+    `layer` and `head`, negative ones counted from the last, choose among the decoder's; `None`: the mean of all.
 
     Returns:
         (source word, target word) pairs, counted from 0, in the order of the target. What is looked at is summed over
         the tokens of a source word, and averaged over those of a target word. Words that share their tokens, as Chinese
         ones may, share their links.
-
-    Raises:
-        ValueError: If there is no such layer or head.
     """
     weights = average_heads(attention.cross, layer=layer, head=head)
     return _align(weights, attention.source_words, attention.target_words)
@@ -352,28 +326,11 @@ def align_lines(
 ) -> Iterator[Alignment]:
     """Aligns the words of sentences and their translations, as [`align_words`] does, many at a time.
 
-    Args:
-        model: An encoder-decoder model.
-        tokenizer: Its tokenizer.
-        pairs: Sources with their translations; they need not fit in memory.
-        layer: See [`align_words`].
-        head: See [`align_words`].
-        split_characters: See [`collect_attention`].
-        window_size: The most pairs that are held at a time; among them, those of like length are read together.
-        total: How many pairs there are, where known, for the progress bar.
-        batch_size: The most pairs that are read together.
-        max_batch_tokens: The most tokens that are read together, counted as pairs times tokens of the longest sentence.
-            When neither this nor `batch_size` is given, 4096.
-        max_source_length: See [`collect_attention`].
-        source_prefix: See [`collect_attention`].
-        progress: Whether to show a bar on stderr; a string is its description.
-
-    Yields:
-        The alignments, in order; of a pair with an empty side, an empty one.
-
-    Raises:
-        ValueError: If there is no such layer or head, a side is no text, the model is no encoder-decoder, or it does
-            not return a number for each pair of tokens.
+    `pairs` are sources with their translations, which need not fit in memory: at most `window_size` are held at a time,
+    and those of like length are read together, at most `batch_size` of them or `max_batch_tokens` (pairs times tokens
+    of the longest sentence; 4096 when neither is given). `total` is their number, where known, for the bar on stderr,
+    which `progress` switches off or describes. The other options are those of [`align_words`] and
+    [`collect_attention`]. Yields the alignments, in order; of a pair with an empty side, an empty one.
     """
     _check_model(model)
     remaining = enumerate(pairs, start=1)
@@ -423,22 +380,9 @@ def align_file(
 ) -> int:
     """Aligns the words of a file of sentences with those of their translations, and writes them in Pharaoh's format.
 
-    Args:
-        model: An encoder-decoder model.
-        tokenizer: Its tokenizer.
-        source_file: UTF-8 text, one sentence per line; `.gz` is decompressed.
-        target_file: Their translations, likewise.
-        alignment_file: What to write: a line for each sentence, complete or not at all.
-        overwrite: Replace an existing file.
-        **options: See [`align_lines`].
-
-    Returns:
-        The number of sentences.
-
-    Raises:
-        FileExistsError: If `alignment_file` exists and `overwrite` is not set.
-        ValueError: If `alignment_file` ends in `.gz` or is one of the others, these differ in length, or an option is
-            illegal.
+    `source_file` and `target_file` are UTF-8 text, one sentence per line; `.gz` is decompressed. `alignment_file`, with
+    a line for each sentence, is written whole or not at all; an existing one is replaced if `overwrite` says so.
+    `options` are those of [`align_lines`]. Returns the number of sentences.
     """
     paths = [os.fspath(source_file), os.fspath(target_file)]
     check_text_output(alignment_file, inputs=paths, overwrite=overwrite)

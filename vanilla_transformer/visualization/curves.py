@@ -35,37 +35,22 @@ class _Panel:
     title: str
     unit: str
     names: Mapping[str, str]
-    scale: Literal["linear", "from zero", "logarithmic if wide"] = "linear"
+    scale: Literal["linear", "zero", "log"] = "linear"  # from zero; logarithmic if values differ enough
     factor: float = 1.0
     is_noisy: bool = True
 
 
 # With several validation sets the Trainer logs eval_<set>_loss and so on.
+_EVAL, _SIDES = "eval_(?:(.+)_)?", ("source", "target")
 _PANELS = (
-    _Panel("Loss", "loss (nats per target token)", {"loss": "training", "eval_(?:(.+)_)?loss": "validation"}),
-    _Panel(
-        "Validation perplexity",
-        "perplexity (per target token)",
-        {"eval_(?:(.+)_)?perplexity": "perplexity"},
-        scale="logarithmic if wide",
-    ),
-    _Panel(
-        "Validation BLEU and chrF", "score (0 to 100)", {"eval_(?:(.+)_)?bleu": "BLEU", "eval_(?:(.+)_)?chrf": "chrF"}
-    ),
-    _Panel(
-        "Validation ROUGE",
-        "score (0 to 100)",
-        {f"eval_(?:(.+)_)?rouge{kind}": f"ROUGE-{kind}" for kind in ("1", "2", "L")},
-    ),
-    _Panel("Learning rate", "learning rate (per update)", {"learning_rate": "learning rate"}, "from zero", 1.0, False),
-    _Panel("Gradient norm", "L2 norm (before clipping)", {"grad_norm": "gradient norm"}, scale="logarithmic if wide"),
-    _Panel(
-        "Speed",
-        "tokens per second (no padding)",
-        {"source_tokens_per_second": "source", "target_tokens_per_second": "target"},
-        scale="from zero",
-    ),
-    _Panel("Padding", "padding (% of batch)", {"padding_share": "padding"}, scale="from zero", factor=100.0),
+    _Panel("Loss", "loss (nats per target token)", {"loss": "training", _EVAL + "loss": "validation"}),
+    _Panel("Validation perplexity", "perplexity (per target token)", {_EVAL + "perplexity": "perplexity"}, "log"),
+    _Panel("Validation BLEU and chrF", "score (0 to 100)", {_EVAL + "bleu": "BLEU", _EVAL + "chrf": "chrF"}),
+    _Panel("Validation ROUGE", "score (0 to 100)", {f"{_EVAL}rouge{kind}": f"ROUGE-{kind}" for kind in "12L"}),
+    _Panel("Learning rate", "learning rate (per update)", {"learning_rate": "learning rate"}, "zero", 1.0, False),
+    _Panel("Gradient norm", "L2 norm (before clipping)", {"grad_norm": "gradient norm"}, "log"),
+    _Panel("Speed", "tokens per second (no padding)", {f"{side}_tokens_per_second": side for side in _SIDES}, "zero"),
+    _Panel("Padding", "padding (% of batch)", {"padding_share": "padding"}, "zero", 100.0),
 )
 
 
@@ -96,11 +81,7 @@ class _Line(NamedTuple):
 
 
 def plot_learning_curves(
-    log_history: LogHistory,
-    path: str | os.PathLike[str],
-    *,
-    title: str | None = None,
-    best_step: int | None = None,
+    log_history: LogHistory, path: str | os.PathLike[str], *, title: str | None = None, best_step: int | None = None
 ) -> None:
     """Draws what a Trainer logged: loss, perplexity, scores, learning rate, gradient norm, speed and padding.
 
@@ -112,11 +93,6 @@ def plot_learning_curves(
         path: The picture to write, as .png, .svg or .pdf. It is replaced in one go: nobody ever sees half of it.
         title: Written above it.
         best_step: Step of the best checkpoint (`state.best_global_step`), to be marked.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-        OSError: If the file cannot be written.
-        ValueError: If the log has nothing to draw or an entry without a step, or the name has another ending.
     """
     best_steps = None if best_step is None else {"": best_step}
     compare_learning_curves({"": log_history}, path, title=title, best_steps=best_steps)
@@ -137,10 +113,8 @@ def compare_learning_curves(
         raise ValueError("log_histories is empty; there must be at least one run.")
     find_format(path)
     runs = {name: _read_curves(history) for name, history in log_histories.items()}
-    for name, curves in runs.items():
-        if not curves:
-            of_run = f" of {name}" if name else ""
-            raise ValueError(f"The log{of_run} has nothing to draw: no loss, no score, no speed.")
+    if empty := [f" of {name}" if name else "" for name, curves in runs.items() if not curves]:
+        raise ValueError(f"The log{empty[0]} has nothing to draw: no loss, no score, no speed.")
     known_steps = {run: step for run, step in (best_steps or {}).items() if run in runs}
     save_picture(_make_figure(runs, title=title, best_steps=known_steps), path, overwrite=True)
 
@@ -190,11 +164,8 @@ def _read_curves(log_history: LogHistory) -> _Curves:
             if key is not None and isinstance(value, int | float):
                 scaled = value * _PANELS[key.panel].factor
                 points.setdefault(key, {}).setdefault(entry["step"], scaled if math.isfinite(scaled) else math.nan)
-    curves = {
-        key: _Curve(np.array(list(values)), np.array(list(values.values()), dtype=float))
-        for key, values in points.items()
-    }
-    return {key: curve for key, curve in curves.items() if not np.isnan(curve.values).all()}
+    drawable = {key: values for key, values in points.items() if not all(map(math.isnan, values.values()))}
+    return {key: _Curve(np.array(list(found)), np.array(list(found.values()))) for key, found in drawable.items()}
 
 
 def _find_place(name: str) -> _Key | None:
@@ -214,11 +185,10 @@ def _style_lines(runs: Mapping[str, _Curves], best_steps: Mapping[str, int]) -> 
     for row, (run, curves) in enumerate(runs.items()):
         for key, curve in curves.items():
             neighbours = [other for other in keys if other.panel == key.panel]
-            column = neighbours.index(key)
-            if len(runs) == 1:
-                color, style = choose_color(column, len(neighbours)), "-"
-            else:
-                color, style = choose_color(row, len(runs)), _LINE_STYLES[column % len(_LINE_STYLES)]
+            color, style = choose_color(neighbours.index(key), len(neighbours)), "-"
+            if len(runs) > 1:
+                color = choose_color(row, len(runs))
+                style = _LINE_STYLES[neighbours.index(key) % len(_LINE_STYLES)]
             lines.append(_Line(key, curve, color, style, best_steps.get(run)))
     return sorted(lines, key=lambda line: line.key)
 
@@ -286,9 +256,9 @@ def _finish_axes(axes: "Axes", panel: _Panel, lines: list[_Line], last_step: int
 
     values = np.concatenate([line.curve.values for line in lines])
     lowest, highest = np.nanmin(values), np.nanmax(values)
-    if panel.scale == "from zero":
+    if panel.scale == "zero":
         axes.set_ylim(0, 1.05 * highest if highest > 0 else 1)
-    elif panel.scale == "logarithmic if wide" and lowest > 0 and highest > _WIDE * lowest:
+    elif panel.scale == "log" and lowest > 0 and highest > _WIDE * lowest:
         axes.set_yscale("log", subs=[])
         axes.yaxis.set_major_locator(LogLocator(subs=[1, 2, 5] if highest < 1e3 * lowest else [1]))
     axes.yaxis.set_major_formatter("{x:,.6g}")
@@ -309,9 +279,8 @@ def _add_figure_legend(figure: "Figure", runs: list[str], best_steps: Mapping[st
     from matplotlib.lines import Line2D
 
     entries: list[tuple[Line2D, str]] = []
-    if len(runs) > 1:
-        for row, run in enumerate(runs):
-            entries.append((Line2D([], [], color=choose_color(row, len(runs)), linewidth=2), plain(run)))
+    for row, run in enumerate(runs if len(runs) > 1 else []):
+        entries.append((Line2D([], [], color=choose_color(row, len(runs)), linewidth=2), plain(run)))
     if best_steps:
         step = f" (step {best_steps[runs[0]]:,})" if len(runs) == 1 else ""
         star = Line2D([], [], color="white", marker="*", markeredgecolor="black", markersize=11, linestyle="")

@@ -6,22 +6,12 @@ Shapes: S source tokens, T target tokens, H heads, N layers.
 import math
 import os
 from collections.abc import Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from vanilla_transformer.files import check_new_file
 
+from . import figures
 from .attention import AttentionKind, AttentionMap, Weights
-from .figures import (
-    find_families,
-    find_format,
-    fit_cells,
-    ignore_missing_glyphs,
-    import_figure,
-    measure,
-    save_picture,
-    shorten,
-)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,57 +88,48 @@ def plot_attention(
 
     Raises:
         FileExistsError: If the file exists and must not be replaced.
-        ImportError: If matplotlib is not installed.
-        OSError: If the file cannot be written.
         ValueError: If there is no such kind, layer or head, the picture would be too large to be read, or the name has
             another ending.
     """
-    figure_class = import_figure("Attention maps")
-    picture_format = find_format(path)
+    figure_class = figures.import_figure("Attention maps")
+    picture_format = figures.find_format(path)
     check_new_file(path, overwrite=overwrite)
     weights, row_labels, column_labels = attention.select(kind)
     panels, columns = _make_panels(weights, layers, heads, average)
     kind_name, row_name, column_name = _AXIS_NAMES[kind]
     title = kind_name if title is None else title
-    families = find_families([*row_labels, *column_labels, title], picture_format)
+    families = figures.find_families([*row_labels, *column_labels, title], picture_format)
     rows = math.ceil(len(panels) / columns)
     # Titles may be wider than panels, and the name of the rows longer than all of them are high.
-    least_width = measure([panel.title for panel in panels], _SMALL, families)
-    least_height = measure([row_name], _MIDDLE, families) / rows
+    least_width = figures.measure([panel.title for panel in panels], _SMALL, families)
+    least_height = figures.measure([row_name], _MIDDLE, families) / rows
 
     def lay_out(cell: float) -> _Grid:
         width, height = cell * len(column_labels), cell * len(row_labels)
         slot = max(width, least_width) + _GAP, max(height + _LINE + _GAP, least_height)
         return _Grid(rows, columns, width, height, *slot)
 
-    cell, dpi = fit_cells(
+    cell, dpi = figures.fit_cells(
         next(size for most, size in _CELL_SIZES if len(panels) <= most),
         lambda cell: lay_out(cell).size,
         what=f"{len(panels)} heat maps of {len(row_labels)} by {len(column_labels)} tokens",
-        advice="Draw fewer layers or heads, or their mean (average), or write a page (.html), which shows one layer at "
-        "a time.",
+        advice="Draw fewer layers or heads, or their mean (average), or write a page (.html).",
     )
     grid = lay_out(cell)
     figure = figure_class(figsize=grid.size, dpi=dpi)
-    labels = [shorten(label) for label in row_labels], [shorten(label) for label in column_labels]
+    labels = [figures.shorten(label) for label in row_labels], [figures.shorten(label) for label in column_labels]
     text: dict[str, Any] = {"parse_math": False, "family": families, "fontsize": min(cell * 72 * 0.75, 10.0)}
-    _draw_panels(figure, grid, panels, *labels, text=text)
+    _draw_panels(figure, grid, panels, labels, text)
     x, y, _, _ = grid.place(len(panels) - 1 - (len(panels) - 1) % columns)
-    widths = [measure(side, text["fontsize"], families) + 0.15 for side in labels]
+    widths = [figures.measure(side, text["fontsize"], families) + 0.15 for side in labels]
     corner = min(x - widths[0] / grid.size[0], 0.0), y - widths[1] / grid.size[1]
-    _write_names(figure, corner, 1 + _EDGE / grid.size[1], (title, row_name, column_name), families)
-    with ignore_missing_glyphs():
-        save_picture(figure, path, overwrite=overwrite, bbox_inches="tight", pad_inches=_EDGE)
-
-
-def _write_names(
-    figure: "Figure", corner: tuple[float, float], top: float, names: tuple[str, str, str], families: list[str]
-) -> None:
-    """The title, and beside the labels, which reach down to a corner, the names of rows and columns."""
-    text: dict[str, Any] = {"parse_math": False, "family": families}
-    figure.text(corner[0], 0.5, names[1], rotation=90, ha="right", va="center", fontsize=_MIDDLE, **text)
-    figure.text(0.5, corner[1], names[2], ha="center", va="top", fontsize=_MIDDLE, **text)
-    figure.text(0.5, top, names[0], ha="center", va="bottom", fontsize=_LARGE, **text)
+    # The title, and the names of rows and columns beside the labels, which reach down to the corner.
+    text["fontsize"] = _MIDDLE
+    figure.text(corner[0], 0.5, row_name, rotation=90, ha="right", va="center", **text)
+    figure.text(0.5, corner[1], column_name, ha="center", va="top", **text)
+    figure.text(0.5, 1 + _EDGE / grid.size[1], title, ha="center", va="bottom", **{**text, "fontsize": _LARGE})
+    with figures.ignore_missing_glyphs():
+        figures.save_picture(figure, path, overwrite=overwrite, bbox_inches="tight", pad_inches=_EDGE)
 
 
 def _make_panels(
@@ -165,10 +146,8 @@ def _make_panels(
     if average == "all":
         return [_Panel(f"mean of {some_layers} and {some_heads}", kept.mean(axis=(0, 1)))], 1
     if average == "heads":
-        panels = [
-            _Panel(f"layer {layer}, mean of {some_heads}", mean)
-            for layer, mean in zip(chosen_layers, kept.mean(axis=1), strict=True)
-        ]
+        means = zip(chosen_layers, kept.mean(axis=1), strict=True)
+        panels = [_Panel(f"layer {layer}, mean of {some_heads}", mean) for layer, mean in means]
         return panels, _choose_columns(len(panels))
     panels = [
         _Panel(f"layer {layer}, head {head}", kept[row, column])
@@ -198,22 +177,14 @@ def _write_numbers(numbers: Sequence[int]) -> str:
     """Writes 0, 1, 2, 3, 5 as "0-3, 5"."""
     runs: list[list[int]] = []
     for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    parts = [[f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run) for run in runs]
-    return ", ".join(chain.from_iterable(parts))
+        if not runs or number != runs[-1][-1] + 1:
+            runs.append([])
+        runs[-1].append(number)
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
 def _draw_panels(
-    figure: "Figure",
-    grid: _Grid,
-    panels: list[_Panel],
-    row_labels: list[str],
-    column_labels: list[str],
-    *,
-    text: dict[str, Any],
+    figure: "Figure", grid: _Grid, panels: list[_Panel], labels: tuple[list[str], list[str]], text: dict[str, Any]
 ) -> None:
     """The heat maps, and the bar of their colours to the right of them."""
     # Even attention over a short sentence must not look like a sharp one.
@@ -225,8 +196,8 @@ def _draw_panels(
         axes.set_title(panel.title, fontsize=_SMALL, pad=3)
         axes.tick_params(length=2, pad=2)
         # Only the outer heat maps have labels, which hold for those beside and above them.
-        rows = row_labels if number % grid.columns == 0 else []
-        columns = column_labels if number + grid.columns >= len(panels) else []
+        rows = labels[0] if number % grid.columns == 0 else []
+        columns = labels[1] if number + grid.columns >= len(panels) else []
         axes.set_yticks(range(len(rows)), rows, **text)
         axes.set_xticks(range(len(columns)), columns, rotation=90, **text)
         axes.spines[:].set_color("0.7")

@@ -9,7 +9,8 @@ import unicodedata
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 from functools import lru_cache
-from itertools import pairwise
+from itertools import islice, pairwise
+from os.path import commonprefix
 from typing import Any
 
 from transformers import FSMTTokenizer, PreTrainedTokenizerBase
@@ -29,8 +30,6 @@ _CHARACTERS = ("CJK UNIFIED", "CJK COMPAT", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA
 
 Words = tuple[tuple[int, ...], ...]
 _Span = tuple[int, int]
-
-
 # How a byte-level vocabulary writes bytes.
 _BYTES = {symbol: byte for byte, symbol in bytes_to_unicode().items()}
 
@@ -121,9 +120,7 @@ class _Reader:
 
 def _count_common(prefix: str, text: str, start: int = 0) -> int:
     """How many characters of `prefix` are those of the text from `start` on."""
-    there = text[start : start + len(prefix)]
-    both = zip(prefix, there, strict=False)
-    return next((index for index, (a, b) in enumerate(both) if a != b), len(there))
+    return len(commonprefix([prefix, text[start : start + len(prefix)]]))  # noqa: RUF071 (not of paths)
 
 
 def label_tokens(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, is_source: bool = False) -> tuple[str, ...]:
@@ -253,7 +250,5 @@ def _guess_offsets(reader: _Reader, ids: Sequence[int], text: str) -> list[_Span
 def _words_between(numbers: Sequence[int], start: int, end: int) -> tuple[int, ...]:
     """The words from one character to another; between words, the next one, at the end the last one."""
     inside = sorted({number for number in numbers[start:end] if number >= 0})
-    if inside:
-        return tuple(inside)
-    near = [*numbers[end:], *reversed(numbers[:start])]
-    return tuple([next(number for number in near if number >= 0)] if max(near, default=-1) >= 0 else [])
+    near = (number for number in [*numbers[end:], *reversed(numbers[:start])] if number >= 0)
+    return tuple(inside or islice(near, 1))

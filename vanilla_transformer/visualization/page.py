@@ -8,7 +8,7 @@ import os
 import re
 import zlib
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,20 +16,11 @@ from vanilla_transformer.files import new_file
 
 from .attention import KINDS, AttentionMap, Weights
 
-
-class _Palette(NamedTuple):
-    """Colours that can be seen on a background, at a contrast of at least 3."""
-
-    few: tuple[str, ...]  # told apart by colour-blind people too: Okabe and Ito's hues, and violet
-    luminances: tuple[float, ...]  # in which neighbours differ, where there are more heads
-
-
-_ON_LIGHT = _Palette(
-    ("#00568C", "#A03C00", "#00856C", "#D070B8", "#1090FF", "#999000", "#000000", "#7A60C0"), (0.28, 0.08, 0.16, 0.035)
-)
-_ON_DARK = _Palette(
-    ("#5F86B2", "#F5780F", "#2BBA85", "#CF9AF0", "#7FDCFA", "#FAD02C", "#FFFFFF", "#9440D8"), (0.13, 0.4, 0.23, 0.62)
-)
+# Colours with a contrast of at least 3 to a light and to a dark background. For up to eight heads colour-blind people
+# tell them apart too: Okabe and Ito's hues, and violet. Of more heads, neighbours differ in their luminance.
+_ON_LIGHT = ("#00568C", "#A03C00", "#00856C", "#D070B8", "#1090FF", "#999000", "#000000", "#7A60C0")
+_ON_DARK = ("#5F86B2", "#F5780F", "#2BBA85", "#CF9AF0", "#7FDCFA", "#FAD02C", "#FFFFFF", "#9440D8")
+_LUMINANCES = {_ON_LIGHT: (0.28, 0.08, 0.16, 0.035), _ON_DARK: (0.13, 0.4, 0.23, 0.62)}
 _SCALE = 1000  # weights are written in thousandths
 _NAMES = {"encoder": "Encoder self-attention", "decoder": "Decoder self-attention", "cross": "Cross-attention"}
 
@@ -71,10 +62,10 @@ def _pack(weights: Weights) -> str:
     return base64.b64encode(zlib.compress(data)).decode("ascii")
 
 
-def _choose_colors(count: int, palette: _Palette) -> list[str]:
-    if count <= len(palette.few):
-        return list(palette.few[:count])
-    luminances = palette.luminances
+def _choose_colors(count: int, palette: tuple[str, ...]) -> list[str]:
+    if count <= len(palette):
+        return list(palette[:count])
+    luminances = _LUMINANCES[palette]
     tones = [_find_tone(number / count, luminances[number % len(luminances)]) for number in range(count)]
     return ["#" + "".join(f"{round(255 * part):02x}" for part in tone) for tone in tones]
 
@@ -98,17 +89,6 @@ def _luminance(tone: tuple[float, float, float]) -> float:
 def save_attention_page(
     attention: AttentionMap, path: str | os.PathLike[str], *, title: str = "Attention", overwrite: bool = False
 ) -> None:
-    """Writes the page of [`attention_page`] to a file.
-
-    Args:
-        attention: The weights.
-        path: The file to write.
-        title: The page's heading.
-        overwrite: Whether an existing file may be replaced.
-
-    Raises:
-        FileExistsError: If the file exists and must not be replaced.
-        OSError: If the file cannot be written.
-    """
+    """Writes the page of [`attention_page`] to a file; one that exists is replaced only if `overwrite` says so."""
     with new_file(path, overwrite=overwrite) as partial:
         partial.write_text(attention_page(attention, title=title), encoding="utf-8", newline="\n")

@@ -5,6 +5,7 @@ Shapes: B sentences, S source tokens, T target tokens, L positions, D d_model.
 
 import os
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,27 +18,15 @@ from vanilla_transformer.files import check_new_file
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
 
+from . import figures
 from .attention import AttentionKind
-from .figures import (
-    choose_color,
-    find_families,
-    find_format,
-    fit_cells,
-    ignore_missing_glyphs,
-    import_figure,
-    measure,
-    save_picture,
-    shorten,
-)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Labels = Sequence[Sequence[str]]
 
-_MASK_NOTE = (
-    "Each row is a token that looks, each column one that is looked at: blue if it may be, white if it is masked."
-)
+_MASK_NOTE = "Each row is a token that looks, each column one that is looked at: blue if it may be, white if masked."
 _LARGE, _MIDDLE, _LABEL = 12, 9, 8  # font sizes in points
 _CELL, _GAP, _EDGE, _LINE = 0.22, 0.25, 0.12, 0.25  # inches; a cell is a token in a mask
 _FEW = 40  # positions, of which each is marked
@@ -64,19 +53,14 @@ def position_table(model: PreTrainedModel | VanillaTransformerConfig, length: in
         return SINUSOIDS[kind](positions, config.d_model).numpy()
     if isinstance(model, VanillaTransformerConfig):
         raise ValueError(f"position_embedding_type is {kind!r}: such positions are among a model's weights.")
-    table = _find_table(model)
-    if length is not None and length > len(table):
-        raise ValueError(f"length is {length}; the model's table has {len(table)} positions.")
-    return table[: length or 100]
-
-
-def _find_table(model: PreTrainedModel) -> npt.NDArray[Any]:
-    encoder: Any = model.get_encoder()
-    positions = getattr(encoder, "embed_positions", None)
+    positions: Any = getattr(model.get_encoder(), "embed_positions", None)
     weight = getattr(positions, "weight", getattr(positions, "weights", None))
     if not isinstance(weight, torch.Tensor):
         raise ValueError(f"{type(model).__name__} has no table of positions (embed_positions) in its encoder.")
-    return weight.detach().float().cpu().numpy()[getattr(positions, "offset", 0) :]
+    table = weight.detach().float().cpu().numpy()[getattr(positions, "offset", 0) :]
+    if length is not None and length > len(table):
+        raise ValueError(f"length is {length}; the model's table has {len(table)} positions.")
+    return table[: length or 100]
 
 
 def plot_positions(
@@ -98,14 +82,12 @@ def plot_positions(
 
     Raises:
         FileExistsError: If the file exists and must not be replaced.
-        ImportError: If matplotlib is not installed.
-        OSError: If the file cannot be written.
         ValueError: If there is no such dimension, or the name has another ending.
     """
-    figure_class = import_figure("Pictures of positions")
+    figure_class = figures.import_figure("Pictures of positions")
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    find_format(path)
+    figures.find_format(path)
     check_new_file(path, overwrite=overwrite)
     length, size = table.shape
     shown = list(dict.fromkeys([0, size // 16, size // 8, size // 4])) if dimensions is None else list(dimensions)
@@ -119,7 +101,7 @@ def plot_positions(
     upper.set(xlabel="dimension", ylabel="position")
     figure.colorbar(image, ax=upper, label="value added to the embedding", pad=0.01)
     for number, dimension in enumerate(shown):
-        color = choose_color(number, len(shown))
+        color = figures.choose_color(number, len(shown))
         looks: dict[str, Any] = {"color": color, "marker": "." if length <= _FEW else ""}
         lower.plot(range(length), table[:, dimension], label=f"dimension {dimension}", **looks)
     for axis in (upper.yaxis, lower.xaxis):
@@ -130,7 +112,7 @@ def plot_positions(
     figure.legend(*lower.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9, frameon=False)
     default = f"Positions: {length} of them, {size} dimensions"
     figure.suptitle(default if title is None else title, fontsize=12, parse_math=False)
-    save_picture(figure, path, overwrite=overwrite)
+    figures.save_picture(figure, path, overwrite=overwrite)
 
 
 def attention_masks(
@@ -148,22 +130,19 @@ def attention_masks(
         for lengths in (source_lengths, target_lengths)
     )
     states, queries = (torch.zeros(*mask.shape, 1) for mask in (source, target))
-    common: dict[str, Any] = {"config": config}
     masks: dict[AttentionKind, Any] = {
-        "encoder": create_bidirectional_mask(inputs_embeds=states, attention_mask=source, **common),
-        "decoder": create_causal_mask(inputs_embeds=queries, attention_mask=target, past_key_values=None, **common),
-        "cross": create_bidirectional_mask(
-            inputs_embeds=queries, attention_mask=source, encoder_hidden_states=states, **common
-        ),
+        "encoder": create_bidirectional_mask(config, states, source),
+        "decoder": create_causal_mask(config, queries, target, past_key_values=None),
+        "cross": create_bidirectional_mask(config, queries, source, encoder_hidden_states=states),
     }
     sizes = {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
-    return {
+    allowed: dict[AttentionKind, npt.NDArray[np.bool_]] = {}
+    for kind, mask in masks.items():
+        rows, columns = sizes[kind]
         # A mask is added to the scores: 0 where it allows. Where everything is allowed, there may be none.
-        kind: np.broadcast_to(
-            True if mask is None else (mask[:, 0] == 0).numpy(), (*sizes[kind][0].shape, sizes[kind][1].shape[1])
-        )
-        for kind, mask in masks.items()
-    }
+        allows = True if mask is None else (mask[:, 0] == 0).numpy()
+        allowed[kind] = np.broadcast_to(allows, (*rows.shape, columns.shape[1]))
+    return allowed
 
 
 class _Mask(NamedTuple):
@@ -193,25 +172,16 @@ def plot_masks(
         pad_token: How padding is called.
         title: Written above the picture.
         overwrite: Whether an existing file may be replaced.
-
-    Raises:
-        FileExistsError: If the file exists and must not be replaced.
-        ImportError: If matplotlib is not installed.
-        OSError: If the file cannot be written.
-        ValueError: If there are not as many targets as sources, one has no tokens, the picture would be too large to be
-            read, or the name has another ending.
     """
-    figure_class = import_figure("Pictures of masks")
-    picture_format = find_format(path)
+    figure_class = figures.import_figure("Pictures of masks")
+    picture_format = figures.find_format(path)
     check_new_file(path, overwrite=overwrite)
     if len(source) != len(target) or not all([source, *source, *target]):
         raise ValueError(f"{len(source)} sources and {len(target)} targets: there must be as many, each with tokens.")
     title = "Masks" if title is None else title
-    families = find_families(
-        [title, pad_token, *(token for tokens in [*source, *target] for token in tokens)], picture_format
-    )
+    families = figures.find_families([title, pad_token, *chain.from_iterable([*source, *target])], picture_format)
     masks = _make_masks(source, target, pad_token)
-    cell, dpi = fit_cells(
+    cell, dpi = figures.fit_cells(
         _CELL,
         lambda cell: _lay_out(masks, cell, families)[1:],
         what=f"The masks of {len(source)} sentences of up to {max(map(len, [*source, *target]))} tokens",
@@ -228,30 +198,27 @@ def plot_masks(
             _draw_mask(axes, mask, {**text, "fontsize": _find_font_size(cell)})
     figure.text(0.5, 1, title, ha="center", va="bottom", fontsize=_LARGE, **text)
     figure.text(0.5, -_EDGE / height, _MASK_NOTE, ha="center", va="top", fontsize=_MIDDLE, **text)
-    with ignore_missing_glyphs():
-        save_picture(figure, path, overwrite=overwrite, bbox_inches="tight", pad_inches=_EDGE)
+    with figures.ignore_missing_glyphs():
+        figures.save_picture(figure, path, overwrite=overwrite, bbox_inches="tight", pad_inches=_EDGE)
 
 
 def _make_masks(source: Labels, target: Labels, pad_token: str) -> list[list[_Mask]]:
     """For each sentence the masks of the three kinds of attention."""
     allowed = attention_masks([len(tokens) for tokens in source], [len(tokens) for tokens in target])
     sources, targets = (
-        [[shorten(token) for token in [*tokens, *[pad_token] * (max(map(len, side)) - len(tokens))]] for tokens in side]
+        [
+            [figures.shorten(token) for token in [*tokens, *[pad_token] * (max(map(len, side)) - len(tokens))]]
+            for tokens in side
+        ]
         for side in (source, target)
     )
     sides = {"encoder": (sources, sources), "decoder": (targets, targets), "cross": (targets, sources)}
-    return [
-        [
-            _Mask(
-                allowed[kind][sentence],
-                sides[kind][0][sentence],
-                sides[kind][1][sentence],
-                f"{name}, sentence {sentence}",
-            )
-            for kind, name in _MASK_TITLES.items()
-        ]
-        for sentence in range(len(source))
-    ]
+
+    def make(kind: AttentionKind, sentence: int) -> _Mask:
+        rows, columns = (side[sentence] for side in sides[kind])
+        return _Mask(allowed[kind][sentence], rows, columns, f"{_MASK_TITLES[kind]}, sentence {sentence}")
+
+    return [[make(kind, sentence) for kind in _MASK_TITLES] for sentence in range(len(source))]
 
 
 def _find_font_size(cell: float) -> float:
@@ -264,11 +231,13 @@ def _lay_out(masks: list[list[_Mask]], cell: float, families: list[str]) -> tupl
     lefts, x, font_size = [], 0.0, _find_font_size(cell)
     for column in zip(*masks, strict=True):
         width = cell * column[0].allowed.shape[1]
-        beside = (measure([mask.title for mask in column], _MIDDLE, families) - width) / 2  # what a title needs
-        labels = measure([label for mask in column for label in mask.rows], font_size, families) + 0.1
+        beside = (figures.measure([mask.title for mask in column], _MIDDLE, families) - width) / 2  # what a title needs
+        labels = figures.measure([label for mask in column for label in mask.rows], font_size, families) + 0.1
         lefts.append(x + max(labels, beside))
         x = lefts[-1] + width + max(beside, 0.0) + _GAP
-    below = measure([label for row in masks for mask in row for label in mask.columns], font_size, families) + 0.1
+    below = (
+        figures.measure([label for row in masks for mask in row for label in mask.columns], font_size, families) + 0.1
+    )
     highest = max(mask.allowed.shape[0] for mask in masks[0])
     return lefts, x, len(masks) * (_LINE + cell * highest + below)
 
