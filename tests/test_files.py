@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,14 +26,6 @@ def run_alone(program: str, *arguments: str | Path) -> str:
     load = f"import os, runpy, sys\nfiles = runpy.run_path({files.__file__!r})\n"
     command = [sys.executable, "-c", load + program, *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
-def test_a_new_folder_holds_what_was_put_into_it_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
-    with new_folder(tmp_path / "a" / "b") as partial:
-        (partial / "file").write_text("content")
-        assert not (tmp_path / "a" / "b").exists()
-    assert (tmp_path / "a" / "b" / "file").read_text() == "content"
-    assert os.listdir(tmp_path / "a") == ["b"]
 
 
 def test_after_an_error_there_is_no_folder_and_no_file(tmp_path: Path) -> None:
@@ -61,15 +54,20 @@ def test_a_file_is_replaced_at_the_end_and_only_where_that_is_allowed(tmp_path: 
     assert os.listdir(tmp_path / "a") == ["file"]
 
 
-def test_an_empty_folder_is_filled_and_one_with_files_refused(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    with new_folder(tmp_path / "empty") as partial:
-        (partial / "file").write_text("new")
-    with pytest.raises(FileExistsError, match="empty is a folder that is not empty"), new_folder(tmp_path / "empty"):
+def test_a_new_folder_is_filled_and_one_with_files_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    for empty in (False, True):
+        if empty:
+            (folder / "file").unlink()
+        with new_folder(folder) as partial:
+            (partial / "file").write_text("content")
+            assert not (folder / "file").exists()
+        assert (folder / "file").read_text() == "content"
+        assert os.listdir(tmp_path / "a") == ["b"]
+    with pytest.raises(FileExistsError, match="b is a folder that is not empty"), new_folder(folder):
         pass
-    assert (tmp_path / "empty" / "file").read_text() == "new"
     with pytest.raises(FileExistsError, match="file is a file"):
-        check_new_folder(tmp_path / "empty" / "file")
+        check_new_folder(folder / "file")
 
 
 def test_what_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
@@ -147,12 +145,12 @@ def test_a_mount_point_is_not_replaced(tmp_path: Path) -> None:
             check_new_folder(folder)
 
 
-@pytest.mark.parametrize("place", ["file/b", "file/a/b", "link/b"])
-def test_a_file_above_it(tmp_path: Path, place: str) -> None:
+def test_a_file_above_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("content")
     (tmp_path / "link").symlink_to("file")
-    with pytest.raises(NotADirectoryError, match=r"cannot be made: .*file is a file, not a folder"):
-        check_new_folder(tmp_path / place)
+    for place in ("file/b", "file/a/b", "link/b"):
+        with pytest.raises(NotADirectoryError, match=r"cannot be made: .*file is a file, not a folder"):
+            check_new_folder(tmp_path / place)
 
 
 def test_a_folder_above_it_that_is_closed() -> None:
@@ -191,31 +189,25 @@ def test_what_the_hub_cannot_have_is_a_missing_folder(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError, match=rf"^There is no folder {name}\.$"):
-        check_model_name(name)
-    with pytest.raises(FileNotFoundError, match=rf"^There is no folder {name}\.$"):
-        load_model_and_tokenizer(name)
+    look: Any
+    for look in (check_model_name, load_model_and_tokenizer):
+        with pytest.raises(FileNotFoundError, match=rf"^There is no folder {name}\.$"):
+            look(name)
 
 
-def test_folders_and_names_on_the_hub_are_fine(tmp_path: Path) -> None:
+def test_folders_and_names_on_the_hub_are_fine_and_a_file_is_none(tmp_path: Path) -> None:
     for name in (tmp_path, str(tmp_path), f"{tmp_path}/", "bert-base", "user/my.model_1"):
         check_model_name(name)
-
-
-def test_a_file_is_none(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.touch()
     with pytest.raises(NotADirectoryError, match=r"is a file\. Name the folder of a model, or a model on the Hub"):
         check_model_name(path)
 
 
-def test_a_name_that_the_hub_does_not_give_may_be_a_folder_that_is_not_there() -> None:
-    with pytest.raises(
-        OSError, match=r"There is no folder out/typo, and no model of that name could be loaded .*Hub: "
-    ):
+def test_a_name_that_the_hub_does_not_give_may_be_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    message = r"There is no folder out/typo, and no model of that name could be loaded .*Hub: "
+    with pytest.raises(OSError, match=message):
         load_model_and_tokenizer("out/typo")
-
-
-def test_what_is_wrong_within_a_folder_is_said_as_it_is(tmp_path: Path) -> None:
+    # What is wrong within a folder is said as it is.
     with pytest.raises(OSError, match=r"^the disk fails$"), explain_missing_model(tmp_path):
         raise OSError("the disk fails")

@@ -33,13 +33,7 @@ _NOT_ARCHITECTURE = {
 
 
 def check_new_folder(folder: str | os.PathLike[str]) -> Path:
-    """Makes sure that a folder can be made, before long work is done for it; returns its path.
-
-    Raises:
-        FileExistsError: If it is a file, a folder with something in it, the current folder, or a mount point.
-        NotADirectoryError: If a file is in the place of a folder above it.
-        PermissionError: If it may not be made there.
-    """
+    """Makes sure that a folder can be made, before long work is done for it; returns its path, else an `OSError`."""
     path = Path(folder)
     if os.path.lexists(path):
         reason = _find_reason_to_keep(path)
@@ -73,12 +67,7 @@ def new_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
     Yields a folder beside it to fill, named `.NAME-*.partial`. At the end it takes its place; after an exception it is
     removed. Only a process that is killed (SIGKILL, a power cut) leaves it behind, to be deleted by hand.
 
-    Args:
-        folder: The folder to be: not there yet, or empty, in which case it keeps its permissions. Folders above it are
-            made if need be.
-
-    Raises:
-        OSError: As `check_new_folder`.
+    The folder may be there if it is empty, and then keeps its permissions. Folders above it are made if need be.
     """
     path = check_new_folder(folder).resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,8 +92,7 @@ def new_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
 def check_new_file(path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
     """Makes sure that a file can be written, before long work is done for it; returns its path.
 
-    Raises:
-        FileExistsError: If it is there and must not be replaced (`overwrite`), or is a folder.
+    A folder, and a file that is there and must not be replaced (`overwrite`), are a `FileExistsError`.
     """
     file = Path(path)
     if file.is_dir():
@@ -117,12 +105,7 @@ def check_new_file(path: str | os.PathLike[str], *, overwrite: bool = False) -> 
 def check_text_output(
     path: str | os.PathLike[str], *, inputs: Iterable[str | os.PathLike[str]], overwrite: bool = False
 ) -> Path:
-    """Makes sure that a file can be written as plain text, without harm to the files (`inputs`) that it is made from.
-
-    Raises:
-        FileExistsError: If it is there and must not be replaced, or is a folder.
-        ValueError: If it ends in `.gz`, or is one of `inputs`.
-    """
+    """Makes sure, as `check_new_file`, that a file can be written as plain text, and is none of its `inputs`."""
     file = Path(path)
     if file.suffix == ".gz":
         raise ValueError(f"{file}: the output is written as plain text; leave out .gz.")
@@ -137,9 +120,6 @@ def new_file(path: str | os.PathLike[str], *, overwrite: bool = False) -> Iterat
 
     Yields a path beside it to write to. At the end it takes its place, and replaces a file of this name if `overwrite`
     allows that; after an exception it is removed. Folders above it are made if need be.
-
-    Raises:
-        FileExistsError: If it is there and must not be replaced, or is a folder.
     """
     file = check_new_file(path, overwrite=overwrite)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -185,10 +165,7 @@ def digest_weights(folder: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def read_architecture(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a config.json, without those that only training or the library looks at.
-
-    With other values of these the same weights would translate differently.
-    """
+    """The fields of a config.json with other values of which the same weights would translate differently."""
     return {name: value for name, value in config.items() if name not in _NOT_ARCHITECTURE and not name.startswith("_")}
 
 
@@ -267,12 +244,7 @@ def list_weights_problems(checkpoint: str | os.PathLike[str]) -> list[str]:
 
 
 def check_model_name(model_name_or_path: str | os.PathLike[str]) -> None:
-    """Makes sure that it is a folder, or may be a name on the Hub, whose client gives puzzling errors for other names.
-
-    Raises:
-        FileNotFoundError: If there is no such folder, and no model on the Hub can have that name.
-        NotADirectoryError: If it is a file.
-    """
+    """Makes sure that it is a folder, or may be a name on the Hub, whose client explains other names badly."""
     # Unlike Path's, these take what is too long to be a path, or may not be looked at, for what is not there.
     if os.path.isdir(model_name_or_path):
         return
