@@ -47,26 +47,20 @@ def make_trainer(
 ) -> Trainer:
     settings: dict[str, Any] = {
         "learning_rate": 5e-3,
+        "warmup_steps": 30,
+        "logging_steps": 1000,
+        "save_strategy": "no",
         "per_device_train_batch_size": 32,
         "per_device_eval_batch_size": 100,
-        "warmup_steps": 30,
-        "save_strategy": "no",
         "report_to": "none",
         "use_cpu": True,
         "disable_tqdm": True,
         "dataloader_pin_memory": False,
-        "logging_steps": 1000,
         **changes,
     }
     arguments = TrainingArguments(output_dir=str(folder / "training"), **settings)
-    return Trainer(
-        model=model,
-        args=arguments,
-        train_dataset=examples,
-        eval_dataset=examples,
-        data_collator=collator,
-        processing_class=tokenizer,
-    )
+    datasets = {"train_dataset": examples, "eval_dataset": examples}
+    return Trainer(model=model, args=arguments, **datasets, data_collator=collator, processing_class=tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -246,21 +240,13 @@ def test_gradient_accumulation(name: str, tokenizer: VanillaTransformerTokenizer
     for batch_size, accumulation in ((8, 1), (2, 4)):
         model = make_single_stack(name, vocab_size=len(tokenizer))
         before = copy.deepcopy(model.state_dict())
-        trainer = make_trainer(
-            model,
-            tmp_path,
-            uneven_examples(name),
-            collator_for(name, tokenizer),
-            max_steps=2,
-            per_device_train_batch_size=batch_size,
-            gradient_accumulation_steps=accumulation,
-            learning_rate=0.05,
-            lr_scheduler_type="constant",
-            warmup_steps=0,
-            max_grad_norm=0.0,
-            optim="sgd",
-            logging_steps=1,
-        )
+        changes: dict[str, Any] = {
+            "per_device_train_batch_size": batch_size,
+            "gradient_accumulation_steps": accumulation,
+        }
+        changes |= {"max_steps": 2, "learning_rate": 0.05, "lr_scheduler_type": "constant", "warmup_steps": 0}
+        changes |= {"max_grad_norm": 0.0, "optim": "sgd", "logging_steps": 1}
+        trainer = make_trainer(model, tmp_path, uneven_examples(name), collator_for(name, tokenizer), **changes)
         trainer.train()
         weights.append({key: tensor.clone() for key, tensor in model.state_dict().items()})
         losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
@@ -286,15 +272,12 @@ def test_a_language_models_loss_in_the_trainer(
         losses += (plain if smoothed_by == "nobody" else 0.8 * plain - 0.2 * scores.mean(dim=-1)).tolist()
     assert len(losses) == sum(len(example["input_ids"]) - 1 for example in examples)
     model.config.label_smoothing = 0.2 if smoothed_by == "model" else 0.0
-    trainer = make_trainer(
-        model,
-        tmp_path,
-        examples,
-        collator_for("CausalLM", tokenizer),
-        max_steps=1,
-        logging_steps=1,
-        label_smoothing_factor=0.2 if smoothed_by == "trainer" else 0.0,
-    )
+    changes: dict[str, Any] = {
+        "max_steps": 1,
+        "logging_steps": 1,
+        "label_smoothing_factor": 0.2 if smoothed_by == "trainer" else 0.0,
+    }
+    trainer = make_trainer(model, tmp_path, examples, collator_for("CausalLM", tokenizer), **changes)
     if smoothed_by != "trainer":
         found = trainer.evaluate(cast(Any, examples))["eval_loss"]
         assert found == pytest.approx(sum(plain_losses) / len(plain_losses), rel=1e-4)

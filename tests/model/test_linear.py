@@ -131,14 +131,6 @@ def test_what_needs_no_gradient_gets_none_and_costs_nothing(frozen: str, always_
 # With what torch does to a layer
 
 
-@pytest.mark.parametrize("grad", [True, False])
-def test_it_is_used_where_it_is_faster(always_onednn: list[tuple[int, ...]], grad: bool) -> None:
-    ours, theirs = twins(6, 5)
-    with torch.set_grad_enabled(grad):
-        assert_same(ours(torch.ones(4, 8, 6)), theirs(torch.ones(4, 8, 6)))
-    assert always_onednn == [(4, 8, 6, 5, 6)]
-
-
 class Tripled(nn.Linear):
     """What a tool may put in the place of a layer."""
 

@@ -191,6 +191,9 @@ class TestBatchesOfAPipeline:
         shapes.clear()
         pipe(texts, batch_size=2, num_beams=2)
         assert sorted(shapes) == [(1, 2)] * 6 + [(1, 20)] * 4
+        shapes.clear()
+        TranslationPipeline(marian, make_tokenizer(), max_new_tokens=3, batch_size=4)(texts[4:])
+        assert shapes == [(4, 2), (2, 2)]
         with pytest.raises(ValueError, match="max_batch_tokens is 0; it must be at least 1"):
             pipe(texts, max_batch_tokens=0)
 
@@ -210,14 +213,6 @@ class TestBatchesOfAPipeline:
         for num_taken in range(1, 6):
             assert next(results) == translator(TEXTS[num_taken % len(TEXTS)])
             assert num_read < WINDOW_SIZE + num_taken
-
-    @pytest.mark.parametrize("model_name", MODELS)
-    def test_every_model_family(self, model_name: str) -> None:
-        texts = make_texts(LENGTHS)
-        pipe = Text2TextGenerationPipeline(MODELS[model_name](), make_tokenizer(), max_new_tokens=6, num_beams=2)
-        expected = [pipe(text)[0] for text in texts]
-        assert len({result["generated_text"] for result in expected}) > 3
-        assert pipe(texts, max_batch_tokens=200) == pipe(texts, batch_size=4) == expected
 
     def test_a_language_token_is_shared_by_every_batch(self, marian: MarianMTModel) -> None:
         tokenizer = make_nllb_tokenizer()

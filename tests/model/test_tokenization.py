@@ -3,18 +3,16 @@
 import copy
 import json
 import logging
-import pickle
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-from transformers import AutoTokenizer, DataCollatorForSeq2Seq, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
@@ -107,13 +105,6 @@ def test_every_assigned_character_survives() -> None:
 @given(st.text(alphabet=in_unicode_3_2))
 def test_the_normalisation_is_nfc(text: str) -> None:
     assert round_trip(TOKENIZER, text) == unicodedata.normalize("NFC", text)
-
-
-def test_canonically_equivalent_texts_have_the_same_tokens() -> None:
-    composed = "Die Männer schließen die Tür, für 각 Å"
-    decomposed = unicodedata.normalize("NFD", composed)
-    assert decomposed != composed
-    assert TOKENIZER(decomposed)["input_ids"] == TOKENIZER(composed)["input_ids"]
 
 
 def test_unseen_characters_are_spelled_in_bytes() -> None:
@@ -243,15 +234,6 @@ def test_padding_and_truncation() -> None:
     assert len(TOKENIZER("horse " * 100, truncation=True)["input_ids"]) == TOKENIZER.model_max_length == 64
 
 
-def test_collator_pads_labels() -> None:
-    features = [TOKENIZER("a man", text_target="Mann"), TOKENIZER("a", text_target="ein Mann reitet")]
-    batch = DataCollatorForSeq2Seq(TOKENIZER)([dict(feature) for feature in features])
-    longest = max(len(feature["labels"]) for feature in features)
-    assert batch["labels"].shape == (2, longest)
-    assert batch["labels"][0].tolist() == features[0]["labels"] + [-100] * (longest - len(features[0]["labels"]))
-    assert torch.equal(batch["input_ids"] == 1, batch["attention_mask"] == 0)
-
-
 # --- offsets ---
 
 
@@ -349,12 +331,6 @@ def test_another_kind_of_backend_is_used_as_it_is() -> None:
     assert tokenizer("Mann é Pferd")["input_ids"] == [4, 5, 3, 2]
     tokenizer.add_tokens(["é", "Müller"])
     assert tokenizer.decode([4, 6, 5, 2]) == "Mann Müller é </s>"
-
-
-def test_copies_are_equal() -> None:
-    for duplicate in (copy.deepcopy(TOKENIZER), pickle.loads(pickle.dumps(TOKENIZER))):
-        assert duplicate(SENTENCES)["input_ids"] == TOKENIZER(SENTENCES)["input_ids"]
-        assert duplicate.model_max_length == 64
 
 
 # --- saving and loading ---

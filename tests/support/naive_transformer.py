@@ -122,8 +122,8 @@ class NaiveTransformer:
             x = self.residual(x, feed_forward, f"{name}.final_layer_norm")
         return self.normalize_last(x, "encoder")
 
-    def decode(self, target: list[int], memory: Array) -> Array:
-        """The decoder's output for one sentence, shape (target_length, d_model)."""
+    def decode(self, target: list[int], memory: Array | None) -> Array:
+        """The decoder's output for one sentence, shape (target_length, d_model), `memory` being None for one alone."""
         heads = self.config.decoder_attention_heads
         x = self.embed(target, "decoder")
         for layer in range(self.config.decoder_layers):
@@ -132,7 +132,7 @@ class NaiveTransformer:
             def self_attention(h: Array, name: str = name) -> Array:
                 return self.multi_head(h, h, f"{name}.self_attn", heads, causal=True)[0]
 
-            def cross_attention(h: Array, name: str = name, layer: int = layer) -> Array:
+            def cross_attention(h: Array, name: str = name, layer: int = layer, memory: Any = memory) -> Array:
                 output, weights = self.multi_head(h, memory, f"{name}.encoder_attn", heads, causal=False)
                 for head, rows in enumerate(weights):
                     self.cross_attention[layer, head] = rows
@@ -142,7 +142,8 @@ class NaiveTransformer:
                 return self.feed_forward(h, name)
 
             x = self.residual(x, self_attention, f"{name}.self_attn_layer_norm")
-            x = self.residual(x, cross_attention, f"{name}.encoder_attn_layer_norm")
+            if memory is not None:
+                x = self.residual(x, cross_attention, f"{name}.encoder_attn_layer_norm")
             x = self.residual(x, feed_forward, f"{name}.final_layer_norm")
         return self.normalize_last(x, "decoder")
 

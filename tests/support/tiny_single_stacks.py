@@ -62,26 +62,9 @@ class NaiveStack(NaiveTransformer):
         absent = {f"model.{side}.embed_tokens.weight": table for side in ("encoder", "decoder")}
         super().__init__(model.config, {"lm_head.weight": table, **absent, **state})
 
-    def decode_alone(self, tokens: list[int]) -> Array:
-        """The states (length, d_model) of a decoder that has no source."""
-        x = self.embed(tokens, "decoder")
-        heads = self.config.decoder_attention_heads
-        for layer in range(self.config.decoder_layers):
-            name = f"model.decoder.layers.{layer}"
-
-            def self_attention(h: Array, name: str = name) -> Array:
-                return self.multi_head(h, h, f"{name}.self_attn", heads, causal=True)[0]
-
-            def feed_forward(h: Array, name: str = name) -> Array:
-                return self.feed_forward(h, name)
-
-            x = self.residual(x, self_attention, f"{name}.self_attn_layer_norm")
-            x = self.residual(x, feed_forward, f"{name}.final_layer_norm")
-        return self.normalize(x, "model.decoder.layer_norm") if self.config.normalize_before else x
-
     def next_token_logits(self, tokens: list[int]) -> Array:
         """Scores (length, vocabulary) of what follows each token."""
-        return self.project(self.decode_alone(tokens))
+        return self.project(self.decode(tokens, None))
 
 
 # What the naive Transformer is compared with, from the paper's setting to others'.

@@ -51,11 +51,7 @@ class VanillaTransformerEncoderModel(SingleStackModel):
     ) -> BaseModelOutput:
         """Encodes texts (B, S) to `last_hidden_state` (B, S, D).
 
-        It reads its text at once, and positions follow from the mask: `past_key_values`, `use_cache` and `position_ids`
-        must not be set.
-
-        Raises:
-            ValueError: If tokens are given twice or not at all, or what an encoder has no use for is given.
+        Positions follow from the mask: it is an error to set `past_key_values`, `use_cache` or `position_ids`.
         """
         given = cast(dict[str, Any], kwargs)
         others = {name: given.pop(name, None) for name in ("past_key_values", "use_cache", "position_ids")}

@@ -306,9 +306,6 @@ class VanillaTransformerForConditionalGeneration(
         Returns:
             `Seq2SeqLMOutput` with `logits` (B, T, V), unless skipped, and with labels `loss`, in nats per token:
             smoothed in training mode, the plain negative log-likelihood (log of the perplexity) in evaluation mode.
-
-        Raises:
-            ValueError: If a side's tokens are given twice or not at all, or logits are skipped and there are no labels.
         """
         skip_logits = should_skip_logits(skip_logits, labels, self.training)
         num_items_in_batch = kwargs.pop("num_items_in_batch", None)

@@ -247,28 +247,26 @@ class Text2TextGenerationPipeline(Pipeline):
         """Generates for one text or for many.
 
         Args:
-            inputs: A text, a list (or other sequence, such as a column of a dataset) of texts, a torch dataset or
-                `transformers.pipelines.pt_utils.KeyDataset` of texts, or a generator (or other iterator) of texts.
+            inputs: A text, a list or other sequence of texts, a torch dataset or
+                `transformers.pipelines.pt_utils.KeyDataset` of texts, or a generator of texts.
             *args: Ignored, with a warning, as in every pipeline.
-            **kwargs: `return_tensors` (True: token ids instead of text), `return_text` (no effect, as in transformers
-                4), `clean_up_tokenization_spaces` (default False), `truncation` (as a tokenizer takes it; default
-                False), `stop_sequence` (a string or several, at which generation stops; they stay in the text),
-                `return_scores` (True: with the score by which beam search ranks each sequence), `batch_size`,
-                `max_batch_tokens` (the most padded source tokens times beams of a batch; may stand beside or instead
-                of `batch_size`), `num_workers`, and every argument of `generate()`. Texts of a list or dataset that
-                are batched are sorted by length within windows of 4,096 texts; those of a generator only with
-                `max_batch_tokens`, since a window is read before its first result.
+            **kwargs: `return_tensors` (True: token ids instead of text), `clean_up_tokenization_spaces` and
+                `truncation` (as a tokenizer takes it), both False by default, `stop_sequence` (one or several, at which
+                generation stops; they stay in the text), `return_scores` (True: with the score by which beam search
+                ranks each sequence), `batch_size`, `max_batch_tokens` (the most padded source tokens times beams of a
+                batch; may stand beside or instead of `batch_size`), `num_workers`, and every argument of `generate()`.
+                Texts of a list or dataset that are batched are sorted by length within windows of 4,096 texts; those of
+                a generator only with `max_batch_tokens`, since a window is read before its first result.
 
         Returns:
             For a text, a list with a dict for each returned sequence. For a list, the dicts in a flat list if each
             text gave one sequence, otherwise a list of lists. For datasets and generators, an iterator over such lists.
-            The dicts hold `{return_name}_text` (str), or `{return_name}_token_ids`, a tensor of shape (target_length,),
-            and with `return_scores` also `score`.
+            The dicts hold `{return_name}_text`, or `{return_name}_token_ids`, a tensor (target_length,), and `score`.
 
         Raises:
             TypeError: If an input is not a text.
-            ValueError: If a text has no tokens, texts are to be batched and the tokenizer has no padding token,
-                `max_batch_tokens` is below 1, or `return_scores` is asked for without beam search.
+            ValueError: If a text has no tokens, a batch has no padding token, `max_batch_tokens` is below 1, or
+                `return_scores` is asked for without beam search.
         """
         if isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes)):
             if not (inputs := list(inputs)):  # the base class would look at the first one

@@ -74,13 +74,11 @@ def _byte_level_bpe(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tok
 
 
 class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
-    r"""Fast byte-level BPE tokenizer that ends source and target with `</s>`; see the module's text for the details.
+    """Fast byte-level BPE tokenizer that ends source and target with `</s>`; see the module's text for the details.
 
     Special tokens of a trained vocabulary: `<s>` 0 (starts the decoder, is not added to texts), `<pad>` 1, `</s>` 2,
-    `<unk>` 3 (never produced from text). A pair is encoded as `A </s> B </s>`.
-
-    Offsets count characters of the text as given and leave a token's own spaces out; combining marks that NFC merges
-    into the character before them are in no token's span.
+    `<unk>` 3 (never produced from text). A pair is encoded as `A </s> B </s>`. Offsets count characters of the text as
+    given and leave a token's own spaces out; combining marks that NFC merges are in no token's span.
 
     Source and target share one vocabulary, or have one each (`separate_vocabs`). With two of them:
 
@@ -104,19 +102,16 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         target_tokenizer_object, target_tokenizer_file: The target's, if it has a vocabulary of its own.
         separate_vocabs: Saved by a tokenizer with two vocabularies. Without it, a target's file is not read: another
             tokenizer may have left it in the folder.
-        kwargs: Whatever `PreTrainedTokenizerFast` takes, such as `model_max_length`, `padding_side`, `add_bos_token`,
-            `add_eos_token` and `split_special_tokens`. Whether `<s>` begins and `</s>` ends a text is saved; either can
-            be given anew without the other.
+        kwargs: Whatever `PreTrainedTokenizerFast` takes. Whether `<s>` begins and `</s>` ends a text (`add_bos_token`,
+            `add_eos_token`) is saved; either can be given anew without the other.
 
     Raises:
         ValueError: If `vocab` comes without `merges` or the other way round, or lacks a byte, if `separate_vocabs`
             comes without a target vocabulary, or if the two vocabularies give a special token different ids.
 
     Example:
-        ```python
-        tokenizer = train_tokenizer(texts, vocab_size=8000)
-        batch = tokenizer(["Ein Mann."], text_target=["A man."], padding=True, return_tensors="pt")
-        ```
+        >>> tokenizer = train_tokenizer(texts, vocab_size=8000)
+        >>> batch = tokenizer(["Ein Mann."], text_target=["A man."], padding=True, return_tensors="pt")
     """
 
     vocab_files_names = {"tokenizer_file": "tokenizer.json", "target_tokenizer_file": _TARGET_FILE}
