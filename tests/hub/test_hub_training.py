@@ -13,36 +13,31 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from local_hub import LocalHub
-from many_processes import launcher
+from many_processes import launcher, write_pairs
 from remote_process import BLOCK_THE_PACKAGE, remote_python
 from safetensors.torch import load as load_weights
 from tiny_seq2seq import make_model as make_bart
 from tiny_seq2seq import make_tokenizer as make_bart_tokenizer
+from tiny_vanilla import make_model
 from transformers import AutoModelForSeq2SeqLM, TrainerControl, TrainerState
 
 import vanilla_transformer
-from vanilla_transformer import (
-    VanillaTransformerConfig,
-    VanillaTransformerForConditionalGeneration,
-    VanillaTransformerTokenizer,
-)
+from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.training.arguments import TranslationTrainingArguments
 from vanilla_transformer.training.callbacks import ShipCode
 
-CODE = {
-    path.name: path.read_bytes()
-    for path in (Path(vanilla_transformer.__file__).parent / "model").glob("*_vanilla_transformer.py")
-}
+MODEL_FOLDER = Path(vanilla_transformer.__file__).parent / "model"
+# The files of single-stack models travel with those only.
+FILES = [path for path in MODEL_FOLDER.glob("*_vanilla_transformer.py") if "_only_" not in path.name]
+CODE = {path.name: path.read_bytes() for path in FILES}
 PROGRESS = ["Training in progress, step 2", "Training in progress, step 4"]
 WITH_CHECKPOINTS = [title + end for title in PROGRESS for end in ("", ", checkpoint")]
 # Of the commits during a training.
-TITLES: dict[str, list[str]] = {
-    "end": [],
-    "every_save": PROGRESS,
-    "checkpoint": WITH_CHECKPOINTS,
-    "all_checkpoints": WITH_CHECKPOINTS,
-}
+TITLES: dict[str, list[str]] = {"end": [], "every_save": PROGRESS}
+TITLES |= dict.fromkeys(("checkpoint", "all_checkpoints"), WITH_CHECKPOINTS)
 TOKEN = "hf_alice"
+
+Trained = dict[str, list[Any]]
 
 
 @pytest.fixture(scope="module")
@@ -104,28 +99,20 @@ def test_every_commit_of_the_librarys_trainer_has_the_code(
 
 
 @pytest.fixture(scope="module")
-def trained(hub: LocalHub, run: Callable[..., str], runs: Path) -> dict[str, list[Any]]:
+def trained(hub: LocalHub, run: Callable[..., str], runs: Path) -> Trained:
     """The commits of one training of the package's trainer per strategy, in two processes and with absolute paths."""
     found = {}
     for strategy in TITLES:
         name = f"package-{strategy}"
-        options: dict[str, Any] = {
-            "trainer": "package",
-            "hub_strategy": strategy,
-            "output_dir": str(runs / name),
-            "hub_token": TOKEN,
-        }
-        if strategy == "all_checkpoints":
-            options["save_total_limit"] = 1
-        run("train", options, processes=2 if strategy == "checkpoint" else 1)
+        options: dict[str, Any] = {"trainer": "package", "hub_strategy": strategy, "output_dir": str(runs / name)}
+        limit = {"save_total_limit": 1} if strategy == "all_checkpoints" else {}
+        run("train", {**options, **limit, "hub_token": TOKEN}, processes=2 if strategy == "checkpoint" else 1)
         found[strategy] = commits(hub, name)
     return found
 
 
 class TestTranslationTrainer:
-    def test_each_commit_is_whole_and_has_a_card(
-        self, hub: LocalHub, trained: dict[str, list[Any]], runs: Path
-    ) -> None:
+    def test_each_commit_is_whole_and_has_a_card(self, hub: LocalHub, trained: Trained, runs: Path) -> None:
         for strategy, found in trained.items():
             # Where nothing has changed since the last checkpoint, there is no commit at the end.
             expected = TITLES[strategy] or ["End of training"]
@@ -140,9 +127,7 @@ class TestTranslationTrainer:
             pushed = hub.read("alice/package-every_save", "model.safetensors", commit["id"])
             assert pushed == (runs / f"package-every_save/checkpoint-{step}/model.safetensors").read_bytes()
 
-    def test_nothing_tells_of_this_machine_or_the_token(
-        self, hub: LocalHub, trained: dict[str, list[Any]], runs: Path
-    ) -> None:
+    def test_nothing_tells_of_this_machine_or_the_token(self, hub: LocalHub, trained: Trained, runs: Path) -> None:
         for strategy in trained:
             name = f"package-{strategy}"
             files = contents(hub, name)
@@ -157,7 +142,7 @@ class TestTranslationTrainer:
             assert not list((runs / name).glob("_*"))
 
     def test_a_pulled_checkpoint_is_resumed(
-        self, hub: LocalHub, trained: dict[str, list[Any]], run: Callable[..., str], runs: Path, tmp_path: Path
+        self, hub: LocalHub, trained: Trained, run: Callable[..., str], runs: Path, tmp_path: Path
     ) -> None:
         assert [path.name for path in (runs / "package-all_checkpoints").glob("checkpoint-*")] == ["checkpoint-4"]
         files = contents(hub, "package-all_checkpoints")
@@ -196,9 +181,7 @@ class TestTranslationTrainer:
         assert "generated_from_trainer" in card.data.to_dict()["tags"]
         assert card.text.count("# bart") == 1
 
-    def test_it_loads_without_the_package(
-        self, hub: LocalHub, trained: dict[str, list[Any]], runs: Path, tmp_path: Path
-    ) -> None:
+    def test_it_loads_without_the_package(self, hub: LocalHub, trained: Trained, runs: Path, tmp_path: Path) -> None:
         checkpoint = runs / "package-every_save" / "checkpoint-2"
         batch = VanillaTransformerTokenizer()("abc", return_tensors="pt")
         expected = AutoModelForSeq2SeqLM.from_pretrained(checkpoint).generate(**batch, max_new_tokens=5).tolist()
@@ -217,10 +200,7 @@ model.generate(**tokenizer("abc", return_tensors="pt"), max_new_tokens=5).tolist
 class TestScript:
     @pytest.fixture
     def argv(self, tmp_path: Path, runs: Path) -> list[str]:
-        lines = "".join(f"{number} {number + 1}\n" for number in range(8))
-        (tmp_path / "pairs.en").write_text(lines)
-        (tmp_path / "pairs.de").write_text(lines)
-        files = [str(tmp_path / "pairs.en"), str(tmp_path / "pairs.de")]
+        files = write_pairs(tmp_path, "pairs", 8)
         settings = {"preset": "tiny", "vocab_size": 270, "source_lang": "en", "target_lang": "de", "max_steps": 4}
         settings |= {"eval_steps": 2, "save_steps": 2, "logging_steps": 1, "learning_rate": 0.001, "warmup_steps": 1}
         settings |= {"per_device_train_batch_size": 4, "use_cpu": True, "output_dir": runs / "script"}
@@ -250,9 +230,7 @@ class TestScript:
         expected = {"language": ["en", "de"], "license": "mit", "datasets": ["alice/numbers"]}
         assert expected.items() <= card.data.to_dict().items()
         assert f"BLEU {metrics['eval_bleu']:.2f}" in card.text
-        assert not [
-            path for path in files if path.startswith("runs") or path in ("arguments.json", "training_args.bin")
-        ]
+        assert not [path for path in files if path.startswith(("runs", "arguments.json", "training_args.bin"))]
         assert json.loads((folder / "arguments.json").read_text())["training"]["hub_token"] == "<HUB_TOKEN>"
         assert not [path for path in folder.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
         assert not [path for path, data in files.items() if str(runs).encode() in data]
@@ -276,11 +254,8 @@ class TestShipCode:
         ShipCode().on_push_begin(arguments, state, TrainerControl(), model=model, processing_class=tokenizer)
         return {path.name: path.stat().st_ino for path in folder.iterdir()} if folder.exists() else {}
 
-    def make_model(self) -> VanillaTransformerForConditionalGeneration:
-        return VanillaTransformerForConditionalGeneration(VanillaTransformerConfig.from_preset("tiny", vocab_size=270))
-
     def test_only_what_changes_is_replaced(self, tmp_path: Path) -> None:
-        model, tokenizer = self.make_model(), VanillaTransformerTokenizer()
+        model, tokenizer = make_model(), VanillaTransformerTokenizer()
         before = model.config.to_dict()
         first = self.push(tmp_path, model, tokenizer)
         assert {name: (tmp_path / name).read_bytes() for name in first} == CODE
@@ -296,9 +271,8 @@ class TestShipCode:
     def test_where_there_is_nothing_to_do(self, tmp_path: Path) -> None:
         folder = tmp_path / "run"
         assert self.push(folder, make_bart(), make_bart_tokenizer()) == {}
-        model = self.make_model()
-        assert self.push(folder, model, VanillaTransformerTokenizer(), is_main=False) == {}
+        assert self.push(folder, make_model(), VanillaTransformerTokenizer(), is_main=False) == {}
 
     def test_compiled_models(self, tmp_path: Path) -> None:
-        written = self.push(tmp_path, torch.compile(self.make_model()), VanillaTransformerTokenizer())
+        written = self.push(tmp_path, torch.compile(make_model()), VanillaTransformerTokenizer())
         assert written.keys() == CODE.keys()

@@ -81,6 +81,7 @@ class TestLearningRate:
         optimizer: Any = trainer.optimizer
         optimizer.register_step_pre_hook(lambda *_: used.append(optimizer.param_groups[0]["lr"]))
         trainer.train()
+        assert paper_learning_rate(4000, 512) == pytest.approx(6.98771e-4, rel=1e-5), "the well-known peak of base"
         assert used[0] == 0
         assert used == pytest.approx([paper_learning_rate(update - 1, 512, 3) for update in range(1, 7)], rel=1e-12)
         logged = [entry for entry in trainer.state.log_history if "loss" in entry]
@@ -93,9 +94,6 @@ class TestLearningRate:
         peak = paper_learning_rate(warmup_steps, d_model, warmup_steps)
         assert peak == pytest.approx((d_model * warmup_steps) ** -0.5, rel=1e-12)
         assert 0 < paper_learning_rate(step, d_model, warmup_steps) <= peak
-
-    def test_base_has_the_well_known_peak(self) -> None:
-        assert paper_learning_rate(4000, 512) == pytest.approx(6.98771e-4, rel=1e-5)
 
     @pytest.mark.parametrize(("name", "value"), [("step", -1), ("d_model", 0), ("warmup_steps", 0)])
     def test_impossible_numbers_are_refused(self, name: str, value: int) -> None:
@@ -144,12 +142,10 @@ class TestWarmup:
         if problem is not None:
             assert problem.startswith(f"{updates} update(s), but the warm-up takes 10: ")
 
-    def test_a_share_of_the_updates_always_fits(self, tmp_path: Path) -> None:
-        for warmup in (0, 0.9):
-            arguments = Seq2SeqTrainingArguments(
-                str(tmp_path), lr_scheduler_type="inverse_sqrt", warmup_steps=warmup, use_cpu=True
-            )
-            assert find_warmup_problem(arguments, 3) is None
+    @pytest.mark.parametrize("warmup", [0, 0.9])
+    def test_a_share_of_the_updates_always_fits(self, warmup: float, tmp_path: Path) -> None:
+        settings: dict[str, Any] = {"lr_scheduler_type": "inverse_sqrt", "warmup_steps": warmup, "use_cpu": True}
+        assert find_warmup_problem(Seq2SeqTrainingArguments(str(tmp_path), **settings), 3) is None
 
 
 class TestTokenBatch:
@@ -171,29 +167,21 @@ class TestTokenBatch:
         # The paper's eight GPUs.
         assert split_token_batch(25_000, 4096, 8) == (1, 3125)
 
-    @pytest.mark.parametrize("position", range(3))
-    def test_numbers_below_one_are_refused(self, position: int) -> None:
-        numbers = [10, 10, 10]
-        numbers[position] = 0
-        with pytest.raises(ValueError, match="=0: must be at least 1"):
+    @pytest.mark.parametrize("numbers", [(0, 10, 10), (10, 0, 10), (10, 10, 0), (10, 10, 11)])
+    def test_numbers_below_one_and_more_devices_than_tokens_are_refused(self, numbers: tuple[int, ...]) -> None:
+        with pytest.raises(ValueError, match=r"=0: must be at least 1|=11: must not exceed tokens_per_batch=10"):
             split_token_batch(*numbers)
 
-    def test_more_devices_than_tokens_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="num_devices=11: must not exceed tokens_per_batch=10"):
-            split_token_batch(10, 10, 11)
-
-    def test_the_number_of_devices_is_what_the_launcher_announces(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_number_of_devices_is_what_the_launcher_announces(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """A running process group counts before it."""
         monkeypatch.delenv("WORLD_SIZE", raising=False)
         assert find_num_devices() == 1
         monkeypatch.setenv("WORLD_SIZE", "8")
         assert find_num_devices() == 8
         settings = paper_recipe("base", tokens_per_device=4096)
         assert (settings["gradient_accumulation_steps"], settings["max_source_tokens"]) == (1, 3125)
-
-    def test_a_running_process_group_counts_before_the_environment(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
-        monkeypatch.setenv("WORLD_SIZE", "8")
         torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
         try:
             assert find_num_devices() == 1
@@ -218,27 +206,20 @@ class TestArguments:
         optimizer: Any = trainer.optimizer
         # AdamW without weight decay is Adam.
         assert type(optimizer).__name__ in ("Adam", "AdamW")
-        assert {(group["betas"], group["eps"], group["weight_decay"]) for group in optimizer.param_groups} == {
-            ((0.9, 0.98), 1e-9, 0.0)
-        }
+        found = {(group["betas"], group["eps"], group["weight_decay"]) for group in optimizer.param_groups}
+        assert found == {((0.9, 0.98), 1e-9, 0.0)}
 
     @pytest.mark.parametrize("preset", PRESETS)
     def test_every_preset_has_its_rate_and_all_but_big_the_length_of_base(self, preset: str, tmp_path: Path) -> None:
         arguments = make_arguments(tmp_path, preset)
-        assert arguments.learning_rate == pytest.approx(
-            (VanillaTransformerConfig.from_preset(preset).d_model * 4000) ** -0.5
-        )
+        d_model = VanillaTransformerConfig.from_preset(preset).d_model
+        assert arguments.learning_rate == pytest.approx((d_model * 4000) ** -0.5)
         lengths = (arguments.max_steps, arguments.save_steps, arguments.eval_steps, arguments.average_checkpoints)
         assert lengths == ((300_000, 600, 600, 20) if preset == "big" else (100_000, 1500, 1500, 5))
 
     def test_label_smoothing_is_the_configurations_and_applied_once(self, tmp_path: Path) -> None:
         assert VanillaTransformerConfig.from_preset("base").label_smoothing == 0.1
         assert make_trainer(make_arguments(tmp_path)).label_smoother is None
-
-    def test_overrides_win(self, tmp_path: Path) -> None:
-        changed = make_arguments(tmp_path, learning_rate=0.5, max_steps=7, adam_beta2=0.9, save_steps=3)
-        found = (changed.learning_rate, changed.max_steps, changed.adam_beta2, changed.save_steps)
-        assert found == (0.5, 7, 0.9, 3)
 
     @given(warmup_steps=st.integers(1, 10**6), preset=st.sampled_from(["base", "big", "C-d256", "small"]))
     def test_the_warm_up_changes_the_rate(self, warmup_steps: int, preset: str) -> None:
@@ -257,20 +238,21 @@ class TestArguments:
         assert (arguments.num_train_epochs, arguments.max_steps) == (3, -1)
         assert make_arguments(tmp_path, num_train_epochs=3, max_steps=9).max_steps == 9
 
-    def test_more_averaged_checkpoints_are_also_kept(self, tmp_path: Path) -> None:
+    def test_overrides_win_and_more_averaged_checkpoints_are_also_kept(self, tmp_path: Path) -> None:
+        changes: dict[str, Any] = {"learning_rate": 0.5, "max_steps": 7, "adam_beta2": 0.9, "save_steps": 3}
+        changed = make_arguments(tmp_path, **changes)
+        assert {name: getattr(changed, name) for name in changes} == changes
         assert make_arguments(tmp_path, average_checkpoints=8).save_total_limit == 8
         assert make_arguments(tmp_path, average_checkpoints=0).save_total_limit == 5
         assert make_arguments(tmp_path, average_checkpoints=8, save_total_limit=30).save_total_limit == 30
-
-    def test_unknown_presets_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="no preset 'bigger'"):
-            paper_recipe("bigger")
 
     def test_the_batch_can_be_divided_otherwise(self, tmp_path: Path) -> None:
         arguments = make_arguments(tmp_path, tokens_per_batch=8000, tokens_per_device=1000, num_devices=2)
         assert (arguments.gradient_accumulation_steps, arguments.max_target_tokens) == (4, 1000)
 
     def test_the_recipe_names_arguments_that_there_are_and_leaves_the_rate_to_them(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="no preset 'bigger'"):
+            paper_recipe("bigger")
         settings = paper_recipe("base", use_cpu=True)
         arguments = TranslationTrainingArguments(output_dir=str(tmp_path), **settings)
         assert arguments.learning_rate is None
