@@ -38,7 +38,6 @@ def make_original(seed: int = 0, **sizes: Any) -> NaiveAnnotated:
 def assert_same(
     original: NaiveAnnotated, model: VanillaTransformerForConditionalGeneration, tolerance: float = 1e-5
 ) -> None:
-    """Compares logits of a padded batch at its real positions."""
     source, source_mask = pad(make_sentences([6, 1, 4], model.config.vocab_size), junk=PAD)
     target, target_mask = pad(make_sentences([3, 5, 1], model.config.target_vocab_size), junk=PAD)
     length = target.shape[1]

@@ -56,7 +56,6 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def edit(checkpoint: Path, **changes: Any) -> None:
-    """Writes a checkpoint anew with other entries."""
     torch.save({**torch.load(checkpoint, weights_only=False), **changes}, checkpoint)
 
 

@@ -12,12 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_vanilla import assert_close, logits_of, pad, randomize
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, FSMTConfig, FSMTForConditionalGeneration, pipeline
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, FSMTConfig, FSMTForConditionalGeneration
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.conversion.errors import ConversionError
 from vanilla_transformer.conversion.systems.fsmt import convert_fsmt
-from vanilla_transformer.inference.translate import translate
 
 SENTENCES = ["a man rides a horse .", "two dogs run over the old bridge", "the sun's shining", "a dog"]
 PAD, END = 1, 2
@@ -26,21 +25,10 @@ ENDLESS: dict[str, Any] = {"num_beams": 1, "max_length": 9, "eos_token_id": None
 
 def make_fsmt(**changes: Any) -> Any:
     """A model of wmt19's kind in which no weight is zero; the tables of positions stay sinusoids."""
-    settings: dict[str, Any] = {
-        "langs": ["en", "de"],
-        "src_vocab_size": 31,
-        "tgt_vocab_size": 23,
-        "d_model": 16,
-        "encoder_layers": 2,
-        "decoder_layers": 1,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 2,
-        "encoder_ffn_dim": 24,
-        "decoder_ffn_dim": 20,
-        "max_position_embeddings": 40,
-        "max_length": 14,
-        **changes,
-    }
+    settings: dict[str, Any] = {"langs": ["en", "de"], "src_vocab_size": 31, "tgt_vocab_size": 23, "max_length": 14}
+    settings |= {"d_model": 16, "encoder_layers": 2, "decoder_layers": 1, "max_position_embeddings": 40}
+    settings |= {"encoder_attention_heads": 4, "decoder_attention_heads": 2}
+    settings |= {"encoder_ffn_dim": 24, "decoder_ffn_dim": 20, **changes}
     model = FSMTForConditionalGeneration(FSMTConfig(**settings))
     tables = {name: tensor.clone() for name, tensor in model.state_dict().items() if "embed_positions" in name}
     randomize(model, scale=0.5)
@@ -107,13 +95,9 @@ def wmt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = make_fsmt(src_vocab_size=sizes[0], tgt_vocab_size=sizes[1])
     weights = {name: tensor for name, tensor in model.state_dict().items() if "embed_positions" not in name}
     torch.save(weights, folder / "pytorch_model.bin")
-    config = json.loads(model.config.to_json_string()) | {
-        "bad_words_ids": [[PAD]],
-        "decoder": {"bos_token_id": 2, "model_type": "fsmt_decoder", "vocab_size": sizes[1]},
-        "early_stopping": True,
-        "length_penalty": 1.1,
-        "num_hidden_layers": 2,
-    }
+    config = json.loads(model.config.to_json_string())
+    config |= {"bad_words_ids": [[PAD]], "early_stopping": True, "length_penalty": 1.1, "num_hidden_layers": 2}
+    config |= {"decoder": {"bos_token_id": 2, "model_type": "fsmt_decoder", "vocab_size": sizes[1]}}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 
@@ -175,13 +159,6 @@ class TestModel:
         inputs = make_inputs([9, 4, 1], fsmt.config.src_vocab_size)
         assert generate(model, **inputs) == generate(fsmt, **inputs)
 
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-    def test_the_type_of_the_weights_is_kept(self, tmp_path: Path, dtype: torch.dtype) -> None:
-        make_fsmt(max_position_embeddings=512).to(dtype).save_pretrained(tmp_path)
-        found = convert_fsmt(str(tmp_path))
-        assert found.model.dtype == dtype
-        assert found.check() is not None  # within 1e-5
-
     @pytest.mark.parametrize("pad_token_id", [0, 5])
     def test_positions_begin_behind_the_padding_token(self, tmp_path: Path, pad_token_id: int) -> None:
         make_fsmt(pad_token_id=pad_token_id).save_pretrained(tmp_path)
@@ -220,21 +197,6 @@ class TestTokenizer:
         assert tokenizer("a", text_target="two dogs")["labels"] == tokenizer("two dogs")["input_ids"]
         assert any("text_target with the source's vocabulary" in note for note in converted.notes)
 
-    @needs_search
-    def test_pipelines_and_batch_translation_use_it(self, wmt: Path, converted: Path) -> None:
-        theirs, their_tokenizer = FSMTForConditionalGeneration.from_pretrained(wmt), AutoTokenizer.from_pretrained(wmt)
-        expected = []
-        for text in SENTENCES:
-            tokens = generate(theirs, **their_tokenizer(text, return_tensors="pt"))
-            expected += their_tokenizer.batch_decode(tokens, skip_special_tokens=True)
-        assert len(set(expected)) > 1
-        for task in ("translation", "translation_en_to_de"):
-            make: Any = pipeline
-            found = make(task, model=str(converted), device="cpu")(SENTENCES)
-            assert [result["translation_text"] for result in found] == expected
-        model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(converted), AutoTokenizer.from_pretrained(converted)
-        assert translate(model, tokenizer, SENTENCES, progress=False) == expected
-
 
 class TestRefusals:
     def test_all_unsupported_features_are_named_at_once(self, tmp_path: Path) -> None:
@@ -250,9 +212,7 @@ class TestRefusals:
         with torch.no_grad():
             fsmt.model.encoder.embed_positions.weight[5, 3] += 0.01
         fsmt.save_pretrained(tmp_path)
-        with pytest.raises(
-            ConversionError, match=r"model\.encoder\.embed_positions\.weight is not .* position 5 differs"
-        ):
+        with pytest.raises(ConversionError, match=r"encoder\.embed_positions\.weight is not .* position 5 differs"):
             convert_fsmt(str(tmp_path))
 
     def test_a_vocabulary_that_is_not_whole_or_another_s_is_refused(self, wmt: Path, tmp_path: Path) -> None:

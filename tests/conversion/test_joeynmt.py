@@ -73,7 +73,6 @@ def make_weights(settings: dict[str, Any], source: list[str], target: list[str])
 def write(
     folder: Path, options: dict[str, Any] | None = None, *, source: list[str] = SOURCE, target: list[str] = TARGET
 ) -> dict[str, torch.Tensor]:
-    """Writes the folder of a training, and returns the weights."""
     settings = change(SETTINGS, options or {})
     folder.mkdir(exist_ok=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")

@@ -29,6 +29,7 @@ Converted = Callable[[str], tuple[VanillaTransformerTokenizer, Any]]
 protocol: Any = sentencepiece_protocol  # whose classes are made when it is imported
 SYLLABLES = ["ba", "der", "e", "fü", "gen", "hô", "i", "ki", "lo", "mé", "nun", "o", "per", "qui", "rä", "stu", "un"]
 SYMBOLS = ["<sep>", "##", "unde"]
+SPECIALS = ["<s>", "<pad>", "</s>", "<unk>"]
 # Each model has characters that it does not know, among them "<" and those of most of these texts.
 IDENTITY: dict[str, Any] = {"normalization_rule_name": "identity"}
 BYTES: dict[str, Any] = {"byte_fallback": True, "vocab_size": 440}
@@ -101,7 +102,6 @@ def model_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def converted(model_files: dict[str, Path]) -> Converted:
-    """Gives a tokenizer and sentencepiece's own by the options' name; each is made once."""
     made: dict[str, tuple[VanillaTransformerTokenizer, Any]] = {}
 
     def get(name: str) -> tuple[VanillaTransformerTokenizer, Any]:
@@ -212,13 +212,12 @@ class TestVocabulary:
     def test_pieces_get_the_vocabularys_ids(self, name: str, model_files: dict[str, Path]) -> None:
         processor = sentencepiece.SentencePieceProcessor(model_file=str(model_files[name]))
         pieces = [processor.id_to_piece(index) for index in range(processor.get_piece_size())]
-        pieces = [piece for piece in pieces if piece not in ("<s>", "</s>", "<pad>", "<unk>")]
-        chance = random.Random(4)
-        chance.shuffle(pieces)
+        pieces = [piece for piece in pieces if piece not in SPECIALS]
+        random.Random(4).shuffle(pieces)
         # Of another language's pieces, and such as a text's unknown characters gave.
         foreign = ["▁mado", "lono", "nunun", "▁中"] + ([] if "s" in name.partition("_")[2] else ["中", "ж", "😀"])
         foreign = [token for token in foreign if token not in pieces] + (["中国"] if name == "unigram" else [])
-        vocabulary = ["<s>", "<pad>", "</s>", "<unk>", *pieces[20:], *foreign]
+        vocabulary = [*SPECIALS, *pieces[20:], *foreign]
         tokenizer = convert_sentencepiece(model_files[name], vocabulary=vocabulary, append_absent=True)
         assert tokenizer.convert_ids_to_tokens(list(range(len(vocabulary)))) == vocabulary
         absent = {token for token in pieces[:20] if token != "<2de>"}
@@ -231,31 +230,43 @@ class TestVocabulary:
             found = [index if index < len(vocabulary) else 3 for index in encode(tokenizer, text)]
             assert found == expected, text
 
-    def test_pieces_that_it_lacks_are_refused(self, model_files: dict[str, Path]) -> None:
-        message = r"lacks \d+ of the \d+ pieces of .*unigram\.model, first '▁'.*append_absent"
+    @pytest.mark.parametrize(
+        ("name", "options", "message"),
+        [
+            ("unigram", {"vocabulary": SPECIALS}, r"lacks \d+ of the \d+ pieces of .*unigram\.model.*append_absent"),
+            (
+                "unigram",
+                {"vocabulary": ["</s>"], "pad_token": "<blank>"},
+                "lacks '<blank>'; the source vocabulary lacks",
+            ),
+            (
+                "bpe_bytes",
+                {"vocabulary": [*SPECIALS, "中"], "append_absent": True},
+                "'中', a character that .* in bytes",
+            ),
+            ("identity", {"target_vocabulary": ["<s>"]}, "without the source's"),
+        ],
+    )
+    def test_what_does_not_belong_together_is_refused(
+        self, name: str, options: dict[str, Any], message: str, model_files: dict[str, Path]
+    ) -> None:
         with pytest.raises(ConversionError, match=message):
-            convert_sentencepiece(model_files["unigram"], vocabulary=["<s>", "<pad>", "</s>", "<unk>"])
-
-    def test_special_tokens_that_it_lacks_are_named(self, model_files: dict[str, Path]) -> None:
-        with pytest.raises(ConversionError, match="lacks '<blank>'; the source vocabulary lacks '<unk>'"):
-            convert_sentencepiece(model_files["unigram"], vocabulary=["</s>"], pad_token="<blank>")
+            convert_sentencepiece(model_files[name], **options)
 
     def test_other_names_and_no_start_token(self, model_files: dict[str, Path], tmp_path: Path) -> None:
         processor = sentencepiece.SentencePieceProcessor(model_file=str(model_files["identity"]))
         pieces = [processor.id_to_piece(index) for index in range(3, processor.get_piece_size())]
-        tokenizer = convert_sentencepiece(
-            model_files["identity"],
-            vocabulary=["</s>", "UNK", *pieces, "<blank>"],
-            unk_token="UNK",
-            pad_token="<blank>",
-        )
+        names: dict[str, Any] = {
+            "vocabulary": ["</s>", "UNK", *pieces, "<blank>"],
+            "unk_token": "UNK",
+            "pad_token": "<blank>",
+        }
+        tokenizer = convert_sentencepiece(model_files["identity"], **names)
         assert tokenizer.bos_token_id is None
         assert (tokenizer.eos_token_id, tokenizer.unk_token_id) == (0, 1)
         assert tokenizer.pad_token_id == len(pieces) + 2
-        assert encode(tokenizer, "bader 中") == [
-            processor.piece_to_id(piece) - 1 if piece in pieces else 1
-            for piece in processor.encode("bader 中", out_type=str)
-        ]
+        cut = processor.encode("bader 中", out_type=str)
+        assert encode(tokenizer, "bader 中") == [processor.piece_to_id(p) - 1 if p in pieces else 1 for p in cut]
         tokenizer.save_pretrained(tmp_path)
         loaded = AutoTokenizer.from_pretrained(tmp_path)
         assert loaded.bos_token_id is None
@@ -267,12 +278,6 @@ class TestVocabulary:
         with pytest.warns(UserWarning, match="1 tokens of the vocabulary, first '中国', are several characters"):
             tokenizer = convert_sentencepiece(model_files["phrases"], vocabulary=[*pieces, "<pad>", "中国", "中"])
         assert tokenizer.convert_ids_to_tokens(encode(tokenizer, "中国 中")) == ["▁", "<unk>", "▁", "中"]
-
-    def test_bytes_cannot_be_tokens_as_well(self, model_files: dict[str, Path]) -> None:
-        with pytest.raises(ConversionError, match="it has '中', a character that the model spells in bytes"):
-            convert_sentencepiece(
-                model_files["bpe_bytes"], vocabulary=["<s>", "<pad>", "</s>", "<unk>", "中"], append_absent=True
-            )
 
 
 class TestTwoSides:
@@ -292,18 +297,12 @@ class TestTwoSides:
     def test_one_model_with_two_vocabularies(self, model_files: dict[str, Path]) -> None:
         processor = sentencepiece.SentencePieceProcessor(model_file=str(model_files["identity"]))
         pieces = [processor.id_to_piece(index) for index in range(3, processor.get_piece_size())]
-        specials = ["<s>", "<pad>", "</s>", "<unk>"]
-        tokenizer = convert_sentencepiece(
-            model_files["identity"], vocabulary=[*specials, *pieces], target_vocabulary=[*specials, *reversed(pieces)]
-        )
+        both: dict[str, Any] = {"vocabulary": [*SPECIALS, *pieces], "target_vocabulary": [*SPECIALS, *reversed(pieces)]}
+        tokenizer = convert_sentencepiece(model_files["identity"], **both)
         expected = processor.encode("bader", out_type=str)
         batch = tokenizer("bader", text_target="bader")
         assert batch["input_ids"] == [*(4 + pieces.index(piece) for piece in expected), 2]
         assert batch["labels"] == [*(3 + len(pieces) - pieces.index(piece) for piece in expected), 2]
-
-    def test_a_target_vocabulary_alone_is_refused(self, model_files: dict[str, Path]) -> None:
-        with pytest.raises(ConversionError, match="without the source's"):
-            convert_sentencepiece(model_files["identity"], target_vocabulary=["<s>"])
 
     def test_special_tokens_of_one_side_are_refused(self, model_files: dict[str, Path]) -> None:
         message = "the source vocabulary lacks '<pad>'; the target vocabulary lacks '<s>'"
@@ -312,7 +311,7 @@ class TestTwoSides:
 
 
 def test_it_is_saved_and_loaded_with_and_without_the_package(converted: Converted, tmp_path: Path) -> None:
-    texts = [*make_texts(20, seed=6), *(text for text in PARTS if text not in ("<s>", "</s>", "<unk>", "<pad>"))]
+    texts = [*make_texts(20, seed=6), *(text for text in PARTS if text not in SPECIALS)]
     expected = {}
     for name in ("unigram", "bpe_bytes", "bpe_symbols"):
         tokenizer, _ = converted(name)
@@ -324,15 +323,10 @@ def test_it_is_saved_and_loaded_with_and_without_the_package(converted: Converte
         file = (tmp_path / "again" / "tokenizer.json").read_text()
         assert json.loads(file) == json.loads((tmp_path / name / "tokenizer.json").read_text())
         expected[name] = tokenizer(texts)["input_ids"]
-    program = """
-        from transformers import PreTrainedTokenizerFast
-        tokenizers = {name: PreTrainedTokenizerFast.from_pretrained(name) for name in names}
-        {name: tokenizer(texts)["input_ids"] for name, tokenizer in tokenizers.items()}
-    """
-    lines = "\n".join(line.strip() for line in program.splitlines())
+    program = "{name: PreTrainedTokenizerFast.from_pretrained(name)(texts)['input_ids'] for name in names}"
     with remote_python(tmp_path, os.environ) as python:
-        python.run(BLOCK_THE_PACKAGE)
-        assert python.run(lines, names=list(expected), texts=texts) == expected
+        python.run(f"{BLOCK_THE_PACKAGE}\nfrom transformers import PreTrainedTokenizerFast")
+        assert python.run(program, names=list(expected), texts=texts) == expected
 
 
 def test_own_rules_are_kept(tmp_path: Path) -> None:
@@ -368,36 +362,28 @@ class TestRefusals:
         for part in ("a word model", "spaces as spaces", "marked as unused", "after decoding", "parts of pieces"):
             assert part in message
 
-    def test_rules_that_overlap(self, tmp_path: Path) -> None:
+    def test_rules_that_overlap_or_change_a_symbol(self, tmp_path: Path) -> None:
         table = tmp_path / "rules.tsv"
         table.write_text("61 62\t78\n62 63\t79\n")  # "ab" becomes "x", "bc" becomes "y"
         path = train(tmp_path / "overlapping.model", normalization_rule_tsv=str(table))
         with pytest.raises(ConversionError, match="'ab', whose end is the beginning of another rule"):
             convert_sentencepiece(path)
-
-    def test_a_symbol_that_is_normalised(self, tmp_path: Path) -> None:
         path = train(tmp_path / "symbol.model", normalization_rule_name="nfkc_cf", user_defined_symbols=["<SEP>"])
         with pytest.raises(ConversionError, match="user-defined symbol '<SEP>' is something that it normalises"):
             convert_sentencepiece(path)
 
-    @pytest.mark.parametrize("share", [0.0, 0.4, 0.99])
-    def test_truncated_files(self, share: float, model_files: dict[str, Path], tmp_path: Path) -> None:
+    def test_truncated_and_other_files(self, model_files: dict[str, Path], tmp_path: Path) -> None:
         content = model_files["unigram"].read_bytes()
         path = tmp_path / "cut.model"
-        path.write_bytes(content[: int(len(content) * share)])
-        message = r"cut\.model \([\d,]+ bytes\) is no sentencepiece model, or it is trunc"
-        with pytest.raises(ConversionError, match=message):
-            convert_sentencepiece(path)
-
-    def test_a_file_cut_between_two_parts(self, model_files: dict[str, Path], tmp_path: Path) -> None:
-        path = change(model_files["bpe"], tmp_path / "cut.model", lambda proto: proto.ClearField("normalizer_spec"))
+        for damaged in (b"", content[: len(content) // 2], content[:-9], b'{"a": 0}'):
+            path.write_bytes(damaged)
+            message = rf"cut\.model \({len(damaged):,} bytes\) is no sentencepiece model, or it is trunc"
+            with pytest.raises(ConversionError, match=message):
+                convert_sentencepiece(path)
+        # A file cut between two parts.
+        change(model_files["bpe"], path, lambda proto: proto.ClearField("normalizer_spec"))
         with pytest.raises(ConversionError, match="it lacks pieces, or how they were trained, or the normalisation"):
             convert_sentencepiece(path)
-
-    def test_other_files(self, tmp_path: Path) -> None:
-        (tmp_path / "vocab.json").write_text('{"a": 0}')
-        with pytest.raises(ConversionError, match=r"vocab\.json \(8 bytes\) is no sentencepiece model"):
-            convert_sentencepiece(tmp_path / "vocab.json")
         with pytest.raises(ConversionError, match=r"is a folder: name the \.model file"):
             convert_sentencepiece(tmp_path)
         with pytest.raises(ConversionError, match=r"none\.model is no file: name the \.model file"):

@@ -1,17 +1,13 @@
-"""Which system a model is of, what may be said of it, and the script that converts."""
+"""Which system a model is of, what may be said of it, and the command that converts."""
 
-import importlib
 import inspect
 import json
 import os
 import pickle
 import signal
-import sys
 import zipfile
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -31,27 +27,19 @@ from transformers import (
 )
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.commands import convert as script
 from vanilla_transformer.conversion.errors import ConversionError
 from vanilla_transformer.conversion.sources import SOURCES, convert, detect_format
+from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
 
 class Translator(nn.Module):
-    """A model as PyTorch's tutorial builds them."""
-
     def __init__(self) -> None:
         super().__init__()
         self.src_tok_emb = nn.Embedding(20, 16)
         self.tgt_tok_emb = nn.Embedding(24, 16)
         self.transformer = nn.Transformer(16, 4, 1, 1, 24, batch_first=True)
         self.generator = nn.Linear(16, 24)
-
-
-@pytest.fixture(scope="module")
-def script() -> Iterator[ModuleType]:
-    scripts = str(Path(__file__).resolve().parents[2] / "scripts")
-    sys.path.insert(0, scripts)
-    yield importlib.import_module("convert_checkpoint")
-    sys.path.remove(scripts)
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +67,7 @@ CHECKPOINTS: dict[str, Any] = {
     "fairseq": {"args": None, "model": {"encoder.layers.0.self_attn.in_proj_weight": torch.ones(2, 2)}},
     "joeynmt": {"steps": 3, "model_state": {"a": torch.ones(1)}},
     "opennmt_py": {"vocab": {"src": ["a"]}, "opt": None, "model": {"a": torch.ones(1)}, "generator": None},
-    "torch_nn": {
-        "epoch": 3,
-        "state": {"module.transformer.encoder.layers.0.self_attn.in_proj_weight": torch.ones(2, 2)},
-    },
+    "torch_nn": {"epoch": 3, "state": {"module.encoder.layers.0.self_attn.in_proj_weight": torch.ones(2, 2)}},
 }
 
 
@@ -134,7 +119,7 @@ def test_folders_of_other_systems_are_recognised(tmp_path: Path) -> None:
 
 
 def test_code_that_comes_with_a_model_is_not_run(
-    tmp_path: Path, script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     # Whoever is asked whether to trust it says yes.
@@ -191,9 +176,7 @@ def test_unknown_formats_and_options_are_named(marian: str) -> None:
         convert(marian, nhead=4)
 
 
-def test_the_script_converts_checks_and_saves(
-    tmp_path: Path, marian: str, script: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_converts_and_saves(tmp_path: Path, marian: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "out" / "it"
     script.main(["--model_name_or_path", marian, "--output_dir", str(folder)])
     printed = capsys.readouterr().out
@@ -215,11 +198,8 @@ def test_the_script_converts_checks_and_saves(
     assert before == sorted((path.name, path.stat().st_mtime_ns) for path in folder.iterdir())
 
 
-def test_what_the_weights_do_not_tell_is_said_on_the_command_line(
-    tmp_path: Path, script: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = Translator().eval()
-    torch.save(model.state_dict(), tmp_path / "it.pt")
+def test_what_the_weights_do_not_tell_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(Translator().state_dict(), tmp_path / "it.pt")
     given = ["--model_name_or_path", str(tmp_path / "it.pt"), "--output_dir", str(tmp_path / "out")]
     with pytest.raises(SystemExit):
         script.main(given)
@@ -247,11 +227,7 @@ def test_what_the_weights_do_not_tell_is_said_on_the_command_line(
         assert not (tmp_path / "other").exists()
 
 
-def test_the_script_takes_a_model_out_again(
-    tmp_path: Path, script: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
-
+def test_the_command_takes_a_model_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ours = make_loud_model(VanillaTransformerConfig.from_preset("tiny"))
     ours.save_pretrained(tmp_path / "ours")
     VanillaTransformerTokenizer().save_pretrained(tmp_path / "ours")
@@ -272,11 +248,7 @@ def test_the_script_takes_a_model_out_again(
     assert "is no model of this package but a MarianMTModel" in capsys.readouterr().err
 
 
-def test_what_was_taken_to_torch_is_brought_back(
-    tmp_path: Path, script: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
-
+def test_torch_s_model_is_brought_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "eos_token_id": 7}
     tokenizer = VanillaTransformerTokenizer()
     ours = make_loud_model(VanillaTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer), **heads))
@@ -302,7 +274,7 @@ def test_what_was_taken_to_torch_is_brought_back(
 
 
 def test_an_interrupted_conversion_says_so_and_leaves_nothing(
-    tmp_path: Path, marian: str, script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, marian: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save = VanillaTransformerForConditionalGeneration.save_pretrained
 
@@ -318,7 +290,7 @@ def test_an_interrupted_conversion_says_so_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_help_of_a_format_lists_its_options(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_of_a_format_lists_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     for name, source in SOURCES.items():
         with pytest.raises(SystemExit):
             script.main(["--format", name, "--help"])

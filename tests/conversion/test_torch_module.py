@@ -16,6 +16,7 @@ from torch_tutorial import PAD, assert_same, make_tutorial
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.conversion.errors import ConversionError
+from vanilla_transformer.conversion.systems.marian import save_as_marian
 from vanilla_transformer.conversion.systems.torch_module import TorchTransformer, save_as_torch_nn, to_torch_nn
 from vanilla_transformer.conversion.systems.torch_nn import TorchSettings, convert_torch_nn
 
@@ -42,7 +43,6 @@ def random_model(seed: int = 0, **changes: Any) -> VanillaTransformerForConditio
     seed=st.integers(0, 1000),
 )
 def test_out_and_in_again(sharing: str, positions: str, position_offset: int, seed: int, **changes: Any) -> None:
-    """The module computes the same, padding included; back again every weight is what it was."""
     changes |= {"position_embedding_type": positions, "position_offset": position_offset, **ALL_SHARING[sharing]}
     model = random_model(seed, **changes)
     module = to_torch_nn(model)
@@ -86,21 +86,11 @@ def test_in_and_out_again(bias: bool) -> None:
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
 def test_a_saved_folder_has_all_that_the_way_back_needs(tmp_path: Path, positions: str) -> None:
     """What is told by no weight is other than torch's defaults here."""
-    model = random_model(
-        **ALL_SHARING["separate-untied"],
-        **EQUAL_HEADS,
-        vocab_size=len(make_tokenizer()),
-        attention_bias=True,
-        normalize_before=True,
-        activation_function="gelu",
-        layer_norm_eps=1e-3,
-        scale_embedding=False,
-        position_embedding_type=positions,
-        position_offset=2,
-        bos_token_id=5,
-        eos_token_id=4,
-        decoder_start_token_id=6,
-    )
+    changes: dict[str, Any] = {"attention_bias": True, "normalize_before": True, "activation_function": "gelu"}
+    changes |= {"layer_norm_eps": 1e-3, "scale_embedding": False, "position_embedding_type": positions}
+    changes |= {"position_offset": 2, "bos_token_id": 5, "eos_token_id": 4, "decoder_start_token_id": 6}
+    vocab_size = len(make_tokenizer())
+    model = random_model(**ALL_SHARING["separate-untied"], **EQUAL_HEADS, vocab_size=vocab_size, **changes)
     folder = save_as_torch_nn(model, make_tokenizer(), tmp_path / "torch")
     back = convert_torch_nn(folder / "model.pt")
     back.check()
@@ -120,14 +110,11 @@ def test_a_saved_folder_has_all_that_the_way_back_needs(tmp_path: Path, position
     assert (again.encoder_attention_heads, again.bos_token_id) == (2, 2)
 
 
-def test_unequal_numbers_of_heads_are_not_saved(tmp_path: Path) -> None:
+def test_all_that_torch_lacks_is_refused_at_once(tmp_path: Path) -> None:
     unequal = random_model(encoder_attention_heads=4, decoder_attention_heads=2)
     with pytest.raises(ConversionError, match=r"one number of heads.*\n.*are \(4, 2\)"):
         save_as_torch_nn(unequal, None, tmp_path / "unequal")
     assert not list(tmp_path.iterdir())
-
-
-def test_all_that_torch_lacks_is_refused_at_once() -> None:
     model = random_model(d_k=3, d_v=8, normalize_embedding=True, activation_function="gelu_new")
     with pytest.raises(ConversionError) as caught:
         to_torch_nn(model)
@@ -135,8 +122,8 @@ def test_all_that_torch_lacks_is_refused_at_once() -> None:
         assert name in str(caught.value)
     with pytest.raises(ConversionError, match=r"d_k is 5 \(can be: None\)"):
         to_torch_nn(random_model(d_k=5, d_v=5, encoder_attention_heads=3, decoder_attention_heads=3))
-    # Given sizes that are the usual ones are no reason.
-    usual = random_model(d_k=4, d_v=4, **EQUAL_HEADS)
+    # Given sizes that are the usual ones are no reason; swish is torch's silu.
+    usual = random_model(d_k=4, d_v=4, activation_function="swish", **EQUAL_HEADS)
     assert_same(to_torch_nn(usual), usual)
 
 
@@ -181,19 +168,17 @@ def test_settings_of_other_programs_are_left_alone_and_damaged_ones_refused(tmp_
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_module_that_computes_something_else_is_not_saved(tmp_path: Path, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("save", "kind"), [(save_as_torch_nn, r"torch\.nn\.Transformer"), (save_as_marian, "MarianMT")]
+)
+def test_what_computes_something_else_is_not_saved(tmp_path: Path, save: Any, kind: str, dtype: torch.dtype) -> None:
     model: Any = random_model(max_position_embeddings=7, **EQUAL_HEADS)
     model.to(dtype).train()
-    assert save_as_torch_nn(model, None, tmp_path / "good").is_dir()
+    assert save(model, None, tmp_path / "good").is_dir()
     assert model.training
     # A change of the model that the conversion knows nothing of.
     model.lm_head.register_forward_hook(lambda module, inputs, logits: logits * 1.01)
-    with pytest.raises(ConversionError, match=r"torch\.nn\.Transformer computes something else than this model"):
-        save_as_torch_nn(model, None, tmp_path / "bad")
+    with pytest.raises(ConversionError, match=f"{kind} computes something else than this model: logits differ"):
+        save(model, None, tmp_path / "bad")
     assert not (tmp_path / "bad").exists()
-    assert save_as_torch_nn(model, None, tmp_path / "bad", check=False).is_dir()
-
-
-def test_swish_goes_out_as_the_silu_that_it_is() -> None:
-    model = random_model(activation_function="swish")
-    assert_same(to_torch_nn(model), model)
+    assert save(model, None, tmp_path / "bad", check=False).is_dir()

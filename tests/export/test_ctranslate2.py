@@ -53,20 +53,17 @@ def make(**changes: Any) -> Any:
 
 
 def export(model: Any, folder: Path, **settings: Any) -> CTranslate2Model:
-    """The model exported and loaded; everything is computed in float32."""
     own = {name: settings.pop(name) for name in ("tokenizer", "quantization", "max_positions") if name in settings}
     export_ctranslate2(model, folder / "exported", **own)
     return CTranslate2Model(folder / "exported", **{"device": "cpu", "compute_type": "float32", **settings})
 
 
 def both(ours: Any, theirs: Any, side: str = "right", **settings: Any) -> list[Any]:
-    """What both generate for SOURCES."""
     ids, mask = pad(SOURCES[:3], side)
     return [model.generate(input_ids=ids, attention_mask=mask, **settings) for model in (ours, theirs)]
 
 
 def assert_same_beams(ours: Any, theirs: Any, **settings: Any) -> None:
-    """Compares the tokens and scores of all that a beam search returns."""
     expected, found = both(ours, theirs, return_dict_in_generate=True, **settings)
     assert torch.equal(found.sequences, expected.sequences)
     torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, atol=1e-4, rtol=1e-4)
@@ -85,9 +82,7 @@ def test_every_configuration_is_the_same_function(changes: dict[str, Any], tmp_p
     ours = make(**changes)
     theirs = export(ours, tmp_path)
     targets = make_sentences([4, 7, 1], vocab_size=13, seed=1)
-    found = theirs.translator.score_batch(
-        [list(map(str, source)) for source in SOURCES[:3]], [list(map(str, target)) for target in targets]
-    )
+    found = theirs.translator.score_batch(*([list(map(str, ids)) for ids in side] for side in (SOURCES[:3], targets)))
     for source, target, result in zip(SOURCES, targets, found, strict=False):
         logits = logits_of(ours, input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([[START, *target]]))
         expected = logits[0].log_softmax(dim=-1).gather(1, torch.tensor([*target, END])[:, None])[:, 0]
@@ -248,15 +243,12 @@ def test_without_a_length_penalty_early_stopping_still_ends_the_search(tmp_path:
 
 def test_without_a_mask_pad_tokens_are_padding_and_a_greedy_search_returns_an_object(tmp_path: Path) -> None:
     theirs = export(make(), tmp_path)
+    # A source of special tokens only gives an empty translation.
+    assert theirs.generate(torch.tensor([SOURCES[3]]), num_beams=2).tolist() == [[START]]
     ids, mask = pad(SOURCES[:3], junk=PAD)
     expected = theirs.generate(ids, mask, max_new_tokens=8)
     found = theirs.generate(ids, max_new_tokens=8, return_dict_in_generate=True)
     assert torch.equal(found.sequences, expected)
-
-
-def test_a_source_of_special_tokens_only_gives_an_empty_translation(tmp_path: Path) -> None:
-    theirs = export(make(), tmp_path)
-    assert theirs.generate(torch.tensor([SOURCES[3]]), num_beams=2).tolist() == [[START]]
 
 
 def test_divided_batches_and_several_workers_change_nothing(tmp_path: Path) -> None:
@@ -315,9 +307,8 @@ def test_a_folder_is_all_that_translating_needs(tokenizer: PreTrainedTokenizerBa
     more: dict[str, Any] = {"num_return_sequences": 2, "max_new_tokens": 20, "progress": False}
     expected = translate_n_best(ours, tokenizer, TEXTS, **more)
     found = translate_n_best(theirs, reloaded, TEXTS, **more)
-    assert [[one.text for one in of_text] for of_text in found] == [
-        [one.text for one in of_text] for of_text in expected
-    ]
+    texts = [[[one.text for one in of_text] for of_text in each] for each in (found, expected)]
+    assert texts[0] == texts[1]
     assert found[0][0].score == pytest.approx(expected[0][0].score, abs=1e-4)
 
 
@@ -327,9 +318,8 @@ def test_two_vocabularies(tmp_path: Path) -> None:
     ours = make(**sizes, share_encoder_decoder_embeddings=False)
     theirs = export(ours, tmp_path, tokenizer=tokenizer)
     assert theirs.source_tokens == tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    assert theirs.target_tokens[:-2] == tokenizer.target_tokenizer.convert_ids_to_tokens(
-        list(range(tokenizer.target_vocab_size))
-    )
+    ids = list(range(tokenizer.target_vocab_size))
+    assert theirs.target_tokens[:-2] == tokenizer.target_tokenizer.convert_ids_to_tokens(ids)
     reloaded = AutoTokenizer.from_pretrained(tmp_path / "exported")
     settings: dict[str, Any] = {"max_new_tokens": 9, "progress": False}
     assert translate(theirs, reloaded, TEXTS, **settings) == translate(ours, tokenizer, TEXTS, **settings)
@@ -459,9 +449,7 @@ def test_ids_that_are_no_tokens_are_refused(tmp_path: Path) -> None:
     theirs = export(make(decoder_vocab_size=13, share_encoder_decoder_embeddings=False), tmp_path)
     for wrong in (-1, 17):
         ids = torch.tensor([[5, wrong, END]])
-        with pytest.raises(
-            ValueError, match=rf"The ids \[5, {wrong}, 2\] are not all within a vocabulary of 17 tokens"
-        ):
+        with pytest.raises(ValueError, match=rf"The ids \[5, {wrong}, 2\] are not all within a vocabulary of 17"):
             theirs.generate(ids, torch.ones_like(ids))
         assert theirs.generate(ids, torch.tensor([[1, 0, 1]]), max_new_tokens=3).shape[0] == 1
     with pytest.raises(ValueError, match=r"The ids \[13\] are not all within a vocabulary of 13 tokens"):

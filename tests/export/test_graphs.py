@@ -47,7 +47,6 @@ def make_inputs(lengths: list[int], target_length: int, side: str = "right") -> 
 
 @functools.cache
 def make_program(positions: str) -> tuple[Any, Any]:
-    """A model and its program."""
     model = make_model(decoder_layers=1, position_embedding_type=positions, **MODELS[positions])
     return model, export_program(model)
 

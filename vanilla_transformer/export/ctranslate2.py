@@ -1,13 +1,11 @@
 """Takes a model to CTranslate2, which computes it faster than torch does, above all on CPUs and in 8 bits.
 
-CTranslate2 describes a Transformer by a specification, a tree of weights and settings. Everything that this package's
-model can be has a place in it but for some activation functions. Three things are put differently there:
+Everything that this package's model can be has a place in CTranslate2's specification, a tree of weights and settings,
+but for some activation functions. Three things are put differently there:
 
-- The maps to queries, keys and values are one matrix with heads of one size. Where d_k and d_v differ, the smaller
-  heads are filled up with zeros, which changes no product.
+- The maps to queries, keys and values are one matrix with heads of one size: the smaller are filled up with zeros.
 - Positions are always a table. That of sinusoids has as many rows as `max_positions` says; longer texts are refused.
-- A vocabulary is a list of tokens, all different, as long as the embedding table. Ids that the tokenizer has no token
-  for get made-up ones.
+- A vocabulary is a list of tokens, all different, as long as the embedding table; missing ones are made up.
 """
 
 import copy
@@ -27,10 +25,8 @@ from vanilla_transformer.model.configuration_vanilla_transformer import VanillaT
 from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.model.positions_vanilla_transformer import LearnedPositions, SinusoidalPositions
 
-QUANTIZATIONS = (
-    *("float32", "float16", "bfloat16", "int16"),
-    *("int8", "int8_float32", "int8_float16", "int8_bfloat16"),
-)
+_COMPUTED_IN = ("_float32", "_float16", "_bfloat16")
+QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", *(f"int8{end}" for end in ("", *_COMPUTED_IN)))
 # CTranslate2's own config.json is beside it: a folder cannot have both under that name.
 CONFIG_FILE = "vanilla_transformer_config.json"
 # Rows of a table of sinusoids, unless the model's own has more: 8 MB at d_model 512.
@@ -110,9 +106,6 @@ def export_ctranslate2(
     return Path(folder)
 
 
-# What cannot be exported
-
-
 def find_reasons(
     model: Any, tokenizer: PreTrainedTokenizerBase | None = None, max_positions: int | None = None
 ) -> list[str]:
@@ -146,10 +139,7 @@ def _find_strange_maps(model: nn.Module) -> list[str]:
         weight = getattr(module, "weight", None)
         if weight is not None and (type(module) not in known or not weight.is_floating_point()):
             kind = f"{type(module).__module__}.{type(module).__name__}"
-            return [
-                f"{name} is {kind}, whose weights may be more or other than they seem: merge adapters, and load the "
-                "model unquantized"
-            ]
+            return [f"{name} is {kind}, whose weights may be others: merge adapters, and load the model unquantized"]
     return []
 
 
@@ -163,14 +153,8 @@ def _find_special_ids(model: Any) -> dict[str, int | None]:
     return ids
 
 
-# The specification
-
-
 def list_tokens(vocabulary: dict[str, int] | None, size: int) -> list[str]:
-    """Lists `size` tokens, all different, by their ids: those of ids without a token are made up.
-
-    Without a vocabulary tokens are called by their ids.
-    """
+    """Lists `size` tokens, all different, by their ids; without a token, or a vocabulary, they are named by these."""
     if vocabulary is None:
         return [str(token_id) for token_id in range(size)]
     names = {token_id: token for token, token_id in vocabulary.items()}
@@ -183,10 +167,7 @@ def list_tokens(vocabulary: dict[str, int] | None, size: int) -> list[str]:
 
 
 def make_spec(model: Any, tokenizer: PreTrainedTokenizerBase | None = None, max_positions: int | None = None) -> Any:
-    """Describes a model that `find_reasons` finds no fault with by a `TransformerSpec`, not yet validated.
-
-    Its weights are the model's own, where they are on the CPU.
-    """
+    """Describes a model by a `TransformerSpec`, not yet validated; its weights are the model's own, if on the CPU."""
     specs = import_ctranslate2().specs
     config: VanillaTransformerConfig = model.config
     settings: dict[str, Any] = {

@@ -92,14 +92,11 @@ class _Found(NamedTuple):
 class CTranslate2Model(nn.Module):
     """A model exported to CTranslate2, to use where this package's functions take a model of the library.
 
-    `translate`, `translate_n_best`, `translate_lines`, `translate_file` and `score_loss` take it. It is a module of
-    torch without parameters, so that it has the same methods; all computation is CTranslate2's.
+    It is a module of torch without parameters; all computation is CTranslate2's. Translations are those of the model
+    that was exported, but for rounding and these differences:
 
-    Translations are those of the model that was exported, but for rounding and these differences:
-
-    - Beam search takes the same steps, but ends when `patience * num_beams` translations of a sentence have ended. This
-      package compares the scores of what has ended with those of what is open. A larger `patience` is surer and slower.
-      With `early_stopping=True` both end alike, but with `"gnmt"` may keep others of what has ended.
+    - Beam search ends when `patience * num_beams` translations of a sentence have ended, while this package's goes on
+      until no open one can win. With `early_stopping=True` both end alike, but with `"gnmt"` may keep others.
     - One limit of length holds for a batch. Where nothing sets it, longer translations are cut at the limit of their
       own sentence (its length + 50). Greedy search finds the same in this way; beam search might find others.
     - Forbidden tokens (`min_new_tokens`, `no_repeat_ngram_size`, `bad_words_ids`, `suppress_tokens`) are left out
@@ -119,7 +116,6 @@ class CTranslate2Model(nn.Module):
 
     Raises:
         FileNotFoundError: If the folder holds no such model.
-        ImportError: If CTranslate2 is not installed.
         ValueError: If CTranslate2 cannot load the model so, or the patience is below 1.
     """
 
@@ -230,10 +226,7 @@ class CTranslate2Model(nn.Module):
         return GenerateBeamEncoderDecoderOutput(sequences=sequences, sequences_scores=scores.to(input_ids.device))
 
     def sum_losses(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor) -> float:
-        """Returns the negative log-likelihood of target tokens, summed, in nats.
-
-        Sources and their mask are (B, S); labels are (B, T), -100 at padding.
-        """
+        """Returns the summed negative log-likelihood of labels (B, T), -100 at padding, in nats; sources are (B, S)."""
         sources = self._read_sources(input_ids, attention_mask, pad_id=None)
         targets = [_name_tokens(row[row != IGNORED_LABEL].tolist(), self.target_tokens) for row in labels]
         self._check_lengths(targets, "target")
@@ -335,10 +328,9 @@ def load_for_ctranslate2(
     revision: str = "main",
     trust_remote_code: bool = False,
 ) -> tuple[CTranslate2Model, PreTrainedTokenizerBase]:
-    """Loads a model for CTranslate2, and its tokenizer.
+    """Loads a model for CTranslate2, and its tokenizer, from a folder that `export_ctranslate2` wrote.
 
-    The model is a folder that `export_ctranslate2` wrote, or a folder or Hub name of a model of this package, which is
-    then converted into a folder that lasts no longer than this takes. `dtype` is the `compute_type`, or `"auto"`.
+    A model of this package, a folder or a name on the Hub, is converted in passing. `dtype` is the `compute_type`.
     """
     import_ctranslate2()
     settings: dict[str, Any] = {"device": device, "compute_type": "default" if dtype == "auto" else dtype}

@@ -95,11 +95,7 @@ class WholeGraph(nn.Module):
 
 
 class UncheckedPositions(nn.Embedding):
-    """Learned positions that leave it to the runtime to refuse what lies beyond the table.
-
-    A check of lengths, which is traced like any other branch, would tie them to the table's even where the tokens
-    beyond are padding.
-    """
+    """Learned positions without a check of lengths, which would be traced; the runtime refuses what lies beyond."""
 
     def __init__(self, positions: LearnedPositions) -> None:
         super().__init__(positions.num_embeddings, positions.embedding_dim, _weight=positions.weight)
@@ -111,11 +107,7 @@ class UncheckedPositions(nn.Embedding):
 
 
 def copy_for_tracing(model: VanillaTransformerForConditionalGeneration) -> VanillaTransformerForConditionalGeneration:
-    """Copies a model to the CPU, in float32 and evaluation mode, so that its graph has no limit that the model has not.
-
-    The copy's sinusoids are computed at every length: the table they are otherwise read from would become part of the
-    graph, and its end the end of every sequence.
-    """
+    """Copies a model to the CPU, in float32 and evaluation mode; sinusoids are computed, since a table would end."""
     reasons = []
     if not isinstance(model, VanillaTransformerForConditionalGeneration):
         kind = VanillaTransformerForConditionalGeneration.__name__
@@ -134,14 +126,12 @@ def copy_for_tracing(model: VanillaTransformerForConditionalGeneration) -> Vanil
 
 
 def export_program(model: VanillaTransformerForConditionalGeneration) -> ExportedProgram:
-    """Exports the whole model with `torch.export`, for any batch size and lengths.
+    """Exports the whole model, which stays as it is, with `torch.export`, for any batch size and lengths.
 
     The program needs neither this package nor transformers: `torch.export.save` writes it to a file, from which
     `torch.export.load(file).module()` makes a module that takes `input_ids` (B, S), `attention_mask` (B, S) and
-    `decoder_input_ids` (B, T), by these names, and returns logits (B, T, V).
-
-    The program computes in float32. With learned positions it refuses sequences that are longer than their table,
-    padding included; with sinusoids there is no limit. The model stays as it is.
+    `decoder_input_ids` (B, T), by these names, and returns logits (B, T, V). It computes in float32. With learned
+    positions it refuses sequences that are longer than their table, padding included.
 
     Raises:
         ConversionError: If it is not this package's model, or its weights are quantized.

@@ -6,8 +6,8 @@ What is written goes by the names of Hugging Face's Optimum, which runners of it
 - `decoder_model_merged.onnx` takes `input_ids`, `encoder_attention_mask`, `encoder_hidden_states` and, for each layer,
   `past_key_values.{layer}.{decoder or encoder}.{key or value}`; it gives `logits`, and the same for `present`.
 
-For the first tokens of a target each `past_key_values` has length 0; afterwards it is the `present` of the call before,
-and `input_ids` are the new tokens only. Batch and lengths are free. See [`DecoderGraph`] for the shapes.
+At first each `past_key_values` has length 0; afterwards it is the `present` of the call before, and `input_ids` are the
+new tokens only. Batch and lengths are free. See [`DecoderGraph`] for the shapes.
 """
 
 import contextlib

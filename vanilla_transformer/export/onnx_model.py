@@ -165,11 +165,10 @@ class OnnxModel(VanillaTransformerGenerationMixin, PreTrainedModel, GenerationMi
         use_cache: bool | None = None,
         return_dict: bool | None = None,
     ) -> Seq2SeqLMOutput:
-        """Predicts the next token at each position of the target (R, T), of which only what the cache lacks is given.
+        """Maps what the cache lacks of the target (R, T) to `logits` (R, T, V), and adds to the cache.
 
         The mask and `encoder_outputs` are those of the source, (B, S) and (B, S, D), or once for each row, (R, S) and
         (R, S, D). The graph has no place for `decoder_attention_mask`, (R, T or more); padding at the end needs none.
-        The cache is added to. Returns `logits` (R, T, V), `past_key_values` and `encoder_last_hidden_state`.
         """
         if decoder_input_ids is None or (input_ids is None and encoder_outputs is None):
             raise ValueError("Give decoder_input_ids, and either input_ids or encoder_outputs.")
