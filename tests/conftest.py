@@ -124,9 +124,8 @@ def scripts_directory(repository_root: Path) -> Path:
 
 
 @pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch, scripts_directory: Path) -> Callable[[str], Callable[..., None]]:
-    """The main function of a script, imported as Python runs it: with the scripts' folder first on the path."""
-    monkeypatch.syspath_prepend(str(scripts_directory))
+def main() -> Callable[[str], Callable[..., None]]:
+    """The main function of a script, by the script's name; pyproject.toml puts the scripts on the path."""
 
     def get(name: str) -> Callable[..., None]:
         function: Any = importlib.import_module(name).main
@@ -204,16 +203,8 @@ def run_python(tmp_path: Path) -> RunPython:
         returncode: int = 0,
     ) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *map(str, arguments)]
-        result = subprocess.run(
-            command,
-            capture_output=True,
-            check=False,
-            cwd=cwd or tmp_path,
-            env={**os.environ, **(environment or {})},
-            input=input or "",
-            text=True,
-            timeout=timeout,
-        )
+        options: Any = {"cwd": cwd or tmp_path, "env": {**os.environ, **(environment or {})}, "timeout": timeout}
+        result = subprocess.run(command, capture_output=True, check=False, input=input or "", text=True, **options)
         if result.returncode != returncode:
             pytest.fail(
                 f"{command} ended with status {result.returncode} instead of {returncode}\n"

@@ -1,6 +1,7 @@
 """What the benchmarks say to wrong arguments, before they measure anything."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -10,23 +11,15 @@ import pytest
     [
         ("generation", ["--part=sentences"], "--model_name_or_path and --test_file must be given"),
         ("generation", ["--batch_size", "4", "0"], "--batch_size is [4, 0]; it must be at least 1"),
-        ("generation", ["--source_length=1"], "--source_length is 1; it must be at least 2"),
-        ("generation", ["--device=tpu"], "--device is tpu; it must be cpu or cuda"),
         ("training", ["--part=throughput"], "--train_file must be given"),
-        ("training", ["--rounds=0"], "--rounds is 0; it must be at least 1"),
         ("training", ["--d_model=100"], "--d_model is 100; it must be a multiple of 64"),
         ("training", ["--target_tokens=3"], "--target_tokens is 3; it must be at least 32"),
-        ("translation", ["--model_name_or_path=nowhere", "--rounds=0"], "--rounds is 0; it must be at least 1"),
         ("translation", ["--model_name_or_path=nowhere", "--device=tpu"], "--device is tpu; it must be cpu or cuda"),
         ("translation", ["--model_name_or_path=nowhere", "--test_file=nowhere.txt"], "nowhere.txt"),
     ],
 )
 def test_wrong_arguments_are_explained(
-    name: str,
-    words: list[str],
-    message: str,
-    main: Callable[[str], Callable[..., None]],
-    capsys: pytest.CaptureFixture[str],
+    name: str, words: list[str], message: str, main: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
         main(f"benchmark_{name}")(*words)

@@ -21,12 +21,6 @@ def test_systems_that_are_not_installed_are_named(
     assert "opennmt_py was not checked" in missing
 
 
-def test_options_lead_through_sections() -> None:
-    settings: dict[str, Any] = {"a": {"b": {"c": 1}}, "d": 2}
-    script.change(settings, {"a.b.c": 3, "a.e": 4, "d": 5})
-    assert settings == {"a": {"b": {"c": 3}, "e": 4}, "d": 5}
-
-
 def test_the_toy_languages_mirror_each_other(tmp_path: Path) -> None:
     corpus = script.Corpus.write(tmp_path, 3)
     assert [" ".join(reversed(line.split())).upper() for line in corpus.sources] == corpus.targets

@@ -16,37 +16,30 @@ from hypothesis import strategies as st
 
 # Reserved for documentation and for names that never resolve: nobody answers there.
 _ELSEWHERE = "192.0.2.1"
-_ELSEWHERE_IPV6 = "2001:db8::1"
 _ELSEWHERE_NAME = "host.invalid"
 _BLOCKED = "tests may not use the network, but something wants to reach"
 
 
-@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, _ELSEWHERE), (socket.AF_INET6, _ELSEWHERE_IPV6)])
+@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, _ELSEWHERE), (socket.AF_INET6, "2001:db8::1")])
 def test_connecting_to_another_machine_is_refused(family: socket.AddressFamily, host: str) -> None:
     with socket.socket(family, socket.SOCK_STREAM) as connection, pytest.raises(RuntimeError, match=_BLOCKED):
         connection.connect((host, 443))
 
 
 def test_datagrams_to_another_machine_are_refused() -> None:
-    with (
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connection,
-        pytest.raises(RuntimeError, match=_BLOCKED),
-    ):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connection, pytest.raises(RuntimeError, match=_BLOCKED):
         connection.sendto(b"hello", (_ELSEWHERE, 53))
 
 
-def test_names_of_other_machines_are_not_looked_up() -> None:
-    with pytest.raises(RuntimeError, match=_BLOCKED):
-        socket.getaddrinfo(_ELSEWHERE_NAME, 443)
-    with pytest.raises(RuntimeError, match=_BLOCKED):
-        socket.gethostbyname(_ELSEWHERE_NAME)
-
-
-def test_http_and_asyncio_clients_are_refused() -> None:
-    with pytest.raises(RuntimeError, match=_BLOCKED):
-        urllib.request.urlopen(f"http://{_ELSEWHERE}/", timeout=1)
-    with pytest.raises(RuntimeError, match=_BLOCKED):
-        asyncio.run(asyncio.open_connection(_ELSEWHERE, 443))
+def test_names_are_not_looked_up_and_clients_are_refused() -> None:
+    for reach in (
+        lambda: socket.getaddrinfo(_ELSEWHERE_NAME, 443),
+        lambda: socket.gethostbyname(_ELSEWHERE_NAME),
+        lambda: urllib.request.urlopen(f"http://{_ELSEWHERE}/", timeout=1),
+        lambda: asyncio.run(asyncio.open_connection(_ELSEWHERE, 443)),
+    ):
+        with pytest.raises(RuntimeError, match=_BLOCKED):
+            reach()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
@@ -72,10 +65,7 @@ def test_home_and_caches_lie_outside_the_users_home() -> None:
     assert Path(constants.HF_HUB_CACHE).is_relative_to(scratch)
     assert constants.HF_HUB_OFFLINE
     child = subprocess.run(
-        [sys.executable, "-c", "import pathlib; print(pathlib.Path.home())"],
-        capture_output=True,
-        check=True,
-        text=True,
+        [sys.executable, "-c", "import pathlib; print(pathlib.Path.home())"], capture_output=True, check=True, text=True
     )
     assert child.stdout.strip() == str(Path.home())
 

@@ -31,13 +31,8 @@ from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransf
 
 ROOT = Path(__file__).parents[2]
 README = "README.md"
-FILES = (
-    README,
-    "scripts/README.md",
-    "scripts/results.md",
-    "vanilla_transformer/conversion/README.md",
-    "vanilla_transformer/export/README.md",
-)
+FOLDERS = ("vanilla_transformer/conversion", "vanilla_transformer/export")
+FILES = (README, "scripts/README.md", "scripts/results.md", *(f"{folder}/README.md" for folder in FOLDERS))
 # The numbered sections, equations, figures and tables of the paper from section 3 on, but for its conclusion.
 PAPER = {
     *("3.1", "3.2.1", "3.2.2", "3.2.3", "3.3", "3.4", "3.5", "4", "5.1", "5.2", "5.3", "5.4", "6.1", "6.2", "6.3"),
@@ -76,9 +71,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         TOKENIZER.save_pretrained(folder / name)
     torch.save(to_torch_nn(make_letters_model()).state_dict(), folder / "model.pt")
     return folder
-
-
-# --- the paper -----------------------------------------------------------------------------------------------------
 
 
 def rows_of_the_paper() -> list[list[str]]:
@@ -159,13 +151,8 @@ def test_eager_attention_runs_the_search_as_written(options: Any, models: Path, 
 def test_logits_go_with_the_loss_as_written(options: Any, models: Path, calls: Counter[str]) -> None:
     model, batch = load(models)
     model.train()(**batch, **options)
-    assert calls == {
-        "forward": model.config.decoder_layers,
-        "label_smoothed_cross_entropy" if options else "fused_cross_entropy": 1,
-    }
-
-
-# --- links and names -----------------------------------------------------------------------------------------------
+    loss = "label_smoothed_cross_entropy" if options else "fused_cross_entropy"
+    assert calls == {"forward": model.config.decoder_layers, loss: 1}
 
 
 def anchors(name: str) -> set[str]:
@@ -233,9 +220,6 @@ def test_every_dotted_name_exists(name: str) -> None:
             assert resolve_name(f"vanilla_transformer.{match[1]}"), span
 
 
-# --- commands ------------------------------------------------------------------------------------------------------
-
-
 @cache
 def options_of(command: str | None, script: str | None) -> set[str]:
     """Names of the options of a command, or of a script."""
@@ -247,12 +231,6 @@ def options_of(command: str | None, script: str | None) -> set[str]:
     return {option for parser in parsers for option in parser._option_string_actions}
 
 
-@pytest.fixture
-def scripts_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-
-
-@pytest.mark.usefixtures("scripts_importable")
 @pytest.mark.parametrize("name", [*FILES, ".github/workflows/release.yml"])
 def test_every_option_of_a_command_exists(name: str) -> None:
     shell = read(name)
@@ -263,9 +241,6 @@ def test_every_option_of_a_command_exists(name: str) -> None:
         if match := re.search(r"(?:vanilla-transformer ([a-z][a-z-]*)|scripts/(\w+)\.py)( .*)", command):
             unknown = set(re.findall(r"(?<!\S)--\w+", match[3])) - options_of(match[1], match[2])
             assert not unknown, f"{command}: {unknown}"
-
-
-# --- examples ------------------------------------------------------------------------------------------------------
 
 
 def check(names: dict[str, Any]) -> None:

@@ -77,15 +77,9 @@ class TestTexts:
 
     def test_both_languages_print_the_same_numbers(self, untrained: dict[str, str]) -> None:
         english, chinese = untrained["en"], untrained["zh"]
-        assert sorted(re.findall(r"-?\d+\.\d+(?:e[-+]\d+)?", english)) == sorted(
-            re.findall(r"-?\d+\.\d+(?:e[-+]\d+)?", chinese)
-        )
-        matrices = [
-            [line for line in text.splitlines() if line.startswith("    ") and re.search(r"\d\.\d", line)]
-            for text in (english, chinese)
-        ]
-        assert matrices[0] == matrices[1]
-        assert len(matrices[0]) > 100
+        numbers = [sorted(re.findall(r"-?\d+\.\d+(?:e[-+]\d+)?", text)) for text in (english, chinese)]
+        assert numbers[0] == numbers[1]
+        assert len(numbers[0]) > 100
 
 
 class TestLines:
@@ -231,14 +225,8 @@ class TestCommand:
         assert end.value.code == 1
         assert capsys.readouterr().err == ""
 
-    def test_bad_arguments_are_named_and_help_shows_defaults(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_bad_arguments_are_named(self, capsys: pytest.CaptureFixture[str]) -> None:
         for arguments, message in ((["--steps", "0"], "at least 1"), (["--lang", "xx"], "invalid choice")):
             with pytest.raises(SystemExit):
                 walkthrough.main(arguments)
             assert message in capsys.readouterr().err
-        with pytest.raises(SystemExit):
-            walkthrough.main(["--help"])
-        text = " ".join(capsys.readouterr().out.split())
-        defaults = walkthrough.WalkthroughArguments()
-        for name in ("lang", "steps", "seed"):
-            assert re.search(rf"--{name} [^-]*\(default: {getattr(defaults, name)}\)", text), name
