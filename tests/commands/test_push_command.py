@@ -13,15 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hub_folders import (
-    append,
-    contents,
-    edit_json,
-    edit_weights,
-    save_single_stack,
-    save_translator,
-    write_pickle,
-)
+from hub_folders import append, contents, edit_json, edit_weights, save_single_stack, save_translator, write_pickle
 from local_hub import LocalHub
 from remote_process import RemotePython, remote_python
 from tiny_seq2seq import make_model as make_bart
@@ -162,11 +154,7 @@ class TestPush:
             errors = found.errors
             assert "usage:" not in errors
             assert found.said == ""
-            for words in (
-                "pytorch_model.bin is a pickle",
-                ".env looks like a secret",
-                "generation_config: ",
-            ):
+            for words in ("pytorch_model.bin is a pickle", ".env looks like a secret", "generation_config: "):
                 assert words in errors
         assert "alice/refused" not in hub.repos
         assert contents(bart) == before

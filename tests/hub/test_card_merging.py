@@ -86,8 +86,7 @@ def test_edits_survive_and_the_rest_is_renewed(trained: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"---\n- a\n---\n", b"---\na: [\n---\n", b"---\nmodel-index: [1]\n---\n", b"\xff", b"---\n1: a\n---\n"],
+    "content", [b"---\n- a\n---\n", b"---\na: [\n---\n", b"---\nmodel-index: [1]\n---\n", b"\xff", b"---\n1: a\n---\n"]
 )
 def test_a_card_that_cannot_be_read_is_named_and_kept(trained: Path, content: bytes) -> None:
     (trained / "README.md").write_bytes(content)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,17 @@ import torch
 from hub_folders import (
     CODE,
     TEXTS,
+    Damage,
     append,
+    configure,
     contents,
     edit_json,
-    edit_weights,
+    larger_tokenizer,
+    remove,
     save_single_stack,
     save_translator,
     save_vanilla,
+    weigh,
     write_pickle,
 )
 from tiny_seq2seq import make_tokenizer as make_bart_tokenizer
@@ -73,35 +76,16 @@ def put_secret_into_config(folder: Path) -> None:
     (folder / "config.json").write_text(text.replace("{", f'{{\n"finetuning_task": "{HUB_TOKEN}",', 1))
 
 
-Damage = Callable[[Path], Any]
-
-
-def remove(name: str) -> Damage:
-    return lambda folder: (folder / name).unlink()
-
-
 def cut_off(name: str) -> Damage:
     return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-100])
-
-
-def configure(**changes: Any) -> Damage:
-    return lambda folder: edit_json(folder / "config.json", **changes)
 
 
 def generate(**changes: Any) -> Damage:
     return lambda folder: edit_json(folder / "generation_config.json", **changes)
 
 
-def weigh(edit: Callable[[dict[str, torch.Tensor]], Any]) -> Damage:
-    return lambda folder: edit_weights(folder, edit)
-
-
 def write(name: str, text: str) -> Damage:
     return lambda folder: (folder / name).write_text(text)
-
-
-def larger_tokenizer(folder: Path) -> None:
-    train_tokenizer(TEXTS * 9, vocab_size=280, show_progress=False).save_pretrained(folder)
 
 
 NORM = "model.encoder.layers.0.self_attn_layer_norm.bias"

@@ -1,7 +1,7 @@
 """Models on a Hub: real clients in processes of their own push to a local one and pull from it.
 
 One process has the package and pushes over xet; one lacks it, and pulls without xet; a third does so from its cache.
-What the server saw and holds is what counts.
+What the server saw and holds is what counts. Branches, pull requests, tokens and failures: test_push_command.py.
 """
 
 import json
@@ -155,48 +155,6 @@ class TestPush:
         assert len(shards) > 2
         assert here.run('generate("alice/shards")') == expected.model
 
-    def test_a_branch_leaves_the_main_one_alone(
-        self, hub: LocalHub, here: RemotePython, pinned: str, expected: SimpleNamespace
-    ) -> None:
-        before = hub.files("alice/model")
-        here.run('other.push_to_hub("alice/model", revision="dev", commit_message="try this")')
-        assert hub.files("alice/model") == before
-        assert hub.repo("alice/model").find("dev")["title"] == "try this"
-        assert here.run('generate("alice/model", revision="dev")') == expected.other
-
-    def test_a_pull_request_by_somebody_else(
-        self, hub: LocalHub, here: RemotePython, pinned: str, expected: SimpleNamespace
-    ) -> None:
-        before = hub.files("alice/model")
-        here.run('other.push_to_hub("alice/model", create_pr=True, token="hf_bob")')
-        assert hub.files("alice/model") == before
-        assert hub.repo("alice/model").find("refs/pr/1")["author"] == "bob"
-        assert here.run('generate("alice/model", revision="refs/pr/1")') == expected.other
-
-    @pytest.mark.parametrize(
-        ("token", "reason"), [("hf_reader", "403"), ("hf_nobody", "401"), ("hf_bob", "403")], ids=str
-    )
-    def test_a_token_that_may_not_write_is_refused(
-        self, hub: LocalHub, here: RemotePython, pinned: str, token: str, reason: str
-    ) -> None:
-        before = hub.repo("alice/model").refs.copy(), set(hub.repos)
-        for name in ("alice/model", "alice/new"):
-            with pytest.raises(RemoteError, match=reason):
-                here.run("other.push_to_hub(name, token=wrong)", name=name, wrong=token)
-        assert (hub.repo("alice/model").refs, set(hub.repos)) == before
-
-    def test_a_failed_push_changes_nothing_and_the_next_one_completes(
-        self, hub: LocalHub, here: RemotePython, folders: SimpleNamespace, expected: SimpleNamespace
-    ) -> None:
-        hub.failures.append(["POST", "/alice/unlucky/commit/", 500, 1])
-        push = 'pipe = pipeline("translation", model=folder, device="cpu"); pipe.push_to_hub("alice/unlucky")'
-        with pytest.raises(RemoteError, match="500"):
-            here.run(push)
-        assert set(hub.files("alice/unlucky")) == {".gitattributes"}
-        here.run(push)
-        assert len(hub.repo("alice/unlucky").history()) == 2
-        assert here.run('translate("alice/unlucky")') == expected.translations
-
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -256,7 +214,7 @@ half.generate(max_new_tokens=5, do_sample=False).tolist()
         assert code == {f"{name}_vanilla_transformer.py" for name in names.split()}
         assert there.run(program, name="alice/writer", options={"trust_remote_code": True}) == expected
 
-    def test_each_half_does_its_task(
+    def test_each_single_stack_does_its_task(
         self, hub: LocalHub, here: RemotePython, there: RemotePython, tmp_path: Path
     ) -> None:
         """As `checks` tries it, and as the second example of its card says."""
@@ -296,13 +254,7 @@ half.generate(max_new_tokens=5, do_sample=False).tolist()
         assert there.run('generate("alice/private", trust_remote_code=True, token="hf_reader")') == expected.model
 
     def test_offline_from_the_cache(
-        self,
-        hub: LocalHub,
-        home: Path,
-        pinned: str,
-        pulled: SimpleNamespace,
-        expected: SimpleNamespace,
-        tmp_path: Path,
+        self, hub: LocalHub, home: Path, pinned: str, pulled: SimpleNamespace, expected: SimpleNamespace, tmp_path: Path
     ) -> None:
         seen = len(hub.requests)
         with remote_python(tmp_path, hub.env(hf_home=home, HF_HUB_OFFLINE="1")) as offline:

@@ -1,6 +1,6 @@
-"""Halves are checked before they are pushed: their parts as a whole's, and that they do their own task.
+"""Single-stack models are checked before they are pushed: their parts, and that they do their own task.
 
-test_hub.py pulls them from a Hub into a process without the package; test_push_to_hub.py pushes one with the script.
+test_push.py pulls them from a Hub into a process without the package; test_push_command.py pushes one with the script.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from hub_folders import TEXTS, edit_json, edit_weights, save_single_stack
-from tiny_single_stacks import DECODERS, SINGLE_STACKS, make_single_stack
+from hub_folders import TEXTS, Damage, configure, edit_weights, larger_tokenizer, remove, save_single_stack, weigh
+from tiny_single_stacks import SINGLE_STACKS, make_single_stack
 from tiny_vanilla import make_model
 from transformers import AutoTokenizer
 
-from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
+from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer
 from vanilla_transformer.hub.checks import PROBES, check_model_folder, inspect_model_folder
 from vanilla_transformer.hub.trial import QUESTION, make_user, use
 
@@ -92,7 +92,7 @@ EXPECTED: dict[str, Callable[[Any, Any, str], str]] = {
 
 @pytest.mark.parametrize("name", SINGLE_STACKS)
 def test_nothing_is_wrong_with_it_and_it_does_its_task(saved: Path, name: str) -> None:
-    """Without a card nothing is tried in another process, which test_hub.py does for all of them at once."""
+    """Without a card nothing is tried in another process, which test_push.py does for all of them at once."""
     found = inspect_model_folder(saved / name, card=None)
     assert [problem.check for problem in found.problems] == ["card"], found.problems
     model, tokenizer = SINGLE_STACKS[name].from_pretrained(saved / name), AutoTokenizer.from_pretrained(saved / name)
@@ -104,10 +104,8 @@ def test_nothing_is_wrong_with_it_and_it_does_its_task(saved: Path, name: str) -
 def test_numbers_are_those_of_the_model(saved: Path) -> None:
     """By which outcomes in two processes are compared."""
     for name, task in ((CLASSIFIER, "text-classification"), ("VanillaTransformerEncoderModel", "feature-extraction")):
-        model, tokenizer = (
-            SINGLE_STACKS[name].from_pretrained(saved / name),
-            AutoTokenizer.from_pretrained(saved / name),
-        )
+        model = SINGLE_STACKS[name].from_pretrained(saved / name)
+        tokenizer = AutoTokenizer.from_pretrained(saved / name)
         ((_, numbers),) = use(task, make_user(task, model, tokenizer), TEXTS[:1])
         with torch.no_grad():
             outputs = model(**tokenizer(TEXTS[0], return_tensors="pt"))
@@ -119,10 +117,8 @@ def test_numbers_are_those_of_the_model(saved: Path) -> None:
 
 
 def bring_weights_of_the_whole(folder: Path) -> None:
-    whole = make_model(vocab_size=275).state_dict()
-    edit_weights(
-        folder, lambda weights: weights.update({"decoder.layers.0.fc1.bias": whole["model.decoder.layers.0.fc1.bias"]})
-    )
+    bias = make_model(vocab_size=275).state_dict()["model.decoder.layers.0.fc1.bias"]
+    edit_weights(folder, lambda weights: weights.update({"decoder.layers.0.fc1.bias": bias}))
 
 
 def end_prompts(folder: Path) -> None:
@@ -134,47 +130,25 @@ def save_two_vocabularies(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-# Of which half, what is done to it, which check must name it, and by which words.
-DAMAGES: dict[str, tuple[str, Callable[[Path], Any], str, str]] = {
-    "no head": (
-        CLASSIFIER,
-        lambda folder: edit_weights(folder, lambda weights: weights.pop("score.bias")),
-        "weights",
-        "score.bias",
-    ),
-    "the head of another task": (
-        READER,
-        lambda folder: edit_json(folder / "config.json", architectures=[TOKEN_CLASSIFIER]),
-        "weights",
-        "score.weight",
-    ),
-    "another number of labels": (
-        CLASSIFIER,
-        lambda folder: edit_json(folder / "config.json", id2label={"0": "a", "1": "b"}, label2id={"a": 0, "b": 1}),
-        "weights",
-        "score.weight",
-    ),
-    "another number of layers": (
-        LANGUAGE_MODEL,
-        lambda folder: edit_json(folder / "config.json", decoder_layers=3),
-        "weights",
-        "these weights that the model has are missing",
-    ),
-    "a weight of the whole": (
-        "VanillaTransformerEncoderModel",
+ENCODER, DECODER = "VanillaTransformerEncoderModel", "VanillaTransformerDecoderModel"
+TWO_LABELS = configure(id2label={"0": "a", "1": "b"}, label2id={"a": 0, "b": 1})
+
+# Of which model, what is done to it, which check must name it, and by which words.
+DAMAGES: dict[str, tuple[str, Damage, str, str]] = {
+    "no head": (CLASSIFIER, weigh(lambda weights: weights.pop("score.bias")), "weights", "score.bias"),
+    "the head of another task": (READER, configure(architectures=[TOKEN_CLASSIFIER]), "weights", "score.weight"),
+    "another number of labels": (CLASSIFIER, TWO_LABELS, "weights", "score.weight"),
+    "another number of layers": (LANGUAGE_MODEL, configure(decoder_layers=3), "weights", "the model has are missing"),
+    "a weight of the encoder-decoder": (
+        ENCODER,
         bring_weights_of_the_whole,
         "weights",
         "these weights belong to no part of the model: decoder.layers.0.fc1.bias",
     ),
-    "no tokenizer": (
-        TOKEN_CLASSIFIER,
-        lambda folder: (folder / "tokenizer_config.json").unlink(),
-        "tokenizer",
-        "is missing",
-    ),
+    "no tokenizer": (TOKEN_CLASSIFIER, remove("tokenizer_config.json"), "tokenizer", "is missing"),
     "a larger tokenizer": (
-        "VanillaTransformerDecoderModel",
-        lambda folder: train_tokenizer(TEXTS * 9, vocab_size=280, show_progress=False).save_pretrained(folder),
+        DECODER,
+        larger_tokenizer,
         "tokenizer",
         "the tokenizer has 280 source tokens, but config.json says vocab_size=275",
     ),
@@ -187,13 +161,13 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], Any], str, str]] = {
     ),
     "no generation config": (
         LANGUAGE_MODEL,
-        lambda folder: (folder / "generation_config.json").unlink(),
+        remove("generation_config.json"),
         "generation_config",
         "generation_config.json",
     ),
     "no names of code": (
         READER,
-        lambda folder: edit_json(folder / "config.json", auto_map=None),
+        configure(auto_map=None),
         "code",
         "auto_map.AutoModelForQuestionAnswering in config.json",
     ),
@@ -222,13 +196,8 @@ def test_an_encoder_reads_with_the_sources_vocabulary(saved: Path, tmp_path: Pat
     assert found.outcomes
 
 
-def test_a_probe_of_the_whole_is_none_of_its_half(saved: Path, tmp_path: Path) -> None:
+def test_a_probe_of_the_encoder_decoder_is_none_of_its_encoder(saved: Path, tmp_path: Path) -> None:
     folder = copy(saved, CLASSIFIER, tmp_path)
     (folder / "test").mkdir()
     (folder / "test" / "sources.txt").write_text("Ein Mann.\n")
     assert inspect_model_folder(folder, card=None).probes == PROBES
-
-
-def test_there_is_a_kind_of_problem_for_each_half(saved: Path) -> None:
-    assert EXPECTED.keys() == SINGLE_STACKS.keys()
-    assert set(DECODERS) < {name for name, *_ in DAMAGES.values()}

@@ -17,6 +17,8 @@ from vanilla_transformer.data.tokenizer_training import train_tokenizer
 from vanilla_transformer.hub.card import write_model_card
 from vanilla_transformer.hub.files import CODE_FOLDER
 
+Damage = Callable[[Path], Any]
+
 TEXTS = ["a man rides a horse", "two dogs rest", "7 horses"]
 # What an encoder-decoder's folder brings, with a tokenizer.
 SINGLE_STACK_CODE = {f"{side}_only_vanilla_transformer.py" for side in ("encoder", "decoder")}
@@ -77,3 +79,22 @@ def write_pickle(path: Path) -> None:
 def append(path: Path, text: str) -> None:
     with path.open("a") as file:
         file.write(text)
+
+
+# What is done to a folder, as functions of it.
+
+
+def remove(name: str) -> Damage:
+    return lambda folder: (folder / name).unlink()
+
+
+def configure(**changes: Any) -> Damage:
+    return lambda folder: edit_json(folder / "config.json", **changes)
+
+
+def weigh(edit: Callable[[dict[str, torch.Tensor]], Any]) -> Damage:
+    return lambda folder: edit_weights(folder, edit)
+
+
+def larger_tokenizer(folder: Path) -> None:
+    train_tokenizer(TEXTS * 9, vocab_size=280, show_progress=False).save_pretrained(folder)

@@ -9,13 +9,7 @@ import torch
 import train as training_script
 from datasets import Dataset
 from tiny_seq2seq import make_model as make_bart
-from transformers import (
-    DataCollatorForSeq2Seq,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-    TrainerCallback,
-    set_seed,
-)
+from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback, set_seed
 
 from vanilla_transformer import (
     VanillaTransformerConfig,

@@ -240,11 +240,12 @@ def _merge_metadata(existing: Card, generated: Any, given: Mapping[str, Any]) ->
     entries: dict[str, Any] = {}
     for key in dict.fromkeys([*new, *own]):
         fresh = [item for item in new.get(key, []) if _digest([key, item]) not in removed]
-        is_list = key == "eval_results" or any(isinstance(data.get(key), list) for data in (generated, existing.data))
-        if is_list and (fresh or key in own):
+        if (key == "eval_results" or isinstance(generated.get(key), list)) and (fresh or key in own):
             entries[key] = [*fresh, *(item for item in own.get(key, []) if item not in fresh)]
-        elif fresh or key in own:
-            entries[key] = own.get(key, fresh)[0]
+        elif key in own:
+            entries[key] = own[key] if isinstance(existing.data.get(key), list) else own[key][0]
+        elif fresh:
+            entries[key] = fresh[0]
     for key, value in given.items():
         if key in _ADDED:
             value = list(dict.fromkeys([*_as_list(entries.get(key, [])), *_as_list(value)]))

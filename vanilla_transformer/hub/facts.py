@@ -155,8 +155,9 @@ class ModelFolder:
     def kind(self) -> str:
         """What the card's sentences are chosen by; a regression is told by the same rule as in the library's loss."""
         problem = self.config.get("problem_type")
-        is_regression = problem == "regression" or (problem is None and len(self.labels) == 1)
-        return "regression" if self.task.name == "text classifier" and is_regression else self.task.name
+        if self.task.name != "text classifier" or problem not in (None, "regression"):
+            return self.task.name
+        return "regression" if problem or len(self.labels) == 1 else self.task.name
 
     @property
     def labels(self) -> list[str]:

@@ -169,7 +169,7 @@ def plan_push(
         try:
             config = _complete_config(root, metadata.get("language"))
             existing, backup = _find_card(root, target.read_card(), card)
-            place = {"repo_id": target.repo_id, "revision": target.name_revision()}
+            place: dict[str, Any] = {"repo_id": target.repo_id, "revision": target.name_revision()}
             text = make_card(root, existing, config=config, is_pushed=True, **place, **metadata)
             notes += _note_card(existing, Card.parse(text.encode(), CARD_NAME), backup)
         except PushError:
