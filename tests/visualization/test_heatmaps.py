@@ -39,9 +39,9 @@ def make_map(
 
     sizes = len(source), len(target)
     maps = weights(sizes[0], sizes[0]), weights(sizes[1], sizes[1]), weights(sizes[1], sizes[0])
-    words = [tuple((index,) for index in range(size)) for size in sizes]
+    source_words, target_words = (tuple((index,) for index in range(size)) for size in sizes)
     tokens = tuple(source), tuple(target), ("<s>", *target[:-1])
-    return AttentionMap(*tokens, *maps, *words, " ".join(source), " ".join(target))
+    return AttentionMap(*tokens, *maps, source_words, target_words, " ".join(source), " ".join(target))
 
 
 def maps_of(figure: Figure) -> dict[str, Any]:

@@ -330,4 +330,5 @@ def main(argv: list[str] | None = None) -> None:
     """Parses the arguments (`argv`, else the command line's), scores the model or compares texts, and reports."""
     parser = make_parser()
     with explaining_errors(parser):
-        run(*parser.parse_args_into_dataclasses(argv), argv)
+        (arguments,) = parser.parse_args_into_dataclasses(argv)
+        run(arguments, argv)

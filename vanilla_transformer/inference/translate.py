@@ -295,8 +295,8 @@ def translate_lines(
         raise ValueError(f"window_size is {window_size}; it must be at least 1 line.")
     translator = _Translator(model, tokenizer, n_best=n_best, **options)
     if n_best is not None and not (translator.has_scores and n_best <= translator.num_beams):
-        found = f"n_best is {n_best} and num_beams is {translator.num_beams}"
-        raise ValueError(f"{found}; n_best needs beam search, with no fewer beams than translations.")
+        given = f"n_best is {n_best} and num_beams is {translator.num_beams}"
+        raise ValueError(f"{given}; n_best needs beam search, with no fewer beams than translations.")
     with progress_bar(progress, total=total, unit="line") as bar:
         bar.update(first_line - 1)
         sources = (line.rstrip("\r\n") for line in lines)
