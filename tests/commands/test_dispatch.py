@@ -16,8 +16,7 @@ from vanilla_transformer.__main__ import COMMANDS, main
 from vanilla_transformer.commands.command_line import make_argument_parser
 from vanilla_transformer.options import option
 
-# Their options are classes of transformers, or stand beside what imports torch.
-SLOW = {"train", "evaluate"}
+SLOW = {"train"}  # its options are classes of transformers
 SCRIPTS = {
     **{name: name.replace("-", "_") for name in ("train", "train-tokenizer", "translate", "app", "plot-attention")},
     "evaluate": "evaluate_translation",
@@ -182,10 +181,11 @@ class TestOptions:
 
 def test_the_names_in_help_are_those_of_the_package() -> None:
     """They are written down in the commands, since importing them takes seconds."""
-    from vanilla_transformer.commands import convert, export, train_tokenizer, translate
+    from vanilla_transformer.commands import convert, evaluate, export, train_tokenizer, translate
     from vanilla_transformer.conversion.sources import SOURCES, TARGETS
     from vanilla_transformer.export.ctranslate2 import QUANTIZATIONS
     from vanilla_transformer.export.onnx import OLDEST_OPSET
+    from vanilla_transformer.inference import compare
     from vanilla_transformer.inference.translate import DEFAULT_BATCH_TOKENS, DEFAULT_BATCH_TOKENS_OF_OTHERS
     from vanilla_transformer.model.pipeline_vanilla_transformer import WINDOW_SIZE
     from vanilla_transformer.tasks import TASKS
@@ -196,6 +196,7 @@ def test_the_names_in_help_are_those_of_the_package() -> None:
     assert choices(convert, "format") == set(SOURCES)
     assert choices(convert, "to") == set(TARGETS)
     assert get_args(export.Quantization) == QUANTIZATIONS
+    assert evaluate.Method == compare.Method
     assert f"Default: {OLDEST_OPSET}," in export.make_parser().format_help()
     text = " ".join(translate.make_parser().format_help().split())
     assert f"Default: {WINDOW_SIZE}," in text

@@ -86,9 +86,8 @@ def test_reports_what_the_library_computes(
     table = evaluate(*arguments, "--max_samples", "8")
     sources, targets = (texts[:8] for texts in random_pairs(9))
     hypotheses = translate(MODEL, TOKENIZER, sources, num_beams=2, progress=False)
-    assert (output_dir / "hypotheses.txt").read_text(encoding="utf-8") == "".join(line + "\n" for line in hypotheses)
-    assert (output_dir / "references.txt").read_text(encoding="utf-8") == "".join(line + "\n" for line in targets)
-    assert len((output_dir / "sources.txt").read_text(encoding="utf-8").splitlines()) == len(targets)
+    for name, lines in (("hypotheses", hypotheses), ("references", targets), ("sources", sources)):
+        assert (output_dir / f"{name}.txt").read_text(encoding="utf-8") == "".join(line + "\n" for line in lines)
     metrics = read_json(output_dir)
     expected = score_translations(hypotheses, targets, ter=True)
     loss = score_loss(MODEL, TOKENIZER, sources, targets, progress=False)
@@ -112,8 +111,8 @@ def test_reports_what_the_library_computes(
 
 
 def test_scores_the_built_in_corpus(evaluate: Run, tmp_path: Path) -> None:
-    table = evaluate("--builtin_corpus", "--split", "validation", "--max_samples", "3", "--no_ter",
-                     "--output_dir", str(tmp_path))  # fmt: skip
+    corpus = ("--builtin_corpus", "--split", "validation", "--max_samples", "3")
+    table = evaluate(*corpus, "--no_ter", "--output_dir", str(tmp_path))
     assert "greedy" in table
     assert "TER" not in table
     pairs = numbers_and_dates(split="validation")[:3]
@@ -154,16 +153,12 @@ def test_refuses_neither_or_both_of_a_model_and_a_comparison(capsys: pytest.Capt
 def systems() -> dict[str, list[str]]:
     """References, and two systems that get each third or each sixth word wrong."""
     words = [text.split() for text in random_pairs(30)[1]]
-    return {
-        "references": [" ".join(line) for line in words],
-        **{
-            name: [
-                " ".join("x" if (number + index) % every == 0 else word for index, word in enumerate(line))
-                for number, line in enumerate(words)
-            ]
-            for name, every in (("third", 3), ("sixth", 6))
-        },
-    }
+
+    def spoil(every: int) -> list[str]:
+        lines = (enumerate(line, start=row) for row, line in enumerate(words))
+        return [" ".join("x" if place % every == 0 else word for place, word in line) for line in lines]
+
+    return {"references": list(map(" ".join, words)), "third": spoil(3), "sixth": spoil(6)}
 
 
 def test_of_text_files(evaluate: Run, refuse: Run, systems: dict[str, list[str]], tmp_path: Path) -> None:
@@ -172,9 +167,8 @@ def test_of_text_files(evaluate: Run, refuse: Run, systems: dict[str, list[str]]
     arguments = (*compared, "--test_file", files["third"], files["references"], "--compare_samples", "200")
     output_dir = tmp_path / "out"
     table = evaluate(*arguments, "--compare_seed", "3", "--output_dir", str(output_dir))
-    expected = compare_translations(
-        {files[name]: systems[name] for name in ("third", "sixth")}, systems["references"], samples=200, seed=3
-    )
+    compared_systems = {files[name]: systems[name] for name in ("third", "sixth")}
+    expected = compare_translations(compared_systems, systems["references"], samples=200, seed=3)
     report = read_json(output_dir, "comparison.json")
     assert {name: report[name] for name in expected} == expected
     assert f"--compare {files['third']} {files['sixth']}" in report["command"]
@@ -201,31 +195,23 @@ def test_of_text_files(evaluate: Run, refuse: Run, systems: dict[str, list[str]]
     assert "Paired approximate randomization over 30 sentences, 200 samples, seed 12345" in table
 
 
-def test_of_folders_that_the_script_made(evaluate: Run, test_files: tuple[str, str], tmp_path: Path) -> None:
-    folders = []
-    for beams in ("1", "3"):
-        folders.append(str(tmp_path / f"beams-{beams}"))
-        evaluate("--test_file", *test_files, "--num_beams", beams, "--output_dir", folders[-1])
-    evaluate("--compare", *folders, "--output_dir", str(tmp_path / "out"), "--lowercase", "--bleu_tokenize", "char")
-    scores = read_json(tmp_path / "out", "comparison.json")
-    assert (scores["sentences"], scores["samples"], scores["seed"]) == (9, 1000, 12345)
-    assert "|case:lc|eff:no|tok:char|" in scores["bleu_signature"]
-    for folder, system in zip(folders, scores["systems"], strict=True):
-        metrics = read_json(folder)
-        assert system["system"] == folder
-        assert system["chrf"]["score"] == pytest.approx(metrics["chrf"])
-
-
-def test_of_folders_in_chinese(evaluate: Run, refuse: Run, test_files: tuple[str, str], tmp_path: Path) -> None:
+def test_of_folders(evaluate: Run, refuse: Run, test_files: tuple[str, str], tmp_path: Path) -> None:
     """The language chooses the tokeniser, and a comparison takes that of its folders, where it is one."""
     folders = [str(tmp_path / name) for name in ("zh", "zh-too", "de")]
-    for folder in folders:
-        evaluate("--test_file", *test_files, "--source_lang", "en", "--target_lang", Path(folder).name[:2],
-             "--output_dir", folder)  # fmt: skip
-    evaluate("--compare", *folders[:2], "--output_dir", str(tmp_path / "out"))
+    for folder, beams in zip(folders, "131", strict=True):
+        languages = ("--source_lang", "en", "--target_lang", Path(folder).name[:2])
+        evaluate("--test_file", *test_files, *languages, "--num_beams", beams, "--output_dir", folder)
+    arguments = ("--compare", *folders[:2], "--output_dir", str(tmp_path / "out"))
+    evaluate(*arguments)
     scores = read_json(tmp_path / "out", "comparison.json")
+    assert (scores["sentences"], scores["samples"], scores["seed"]) == (9, 1000, 12345)
     assert "|tok:zh|" in scores["bleu_signature"]
+    for folder, system in zip(folders[:2], scores["systems"], strict=True):
+        assert system["system"] == folder
+        assert system["chrf"]["score"] == pytest.approx(read_json(folder)["chrf"])
     assert "BLEU was scored with 13a and zh; choose one with --bleu_tokenize" in refuse("--compare", *folders)
+    evaluate(*arguments, "--overwrite", "--lowercase", "--bleu_tokenize", "char")
+    assert "|case:lc|eff:no|tok:char|" in read_json(tmp_path / "out", "comparison.json")["bleu_signature"]
 
 
 @pytest.mark.parametrize(
@@ -244,12 +230,7 @@ def test_of_folders_in_chinese(evaluate: Run, refuse: Run, test_files: tuple[str
     ids=str,
 )
 def test_refuses_what_cannot_be_compared(
-    refuse: Run,
-    systems: dict[str, list[str]],
-    arguments: tuple[str, ...],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    refuse: Run, systems: dict[str, Any], arguments: tuple[str, ...], message: str, monkeypatch: Any, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name, texts in systems.items():
@@ -288,8 +269,8 @@ def test_scores_are_those_of_the_texts_that_are_kept(evaluate: Run, documents: s
     assert lines == [reference.replace("\n", " ") for reference in references]
     assert score_summaries(hypotheses, lines)["rougeLsum"] < expected["rougeLsum"], "line breaks count"
 
-    evaluate("--test_file", documents, "--task", "translation", "--output_dir", str(output_dir), "--overwrite",
-         "--source_column", "text", "--target_column", "summary")  # fmt: skip
+    columns = ("--source_column", "text", "--target_column", "summary", "--task", "translation")
+    evaluate("--test_file", documents, *columns, "--output_dir", str(output_dir), "--overwrite")
     assert not (output_dir / "texts.jsonl").exists(), "it would be taken for that of this model"
 
 
@@ -322,9 +303,8 @@ def test_they_are_compared_by_rouge(evaluate: Run, documents: str, tmp_path: Pat
     assert f"{expected['systems'][1]['rougeLsum']['score']:.2f} (" in table
     assert "over 9 summaries, 100 samples" in table
     assert table.endswith(f"ROUGE {expected['rouge_signature']}\n")
-    assert "ROUGE tok:ascii|stem:yes|" in evaluate(
-        *arguments, "--overwrite", "--rouge_stemmer", "--rouge_tokenize", "ascii"
-    )
+    stemmed = evaluate(*arguments, "--overwrite", "--rouge_stemmer", "--rouge_tokenize", "ascii")
+    assert "ROUGE tok:ascii|stem:yes|" in stemmed
 
 
 @pytest.mark.parametrize(
@@ -348,6 +328,5 @@ def test_folders_of_different_tasks_are_not_compared(refuse: Run, tmp_path: Path
     folders = {"summarization": tmp_path / "a", "translation": tmp_path / "b"}
     for task, folder in folders.items():
         write_lines(folder / "metrics.json", [json.dumps({"task": task})])
-    assert "scored for different tasks, summarization and translation" in refuse(
-        "--compare", *map(str, folders.values())
-    )
+    said = refuse("--compare", *map(str, folders.values()))
+    assert "scored for different tasks, summarization and translation" in said

@@ -1,8 +1,8 @@
 """Scores checked against sacreBLEU itself, the loss against a token-by-token loop."""
 
-import builtins
 import math
 import random
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,9 @@ import torch
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from library_models import make_m2m100
 from tiny_seq2seq import MAX_TOKENS, WORDS, make_model, make_tokenizer
-from transformers import (
-    DataCollatorForSeq2Seq,
-    EvalPrediction,
-    M2M100Config,
-    M2M100ForConditionalGeneration,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-)
+from transformers import DataCollatorForSeq2Seq, EvalPrediction, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from vanilla_transformer.inference.evaluate import make_compute_metrics, score_translations
 from vanilla_transformer.inference.scores import find_bleu_tokenizer, score_loss
@@ -53,8 +47,7 @@ def naive_loss(model: Any, source: list[int], target: list[int]) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("lowercase", [False, True])
-@pytest.mark.parametrize("tokenize", ["13a", "char"])
+@pytest.mark.parametrize(("lowercase", "tokenize"), [(False, "13a"), (True, "char")])
 def test_scores_are_sacrebleus(lowercase: bool, tokenize: str) -> None:
     scores = score_translations(HYPOTHESES, REFERENCES, lowercase=lowercase, tokenize=tokenize)
     with_ter = score_translations(HYPOTHESES, REFERENCES, lowercase=lowercase, tokenize=tokenize, ter=True)
@@ -70,14 +63,7 @@ def test_scores_are_sacrebleus(lowercase: bool, tokenize: str) -> None:
     case = "lc" if lowercase else "mixed"
     assert f"|case:{case}|eff:no|tok:{tokenize}|smooth:exp|" in scores["bleu_signature"]
     assert {name: score for name, score in with_ter.items() if not name.startswith("ter")} == scores
-
-
-def test_exact_match_ignores_white_space_at_the_ends_only() -> None:
-    scores = score_translations(HYPOTHESES, REFERENCES, lowercase=True)
     assert scores["exact_match"] == 25
-    perfect = score_translations(REFERENCES, REFERENCES)
-    assert perfect["exact_match"] == 100
-    assert perfect["bleu"] == pytest.approx(100)
 
 
 def test_what_cannot_be_scored_is_refused() -> None:
@@ -95,14 +81,7 @@ def test_what_cannot_be_scored_is_refused() -> None:
 
 
 def test_without_sacrebleu_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = builtins.__import__
-
-    def without_sacrebleu(name: str, *arguments: Any, **keywords: Any) -> Any:
-        if name == "sacrebleu":
-            raise ImportError(name)
-        return original(name, *arguments, **keywords)
-
-    monkeypatch.setattr(builtins, "__import__", without_sacrebleu)
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
     with pytest.raises(ImportError, match=r'pip install "vanilla-transformer\[train\]"'):
         score_translations(["a"], ["a"])
     with pytest.raises(ImportError, match="sacrebleu"):
@@ -144,11 +123,8 @@ def test_metrics_of_a_training_use_the_given_tokeniser() -> None:
 def test_loss_equals_a_loop_over_tokens(batch_size: int) -> None:
     sources, targets = random_pairs(12)
     targets[3] = ""
-    expected = [
-        loss
-        for source, target in zip(sources, targets, strict=True)
-        for loss in naive_loss(MODEL, TOKENIZER(source).input_ids, TOKENIZER(target).input_ids)
-    ]
+    encoded = zip(TOKENIZER(sources).input_ids, TOKENIZER(targets).input_ids, strict=True)
+    expected = [loss for source, target in encoded for loss in naive_loss(MODEL, source, target)]
     scores = score_loss(MODEL, TOKENIZER, sources, targets, batch_size=batch_size, progress=False)
     assert scores["tokens"] == len(expected) == sum(len(target.split()) + 1 for target in targets)
     assert scores["loss"] == pytest.approx(sum(expected) / len(expected), rel=1e-6)
@@ -170,25 +146,10 @@ def test_loss_of_a_corpus_is_the_token_weighted_mean_of_its_pairs(
 
 
 def test_loss_of_a_model_that_shifts_labels_itself() -> None:
-    config = M2M100Config(
-        vocab_size=len(TOKENIZER),
-        d_model=16,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=32,
-        decoder_ffn_dim=32,
-        max_position_embeddings=32,
-        init_std=0.5,
-    )
-    model = M2M100ForConditionalGeneration(config).eval()
+    model = make_m2m100(len(TOKENIZER))
     assert not hasattr(model, "prepare_decoder_input_ids_from_labels"), "the other way is tested above"
     sources, targets = random_pairs(5)
-    encoded = [
-        (TOKENIZER(source).input_ids, TOKENIZER(target).input_ids)
-        for source, target in zip(sources, targets, strict=True)
-    ]
+    encoded = zip(TOKENIZER(sources).input_ids, TOKENIZER(targets).input_ids, strict=True)
     expected = [loss for source, target in encoded for loss in naive_loss(model, source, target)]
     scores = score_loss(model, TOKENIZER, sources, targets, batch_size=2, progress=False)
     assert scores["loss"] == pytest.approx(sum(expected) / len(expected), rel=1e-5)
@@ -223,17 +184,10 @@ def test_metrics_of_a_trainer_are_those_of_its_translations(tmp_path: Path) -> N
     sources, targets = random_pairs(6)
     pairs = [TOKENIZER(source, text_target=target) for source, target in zip(sources, targets, strict=True)]
     model = make_model()
+    options: Any = {"per_device_eval_batch_size": 2, "report_to": [], "use_cpu": True, "disable_tqdm": True}
     trainer = Seq2SeqTrainer(
         model=model,
-        args=Seq2SeqTrainingArguments(
-            output_dir=str(tmp_path),
-            predict_with_generate=True,
-            per_device_eval_batch_size=2,
-            generation_max_length=9,
-            report_to=[],
-            use_cpu=True,
-            disable_tqdm=True,
-        ),
+        args=Seq2SeqTrainingArguments(str(tmp_path), predict_with_generate=True, generation_max_length=9, **options),
         eval_dataset=Dataset.from_list([dict(pair) for pair in pairs]).select_columns(["input_ids", "labels"]),
         data_collator=DataCollatorForSeq2Seq(TOKENIZER, model=model),
         compute_metrics=make_compute_metrics(TOKENIZER),
@@ -253,10 +207,5 @@ def test_metrics_of_known_predictions() -> None:
     labels = np.array([[4, 5, 6, 7, 2], [9, 10, 2, -100, -100]])
     metrics = compute_metrics(EvalPrediction(predictions=(predictions,), label_ids=labels))
     expected = score_translations(["w0 w1 w2 w3", "w4"], ["w0 w1 w2 w3", "w5 w6"])
-    assert metrics == {
-        "bleu": expected["bleu"],
-        "chrf": expected["chrf"],
-        "exact_match": 50,
-        "gen_len": 4.5,
-    }
+    assert metrics == {"bleu": expected["bleu"], "chrf": expected["chrf"], "exact_match": 50, "gen_len": 4.5}
     assert all(isinstance(value, float) for value in metrics.values()), "JSON must take them"

@@ -26,6 +26,8 @@ from vanilla_transformer.inference.scores import ROUGE_TYPES, load, score_loss, 
 from vanilla_transformer.tasks import TASKS
 
 SACREBLEU = {"bleu": sacrebleu.BLEU, "chrf": sacrebleu.CHRF, "ter": sacrebleu.TER}
+SACREBLEUS_NAMES = {"use_effective_order": "effective_order", "ignore_punct": "no_punct"}
+SACREBLEUS_NAMES["support_zh_ja_chars"] = "asian_support"
 RESULTS = {
     "bleu": ("score", "counts", "totals", "precisions", "bp", "sys_len", "ref_len", "signature"),
     "chrf": ("score", "char_order", "word_order", "beta", "signature"),
@@ -46,36 +48,22 @@ def in_memory(name: str, **options: Any) -> Any:
 
 class TestScores:
     @pytest.mark.parametrize(
-        ("name", "options", "sacrebleu_options"),
+        ("name", "options"),
         [
-            ("bleu", {}, {}),
-            ("bleu", {"lowercase": True, "tokenize": "char"}, {"lowercase": True, "tokenize": "char"}),
-            (
-                "bleu",
-                {"smooth_method": "floor", "smooth_value": 0.3, "use_effective_order": True, "force": True},
-                {"smooth_method": "floor", "smooth_value": 0.3, "effective_order": True, "force": True},
-            ),
-            ("chrf", {}, {}),
-            ("chrf", {"word_order": 2}, {"word_order": 2}),
-            (
-                "chrf",
-                {"char_order": 3, "beta": 1, "lowercase": True, "whitespace": True, "eps_smoothing": True},
-                {"char_order": 3, "beta": 1, "lowercase": True, "whitespace": True, "eps_smoothing": True},
-            ),
-            ("ter", {}, {}),
-            (
-                "ter",
-                {"normalized": True, "ignore_punct": True, "support_zh_ja_chars": True, "case_sensitive": True},
-                {"normalized": True, "no_punct": True, "asian_support": True, "case_sensitive": True},
-            ),
+            ("bleu", {}),
+            ("bleu", {"lowercase": True, "tokenize": "char"}),
+            ("bleu", {"smooth_method": "floor", "smooth_value": 0.3, "use_effective_order": True, "force": True}),
+            ("chrf", {}),
+            ("chrf", {"word_order": 2}),
+            ("chrf", {"char_order": 3, "beta": 1, "lowercase": True, "whitespace": True, "eps_smoothing": True}),
+            ("ter", {}),
+            ("ter", dict.fromkeys(("normalized", "ignore_punct", "support_zh_ja_chars", "case_sensitive"), True)),
         ],
         ids=str,
     )
     @pytest.mark.parametrize("references", [REFERENCES, SEVERAL], ids=["strings", "lists"])
-    def test_are_sacrebleus(
-        self, name: str, options: dict[str, Any], sacrebleu_options: dict[str, Any], references: list[Any]
-    ) -> None:
-        oracle = SACREBLEU[name](**sacrebleu_options)
+    def test_are_sacrebleus(self, name: str, options: dict[str, Any], references: list[Any]) -> None:
+        oracle = SACREBLEU[name](**{SACREBLEUS_NAMES.get(option, option): value for option, value in options.items()})
         streams = [REFERENCES] if references is REFERENCES else [list(stream) for stream in zip(*SEVERAL, strict=True)]
         expected = oracle.corpus_score(PREDICTIONS, streams)
         given_now = in_memory(name).compute(predictions=PREDICTIONS, references=references, **options)
@@ -97,17 +85,6 @@ class TestScores:
             result = in_memory(name).compute(predictions=predictions, references=references)
             assert result["score"] == expected.score
             assert result["signature"] == str(scorer.get_signature())
-
-    def test_are_those_of_the_command_line(self, tmp_path: Path, run_python: RunPython) -> None:
-        for name, texts in (("hypotheses", PREDICTIONS), ("references", REFERENCES)):
-            (tmp_path / name).write_text("".join(text + "\n" for text in texts), encoding="utf-8")
-        command = "-m sacrebleu references -i hypotheses -m bleu chrf ter -w 9 --chrf-word-order 2"
-        printed = json.loads(run_python(*command.split()).stdout)
-        for name, line in zip(("bleu", "ter", "chrf"), sorted(printed, key=lambda line: line["name"]), strict=True):
-            options = {"word_order": 2} if name == "chrf" else {}
-            result = in_memory(name, **options).compute(predictions=PREDICTIONS, references=REFERENCES)
-            assert round(result["score"], 9) == line["score"]
-            assert result["signature"] == line["signature"]
 
     def test_options_given_to_compute_take_the_place_of_those_given_to_load(self) -> None:
         chrf = in_memory("chrf", word_order=2, beta=1)
@@ -144,10 +121,6 @@ class TestLoading:
         assert list(tmp_path.rglob("*.arrow"))
         bleu.compute()
         assert list(tmp_path.rglob("*.arrow")) == []
-
-    def test_refuses_what_it_does_not_know(self) -> None:
-        with pytest.raises(ValueError, match="no metric 'meteor'; it must be one of bleu, chrf"):
-            load("meteor")
 
 
 class TestAdding:
@@ -187,11 +160,9 @@ class TestAdding:
             bleu.compute(**inputs)
         assert bleu.compute() == in_memory("bleu").compute(predictions=PREDICTIONS, references=REFERENCES)
 
-    def test_nothing_at_all_cannot_be_scored(self) -> None:
-        with pytest.raises(ValueError, match=r"0 predictions and 0 references; .* at least one"):
-            in_memory("ter").compute(predictions=[], references=[])
-
     def test_wrong_options_are_refused_at_loading(self) -> None:
+        with pytest.raises(ValueError, match="no metric 'meteor'; it must be one of bleu, chrf"):
+            load("meteor")
         with pytest.raises(ValueError, match="tokenize is 'moses'"):
             load("bleu", tokenize="moses")
         with pytest.raises(TypeError, match="words"):
@@ -228,21 +199,19 @@ class TestPerplexity:
     def test_wrong_options_and_inputs_are_refused(self) -> None:
         model, tokenizer = make_model(), make_tokenizer()
         pairs = {"sources": list(self.SOURCES), "references": list(self.TARGETS)}
-        metric = in_memory("perplexity")
-        with pytest.raises(ValueError, match="There is no model"):
-            metric.compute(**pairs)
-        with pytest.raises(ValueError, match="tokenizer is missing"):
-            metric.compute(**pairs, model=model)
-        with pytest.raises(ValueError, match="model_id \\(here 'x'\\)"):
-            metric.compute(**pairs, model=model, tokenizer=tokenizer, model_id="x")
-        with pytest.raises(TypeError, match="temperature"):
-            metric.compute(**pairs, model=model, tokenizer=tokenizer, temperature=1)
-        with pytest.raises(ValueError, match="batch_size is 0"):
-            metric.compute(**pairs, model=model, tokenizer=tokenizer, batch_size=0)
-        with pytest.raises(ValueError, match="sources"):
-            metric.compute(references=["a"], model=model, tokenizer=tokenizer)
-        with pytest.raises(ValueError, match=r"sources \(1\) and references \(2\)"):
-            metric.compute(sources=["a"], references=["a", "b"], model=model, tokenizer=tokenizer)
+        loaded = {"model": model, "tokenizer": tokenizer}
+        cases: list[tuple[dict[str, Any], str]] = [
+            (pairs, "There is no model"),
+            ({**pairs, "model": model}, "tokenizer is missing"),
+            ({**pairs, **loaded, "model_id": "x"}, r"model_id \(here 'x'\)"),
+            ({**pairs, **loaded, "temperature": 1}, "temperature"),
+            ({**pairs, **loaded, "batch_size": 0}, "batch_size is 0"),
+            ({**loaded, "references": ["a"]}, "sources"),
+            ({**loaded, "sources": ["a"], "references": ["a", "b"]}, r"sources \(1\) and references \(2\)"),
+        ]
+        for arguments, message in cases:
+            with pytest.raises((TypeError, ValueError), match=message):
+                in_memory("perplexity").compute(**arguments)
 
 
 def naive_lcs(one: list[str], other: list[str]) -> int:
@@ -329,22 +298,13 @@ class TestRouge:
                     wrong.append(character)
         assert wrong == ["ﾞ", "ﾟ"], "marks on the letter before them"
 
-    def test_rouge_scores_own_words_are_lost_in_other_scripts(self) -> None:
-        same = {"predictions": ["Новый год"], "references": ["Новый год"]}
-        assert in_memory("rouge").compute(**same)["rougeL"] == 1
-        assert in_memory("rouge", tokenize="ascii").compute(**same)["rougeL"] == 0
-
     def test_results_are_evaluates(self) -> None:
         rouge = in_memory("rouge")
         result = rouge.compute(predictions=["a b", "c"], references=[["x", "a b c"], "c"])
         assert [*result] == [*ROUGE_TYPES, "signature"]
         assert result["rouge1"] == pytest.approx((0.8 + 1) / 2), "the nearest reference counts"
-        each = rouge.compute(
-            predictions=["a b\nc", "c"],
-            references=["c\na b", "d"],
-            use_aggregator=False,
-            rouge_types=["rougeL", "rougeLsum"],
-        )
+        options: Any = {"use_aggregator": False, "rouge_types": ["rougeL", "rougeLsum"]}
+        each = rouge.compute(predictions=["a b\nc", "c"], references=["c\na b", "d"], **options)
         assert each["rougeL"] == pytest.approx([2 / 3, 0])
         assert each["rougeLsum"] == [1, 0], "line by line"
 
@@ -375,13 +335,9 @@ class TestRouge:
 
 def test_combined_metrics_keep_their_options() -> None:
     model, tokenizer = make_model(), make_tokenizer()
-    combined = evaluate.combine(
-        {
-            "bleu": in_memory("bleu", lowercase=True),
-            "chrf": in_memory("chrf", word_order=2),
-            "perplexity": in_memory("perplexity", model=model, tokenizer=tokenizer),
-        }
-    )
+    perplexity = in_memory("perplexity", model=model, tokenizer=tokenizer)
+    metrics = {"bleu": in_memory("bleu", lowercase=True), "chrf": in_memory("chrf", word_order=2)}
+    combined = evaluate.combine({**metrics, "perplexity": perplexity})
     inputs = {"predictions": WORDS[:3], "references": WORDS[1:4], "sources": WORDS[2:5]}
     combined.add_batch(**inputs)
     scores = combined.compute()
@@ -389,10 +345,8 @@ def test_combined_metrics_keep_their_options() -> None:
     assert scores["bleu_score"] == bleu["score"]
     assert scores["bleu_signature"] == bleu["signature"]
     assert "|nw:2|" in scores["chrf_signature"]
-    assert (
-        scores["perplexity"]
-        == score_loss(model, tokenizer, WORDS[2:5], WORDS[1:4], batch_size=32, progress=False)["perplexity"]
-    )
+    loss = score_loss(model, tokenizer, WORDS[2:5], WORDS[1:4], batch_size=32, progress=False)
+    assert scores["perplexity"] == loss["perplexity"]
 
 
 SCORE_SHARES = """

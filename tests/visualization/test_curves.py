@@ -22,24 +22,15 @@ from matplotlib.lines import Line2D
 from vanilla_transformer.visualization import compare_learning_curves, load_trainer_state, plot_learning_curves
 
 Log = list[dict[str, Any]]
-SIGNATURES = {".png": b"\x89PNG\r\n", ".svg": b"<?xml", ".pdf": b"%PDF"}
 
 
 def make_log(steps: int = 30, *, loss: float = 5.0) -> Log:
     """What a `TranslationTrainer` logs, with an evaluation every ten steps and one after the training's end."""
     log: Log = []
     for step in range(1, steps + 1):
-        training = {
-            "epoch": step / 10,
-            "loss": loss + 3 / step,
-            "grad_norm": 1 + 1 / step,
-            "learning_rate": 1e-4 * step,
-            "source_tokens_per_second": 2000.0 + step,
-            "target_tokens_per_second": 2200.0 - step,
-            "padding_share": 0.03 + 0.001 * (step % 3),
-            "step": step,
-        }
-        log.append(training)
+        training = {"loss": loss + 3 / step, "grad_norm": 1 + 1 / step, "learning_rate": 1e-4 * step}
+        speed = {"source_tokens_per_second": 2000.0 + step, "target_tokens_per_second": 2200.0 - step}
+        log.append({**training, **speed, "padding_share": 0.03 + 0.001 * (step % 3), "step": step})
         if step % 10 == 0:
             evaluation = {"eval_loss": loss - step / 100, "eval_bleu": float(step), "eval_chrf": 20.0 + step}
             evaluation["eval_perplexity"] = math.exp(evaluation["eval_loss"])
@@ -90,13 +81,6 @@ def test_every_panel_shows_what_was_logged(figures: list[Figure], tmp_path: Path
     assert figure.get_suptitle() == "a run"
 
 
-def test_a_plain_trainer_gets_the_panels_it_has_data_for(figures: list[Figure], tmp_path: Path) -> None:
-    log: Log = [{"loss": 2.0, "learning_rate": 0.1, "epoch": 0.5, "step": 5}, {"eval_loss": 1.0, "step": 5}]
-    plot_learning_curves(log, tmp_path / "curves.png")
-    assert [axes.get_title() for axes in figures[0].axes] == ["Loss", "Learning rate"]
-    assert not figures[0].legends
-
-
 def test_a_curve_is_named_where_its_panel_could_have_another(figures: list[Figure], tmp_path: Path) -> None:
     log: Log = [{"eval_chrf": 40.0, "eval_perplexity": 9.0, "target_tokens_per_second": 1000.0, "step": 5}]
     for number, runs in enumerate(({"run": log}, {"run": log, "other": log})):
@@ -134,25 +118,15 @@ def test_gaps_and_repeated_steps(log: Log, figures: list[Figure], tmp_path: Path
 
 def test_the_best_checkpoint_is_marked_on_the_validation_curves(figures: list[Figure], tmp_path: Path) -> None:
     plot_learning_curves(make_log(), tmp_path / "curves.png", best_step=20)
-    stars = {
-        (axes.get_title(), *drawn(line)[0])
-        for axes in figures[0].axes
-        for line in axes.lines
-        if line.get_marker() == "*"
-    }
-    assert stars == {
-        ("Loss", 20, 4.8),
-        ("Validation perplexity", 20, math.exp(4.8)),
-        ("Validation BLEU and chrF", 20, 20),
-        ("Validation BLEU and chrF", 20, 40),
-    }
+    lines = [(axes.get_title(), line) for axes in figures[0].axes for line in axes.lines]
+    stars = {(title, *drawn(line)[0]) for title, line in lines if line.get_marker() == "*"}
+    scores = {("Validation BLEU and chrF", 20, 20), ("Validation BLEU and chrF", 20, 40)}
+    assert stars == {("Loss", 20, 4.8), ("Validation perplexity", 20, math.exp(4.8)), *scores}
     assert legend_texts(figures[0].legends[0]) == ["best checkpoint (step 20)"]
 
 
 @pytest.mark.parametrize("count", [2, 3, 12])
-def test_runs_are_told_apart_by_colour_and_curves_by_line_style(
-    count: int, figures: list[Figure], tmp_path: Path
-) -> None:
+def test_runs_have_colours_and_curves_line_styles(count: int, figures: list[Figure], tmp_path: Path) -> None:
     logs = {f"run {number}": make_log(loss=5.0 + number) for number in range(count)}
     compare_learning_curves(logs, tmp_path / "curves.png", best_steps={"run 1": 10})
     (figure,) = figures
@@ -170,9 +144,7 @@ def test_runs_are_told_apart_by_colour_and_curves_by_line_style(
 
 
 @pytest.mark.parametrize(("highest", "scale"), [(9.0, "linear"), (500.0, "log"), (1e6, "log"), (math.inf, "linear")])
-def test_a_wide_range_of_perplexities_is_logarithmic(
-    highest: float, scale: str, figures: list[Figure], tmp_path: Path
-) -> None:
+def test_wide_ranges_are_logarithmic(highest: float, scale: str, figures: list[Figure], tmp_path: Path) -> None:
     log: Log = [{"eval_perplexity": value, "step": step} for step, value in enumerate([highest, 3.0, 2.0])]
     plot_learning_curves(log, tmp_path / "curves.png")
     (axes,) = figures[0].axes
@@ -187,9 +159,7 @@ def test_long_noisy_curves_get_a_moving_average(figures: list[Figure], tmp_path:
     generator = np.random.default_rng(0)
     losses = generator.normal(3, 1, size=500)
     losses[100] = math.inf
-    log: Log = [
-        {"loss": float(loss), "learning_rate": 1e-3 * step, "step": step} for step, loss in enumerate(losses, start=1)
-    ]
+    log: Log = [{"loss": loss, "learning_rate": 1e-3 * step, "step": step} for step, loss in enumerate(losses, start=1)]
     plot_learning_curves(log, tmp_path / "curves.png")
     pale, average = find_axes(figures[0], "Loss").lines
     assert pale.get_alpha() is not None
@@ -218,20 +188,10 @@ def test_nothing_overlaps_or_is_cut_off(several: bool, figures: list[Figure], tm
     width, height = figure.get_size_inches() * figure.dpi
     for part in parts:
         assert part is not None
-        assert part.x0 >= 0
-        assert part.y0 >= 0
-        assert part.x1 <= width
-        assert part.y1 <= height
+        assert 0 <= part.x0 < part.x1 <= width
+        assert 0 <= part.y0 < part.y1 <= height
     for one, other in combinations(parts, 2):
         assert not one.overlaps(other)  # type: ignore[union-attr, arg-type]
-
-
-@pytest.mark.parametrize("ending", [".png", ".svg", ".pdf", ".PNG"])
-def test_the_ending_names_the_format(ending: str, tmp_path: Path) -> None:
-    path = tmp_path / "new folder" / f"curves{ending}"
-    plot_learning_curves(make_log(), path)
-    assert path.read_bytes().startswith(SIGNATURES[ending.lower()])
-    assert list(path.parent.iterdir()) == [path]
 
 
 def test_pictures_made_in_threads_without_pyplot_are_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -251,7 +211,6 @@ def test_pictures_made_in_threads_without_pyplot_are_the_same(monkeypatch: pytes
     [
         ([], "curves.png", "nothing to draw"),
         ([{"train_loss": 2.0, "step": 3}, {"eval_loss": 2.0, "step": 3}], "curves.png", "nothing to draw"),
-        ([{"loss": math.nan, "step": 1}], "curves.png", "nothing to draw"),
         ([{"loss": 1.0, "step": 1}, {"loss": 1.0}], "curves.png", r"log_history\[1\] has no step"),
         (make_log(), "curves.jpg", r"curves\.jpg: .* one of \.png, \.svg, \.pdf"),
         (make_log(), "curves", r"one of \.png, \.svg, \.pdf"),
@@ -261,35 +220,10 @@ def test_what_cannot_be_drawn_is_refused(log: Log, name: str, message: str, tmp_
     with pytest.raises(ValueError, match=message):
         plot_learning_curves(log, tmp_path / name)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_comparison_names_the_run_that_cannot_be_drawn(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="The log of other has nothing"):
         compare_learning_curves({"run": make_log(), "other": []}, tmp_path / "curves.png")
     with pytest.raises(ValueError, match="at least one run"):
         compare_learning_curves({}, tmp_path / "curves.png")
-
-
-def test_a_failure_leaves_the_old_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path = tmp_path / "curves.png"
-    plot_learning_curves(make_log(), path)
-    before = path.read_bytes()
-
-    def fail_half_way(self: Figure, file: Path, **kwargs: Any) -> None:
-        file.write_bytes(b"half")
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr(Figure, "savefig", fail_half_way)
-    with pytest.raises(OSError, match="full"):
-        plot_learning_curves(make_log(20), path)
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.usefixtures("without_matplotlib")
-def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path) -> None:
-    with pytest.raises(ImportError, match=r'pip install "vanilla-transformer\[train\]"'):
-        plot_learning_curves(make_log(), tmp_path / "curves.png")
 
 
 def write_state(folder: Path, step: int, **changes: Any) -> Path:

@@ -6,24 +6,23 @@ r"""Score a model on a test set (BLEU, chrF, TER or ROUGE, exact match, loss, pe
     vanilla-transformer evaluate --model_name_or_path out/demo --builtin_corpus
     vanilla-transformer evaluate --model_name_or_path out/summaries --dataset_name user/articles
 
-Prints a table; with --output_dir, also writes sources.txt, hypotheses.txt and references.txt (one text per line) and
-metrics.json there. The model's task decides what is scored, ROUGE for summaries, and what is put before sources. Texts
-of other tasks than translation may have several lines, which the files above join: texts.jsonl has them as they are, a
-JSON object on each line with the names source, hypothesis and reference.
+Prints a table; with --output_dir, also writes metrics.json, and sources.txt, hypotheses.txt and references.txt (one
+text per line) there. The model's task decides what is scored, ROUGE for summaries, and what is put before sources.
+Texts of other tasks than translation may have several lines: texts.jsonl has them as they are, as JSON objects.
 
     vanilla-transformer evaluate --compare out/baseline/test out/my-model/test
     vanilla-transformer evaluate --compare baseline.de other.de --test_file test.en test.de
     vanilla-transformer evaluate --compare lead.txt out/summaries/test --task summarization
 
-Compares translations by sacreBLEU's paired bootstrap resampling (or approximate randomization), with the first as the
-baseline, and tells whether a difference in BLEU or chrF, or for summaries in ROUGE, may be the luck of the test set.
-Each is a folder that --output_dir made, a text file of one translation per line, or a .jsonl file like texts.jsonl. The
-task is the one that the folders were scored for, unless --task names another. With --output_dir, also writes
-comparison.json there.
+Compares translations with the first by sacreBLEU's paired bootstrap resampling (or approximate randomization), which
+tells whether a difference in BLEU or chrF, or for summaries in ROUGE, may be the luck of the test set. Each is a folder
+that --output_dir made, a text file of one translation per line, or a .jsonl file like texts.jsonl. The task is that of
+the folders, unless --task names another. With --output_dir, also writes comparison.json there.
 """
 
+from __future__ import annotations  # the types are not imported: --help does not wait for torch
+
 import json
-import logging
 import platform
 import re
 import shlex
@@ -33,43 +32,20 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from datasets import Dataset
-from transformers import AutoConfig
-
-from vanilla_transformer.data.corpora import load_parallel_corpus
-from vanilla_transformer.data.vocabularies import check_text_target
-from vanilla_transformer.export.ctranslate2_model import is_exported_to_ctranslate2, read_exported_config
 from vanilla_transformer.export.engines import EngineArguments
-from vanilla_transformer.files import digest_files, digest_weights, explain_missing_model, read_architecture
-from vanilla_transformer.inference.compare import (
-    Method,
-    compare_summaries,
-    compare_translations,
-    find_references,
-    make_comparison_table,
-    read_systems,
-)
-from vanilla_transformer.inference.evaluate import (
-    LINE_FILES,
-    TEXTS_FILE,
-    make_table,
-    score_summaries,
-    score_translations,
-    write_texts,
-)
-from vanilla_transformer.inference.scores import find_bleu_tokenizer, score_loss
-from vanilla_transformer.inference.translate import one_line, translate
 from vanilla_transformer.options import option
-from vanilla_transformer.tasks import TRANSLATION, Task, find_task, get_task
 
-from .command_line import OptionParser, make_argument_parser
+from .command_line import OptionParser, explaining_errors, make_argument_parser
 
-DISTRIBUTIONS = (
-    *("vanilla-transformer", "transformers", "torch", "tokenizers", "datasets", "sacrebleu", "rouge-score"),
-    "ctranslate2",
-)
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from vanilla_transformer.tasks import Task
+
+Method = Literal["bootstrap", "approximate_randomization"]
+_LIBRARIES = ("transformers", "torch", "tokenizers", "datasets", "sacrebleu", "rouge-score", "ctranslate2")
 
 
 @dataclass
@@ -102,14 +78,11 @@ class EvaluationArguments(EngineArguments):
     lowercase: bool = option("Ignore case in BLEU and chrF.", False)
     ter: bool = option("Compute TER, which is slow on a large test set. Default: yes.", True)
     bleu_tokenize: str | None = option(
-        "SacreBLEU's tokeniser: 13a, intl, zh, ja-mecab, ko-mecab, char, ... Default: that of the target language, zh "
-        "for Chinese, ja-mecab for Japanese (char without sacrebleu[ja]) and 13a for all others.",
+        "SacreBLEU's tokeniser: 13a, intl, zh, ja-mecab, char, ... Default: that of the target language.",
         None,
     )
     rouge_tokenize: str = option(
-        "What ROUGE takes for words: unicode (default: those of any script) or ascii (a to z and 0 to 9 alone, as the "
-        "package rouge_score has it; the same for text in ASCII).",
-        "unicode",
+        "What ROUGE takes for words: unicode (default: those of any script) or ascii (a to z, 0 to 9).", "unicode"
     )
     rouge_stemmer: bool = option("Strip the endings of English words for ROUGE.", False)
     output_dir: str | None = option("Folder for the files named above.", None)
@@ -134,6 +107,8 @@ class EvaluationArguments(EngineArguments):
 
     def score(self, task: Task, hypotheses: list[str], references: list[str], *, ter: bool) -> dict[str, Any]:
         """The scores of a task."""
+        from vanilla_transformer.inference.evaluate import score_summaries, score_translations
+
         if "rouge1" in task.scores:
             return score_summaries(hypotheses, references, **self.get_options(task))
         return score_translations(hypotheses, references, ter=ter, **self.get_options(task))
@@ -152,31 +127,33 @@ def make_parser() -> OptionParser:
 
 def load_pairs(arguments: EvaluationArguments, task: Task) -> Dataset:
     """The pairs of texts to score on, columns "source" and "target"."""
-    if not arguments.builtin_corpus:
-        return load_parallel_corpus(
-            files=arguments.test_file,
-            dataset_name=arguments.dataset_name,
-            dataset_config_name=arguments.dataset_config_name,
-            split=arguments.dataset_split,
-            source_column=arguments.source_column,
-            target_column=arguments.target_column,
-            source_lang=arguments.source_lang,
-            target_lang=arguments.target_lang,
-            usual_columns=task.columns,
-            max_samples=arguments.max_samples,
-            empty_lines="drop" if arguments.drop_empty_lines else "error",
-        )
-    # Its generators are needed for nothing else.
-    from vanilla_transformer.data.numbers_and_dates import numbers_and_dates
+    if arguments.builtin_corpus:
+        from vanilla_transformer.data.numbers_and_dates import numbers_and_dates
 
-    languages = {"source_lang": arguments.source_lang or "en", "target_lang": arguments.target_lang or "de"}
-    options: Any = {"split": arguments.dataset_split, **languages}
-    pairs = numbers_and_dates(**options)
-    return pairs.select(range(min(arguments.max_samples or len(pairs), len(pairs))))
+        languages = {"source_lang": arguments.source_lang or "en", "target_lang": arguments.target_lang or "de"}
+        options: Any = {"split": arguments.dataset_split, **languages}
+        pairs = numbers_and_dates(**options)
+        return pairs.select(range(min(arguments.max_samples or len(pairs), len(pairs))))
+    from vanilla_transformer.data.corpora import load_parallel_corpus
+
+    same = ("dataset_name", "dataset_config_name", "source_column", "target_column", "source_lang", "target_lang")
+    return load_parallel_corpus(
+        files=arguments.test_file,
+        split=arguments.dataset_split,
+        usual_columns=task.columns,
+        max_samples=arguments.max_samples,
+        empty_lines="drop" if arguments.drop_empty_lines else "error",
+        **{name: getattr(arguments, name) for name in same},
+    )
 
 
 def read_records(arguments: EvaluationArguments) -> list[dict[str, Any]]:
     """The model's configuration, or the metrics.json of the folders to compare, of those that have one."""
+    from transformers import AutoConfig
+
+    from vanilla_transformer.export.ctranslate2_model import is_exported_to_ctranslate2, read_exported_config
+    from vanilla_transformer.files import explain_missing_model
+
     if arguments.compare:
         files = [path for path in (Path(name, "metrics.json") for name in arguments.compare) if path.is_file()]
         return [json.loads(path.read_text(encoding="utf-8")) for path in files]
@@ -189,6 +166,8 @@ def read_records(arguments: EvaluationArguments) -> list[dict[str, Any]]:
 
 def find_scored_task(arguments: EvaluationArguments, records: list[dict[str, Any]]) -> Task:
     """The task that was given, or else that of the model or of the folders to compare; translation without either."""
+    from vanilla_transformer.tasks import TRANSLATION, find_task, get_task
+
     if arguments.task is not None:
         return get_task(arguments.task)
     if not arguments.compare:
@@ -201,6 +180,8 @@ def find_scored_task(arguments: EvaluationArguments, records: list[dict[str, Any
 
 def find_tokenizer(arguments: EvaluationArguments, records: list[dict[str, Any]]) -> str:
     """SacreBLEU's tokeniser that was given, or else that of the target language, or of the folders to compare."""
+    from vanilla_transformer.inference.scores import find_bleu_tokenizer
+
     if arguments.bleu_tokenize is not None:
         return arguments.bleu_tokenize
     if arguments.target_lang is not None:
@@ -216,6 +197,8 @@ def find_tokenizer(arguments: EvaluationArguments, records: list[dict[str, Any]]
 
 def find_output_dir(arguments: EvaluationArguments) -> Path | None:
     """The output folder, if one is wanted; results that are in it already may not be overwritten unasked."""
+    from vanilla_transformer.inference.evaluate import LINE_FILES, TEXTS_FILE
+
     if arguments.output_dir is None:
         return None
     output_dir = Path(arguments.output_dir)
@@ -228,25 +211,28 @@ def find_output_dir(arguments: EvaluationArguments) -> Path | None:
 
 def compare(arguments: EvaluationArguments, task: Task) -> dict[str, Any]:
     """Compares saved texts with the first of them."""
-    systems, saved = read_systems(arguments.compare or [])
+    from vanilla_transformer.inference import compare as comparing
+    from vanilla_transformer.inference.translate import one_line
+
+    systems, saved = comparing.read_systems(arguments.compare or [])
     if arguments.test_sets:
         references = list(load_pairs(arguments, task)["target"])
-        if task is TRANSLATION:  # as they are where hypotheses.txt is written
+        if task.name == "translation":  # as they are where hypotheses.txt is written
             references = list(map(one_line, references))
     else:
-        references = find_references(saved)
-    return (compare_summaries if "rouge1" in task.scores else compare_translations)(
-        systems,
-        references,
-        method=arguments.compare_method,
-        samples=arguments.compare_samples,
-        seed=arguments.compare_seed,
-        **arguments.get_options(task),
-    )
+        references = comparing.find_references(saved)
+    function = comparing.compare_summaries if "rouge1" in task.scores else comparing.compare_translations
+    test = {name: getattr(arguments, f"compare_{name}") for name in ("method", "samples", "seed")}
+    return function(systems, references, **test, **arguments.get_options(task))
 
 
 def score_model(arguments: EvaluationArguments, task: Task, pairs: Dataset, output_dir: Path | None) -> dict[str, Any]:
     """Translates, writes the translations, and scores them; returns what metrics.json says."""
+    from vanilla_transformer.data.vocabularies import check_text_target
+    from vanilla_transformer.inference.evaluate import write_texts
+    from vanilla_transformer.inference.scores import score_loss
+    from vanilla_transformer.inference.translate import translate
+
     # So that nobody takes the scores for those of the same folder after more training.
     scored = {} if output_dir is None else describe_model(Path(arguments.model_name_or_path))
     model, tokenizer, generate_kwargs = arguments.load()
@@ -255,31 +241,19 @@ def score_model(arguments: EvaluationArguments, task: Task, pairs: Dataset, outp
     shared: dict[str, Any] = {"max_source_length": arguments.max_source_length}
     if arguments.batch_size is not None:
         shared["batch_size"] = arguments.batch_size
+    bar = not arguments.disable_tqdm
+    search: dict[str, Any] = {"source_prefix": prefix, "max_batch_tokens": arguments.max_batch_tokens}
     start = time.perf_counter()
     hypotheses = translate(
-        model,
-        tokenizer,
-        sources,
-        source_prefix=prefix,
-        max_batch_tokens=arguments.max_batch_tokens,
-        progress=not arguments.disable_tqdm and "translating",
-        **shared,
-        **generate_kwargs,
+        model, tokenizer, sources, **search, progress=bar and "translating", **shared, **generate_kwargs
     )
     seconds = time.perf_counter() - start
     if output_dir is not None:
         texts = {"source": sources, "hypothesis": hypotheses, "reference": references}
-        write_texts(output_dir, texts, keep_line_breaks=task is not TRANSLATION)
+        write_texts(output_dir, texts, keep_line_breaks=task.name != "translation")
     scores = arguments.score(task, hypotheses, references, ter=arguments.ter)
-    loss = score_loss(
-        model,
-        tokenizer,
-        [prefix + source for source in sources],
-        references,
-        max_target_length=arguments.max_target_length,
-        progress=not arguments.disable_tqdm and "scoring references",
-        **shared,
-    )
+    shared |= {"max_target_length": arguments.max_target_length, "progress": bar and "scoring references"}
+    loss = score_loss(model, tokenizer, [prefix + source for source in sources], references, **shared)
     # As the tokenizer splits the translations, </s> included: what a search found, without its discarded beams.
     output_tokens = sum(map(len, tokenizer(text_target=hypotheses, verbose=False)["input_ids"]))
     search = model.generation_config.to_diff_dict() | generate_kwargs
@@ -304,6 +278,9 @@ def score_model(arguments: EvaluationArguments, task: Task, pairs: Dataset, outp
 
 def describe_model(folder: Path) -> dict[str, Any]:
     """What tells the model in a folder from the one that the folder will hold later; empty for one of the Hub."""
+    from vanilla_transformer.export.ctranslate2_model import is_exported_to_ctranslate2, read_exported_config
+    from vanilla_transformer.files import digest_files, digest_weights, read_architecture
+
     if is_exported_to_ctranslate2(folder):
         weights, settings = digest_files([folder / "model.bin"]), read_exported_config(folder)
     else:
@@ -316,7 +293,7 @@ def describe_model(folder: Path) -> dict[str, Any]:
 def write_report(path: Path, results: dict[str, Any], arguments: EvaluationArguments, argv: list[str] | None) -> None:
     """Writes the results as JSON, with what another machine needs to know to repeat the run."""
     versions = {"python": platform.python_version()}
-    for name in DISTRIBUTIONS:
+    for name in ("vanilla-transformer", *_LIBRARIES):
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
     command = shlex.join(["vanilla-transformer", "evaluate", *(sys.argv[1:] if argv is None else argv)])
@@ -325,28 +302,33 @@ def write_report(path: Path, results: dict[str, Any], arguments: EvaluationArgum
     path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Parses the arguments (`argv`, else the command line's), scores the model or compares texts, and reports."""
-    parser = make_parser()
-    logging.basicConfig(format="%(levelname)s: %(message)s")
-    try:
-        (arguments,) = parser.parse_args_into_dataclasses(args=argv)
-        records = read_records(arguments)
-        task = find_scored_task(arguments, records)
-        arguments.bleu_tokenize = find_tokenizer(arguments, records)
-        # A wrong tokeniser or a missing library is found now rather than after an hour of translating.
-        arguments.score(task, ["a"], ["a"], ter=False)
-        output_dir = find_output_dir(arguments)
-        # Nothing is made for arguments that are wrong.
-        results = compare(arguments, task) if arguments.compare else None
-        pairs = None if arguments.compare else load_pairs(arguments, task)
-        if output_dir is not None:
-            output_dir.mkdir(parents=True, exist_ok=True)
-        if results is None:
-            results = score_model(arguments, task, pairs, output_dir)
-    except (ImportError, OSError, ValueError) as error:
-        parser.error(str(error))
+def run(arguments: EvaluationArguments, argv: list[str] | None) -> None:
+    """Scores the model or compares texts, and reports."""
+    from vanilla_transformer.inference.compare import make_comparison_table
+    from vanilla_transformer.inference.evaluate import make_table
+
+    records = read_records(arguments)
+    task = find_scored_task(arguments, records)
+    arguments.bleu_tokenize = find_tokenizer(arguments, records)
+    # A wrong tokeniser or a missing library is found now rather than after an hour of translating.
+    arguments.score(task, ["a"], ["a"], ter=False)
+    output_dir = find_output_dir(arguments)
+    # No folder is made for arguments that are wrong.
+    results = compare(arguments, task) if arguments.compare else {}
+    pairs = None if arguments.compare else load_pairs(arguments, task)
+    if output_dir is not None:
+        output_dir.mkdir(parents=True, exist_ok=True)
+    if pairs is not None:
+        results = score_model(arguments, task, pairs, output_dir)
     print(make_comparison_table(results) if arguments.compare else make_table(results))
     if output_dir is not None:
         name = "comparison.json" if arguments.compare else "metrics.json"
         write_report(output_dir / name, results, arguments, argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Parses the arguments (`argv`, else the command line's), scores the model or compares texts, and reports."""
+    parser = make_parser()
+    with explaining_errors(parser):
+        (arguments,) = parser.parse_args_into_dataclasses(argv)
+        run(arguments, argv)

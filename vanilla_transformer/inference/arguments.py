@@ -23,18 +23,10 @@ class InferenceArguments:
     device: str = option("auto (default: cuda, mps or cpu), or one such as cuda:1.", "auto")
     dtype: str = option("auto (default: as saved), float32, bfloat16 or float16.", "auto")
     num_beams: int | None = option("Beams; 1 is greedy search. Default: the model's generation config.", None)
-    length_penalty: float | None = option(
-        "Above 0 favours longer translations. Default: the model's generation config.", None
-    )
-    max_new_tokens: int | None = option(
-        "Limit of a translation, in tokens. Default: the model's generation config.", None
-    )
-    max_source_length: int | None = option(
-        "Longer sources are truncated to so many tokens, with a warning. Default: the tokenizer's limit.", None
-    )
-    batch_size: int | None = option(
-        "The most sentences translated together. Default: --max_batch_tokens decides.", None
-    )
+    length_penalty: float | None = option("Above 0 favours longer translations. Default: as num_beams.", None)
+    max_new_tokens: int | None = option("Limit of a translation, in tokens. Default: as num_beams.", None)
+    max_source_length: int | None = option("Tokens that sources are cut to. Default: the tokenizer's limit.", None)
+    batch_size: int | None = option("The most sentences of a batch. Default: --max_batch_tokens decides.", None)
     max_batch_tokens: int | None = option(
         "The most tokens of a batch: sentences * tokens of the longest source * beams. Default: 8192 (4096 for models "
         "of the library), or no limit where --batch_size is given.",
@@ -43,18 +35,15 @@ class InferenceArguments:
     task: str | None = option(
         "What the model is to do: translation, summarization, text2text. Default: what its configuration names.", None
     )
-    source_prefix: str | None = option(
-        "Put before each source, for T5 and its like. Default: what the model's configuration has for the task.", None
-    )
+    source_prefix: str | None = option("Put before each source. Default: what the model's configuration has.", None)
     source_lang: str | None = option("Source language, such as en or eng_Latn.", None)
     target_lang: str | None = option("Target language, such as de or deu_Latn.", None)
     disable_tqdm: bool = option("Show no progress bar.", False)
 
     def __post_init__(self) -> None:
         if (self.source_lang is None) != (self.target_lang is None):
-            raise ValueError(
-                f"source_lang is {self.source_lang!r} and target_lang is {self.target_lang!r}; give both or neither."
-            )
+            langs = f"source_lang is {self.source_lang!r} and target_lang is {self.target_lang!r}"
+            raise ValueError(f"{langs}; give both or neither.")
         if self.task is not None:
             from vanilla_transformer.tasks import get_task
 
@@ -79,12 +68,9 @@ class InferenceArguments:
         """The model, its tokenizer, and the arguments of `generate` that were given or that the languages ask for."""
         from .loading import load_model_and_tokenizer
 
+        place: dict[str, Any] = {"device": self.device, "dtype": self.dtype, "revision": self.revision}
         model, tokenizer = load_model_and_tokenizer(
-            self.model_name_or_path,
-            device=self.device,
-            dtype=self.dtype,
-            revision=self.revision,
-            trust_remote_code=self.trust_remote_code,
+            self.model_name_or_path, **place, trust_remote_code=self.trust_remote_code
         )
         return model, tokenizer, self.collect_settings(tokenizer)
 

@@ -5,10 +5,10 @@ For those sacreBLEU is told the ROUGE scores of each summary, and that the score
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from .scores import ROUGE_TYPES, Bleu, Chrf, Rouge, import_sacrebleu
 Method = Literal["bootstrap", "approximate_randomization"]
 # SacreBLEU's names of the tests, and its numbers of samples.
 _TESTS = {"bootstrap": ("bs", 1000), "approximate_randomization": ("ar", 10_000)}
-_SEED_VARIABLE = "SACREBLEU_SEED"
+_SEED_VARIABLE = "SACREBLEU_SEED"  # SacreBLEU takes its seed from nowhere else.
 # Scores are added up in these parts of one, so that the sums of approximate randomization are exact, and no difference
 # counts as larger than its equal. The bootstrap's are float32, as sacreBLEU has them.
 _PARTS = 10**9
@@ -39,22 +39,14 @@ def compare_translations(
     A p-value estimates how often a difference as large as that to the baseline would come about by chance if the two
     systems were equally good. It knows the luck of the test set only, not that of another training run.
 
-    Args:
-        systems: From a name to the translations, detokenised; the first system is the baseline.
-        references: The reference of each sentence.
-        lowercase: Ignore case.
-        tokenize: SacreBLEU's tokeniser for BLEU.
-        **test: `method`, `samples` and `seed` of [`_run_test`].
-
-    Returns:
-        The method, the signatures, and for each system and score the score, the p-value (None for the baseline), and
-        the bootstrap's mean and `ci`, half the width of the 95% confidence interval around it.
+    `systems` maps names to detokenised translations; the first is the baseline. `lowercase` ignores case, `tokenize` is
+    sacreBLEU's tokeniser for BLEU, and `test` has `method`, `samples` and `seed` of [`_run_test`]. Returns the method,
+    the signatures, and for each system and score the score, the p-value (None for the baseline), and the bootstrap's
+    mean and `ci`, half the width of the 95% confidence interval around it.
     """
     _check_systems(systems, references, unit="translations")
-    scorers = {
-        "bleu": Bleu.make_scorer(lowercase=lowercase, tokenize=tokenize),
-        "chrf": Chrf.make_scorer(lowercase=lowercase),
-    }
+    bleu_scorer = Bleu.make_scorer(lowercase=lowercase, tokenize=tokenize)
+    scorers = {"bleu": bleu_scorer, "chrf": Chrf.make_scorer(lowercase=lowercase)}
     outputs = {name: list(translations) for name, translations in systems.items()}
     report, (bleu, chrf) = _run_test(outputs, scorers, [list(references)], **test)
     return {**report, "sentences": len(references), "bleu_signature": bleu, "chrf_signature": chrf}
@@ -115,19 +107,22 @@ def _run_test(
     samples = usual if samples is None else samples
     if samples < 1:
         raise ValueError(f"samples is {samples}; it must be at least 1.")
-    with _sacrebleu_seed(seed):
-        paired_test = import_sacrebleu().significance.PairedTest
-        signatures, scores = paired_test(
-            list(systems.items()), scorers, references, test_type=test_type, n_samples=samples
-        )()
+    paired_test = import_sacrebleu().significance.PairedTest
+    before = os.environ.get(_SEED_VARIABLE)
+    os.environ[_SEED_VARIABLE] = str(seed)
+    try:
+        test = paired_test(list(systems.items()), scorers, references, test_type=test_type, n_samples=samples)
+        signatures, scores = test()
+    finally:
+        del os.environ[_SEED_VARIABLE]
+        if before is not None:
+            os.environ[_SEED_VARIABLE] = before
     # One column per scorer, in their order, under the full name of the score; another has the systems' names.
     columns = [column for name, column in scores.items() if name != "System"]
     rows: list[dict[str, Any]] = []
     for index, system in enumerate(systems):
-        results = {
-            name: _paired_score(column[index], baseline=column[0].score)
-            for name, column in zip(scorers, columns, strict=True)
-        }
+        found = [_paired_score(column[index], baseline=column[0].score) for column in columns]
+        results = dict(zip(scorers, found, strict=True))
         rows.append({"system": system, **results})
     report = {"method": method, "samples": samples, "seed": seed, "systems": rows}
     return report, [str(signature) for signature in signatures.values()]
@@ -140,26 +135,6 @@ def _paired_score(result: Any, *, baseline: float) -> dict[str, Any]:
         # Chance always makes a difference as large as none; sacreBLEU gives its smallest value to the same texts.
         p_value = 1.0
     return {"score": float(result.score), "mean": mean, "ci": ci, "p_value": p_value}
-
-
-@contextmanager
-def _sacrebleu_seed(seed: int) -> Iterator[None]:
-    """SacreBLEU takes its seed from the environment only, which is as before afterwards."""
-    previous = os.environ.get(_SEED_VARIABLE)
-    os.environ[_SEED_VARIABLE] = str(seed)
-    try:
-        yield
-    finally:
-        del os.environ[_SEED_VARIABLE]
-        if previous is not None:
-            os.environ[_SEED_VARIABLE] = previous
-
-
-class _Mean(NamedTuple):
-    """A score as sacreBLEU's tests know it."""
-
-    name: str
-    score: float
 
 
 class _Signature:
@@ -186,11 +161,11 @@ class _MeanOfScores:
         """A row for each text, of which only sums are needed: its score and 1."""
         return np.array([[round(scores[self.name] * _PARTS), 1.0] for scores in texts])
 
-    def _compute_score_from_stats(self, sums: Any) -> _Mean:
+    def _compute_score_from_stats(self, sums: Any) -> SimpleNamespace:
         total, count = sums
-        return _Mean(self.name, float(100 * total / (count * _PARTS)))
+        return SimpleNamespace(name=self.name, score=float(100 * total / (count * _PARTS)))
 
-    def _aggregate_and_compute(self, statistics: Any) -> _Mean:
+    def _aggregate_and_compute(self, statistics: Any) -> SimpleNamespace:
         return self._compute_score_from_stats(np.sum(statistics, axis=0))
 
     def get_signature(self) -> _Signature:

@@ -108,15 +108,12 @@ def make_compute_metrics(
 
     def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
         generated = prediction.predictions
-        if isinstance(generated, tuple):
-            generated = generated[0]
+        generated = generated[0] if isinstance(generated, tuple) else generated
         generated = np.where(generated == IGNORED_LABEL, pad_token_id, generated)
         labels = np.where(prediction.label_ids == IGNORED_LABEL, pad_token_id, prediction.label_ids)
         scores = score(decode(generated), decode(labels))
-        return {
-            **{name: scores[name] for name in task.scores},
-            "gen_len": float(np.mean(np.count_nonzero(generated != pad_token_id, axis=1))),
-        }
+        length = float(np.mean(np.count_nonzero(generated != pad_token_id, axis=1)))
+        return {**{name: scores[name] for name in task.scores}, "gen_len": length}
 
     return compute_metrics
 
@@ -136,13 +133,9 @@ def write_texts(folder: Path, columns: dict[str, list[str]], *, keep_line_breaks
 def make_table(metrics: dict[str, Any]) -> str:
     """The scores, one per line, with the signatures that make them comparable."""
     search = "greedy" if metrics["num_beams"] == 1 else f"{metrics['num_beams']} beams"
-    scores = [
-        (label, f"{metrics[name]:.2f}", metrics.get(signature, ""))
-        for label, name, signature in SCORES
-        if name in metrics
-    ]
+    known = [score for score in SCORES if score[1] in metrics]
     rows = [
-        *scores,
+        *((label, f"{metrics[name]:.2f}", metrics.get(signature, "")) for label, name, signature in known),
         ("exact match", f"{metrics['exact_match']:.2f}", "% of sentences"),
         ("loss", f"{metrics['loss']:.4f}", f"nats per target token, {metrics['tokens']:,} tokens with </s>"),
         ("perplexity", f"{metrics['perplexity']:.3f}", "per target token"),

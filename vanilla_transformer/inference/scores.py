@@ -5,21 +5,21 @@
     bleu = scores.load("bleu", tokenize="13a")
     bleu.compute(predictions=["A man rides."], references=["A man is riding."])["score"]
 
-Training and evaluation score with these classes, too. Inputs, options and results of `"bleu"`, `"chrf"` and `"ter"` are
-those of evaluate's own "sacrebleu", "chrf" and "ter", with two additions: sentences may differ in their number of
-references, and the result holds sacreBLEU's `signature`. So are those of `"rouge"`, but for its `tokenize`, and for
-means where evaluate's own gives medians of drawn samples.
+Training and evaluation score with these classes, too. Inputs, options and results are those of evaluate's own
+"sacrebleu", "chrf", "ter" and "rouge", with sacreBLEU's `signature`; sentences may differ in their number of
+references, and ROUGE has a `tokenize` and gives means where evaluate's own gives medians of drawn samples.
 
-A metric collects its inputs in evaluate's cache, or in the folder `cache_dir`; with `keep_in_memory=True` it writes
-nothing. In several processes, gather the translations and compute in one of them. Or give every process `num_process`,
-its `process_id`, and an `experiment_id` that no other evaluation has: all must share `cache_dir`, and all must add
-something before they compute, if only empty lists. Process 0 gets the result, the others None.
+With `keep_in_memory=True` a metric writes nothing to evaluate's cache. In several processes, gather the translations
+and compute in one of them; or give every process `num_process`, its `process_id`, an `experiment_id` that no other
+evaluation has, and the same `cache_dir`, and let all add something before they compute, if only empty lists. Process 0
+gets the result, the others None.
 """
 
 import inspect
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -30,6 +30,7 @@ from typing import Any
 import evaluate
 import torch
 from datasets import Features, List, Value
+from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
@@ -59,14 +60,10 @@ def load(name: str, **kwargs: Any) -> evaluate.Metric:
     Args:
         name: `"bleu"`, `"chrf"` (chrF++ with `word_order=2`), `"ter"`, `"rouge"`, `"exact_match"` or `"perplexity"`.
         **kwargs: Arguments of `evaluate.Metric` (`num_process`, `process_id`, `experiment_id`, `cache_dir`,
-            `keep_in_memory`, ...) and options of the metric, which `compute` may override.
-
-    Returns:
-        An `evaluate.Metric` with `add`, `add_batch` and `compute`, whose docstrings name its options and results.
+            `keep_in_memory`, ...) and options of the metric, which `compute` may override and whose docstring names.
 
     Raises:
-        TypeError: If the metric has no such option.
-        ValueError: If there is no metric `name`, or the value of an option is illegal.
+        TypeError, ValueError: If there is no such metric or option, or the value of an option is illegal.
     """
     if name not in _METRICS:
         raise ValueError(f"There is no metric {name!r}; it must be one of {', '.join(_METRICS)}.")
@@ -118,9 +115,9 @@ class _MetricWithOptions(evaluate.Metric):
         """Raises a TypeError or ValueError for wrong options; here there are none."""
 
     def _info(self) -> evaluate.EvaluationModuleInfo:
-        help_text = f"{inspect.cleandoc(self.__doc__ or '')}\n{self.help_on_inputs}"
+        text = f"\n{inspect.cleandoc(self.__doc__ or '')}\n{self.help_on_inputs}\n"
         return evaluate.EvaluationModuleInfo(
-            description=help_text, citation=self.source, inputs_description=f"\n{help_text}\n", features=self.inputs
+            description=text.strip(), citation=self.source, inputs_description=text, features=self.inputs
         )
 
     def compute(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> dict[str, Any] | None:
@@ -284,7 +281,7 @@ class ExactMatch(_TextMetric):
     def score(self, predictions: list[str], references: list[list[str]]) -> dict[str, Any]:
         """The percentage."""
         pairs = zip(predictions, references, strict=True)
-        exact = [prediction.strip() in [text.strip() for text in group] for prediction, group in pairs]
+        exact = [prediction.strip() in map(str.strip, group) for prediction, group in pairs]
         return {"score": 100 * sum(exact) / len(exact)}
 
 
@@ -324,10 +321,9 @@ class Rouge(_TextMetric):
         if tokenize not in ("unicode", "ascii"):
             raise ValueError(f"tokenize is {tokenize!r}; it must be unicode or ascii.")
         package = import_rouge()
-        if tokenize == "ascii":
-            return package.rouge_scorer.RougeScorer(list(rouge_types), use_stemmer=use_stemmer)
         stem = package.tokenizers.porter.PorterStemmer().stem if use_stemmer else None
-        return package.rouge_scorer.RougeScorer(list(rouge_types), tokenizer=_UnicodeTokenizer(stem))
+        tokenizer = _UnicodeTokenizer(stem) if tokenize == "unicode" else None
+        return package.rouge_scorer.RougeScorer(list(rouge_types), use_stemmer, tokenizer=tokenizer)
 
     def score(
         self, predictions: list[str], references: list[list[str]], *, use_aggregator: bool = True, **options: Any
@@ -344,11 +340,11 @@ class Rouge(_TextMetric):
         return {**scores, "signature": signature}
 
 
+@dataclass
 class _UnicodeTokenizer:
     """What rouge_score asks for words."""
 
-    def __init__(self, stem: Callable[[str], str] | None) -> None:
-        self.stem = stem
+    stem: Callable[[str], str] | None
 
     def tokenize(self, text: str) -> list[str]:
         words = split_words(text)
@@ -407,16 +403,8 @@ class Perplexity(_MetricWithOptions):
         if model is not None and model_id is not None:
             raise ValueError(f"Give model_id (here {model_id!r}), or model and tokenizer, but not both.")
 
-    def _compute(
-        self,
-        *,
-        sources: list[str],
-        references: list[str],
-        model: Any = None,
-        tokenizer: Any = None,
-        model_id: str | None = None,
-        **options: Any,
-    ) -> dict[str, Any]:
+    def _compute(self, *, sources: list[str], references: list[str], **options: Any) -> dict[str, Any]:
+        model, tokenizer, model_id = (options.pop(name, None) for name in ("model", "tokenizer", "model_id"))
         place = {name: options.pop(name) for name in ("device", "dtype", "trust_remote_code") if name in options}
         if model_id is not None:
             model, tokenizer = load_model_and_tokenizer(model_id, **place)
@@ -453,25 +441,20 @@ def score_loss(
     `perplexity` = exp(loss), and `tokens`, the number of target tokens, `</s>` included. They depend on the tokenizer.
     """
     if len(sources) != len(targets) or not targets:
-        raise ValueError(
-            f"{len(sources)} sources and {len(targets)} targets; there must be as many of one as of the "
-            "other, and at least one."
-        )
+        raise ValueError(f"{len(sources)} sources and {len(targets)} targets; there must be as many, and at least one.")
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1 sentence pair.")
     lines = range(1, len(sources) + 1)
-    source_ids = encode_texts(tokenizer, sources, limit=length_limit(tokenizer, max_source_length), line_numbers=lines)
-    target_ids = encode_texts(
-        tokenizer, targets, limit=length_limit(tokenizer, max_target_length), line_numbers=lines, side="target"
-    )
+    limits = length_limit(tokenizer, max_source_length), length_limit(tokenizer, max_target_length)
+    source_ids = encode_texts(tokenizer, sources, limit=limits[0], line_numbers=lines)
+    target_ids = encode_texts(tokenizer, targets, limit=limits[1], line_numbers=lines, side="target")
     longest_first = sorted(lines, key=lambda line: (len(source_ids[line - 1]), len(target_ids[line - 1])), reverse=True)
     total = 0.0
     with inference(model), progress_bar(progress, total=len(targets)) as bar:
         for start in range(0, len(targets), batch_size):
             batch = [line - 1 for line in longest_first[start : start + batch_size]]
-            inputs = tokenizer.pad(
-                {"input_ids": [source_ids[index] for index in batch]}, return_attention_mask=True, return_tensors="pt"
-            )
+            ids = {"input_ids": [source_ids[index] for index in batch]}
+            inputs = tokenizer.pad(ids, return_attention_mask=True, return_tensors="pt")
             rows = [torch.tensor(target_ids[index], dtype=torch.long) for index in batch]
             labels = pad_sequence(rows, batch_first=True, padding_value=IGNORED_LABEL)
             total += _sum_losses(model, inputs.to(model.device), labels.to(model.device))
@@ -492,13 +475,8 @@ def _sum_losses(model: Any, inputs: Any, labels: torch.Tensor) -> float:
     # The model's own loss may be smoothed or a mean over its batch: only its logits are used. Models without this
     # method shift the labels in their forward pass.
     shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-    if shift is not None:
-        inputs["decoder_input_ids"] = shift(labels=labels)
-    else:
-        inputs["labels"] = labels
+    inputs |= {"labels": labels} if shift is None else {"decoder_input_ids": shift(labels=labels)}
     inputs["decoder_attention_mask"] = (labels != IGNORED_LABEL).long()
-    logits = model(**inputs, use_cache=False).logits
-    losses = torch.nn.functional.cross_entropy(
-        logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="none"
-    )
+    logits = model(**inputs, use_cache=False).logits.float().flatten(0, 1)
+    losses = cross_entropy(logits, labels.flatten(), ignore_index=IGNORED_LABEL, reduction="none")
     return float(losses.cpu().double().sum())

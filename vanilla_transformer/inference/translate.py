@@ -1,12 +1,9 @@
 """Batch translation with any sequence-to-sequence model: sentences, streams of lines, and files of any size.
 
-Sentences of like length share a batch, which is filled up to a budget of tokens; the translations come back in the
-order of the input. Of a stream or file a window of lines is held. Three promises hold throughout:
-
-- Every input gives exactly one output. A source that is empty or only white space gives an empty translation without
-  asking the model, which would make something up.
-- A source longer than the limit is truncated, and a warning names its line.
-- The model's training flags are left as they were found.
+Sentences of like length share a batch, which is filled up to a budget of tokens; of a stream or file a window of lines
+is held. Every input gives exactly one output, in order. A source that is empty or only white space gives an empty
+translation without asking the model, which would make something up. A source longer than the limit is truncated, and a
+warning names its line. The model's training flags are left as they were found.
 """
 
 import hashlib
@@ -46,10 +43,7 @@ DEFAULT_BATCH_TOKENS_OF_OTHERS = 4096
 
 
 class TranslationModel(Protocol):
-    """What can translate here: a model of the library, or one that was exported.
-
-    It also has `generate` and `generation_config`, which the library's base class does not declare.
-    """
+    """What can translate here, by `generate`, too: a model of the library, or one that was exported."""
 
     @property
     def device(self) -> torch.device:
@@ -151,12 +145,8 @@ class _Translator:
         self.generate_kwargs = {**generate_kwargs, "num_return_sequences": self.num_translations, **own}
         if batch_size is None and max_batch_tokens is None:
             max_batch_tokens = DEFAULT_BATCH_TOKENS if is_vanilla(self.model) else DEFAULT_BATCH_TOKENS_OF_OTHERS
-        self.fits = partial(
-            count_sentences,
-            batch_size=batch_size,
-            max_batch_tokens=max_batch_tokens,
-            rows=max(self.num_beams, self.num_translations),
-        )
+        rows = max(self.num_beams, self.num_translations)
+        self.fits = partial(count_sentences, batch_size=batch_size, max_batch_tokens=max_batch_tokens, rows=rows)
 
     def translate_all(self, sentences: Sequence[str], progress: bool | str) -> list[list[Translation]]:
         """The translations of each sentence, best first."""
@@ -190,12 +180,9 @@ class _Translator:
     def _encode(self, texts: list[str], first_line: int) -> list[list[int]]:
         """The sources' token ids; none for a text without words."""
         filled = [index for index, text in enumerate(texts) if text.strip()]
-        encoded = encode_texts(
-            self.tokenizer,
-            [self.source_prefix + texts[index] for index in filled],
-            limit=self.limit,
-            line_numbers=[first_line + index for index in filled],
-        )
+        sources = [self.source_prefix + texts[index] for index in filled]
+        lines = [first_line + index for index in filled]
+        encoded = encode_texts(self.tokenizer, sources, limit=self.limit, line_numbers=lines)
         token_ids: list[list[int]] = [[] for _ in texts]
         for index, ids in zip(filled, encoded, strict=True):
             token_ids[index] = ids
@@ -232,7 +219,7 @@ def translate(
     progress: bool | str = True,
     **generate_kwargs: Any,
 ) -> list[str]:
-    """Translates sentences, one translation for each (see [`translate_n_best`] for more).
+    """Translates sentences: one translation for each, in their order (see [`translate_n_best`] for more).
 
     Args:
         model: Any sequence-to-sequence model, or a `CTranslate2Model`; the inputs are moved to its device.
@@ -248,28 +235,16 @@ def translate(
         progress: Whether to show a bar on stderr; a string is its description.
         **generate_kwargs: Passed on to `model.generate`; what is not given comes from the model's generation config.
 
-    Returns:
-        The translations, in the order of `sentences`, without special tokens.
-
     Raises:
         TypeError: If `sentences` is a single string.
         ValueError: If a size is too small, or `num_return_sequences` is not 1.
     """
     num_return_sequences = generate_kwargs.pop("num_return_sequences", 1)
     if num_return_sequences != 1:
-        raise ValueError(
-            f"num_return_sequences is {num_return_sequences}; translate returns one translation per sentence, "
-            "translate_n_best returns more."
-        )
-    translator = _Translator(
-        model,
-        tokenizer,
-        batch_size=batch_size,
-        max_batch_tokens=max_batch_tokens,
-        max_source_length=max_source_length,
-        source_prefix=source_prefix,
-        **generate_kwargs,
-    )
+        raise ValueError(f"num_return_sequences is {num_return_sequences}; for more than one use translate_n_best.")
+    limits: dict[str, Any] = {"batch_size": batch_size, "max_batch_tokens": max_batch_tokens}
+    limits["max_source_length"] = max_source_length
+    translator = _Translator(model, tokenizer, source_prefix=source_prefix, **limits, **generate_kwargs)
     return [best.text for (best,) in translator.translate_all(sentences, progress)]
 
 
@@ -310,30 +285,18 @@ def translate_lines(
 ) -> Iterator[str]:
     """Translates a stream of lines that need not fit in memory, in order and as soon as the order allows.
 
-    Args:
-        model: See [`translate`].
-        tokenizer: Its tokenizer.
-        lines: Source lines, such as an open text file; a line break at the end is ignored.
-        n_best: None for one output line per input line, the translation. With a number, so many output lines per input
-            line, best first: the input line's number, the score and the translation, with tabs in between.
-        window_size: The most input lines by which reading runs ahead of what has been yielded; among so many, those of
-            like length are translated together. With 1, every line is answered before the next one is read.
-        first_line: Number of the first line, for warnings and the bar.
-        total: Number of the last line, where known.
-        progress: See [`translate`].
-        **options: The other options of [`translate`], and arguments of `generate`.
-
-    Yields:
-        Lines without line breaks: should the model write one, it becomes a space.
+    `lines` may be an open text file. With `n_best` there are so many output lines per input line, best first: the input
+    line's number, the score and the translation, with tabs in between. Reading runs ahead of what has been yielded by
+    at most `window_size` lines, of which those of like length are translated together; with 1, every line is answered
+    before the next one is read. `first_line` and `total` are the numbers of the first and last line, for warnings and
+    the bar. `options` are those of [`translate`] and of `generate`. A line break that the model writes becomes a space.
     """
     if window_size < 1:
         raise ValueError(f"window_size is {window_size}; it must be at least 1 line.")
     translator = _Translator(model, tokenizer, n_best=n_best, **options)
     if n_best is not None and not (translator.has_scores and n_best <= translator.num_beams):
-        raise ValueError(
-            f"n_best is {n_best} and num_beams is {translator.num_beams}; n_best needs beam search (num_beams of 2 or "
-            "more), and no fewer beams than translations."
-        )
+        given = f"n_best is {n_best} and num_beams is {translator.num_beams}"
+        raise ValueError(f"{given}; n_best needs beam search, with no fewer beams than translations.")
     with progress_bar(progress, total=total, unit="line") as bar:
         bar.update(first_line - 1)
         sources = (line.rstrip("\r\n") for line in lines)
@@ -358,17 +321,9 @@ def translate_file(
     always whole. If a partial file is there, its complete lines are kept and translation goes on behind them; what they
     were made with (input, model, vocabulary, options) is kept in `<output_file>.partial.json` and must be the same.
 
-    Args:
-        model: See [`translate`].
-        tokenizer: See [`translate`].
-        input_file: UTF-8 text, one source per line; `.gz` is decompressed.
-        output_file: Where the translations go, as UTF-8 text.
-        overwrite: Replace an existing `output_file`, and start anew instead of resuming.
-        **options: `n_best` and `window_size` of [`translate_lines`] (an interruption costs less than so many lines),
-            options of [`translate`], and arguments of `generate`.
-
-    Returns:
-        The number of lines in `input_file`.
+    `input_file` is UTF-8 text, one source per line; `.gz` is decompressed. `overwrite` replaces an existing
+    `output_file`, and starts anew instead of resuming. `options` are those of [`translate_lines`]; an interruption
+    costs less than `window_size` lines. Returns the number of lines in `input_file`.
 
     Raises:
         FileExistsError: If `output_file` exists and `overwrite` is not set, or a partial file is of other settings.
@@ -407,10 +362,8 @@ def _resume(unfinished: Path, state: Path, *, settings: dict[str, Any], lines_pe
     found = json.loads(state.read_text(encoding="utf-8")) if state.exists() else {}
     changed = sorted(name for name in settings.keys() | found.keys() if settings.get(name) != found.get(name))
     if changed:
-        raise FileExistsError(
-            f"{unfinished} was begun with other settings ({', '.join(changed)}); delete it or allow overwriting it "
-            "(overwrite)."
-        )
+        changes = ", ".join(changed)
+        raise FileExistsError(f"{unfinished} was begun with other settings ({changes}); delete it or give overwrite.")
     done = kept = size = 0
     with open(unfinished, "r+b") as file:
         for number, line in enumerate(file, start=1):

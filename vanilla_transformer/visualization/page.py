@@ -20,7 +20,10 @@ from .attention import KINDS, AttentionMap, Weights
 # tell them apart too: Okabe and Ito's hues, and violet. Of more heads, neighbours differ in their luminance.
 _ON_LIGHT = ("#00568C", "#A03C00", "#00856C", "#D070B8", "#1090FF", "#999000", "#000000", "#7A60C0")
 _ON_DARK = ("#5F86B2", "#F5780F", "#2BBA85", "#CF9AF0", "#7FDCFA", "#FAD02C", "#FFFFFF", "#9440D8")
-_LUMINANCES = {_ON_LIGHT: (0.28, 0.08, 0.16, 0.035), _ON_DARK: (0.13, 0.4, 0.23, 0.62)}
+_LUMINANCES: dict[tuple[str, ...], tuple[float, ...]] = {
+    _ON_LIGHT: (0.28, 0.08, 0.16, 0.035),
+    _ON_DARK: (0.13, 0.4, 0.23, 0.62),
+}
 _SCALE = 1000  # weights are written in thousandths
 _NAMES = {"encoder": "Encoder self-attention", "decoder": "Decoder self-attention", "cross": "Cross-attention"}
 

@@ -53,11 +53,11 @@ def position_table(model: PreTrainedModel | VanillaTransformerConfig, length: in
         return SINUSOIDS[kind](positions, config.d_model).numpy()
     if isinstance(model, VanillaTransformerConfig):
         raise ValueError(f"position_embedding_type is {kind!r}: such positions are among a model's weights.")
-    positions: Any = getattr(model.get_encoder(), "embed_positions", None)
-    weight = getattr(positions, "weight", getattr(positions, "weights", None))
+    embedding: Any = getattr(model.get_encoder(), "embed_positions", None)
+    weight = getattr(embedding, "weight", getattr(embedding, "weights", None))
     if not isinstance(weight, torch.Tensor):
         raise ValueError(f"{type(model).__name__} has no table of positions (embed_positions) in its encoder.")
-    table = weight.detach().float().cpu().numpy()[getattr(positions, "offset", 0) :]
+    table = weight.detach().float().cpu().numpy()[getattr(embedding, "offset", 0) :]
     if length is not None and length > len(table):
         raise ValueError(f"length is {length}; the model's table has {len(table)} positions.")
     return table[: length or 100]
