@@ -181,7 +181,8 @@ def test_nested_and_named_columns_are_found(tmp_path: Path) -> None:
             load: Any
             for load in (stream_parallel_corpus, load_parallel_corpus):
                 assert to_pairs(load(**where, **columns)) == [(target, source) for source, target in PAIRS]
-        for columns in ({}, {"source_lang": "en", "target_lang": "fr"}):
+        wrong: list[Any] = [{}, {"source_lang": "en", "target_lang": "fr"}]
+        for columns in wrong:
             with pytest.raises(ValueError, match=r"columns are .*'translation\.de', 'translation\.en'"):
                 stream_parallel_corpus(**where, **columns)
 
