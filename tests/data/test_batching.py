@@ -130,9 +130,8 @@ class TestEpochs:
         assert epoch_of(first, 2) == epoch_of(second, 2) == list(second)
 
     def test_epochs_and_seeds_differ_in_order_and_composition(self) -> None:
-        epochs = [
-            epoch_of(make_sampler(self.PAIRS, (300, 300), seed=seed), epoch) for seed, epoch in [(0, 0), (0, 1), (1, 0)]
-        ]
+        places = [(0, 0), (0, 1), (1, 0)]
+        epochs = [epoch_of(make_sampler(self.PAIRS, (300, 300), seed=seed), epoch) for seed, epoch in places]
         compositions = [Counter(tuple(sorted(batch)) for batch in batches) for batches in epochs]
         for one, other in [(0, 1), (0, 2), (1, 2)]:
             assert epochs[one] != epochs[other]
@@ -181,11 +180,9 @@ class TestPadding:
                     batches[-1].append(index)
             assert sampler.padding_share < 0.6 * (1 - sum(map(sum, pairs)) / padded_tokens(batches, pairs))
 
-    def test_one_shape_needs_none(self) -> None:
+    def test_one_shape_needs_none_nor_do_empty_sequences(self) -> None:
         assert make_sampler([(7, 9)] * 100).padding_share == 0.0
         assert sorted(map(len, make_sampler([(7, 9)] * 100))) == [4] + [6] * 16
-
-    def test_empty_sequences(self) -> None:
         assert list(chain.from_iterable(make_sampler([(0, 0)] * 3, shuffle=False))) == [0, 1, 2]
 
 
@@ -205,9 +202,8 @@ class TestLeftOut:
         assert sorted(chain.from_iterable(chain(*samplers))) == [0, 7]
 
     def test_all(self) -> None:
-        with pytest.raises(
-            ValueError, match=r"2 of 2 pairs .*: line 1 \(61 and 1\), line 2 \(1 and 61\)\. None is left"
-        ):
+        message = r"2 of 2 pairs .*: line 1 \(61 and 1\), line 2 \(1 and 61\)\. None is left"
+        with pytest.raises(ValueError, match=message):
             make_sampler([(61, 1), (1, 61)])
 
 
@@ -224,21 +220,13 @@ class TestLeftOut:
         (([5], [5]), {"seed": -1}, "seed=-1: must be at least 0"),
         (([5], [5]), {"num_replicas": 0}, "num_replicas=0: must be at least 1"),
         (([5, 5], [5, 5]), {"num_replicas": 2, "rank": 2}, "rank=2: must be at least 0 and less than num_replicas=2"),
+        (([5], [5]), {}, "epoch=-1: must be at least 0"),
         (([5], [5]), {"num_replicas": 2}, r"num_replicas=2 needs at least 2 pairs .* 1 batch\(es\), but there are 1"),
     ],
 )
 def test_wrong_arguments(lengths: tuple[Any, Any], options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        TokenBatchSampler(*lengths, **{"max_source_tokens": 60, "max_target_tokens": 60, **options})
-
-
-def test_a_negative_epoch() -> None:
-    with pytest.raises(ValueError, match="epoch=-1: must be at least 0"):
-        make_sampler([(5, 5)]).set_epoch(-1)
-
-
-def shard_by_accelerate(sampler: TokenBatchSampler, ranks: int, rank: int) -> BatchSamplerShard:
-    return BatchSamplerShard(sampler, num_processes=ranks, process_index=rank, even_batches=False)
+        TokenBatchSampler(*lengths, **{"max_source_tokens": 60, "max_target_tokens": 60, **options}).set_epoch(-1)
 
 
 class TestLoaders:
@@ -252,6 +240,10 @@ class TestLoaders:
     @staticmethod
     def indices(batch: Any) -> list[int]:
         return (batch["input_ids"][:, 0] - 4).tolist()
+
+    @staticmethod
+    def shards(sampler: TokenBatchSampler, ranks: int) -> list[BatchSamplerShard]:
+        return [BatchSamplerShard(sampler, ranks, process_index=rank, even_batches=False) for rank in range(ranks)]
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_data_loader_and_collator(self, workers: int) -> None:
@@ -272,7 +264,7 @@ class TestLoaders:
     @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
     def test_accelerate_shards_each_batch_once(self, ranks: int) -> None:
         sampler = make_sampler(self.PAIRS, (300, 300), num_replicas=ranks, rank=None)
-        shards = [shard_by_accelerate(sampler, ranks, rank) for rank in range(ranks)]
+        shards = self.shards(sampler, ranks)
         own = [make_sampler(self.PAIRS, (300, 300), num_replicas=ranks, rank=rank) for rank in range(ranks)]
         assert [list(shard) for shard in shards] == [list(share) for share in own]
         assert [len(shard) for shard in shards] == [len(share) for share in own]
@@ -281,7 +273,7 @@ class TestLoaders:
         """Why the docstring asks for num_replicas: the other ranks would wait for ever."""
         count = next(count for count in range(100, 300) if len(make_sampler(self.PAIRS[:count], (300, 300))) % 2)
         sampler = make_sampler(self.PAIRS[:count], (300, 300))
-        shards = [shard_by_accelerate(sampler, 2, rank) for rank in (0, 1)]
+        shards = self.shards(sampler, 2)
         assert len(list(shards[0])) == len(list(shards[1])) + 1
 
     def test_a_loop_of_accelerate_that_is_resumed(self) -> None:
@@ -297,12 +289,11 @@ class TestLoaders:
 
         later = make_sampler(self.PAIRS, (300, 300), seed=2)
         resumed = Accelerator(cpu=True).prepare(self.loader(later, self.PAIRS))
-        resumed.set_epoch(1)
-        later.set_epoch(1)
-        assert [self.indices(batch) for batch in skip_first_batches(resumed, 5)] == epochs[1][5:]
-        resumed.set_epoch(2)
-        later.set_epoch(2)
-        assert [self.indices(batch) for batch in resumed] == epochs[2]
+        for epoch, skipped in ((1, 5), (2, 0)):
+            resumed.set_epoch(epoch)
+            later.set_epoch(epoch)
+            rest = skip_first_batches(resumed, skipped) if skipped else resumed
+            assert [self.indices(batch) for batch in rest] == epochs[epoch][skipped:]
 
     @pytest.mark.parametrize("rank", [0, 1])
     def test_a_rank_of_a_loop_of_accelerate_that_is_resumed(self, rank: int) -> None:
@@ -348,9 +339,8 @@ class TestPairLengths:
         for kind in ("torch", "numpy", "arrow"):
             self.check(dataset.with_format(kind), self.PAIRS)
         self.check(dataset.with_format("torch", columns=["labels"]), self.PAIRS)
-        self.check(
-            dataset.with_transform(lambda rows: {"input_ids": [torch.zeros(1)] * len(rows["labels"])}), self.PAIRS
-        )
+        transformed = dataset.with_transform(lambda rows: {"input_ids": [torch.zeros(1)] * len(rows["labels"])})
+        self.check(transformed, self.PAIRS)
 
     def test_what_is_not_token_ids(self) -> None:
         dataset = make_dataset(self.PAIRS[:3])

@@ -1,19 +1,16 @@
 import csv
-import gzip
-import json
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import Dataset, DatasetDict, Features, Translation, Value
+from corpus_files import Pairs, write, write_aligned, write_json, write_lines, write_tsv
+from datasets import Dataset, DatasetDict, Features, Value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vanilla_transformer.data.corpora import load_parallel_corpus, open_text, read_lines
-
-Pairs = list[tuple[str, str]]
 
 # Characters that str.splitlines, though no aligned corpus, takes for line ends; quotes, commas and spaces at the ends.
 PAIRS: Pairs = [
@@ -26,37 +23,11 @@ PAIRS: Pairs = [
 ]
 
 
-def write(path: Path, text: str, *, bom: bool = False, crlf: bool = False) -> Path:
-    data = text.replace("\n", "\r\n" if crlf else "\n").encode("utf-8-sig" if bom else "utf-8")
-    path.write_bytes(gzip.compress(data) if path.suffix.lower() == ".gz" else data)
-    return path
-
-
-def write_lines(path: Path, lines: Sequence[str], **options: bool) -> Path:
-    return write(path, "".join(f"{line}\n" for line in lines), **options)
-
-
-def write_aligned(folder: Path, pairs: Pairs, suffix: str, **options: bool) -> list[Path]:
-    return [
-        write_lines(folder / f"corpus.{side}{suffix}", [pair[index] for pair in pairs], **options)
-        for index, side in enumerate(("en", "de"))
-    ]
-
-
-def write_tsv(path: Path, pairs: Pairs, **options: bool) -> Path:
-    return write_lines(path, ["\t".join(pair) for pair in pairs], **options)
-
-
 def write_csv(path: Path, pairs: Sequence[Sequence[str]], **options: bool) -> Path:
     table = path.with_name("table")
     with open(table, "w", encoding="utf-8", newline="") as file:
         csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(pairs)
     return write(path, table.read_bytes().decode(), **options)
-
-
-def write_json(path: Path, pairs: Pairs, **options: bool) -> Path:
-    records = [{"id": index, "source": source, "target": target} for index, (source, target) in enumerate(pairs)]
-    return write_lines(path, [json.dumps(record) for record in records], **options)
 
 
 def to_pairs(dataset: Dataset) -> Pairs:
@@ -80,23 +51,18 @@ TABLES: dict[str, Callable[..., Path]] = {
 @pytest.mark.parametrize("crlf", [False, True])
 @pytest.mark.parametrize("bom", [False, True])
 def test_every_text_format_gives_the_same_pairs(tmp_path: Path, gz: str, crlf: bool, bom: bool) -> None:
-    files = write_aligned(tmp_path, PAIRS, gz, crlf=crlf, bom=bom)
+    files = write_aligned(tmp_path, PAIRS, gz, gz, crlf=crlf, bom=bom)
     assert to_pairs(load_parallel_corpus(files=files)) == PAIRS
     for suffix, write_table in TABLES.items():
         assert load(write_table(tmp_path / f"corpus{suffix}{gz}", PAIRS, crlf=crlf, bom=bom)) == PAIRS, suffix
 
 
-def test_parquet_gives_the_same_pairs(tmp_path: Path) -> None:
-    path = tmp_path / "corpus.parquet"
-    Dataset.from_list([{"id": 1, "target": target, "source": source} for source, target in PAIRS]).to_parquet(path)
-    assert load(path) == PAIRS
-
-
 @pytest.mark.parametrize("type_name", ["large_string", "string"])
-def test_large_strings_become_strings(tmp_path: Path, type_name: str) -> None:
-    features = Features({"source": Value(type_name), "target": Value(type_name)})
-    Dataset.from_dict({"source": ["a"], "target": ["b"]}, features=features).to_parquet(tmp_path / "corpus.parquet")
-    assert load(tmp_path / "corpus.parquet") == [("a", "b")]
+def test_parquet_gives_the_same_pairs(tmp_path: Path, type_name: str) -> None:
+    features = Features({"id": Value("int64"), "target": Value(type_name), "source": Value(type_name)})
+    rows = [{"id": 1, "target": target, "source": source} for source, target in PAIRS]
+    Dataset.from_list(rows, features=features).to_parquet(tmp_path / "corpus.parquet")
+    assert load(tmp_path / "corpus.parquet") == PAIRS
 
 
 def text(*, exclude: str = "") -> st.SearchStrategy[str]:
@@ -115,7 +81,7 @@ def test_any_unicode_text_survives_tsv_and_aligned_files(
 ) -> None:
     folder = tmp_path_factory.getbasetemp()
     assert load(write_tsv(folder / "any.tsv", pairs, bom=True)) == pairs
-    assert to_pairs(load_parallel_corpus(files=write_aligned(folder, pairs, "", bom=True))) == pairs
+    assert to_pairs(load_parallel_corpus(files=write_aligned(folder, pairs, bom=True))) == pairs
 
 
 @settings(max_examples=30)
@@ -165,43 +131,10 @@ def test_without_a_known_header_all_lines_are_data(tmp_path: Path) -> None:
     assert load(path, source_lang="de", target_lang="en") == [("ja", "yes")]
 
 
-def test_tsv_has_no_quoting(tmp_path: Path) -> None:
+def test_quotes_are_those_of_csv_alone(tmp_path: Path) -> None:
     assert load(write_lines(tmp_path / "corpus.tsv", ['"a\tb"', '"\t""'])) == [('"a', 'b"'), ('"', '""')]
-
-
-def test_csv_fields_may_hold_line_ends(tmp_path: Path) -> None:
     path = write(tmp_path / "corpus.csv", 'source,target\r\n"a\nb","c\r\nd"\r\nx,y\r\n')
     assert load(path) == [("a\nb", "c\r\nd"), ("x", "y")]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"source_lang": "en", "target_lang": "de"},
-        {"source_column": "translation.en", "target_column": "translation.de"},
-    ],
-)
-def test_translation_feature(tmp_path: Path, options: dict[str, Any]) -> None:
-    records = [
-        {"id": index, "translation": {"de": target, "en": source}} for index, (source, target) in enumerate(PAIRS)
-    ]
-    lines = write_lines(tmp_path / "corpus.jsonl", [json.dumps(record) for record in records])
-    features = Features({"id": Value("int64"), "translation": Translation(["de", "en"])})
-    dataset = Dataset.from_list(records, features=features)
-    dataset.to_parquet(tmp_path / "corpus.parquet")
-    dataset.save_to_disk(tmp_path / "saved")
-    assert load(lines, **options) == PAIRS
-    assert load(tmp_path / "corpus.parquet", **options) == PAIRS
-    assert to_pairs(load_parallel_corpus(dataset_name=str(tmp_path / "saved"), **options)) == PAIRS
-
-
-def test_max_samples_keeps_the_first_pairs(tmp_path: Path) -> None:
-    pairs = [(f"s{index}", f"t{index}") for index in range(10)]
-    saved = tmp_path / "saved"
-    Dataset.from_list([{"source": source, "target": target} for source, target in pairs]).save_to_disk(saved)
-    for limit in (1, 9, 10, 50, None):
-        assert load(write_tsv(tmp_path / "corpus.tsv", pairs), max_samples=limit) == pairs[:limit]
-        assert to_pairs(load_parallel_corpus(dataset_name=str(saved), max_samples=limit)) == pairs[:limit]
 
 
 def test_local_folder_is_loaded_by_split_and_stays_on_disk(tmp_path: Path) -> None:
@@ -214,6 +147,10 @@ def test_local_folder_is_loaded_by_split_and_stays_on_disk(tmp_path: Path) -> No
     assert to_pairs(load_parallel_corpus(dataset_name=str(tmp_path), split="train[:2]")) == PAIRS[:2]
     with pytest.raises(ValueError, match='Unknown split "test"'):
         load_parallel_corpus(dataset_name=str(tmp_path), split="test")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        load_parallel_corpus(dataset_name=str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match=r"train\.jsonl' is a file: pass it as files="):
+        load_parallel_corpus(dataset_name=str(tmp_path / "train.jsonl"))
 
 
 def test_saved_datasets_are_loaded_by_split(tmp_path: Path) -> None:
@@ -228,17 +165,6 @@ def test_saved_datasets_are_loaded_by_split(tmp_path: Path) -> None:
         load_parallel_corpus(dataset_name=str(tmp_path / "lone"), split="validation")
 
 
-def test_missing_files_are_named(tmp_path: Path) -> None:
-    for name in ("a.tsv", "a.csv.gz", "a.jsonl", "a.parquet"):
-        with pytest.raises(FileNotFoundError, match=name):
-            load_parallel_corpus(files=[tmp_path / name])
-    write_lines(tmp_path / "a.en", ["a"])
-    with pytest.raises(FileNotFoundError, match=r"a\.de"):
-        load_parallel_corpus(files=[tmp_path / "a.en", tmp_path / "a.de"])
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        load_parallel_corpus(dataset_name=str(tmp_path / "nowhere"))
-
-
 def test_misaligned_files_tell_both_line_counts(tmp_path: Path) -> None:
     files = [write_lines(tmp_path / "a.en", ["x"] * 3), write_lines(tmp_path / "a.de.gz", ["x"] * 2)]
     with pytest.raises(ValueError, match=r"a\.de\.gz ends after line 2, but .*a\.en goes on"):
@@ -247,20 +173,13 @@ def test_misaligned_files_tell_both_line_counts(tmp_path: Path) -> None:
         load_parallel_corpus(files=[files[0], write_lines(tmp_path / "a.de", ["x"] * 2)], max_samples=1)
 
 
-@pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.json", "a.jsonl.gz"])
+@pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.jsonl.gz"])
 def test_empty_files_are_named(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match=rf"{name}: the file is empty"):
-        load(write(tmp_path / name, ""))
-    with pytest.raises(ValueError, match=rf"{name}: the file is empty"):
-        read_lines(tmp_path / name)
-
-
-def test_tables_without_records_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"a\.csv: no pair"):
-        load(write(tmp_path / "a.csv", "source,target\n"))
-    Dataset.from_dict({"source": [], "target": []}).to_parquet(tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=r"a\.parquet: no pair"):
-        load(tmp_path / "a.parquet")
+    path = write(tmp_path / name, "")
+    read: Any
+    for read in (load, read_lines):
+        with pytest.raises(ValueError, match=rf"{name}: the file is empty"):
+            read(path)
 
 
 def test_other_encodings_are_refused_with_the_line(tmp_path: Path) -> None:
@@ -296,7 +215,10 @@ def test_missing_columns_list_those_there_are(tmp_path: Path, name: str, text: s
         load(write(tmp_path / name, text), source_column="en", target_column="de")
 
 
-def test_missing_columns_of_a_dataset(tmp_path: Path) -> None:
+def test_missing_columns_and_numbers_of_a_dataset(tmp_path: Path) -> None:
+    Dataset.from_dict({"source": ["a"], "target": [7]}).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet, record 1: the target is 7 \(int\), not a string"):
+        load(tmp_path / "a.parquet")
     Dataset.from_dict({"text": ["a"], "de": ["b"]}).to_parquet(tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=r"a\.parquet: no column 'en'; the columns are 'text', 'de'\."):
         load(tmp_path / "a.parquet", source_column="en", target_column="de")
@@ -305,28 +227,18 @@ def test_missing_columns_of_a_dataset(tmp_path: Path) -> None:
         load(tmp_path / "a.parquet", source_lang="en", target_lang="de")
 
 
-def test_translations_need_a_direction(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "a.json", [json.dumps({"translation": {"de": "ja", "en": "yes"}})])
-    with pytest.raises(
-        ValueError, match=r"line 1: .*source_lang=None .*the columns are 'translation\.de', 'translation\.en'"
-    ):
-        load(path)
-    with pytest.raises(ValueError, match=r"the columns are 'translation\.de', 'translation\.en'"):
-        load(path, source_lang="en", target_lang="fr")
-
-
-def test_wrong_number_of_columns_names_the_line(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"a\.tsv, line 2: 3 column\(s\) instead of 2"):
-        load(write(tmp_path / "a.tsv", "a\tb\na\tb\tc\n"))
-    with pytest.raises(ValueError, match=r"a\.csv, line 4: 1 column\(s\) instead of 2"):
-        load(write(tmp_path / "a.csv", 'a,"b\n"\nc,d\ne;f\n'))
-    with pytest.raises(ValueError, match=r"a\.tsv, line 1: one column only.* separated by a tab"):
-        load(write(tmp_path / "a.tsv", "a b\n"))
-
-
-def test_unbalanced_csv_quotes_name_the_line(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"a\.csv: the record that begins at line 2 is not valid CSV"):
-        load(write(tmp_path / "a.csv", 'a,b\n"c,d\ne,f\n'))
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.tsv", "a\tb\na\tb\tc\n", r"a\.tsv, line 2: 3 column\(s\) instead of 2"),
+        ("a.csv", 'a,"b\n"\nc,d\ne;f\n', r"a\.csv, line 4: 1 column\(s\) instead of 2"),
+        ("a.tsv", "a b\n", r"a\.tsv, line 1: one column only.* separated by a tab"),
+        ("a.csv", 'a,b\n"c,d\ne,f\n', r"a\.csv: the record that begins at line 2 is not valid CSV"),
+    ],
+)
+def test_malformed_rows_name_the_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load(write(tmp_path / name, text))
 
 
 @pytest.mark.parametrize(
@@ -345,19 +257,13 @@ def test_bad_json_records_name_the_line(tmp_path: Path, line: str, message: str)
         load(path)
 
 
-def test_numbers_in_a_dataset_are_no_text(tmp_path: Path) -> None:
-    Dataset.from_dict({"source": ["a"], "target": [7]}).to_parquet(tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=r"a\.parquet, record 1: the target is 7 \(int\), not a string"):
-        load(tmp_path / "a.parquet")
-
-
 HOLES: Pairs = [("a", "b"), ("", "x"), ("y", " \u3000"), ("", ""), ("c", "d"), *[("", "z")] * 4, ("e", "f")]
 
 
 def write_holes(folder: Path, kind: str) -> dict[str, Any]:
     """The arguments that load HOLES from files of this kind, numbered from 1 in each."""
     if kind == "text":
-        return {"files": write_aligned(folder, HOLES, "")}
+        return {"files": write_aligned(folder, HOLES)}
     if kind in TABLES:
         return {"files": [TABLES[kind](folder / f"corpus{kind}", HOLES)]}
     records = [{"source": source or None, "target": target} for source, target in HOLES]
@@ -391,17 +297,14 @@ def test_empty_sides_among_the_first_samples(tmp_path: Path, kind: str) -> None:
     assert to_pairs(load_parallel_corpus(**arguments, max_samples=2, empty_lines="drop")) == [("a", "b"), ("c", "d")]
 
 
-def test_dropping_everything_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"a\.tsv: all 2 pairs are empty on one side or both\. None is left"):
-        load(write(tmp_path / "a.tsv", "a\t\n\n"), empty_lines="drop")
-
-
 def test_blank_lines_of_a_table_are_empty_pairs(tmp_path: Path) -> None:
     for name, text in (("a.tsv", "a\tb\n \n"), ("a.csv", "a,b\n\n"), ("a.json", '{"source": "a", "target": "b"}\n\n')):
         path = write(tmp_path / name, text)
         with pytest.raises(ValueError, match=rf"{name}, line 2: empty on one side or both\."):
             load(path)
         assert load(path, empty_lines="drop") == [("a", "b")]
+    with pytest.raises(ValueError, match=r"a\.tsv: all 2 pairs are empty on one side or both\. None is left"):
+        load(write(tmp_path / "a.tsv", "a\t\n\n"), empty_lines="drop")
 
 
 @pytest.mark.parametrize(
@@ -413,19 +316,10 @@ def test_blank_lines_of_a_table_are_empty_pairs(tmp_path: Path) -> None:
         ({"files": ["a.tsv"], "max_samples": 0}, "max_samples=0: must be at least 1"),
         ({"files": ["a.tsv"], "empty_lines": "keep"}, "empty_lines='keep': must be"),
         ({"files": ["a.tsv"], "source_column": "x"}, "source_column='x' and target_column=None: give both"),
-        (
-            {"files": ["a.tsv"], "source_column": "x", "target_column": "x"},
-            "source_column and target_column are both 'x'",
-        ),
+        ({"files": ["a.tsv"], "source_column": "x", "target_column": "x"}, "and target_column are both 'x'"),
         ({"files": ["a.tsv"], "source_lang": "en", "target_lang": "en"}, "source_lang and target_lang are both 'en'"),
     ],
 )
 def test_contradicting_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_parallel_corpus(**arguments)
-
-
-def test_a_file_is_no_dataset_name(tmp_path: Path) -> None:
-    path = write_tsv(tmp_path / "a.tsv", [("a", "b")])
-    with pytest.raises(ValueError, match=r"a\.tsv' is a file: pass it as files="):
-        load_parallel_corpus(dataset_name=str(path))

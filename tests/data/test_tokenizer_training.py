@@ -113,14 +113,9 @@ import json, sys
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
 train_tokenizer(json.load(sys.stdin), vocab_size=290).save_pretrained(sys.argv[1])
 """
-    result = run_python(
-        "-c",
-        program,
-        tmp_path / "there",
-        cwd=repository_root,
-        input=json.dumps(texts),
-        environment={"PYTHONHASHSEED": "5", "RAYON_NUM_THREADS": "3", "TOKENIZERS_PARALLELISM": "true"},
-    )
+    environment = {"PYTHONHASHSEED": "5", "RAYON_NUM_THREADS": "3", "TOKENIZERS_PARALLELISM": "true"}
+    options: Any = {"cwd": repository_root, "input": json.dumps(texts), "environment": environment}
+    result = run_python("-c", program, tmp_path / "there", **options)
     # Nothing but the files: where there is no terminal, there are no progress bars.
     assert (result.stdout, result.stderr) == ("", "")
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -133,38 +128,21 @@ def test_special_tokens_in_the_texts_are_text() -> None:
     assert tokenizer("</s>", split_special_tokens=True)["input_ids"].count(2) == 1
 
 
-def test_a_small_corpus_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    tokenizer = train(["ab ab"], vocab_size=1000)
-    assert len(tokenizer) == MINIMUM_VOCAB_SIZE + 2
-    (record,) = caplog.records
-    assert record.levelno == logging.WARNING
-    assert record.getMessage().startswith("The vocabulary has 262 tokens instead of vocab_size=1000")
-
-
-@pytest.mark.parametrize("texts", [[], ["", " ", "\n\t"]])
-def test_no_text_is_refused(texts: list[str]) -> None:
-    with pytest.raises(ValueError, match="no text at all"):
-        train(texts)
-
-
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("texts", "options", "message"),
     [
-        ({"vocab_size": 259}, r"vocab_size=259 .* at least 260 \(4 special tokens and 256 bytes\)"),
-        ({"min_frequency": 0}, "min_frequency=0 .* at least 1"),
-        ({"model_max_length": 0}, "model_max_length=0 .* at least 1"),
+        ([], {}, "no text at all"),
+        (["", " ", "\n\t"], {}, "no text at all"),
+        (TEXTS[0], {}, "single string, 'a man rides"),
+        (["a", "b", None], {}, r"texts\[2\] is None, of type NoneType"),
+        (TEXTS, {"vocab_size": 259}, r"vocab_size=259 .* at least 260 \(4 special tokens and 256 bytes\)"),
+        (TEXTS, {"min_frequency": 0}, "min_frequency=0: must be at least 1"),
+        (TEXTS, {"model_max_length": 0}, "model_max_length=0: must be at least 1"),
     ],
 )
-def test_numbers_out_of_range_are_refused(options: dict[str, int], message: str) -> None:
+def test_what_cannot_be_trained_is_refused(texts: Any, options: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        train_tokenizer(TEXTS, **options)  # type: ignore[arg-type]
-
-
-def test_what_is_no_text_is_refused() -> None:
-    with pytest.raises(ValueError, match="single string, 'a man rides"):
-        train_tokenizer(TEXTS[0])
-    with pytest.raises(ValueError, match=r"texts\[2\] is None, of type NoneType"):
-        train_tokenizer(["a", "b", None])  # type: ignore[list-item]
+        train_tokenizer(texts, **options)  # type: ignore[arg-type]
 
 
 def test_the_smallest_vocabulary_spells_everything() -> None:
@@ -190,11 +168,14 @@ def test_separate_vocabularies_are_those_of_each_side() -> None:
         assert sides_of(tokenizer) == [merges_of(train(ENGLISH, 275)), merges_of(train(GERMAN, expected_size))]
 
 
-def test_a_small_side_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_small_corpus_and_a_small_side_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    assert len(train(["ab ab"], vocab_size=1000)) == MINIMUM_VOCAB_SIZE + 2
     train_separate_tokenizer(ENGLISH, ["ab ab"], vocab_size=270)
-    (record,) = caplog.records
-    assert record.getMessage().startswith("The vocabulary has 262 tokens instead of vocab_size=270")
-    assert record.getMessage().endswith("in the target texts.")
+    one, side = caplog.records
+    assert one.levelno == side.levelno == logging.WARNING
+    assert one.getMessage().startswith("The vocabulary has 262 tokens instead of vocab_size=1000")
+    assert side.getMessage().startswith("The vocabulary has 262 tokens instead of vocab_size=270")
+    assert side.getMessage().endswith("in the target texts.")
 
 
 @pytest.mark.parametrize(
@@ -202,8 +183,8 @@ def test_a_small_side_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     [
         (ENGLISH, GERMAN, {"target_vocab_size": 259}, "target_vocab_size=259 .* at least 260"),
         (ENGLISH, GERMAN, {"vocab_size": 259}, "^vocab_size=259 .* at least 260"),
-        (ENGLISH, GERMAN, {"min_frequency": 0}, "min_frequency=0 .* at least 1"),
-        (ENGLISH, GERMAN, {"model_max_length": 0}, "model_max_length=0 .* at least 1"),
+        (ENGLISH, GERMAN, {"min_frequency": 0}, "min_frequency=0: must be at least 1"),
+        (ENGLISH, GERMAN, {"model_max_length": 0}, "model_max_length=0: must be at least 1"),
         (ENGLISH, "ein Mann", {}, "target_texts is a single string, 'ein Mann'"),
         ("a man", GERMAN, {}, "source_texts is a single string, 'a man'"),
         (ENGLISH, ["", " "], {}, "target_texts holds no text at all"),
@@ -257,19 +238,15 @@ def test_script_trains_on_files(script: ModuleType, corpus: Path, capsys: pytest
     english = printed.index(f"{files[0]}: 4 sentences")
     tokens = sum(len(loaded.tokenize(text)) for text in ENGLISH)
     words = sum(len(text.split()) for text in ENGLISH)
-    assert (
-        printed[english + 1] == f"  {tokens / 4:.1f} tokens per sentence, {tokens / words:.2f} per word, without </s>"
-    )
+    rates = f"{tokens / 4:.1f} tokens per sentence, {tokens / words:.2f} per word"
+    assert printed[english + 1] == f"  {rates}, without </s>"
     for line in printed[english + 2 : english + 4]:
         text = line.strip().replace(" ", "").replace("▁", " ").strip()
         assert text in ENGLISH
         assert len(line.split()) == len(loaded.tokenize(text))
-
-
-def test_script_trains_on_a_table(script: ModuleType, corpus: Path) -> None:
-    arguments = ["--files", f"{corpus}/train.jsonl", "--vocab_size", "290", "--output_dir", f"{corpus}/out"]
-    script.main([*arguments, "--source_lang", "en", "--target_lang", "de", "--disable_tqdm"])
-    assert merges_of(VanillaTransformerTokenizer.from_pretrained(corpus / "out")) == merges_of(train(TEXTS))
+    table = ["--files", f"{corpus}/train.jsonl", "--source_lang", "en", "--target_lang", "de", "--disable_tqdm"]
+    script.main([*table, "--vocab_size", "290", "--output_dir", f"{corpus}/table"])
+    assert merges_of(VanillaTransformerTokenizer.from_pretrained(corpus / "table")) == merges_of(train(TEXTS))
 
 
 def test_script_trains_a_vocabulary_for_each_side(
@@ -291,14 +268,7 @@ def test_script_trains_a_vocabulary_for_each_side(
         for texts_of_side, side in ((ENGLISH, loaded.source_tokenizer), (GERMAN, loaded.target_tokenizer)):
             tokens = sum(len(side.tokenize(text)) for text in texts_of_side)
             assert sum(line.startswith(f"  {tokens / 4:.1f} tokens per sentence") for line in printed) == 1
-
-
-def test_script_replaces_two_vocabularies_by_one(script: ModuleType, corpus: Path) -> None:
-    out = ["--vocab_size", "285", "--output_dir", f"{corpus}/out"]
-    table = ["--files", f"{corpus}/train.jsonl", "--source_lang", "en", "--target_lang", "de"]
-    script.main([*table, *out, "--separate_vocabularies"])
-    assert (corpus / "out" / "target_tokenizer.json").exists()
-    script.main(["--files", f"{corpus}/train.en", "--overwrite_output_dir", *out])
+    script.main(["--files", f"{corpus}/train.en", "--overwrite_output_dir", *out[:2], *sizes[:2]])
     assert not (corpus / "out" / "target_tokenizer.json").exists()
     assert not AutoTokenizer.from_pretrained(corpus / "out").separate_vocabs
 
@@ -338,22 +308,15 @@ def test_script_keeps_what_the_output_folder_holds(
 
 def test_script_explains_errors(script: ModuleType, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = str(corpus / "train.en")
-    out = ["--output_dir", str(corpus / "out")]
-    assert "either --files or --dataset_name" in failure(script, out, capsys)
-    assert "either --files or --dataset_name" in failure(script, [*out, "--files", text, "--dataset_name", "x"], capsys)
-    assert "nowhere.txt" in failure(script, [*out, "--files", f"{corpus}/nowhere.txt"], capsys)
-    assert "vocab_size=100 is too small" in failure(script, [*out, "--files", text, "--vocab_size", "100"], capsys)
-    assert f"{text} is a file" in failure(script, ["--files", text, "--output_dir", text], capsys)
     (corpus / "blank.txt").write_text("\n\n")
-    assert "no text at all" in failure(script, [*out, "--files", f"{corpus}/blank.txt"], capsys)
+    out = ["--output_dir", str(corpus / "out")]
+    for arguments, message in (
+        ([], "either --files or --dataset_name"),
+        (["--files", text, "--dataset_name", "x"], "either --files or --dataset_name"),
+        (["--files", f"{corpus}/nowhere.txt"], "nowhere.txt"),
+        (["--files", text, "--vocab_size", "100"], "vocab_size=100 is too small"),
+        (["--files", f"{corpus}/blank.txt"], "no text at all"),
+    ):
+        assert message in failure(script, [*out, *arguments], capsys)
     assert not (corpus / "out").exists()
-
-
-def test_script_help(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        script.main(["--help"])
-    assert ended.value.code == 0
-    printed = capsys.readouterr().out
-    assert "vanilla-transformer train-tokenizer --files train.en train.de.gz" in printed
-    for action in script.make_parser()._actions:
-        assert action.help
+    assert f"{text} is a file" in failure(script, ["--files", text, "--output_dir", text], capsys)

@@ -44,12 +44,8 @@ def make_fsmt_tokenizer(folder: Path, target: str = "zyxwvutsrqponmlkjihgfedcba.
 def make_model_for(tokenizer: PreTrainedTokenizerBase, **changes: Any) -> Any:
     """A random model with as many tokens of either side; its special tokens are those of FSMT."""
     source, target = get_vocabularies(tokenizer)
-    sizes: dict[str, Any] = {
-        "vocab_size": len(source),
-        "decoder_vocab_size": len(target),
-        "share_encoder_decoder_embeddings": False,
-    }
-    model = make_model(**sizes, decoder_start_token_id=2, **changes)
+    sizes: dict[str, Any] = {"vocab_size": len(source), "decoder_vocab_size": len(target)}
+    model = make_model(**sizes, share_encoder_decoder_embeddings=False, decoder_start_token_id=2, **changes)
     model.generation_config.bad_words_ids = [[index] for index in range(4) if index != 2]
     return model
 
@@ -69,19 +65,16 @@ def refuse(main: Callable[..., Any], *words: Any, capsys: pytest.CaptureFixture[
     return capsys.readouterr().err
 
 
-def test_one_vocabulary_is_both_sides() -> None:
+def test_vocabularies_of_ours_and_of_the_library() -> None:
     for tokenizer in (train_tokenizer(TEXTS, vocab_size=270), make_tokenizer()):
         source, target = get_vocabularies(tokenizer)
         assert source is target
         assert source == tokenizer.get_vocab()
-
-
-def test_two_vocabularies_of_ours() -> None:
-    tokenizer = train_separate_tokenizer(TEXTS, [text.upper() for text in TEXTS], vocab_size=268)
-    source, target = get_vocabularies(tokenizer)
-    assert (len(source), len(target)) == (len(tokenizer), tokenizer.target_vocab_size)
+    separate = train_separate_tokenizer(TEXTS, [text.upper() for text in TEXTS], vocab_size=268)
+    source, target = get_vocabularies(separate)
+    assert (len(source), len(target)) == (len(separate), separate.target_vocab_size)
     assert set(source) - set(target)
-    assert target == tokenizer.target_tokenizer.get_vocab()
+    assert target == separate.target_tokenizer.get_vocab()
 
 
 def test_two_vocabularies_of_fsmt(tmp_path: Path) -> None:

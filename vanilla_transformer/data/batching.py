@@ -1,7 +1,6 @@
 """Batches filled to a budget of tokens instead of a number of pairs, with little padding on both sides.
 
-`TokenBatchSampler` serves datasets with a length, `StreamingTokenBatches` of stream_batches.py serves streams. Both let
-`plan_batches` decide which pairs go together.
+`TokenBatchSampler` serves datasets with a length, `StreamingTokenBatches` of stream_batches.py streams.
 """
 
 import heapq
@@ -102,8 +101,8 @@ class TokenBatchSampler(Sampler[list[int]]):
             for batch in loader: ...
 
     Such a loader must not go through `accelerator.prepare`, which would divide the batches among the ranks once more.
-    To let accelerate divide them, give the number of processes but no rank, and tell the loader and the sampler which
-    epoch it is:
+    To let accelerate divide them, give the number of processes but no rank, and no `even_batches`, which some versions
+    refuse for batches of varying size and which is not needed: their number goes up in the number of processes.
 
         accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(even_batches=False))
         sampler = TokenBatchSampler(..., num_replicas=accelerator.num_processes, rank=None)
@@ -112,10 +111,6 @@ class TokenBatchSampler(Sampler[list[int]]):
             loader.set_epoch(epoch)  # the prepared loader counts epochs itself, from 0
             sampler.set_epoch(epoch)  # which older versions of accelerate do not hand on with several processes
             for batch in loader: ...  # to resume within an epoch: accelerate.skip_first_batches(loader, batches_done)
-
-    The number of batches then goes up in the number of processes, so that they are even without accelerate's
-    `even_batches`, which some of its versions refuse for batches of varying size; `split_batches` and
-    `dispatch_batches` stay False, as they are by default.
 
     Args:
         source_lengths: Tokens of each source, special tokens included; shape (pairs,).
@@ -179,13 +174,11 @@ class TokenBatchSampler(Sampler[list[int]]):
     def _report_left_out(self, source: IntArray, target: IntArray, budgets: tuple[int, int]) -> None:
         if not len(self._left_out):
             return
-        lines = ", ".join(
-            f"line {index + 1} ({source[index]} and {target[index]})" for index in self._left_out[:SHOWN_LEFT_OUT]
-        )
+        shown = [f"line {row + 1} ({source[row]} and {target[row]})" for row in self._left_out[:SHOWN_LEFT_OUT]]
+        shown += ["..."] * (len(self._left_out) > SHOWN_LEFT_OUT)
         message = (
             f"{len(self._left_out):,} of {len(source):,} pairs have more tokens than a whole batch may have, "
-            f"max_source_tokens={budgets[0]} and max_target_tokens={budgets[1]}: {lines}"
-            + (", ..." if len(self._left_out) > SHOWN_LEFT_OUT else "")
+            f"max_source_tokens={budgets[0]} and max_target_tokens={budgets[1]}: {', '.join(shown)}"
         )
         if not len(self._kept):
             raise ValueError(f"{message}. None is left.")
@@ -231,10 +224,9 @@ class TokenBatchSampler(Sampler[list[int]]):
             self._epoch_plan = (self.epoch, self._plan_epoch())
         batches = self._epoch_plan[1]
         number = len(batches)
-        last_round = number % self.num_replicas
-        if not last_round:
+        first = number - number % self.num_replicas
+        if first == number:
             return batches
-        first = number - last_round
         if sum(map(len, batches[first:])) < self.num_replicas:
             first = 0  # too few pairs in the last round: split the largest batches, wherever they are
         return batches[:first] + _split_largest(batches[first:], self._rounds * self.num_replicas - first)
@@ -269,9 +261,6 @@ def pair_lengths(dataset: Dataset) -> tuple[IntArray, IntArray]:
     """Counts the tokens of each pair's "input_ids" and "labels" without decoding rows; two arrays of shape (pairs,).
 
     Formats and transforms of the dataset are passed over, selections and other mappings of indices are kept to.
-
-    Raises:
-        ValueError: If a column is missing, holds no lists, or has a null instead of a list.
     """
     for name in ("input_ids", "labels"):
         if name not in dataset.column_names:
@@ -298,12 +287,10 @@ def _length_array(name: str, lengths: Sequence[int] | npt.NDArray[np.integer]) -
     array = np.asarray(lengths)
     if array.ndim != 1 or not len(array) or not np.issubdtype(array.dtype, np.integer):
         raise ValueError(
-            f"{name} has the shape {array.shape} and the type {array.dtype}: it must be whole numbers, one for each of "
-            "at least one pair."
+            f"{name} has the shape {array.shape} and the type {array.dtype}: must be a whole number a pair."
         )
     if array.min() < 0:
-        index = int(array.argmin())
-        raise ValueError(f"{name}[{index}]={array[index]}: must be at least 0.")
+        raise ValueError(f"{name}[{array.argmin()}]={array.min()}: must be at least 0.")
     return array.astype(np.int64)
 
 

@@ -1,13 +1,9 @@
 """BPE-dropout (Provilkov et al., 2020): training texts that are cut into other tokens each time they are seen.
 
-At every step of a word's byte-pair merging, each possible merge is left out with probability p, so that the model
-meets a word in many spellings: as one token mostly, in smaller pieces sometimes. It helps with small corpora and noisy
-input. It is for training only: validation, generation and whatever is stored use the tokenizer as it is.
-
-So the tokens must be drawn when a batch is made, never in a `Dataset.map`, whose result is cached and the same in every
-epoch. The tokenizers library draws from a generator of its own that takes no seed: a training run with BPE-dropout is
-not repeatable, and when it is resumed, it does not see the same tokens as an unbroken run; nor, from a stream, quite
-the same sentence pairs around the place where it stopped, since batches are made of lengths.
+At every step of a word's byte-pair merging, each possible merge is left out with probability p. It is for training:
+validation, generation and whatever is stored use the tokenizer as it is. So the tokens must be drawn when a batch is
+made, never in a `Dataset.map`, whose result is cached. The tokenizers library draws from a generator that takes no
+seed: a run with BPE-dropout is not repeatable, and a resumed one does not see the same tokens as an unbroken run.
 """
 
 import copy
@@ -102,10 +98,9 @@ def measure_length_growth(
 ) -> tuple[float, float]:
     """Measures tokens with dropout per token without, for sources and targets; a thousand texts or so suffice.
 
-    A batch's number of tokens is not known before its tokens are drawn. To plan batches, multiply the lengths that the
-    tokenizer gives without dropout by these factors; batches of many sentences then differ from the plan by a few
-    percent (on Multi30k, with 8000 joint tokens and p = 0.1, the factors are 1.14 and 1.15, and batches of 100
-    sentences lie between 1.11 and 1.19). The limits of [`BpeDropout`] bound every text.
+    A batch's number of tokens is not known before they are drawn. To plan batches, multiply the lengths without dropout
+    by these factors; batches of many sentences then differ from the plan by a few percent (on Multi30k, with 8000 joint
+    tokens and p = 0.1, the factors are 1.14 and 1.15, and batches of 100 sentences lie between 1.11 and 1.19).
     """
     pairs = {"source": list(sources), "target": list(targets)}
     drawn, plain = BpeDropout(tokenizer, p)(pairs), BpeDropout(tokenizer, 0.0)(pairs)

@@ -57,34 +57,28 @@ def good_pairs(parts: Iterable[Part], *, empty_lines: EmptyLines, dropped: Tally
     """Yields the pairs that have text on both sides; the others are an error, or are counted in `dropped`."""
     for part in parts:
         for number, source, target in part.pairs():
-            for side, value in (("source", source), ("target", target)):
-                if value is not None and not isinstance(value, str):
-                    raise ValueError(
-                        f"{part.name}, {part.unit} {number}: the {side} is {value!r} ({type(value).__name__}), not a "
-                        "string."
-                    )
-            source, target = cast(str | None, source), cast(str | None, target)
-            if source and target and source.strip() and target.strip():
+            if isinstance(source, str) and isinstance(target, str) and source.strip() and target.strip():
                 yield number, source, target
                 continue
-            message = f"{part.name}, {part.unit} {number}: empty on one side or both."
+            where = f"{part.name}, {part.unit} {number}:"
+            for side, value in (("source", source), ("target", target)):
+                if value is not None and not isinstance(value, str):
+                    raise ValueError(f"{where} the {side} is {value!r} ({type(value).__name__}), not a string.")
             if empty_lines == "error":
-                raise ValueError(
-                    f'{message} Mend the corpus, or drop such pairs with empty_lines="drop" (the scripts: '
-                    "--drop_empty_lines)."
-                )
-            dropped.add(f"{message} It was dropped.")
+                mend = 'Mend the corpus, or drop such pairs with empty_lines="drop" (the scripts: --drop_empty_lines).'
+                raise ValueError(f"{where} empty on one side or both. {mend}")
+            dropped.add(f"{where} empty on one side or both. It was dropped.")
 
 
 def open_corpus(
     columns: Columns,
-    *,
     files: Sequence[str | Path] | None,
     dataset_name: str | None,
     dataset_config_name: str | None,
     split: str,
     max_samples: int | None,
     empty_lines: str,
+    *,
     streaming: bool,
 ) -> list[Part]:
     """Finds the parts of a corpus, and checks what is cheap to check. A dataset that is not streamed is one part."""
@@ -162,15 +156,9 @@ def load_parallel_corpus(
         ValueError: if the arguments contradict each other, the text files have different numbers of lines, a file is
             empty, damaged or not UTF-8, a column is missing, a value is not a string, or a side is empty.
     """
+    wanted = Columns(source_column, target_column, source_lang, target_lang, usual_columns)
     parts = open_corpus(
-        Columns(source_column, target_column, source_lang, target_lang, usual_columns),
-        files=files,
-        dataset_name=dataset_name,
-        dataset_config_name=dataset_config_name,
-        split=split,
-        max_samples=max_samples,
-        empty_lines=empty_lines,
-        streaming=False,
+        wanted, files, dataset_name, dataset_config_name, split, max_samples, empty_lines, streaming=False
     )
     dropped = Tally()
     pairs = islice(good_pairs(parts, empty_lines=empty_lines, dropped=dropped), max_samples)

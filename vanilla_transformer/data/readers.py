@@ -1,13 +1,9 @@
 """How parallel corpora are read: two aligned text files, tables, and datasets of the Hub.
 
-A corpus is read in parts. A stream shuffles them, deals them to processes, and resumes at one without reading those
-before:
-
-- two aligned text files, a `.tsv` or a `.jsonl` file: every 2,000 lines (more where there would be over 10,000 parts);
-- parquet: every row group; a folder written by `save_to_disk`: every 2,000 records;
-- `.csv` (whose records may hold line ends) and anything in gzip (in which one cannot seek): one part a file, so give
-  such a corpus in many files, or unpack it;
-- a dataset of the Hub: its own shards, as a rule one a file.
+A corpus is read in parts, which a stream shuffles, deals to processes and resumes at: 2,000 lines of aligned files,
+`.tsv` or `.jsonl` (more where there would be over 10,000 parts); 2,000 records of a saved folder; a row group of
+parquet; a shard of a dataset of the Hub; a whole file of `.csv`, whose records may hold line ends, or of gzip, in which
+one cannot seek.
 
 JSON lines are not read by the library's own reader, which takes "1984-03-21" for a point in time.
 """
@@ -36,10 +32,10 @@ _MOST_PARTS = 10_000
 _BYTES_OF_A_LINE = 100
 _READ_BYTES = 1 << 22
 _READ_ROWS = 1000
+_SEPARATORS = {".tsv": "tab", ".csv": "comma"}
 _TABLES = (".tsv", ".csv", ".json", ".jsonl", ".parquet")
 _MISALIGNED = (
-    "Line n of one must be the translation of line n of the other: look for a sentence broken over two lines or a file "
-    "cut short."
+    "Line n of one must translate line n of the other: look for a sentence over two lines or a file cut short."
 )
 
 # One record as read: its number (counted from 1) and both texts, not yet checked. None stands for a missing value.
@@ -61,9 +57,8 @@ class Columns:
 
     def __post_init__(self) -> None:
         if (self.source_column is None) != (self.target_column is None):
-            raise ValueError(
-                f"source_column={self.source_column!r} and target_column={self.target_column!r}: give both or neither."
-            )
+            columns = f"source_column={self.source_column!r} and target_column={self.target_column!r}"
+            raise ValueError(f"{columns}: give both or neither.")
         for kind in ("column", "lang"):
             source, target = getattr(self, f"source_{kind}"), getattr(self, f"target_{kind}")
             if source is not None and source == target:
@@ -79,9 +74,7 @@ class Columns:
         found = [(one, other) for one, other in candidates if one in names and other in names and one and other]
         if len(found) > 1 and found[0] in self.usual and found[0] not in USUAL_COLUMNS:
             pairs = ", or ".join(f"{source!r} and {target!r}" for source, target in found)
-            raise ValueError(
-                f"{where}: the texts may be {pairs}: name the columns with source_column and target_column."
-            )
+            raise ValueError(f"{where}: the texts may be {pairs}: name them with source_column and target_column.")
         return found[0] if found else None
 
     def require(self, names: Sequence[str], where: str) -> tuple[str, str]:
@@ -105,7 +98,7 @@ def _is_gzip(path: str | Path) -> bool:
 
 
 def _kind(path: str | Path) -> str:
-    """The last suffix of the name, in lower case, before any `.gz`."""
+    """The last suffix before any `.gz`, in lower case."""
     return Path(Path(path).stem if _is_gzip(path) else path).suffix.lower()
 
 
@@ -116,13 +109,7 @@ def _open_bytes(path: str | Path) -> BinaryIO:
 
 
 def open_text(path: str | Path) -> TextIO:
-    r"""Opens a UTF-8 text file for reading; a name that ends in `.gz` is decompressed on the way.
-
-    A leading byte order mark is removed. Lines end at "\n" only and keep their line ends.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-    """
+    r"""Opens UTF-8 text, decompressed if the name ends in `.gz`, without a byte order mark; lines end at "\n" only."""
     return io.TextIOWrapper(_open_bytes(path), encoding="utf-8-sig", newline="\n")
 
 
@@ -180,7 +167,6 @@ class Lines:
 
 
 def _strip_line_end(line: str) -> str:
-    r"""Takes the "\n" or "\r\n" off."""
     return line.removesuffix("\n").removesuffix("\r") if line.endswith("\n") else line
 
 
@@ -188,11 +174,7 @@ def read_lines(path: str | Path) -> list[str]:
     r"""Reads the lines of a UTF-8 text file, decompressed if its name ends in `.gz`, without their line ends.
 
     Only "\n" and "\r\n" end a line: U+2028, U+0085, form feeds and the like are part of the text, as other tools that
-    write aligned corpora see it. A leading byte order mark is removed.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if the file is empty, is not UTF-8 (says the line), or is a damaged gzip file.
+    write aligned corpora see it. An empty file, one that is not UTF-8 and damaged gzip are a `ValueError`.
     """
     return [_strip_line_end(line) for line in Lines(path)]
 
@@ -214,9 +196,8 @@ class AlignedLines:
         """Line n of the one with line n of the other."""
         for number, (source, target) in enumerate(zip_longest(self.source, self.target), self.source.first):
             if source is None or target is None:
-                short, long = self.source.path, self.target.path
-                if source is not None:
-                    short, long = long, short
+                files = (self.source.path, self.target.path)
+                short, long = files if source is None else files[::-1]
                 raise ValueError(f"{short} ends after line {number - 1:,}, but {long} goes on. {_MISALIGNED}")
             yield number, _strip_line_end(source), _strip_line_end(target)
 
@@ -280,26 +261,22 @@ class TableLines:
         """Its rows but for the header; lines with nothing in them are pairs of nothing."""
         source, target = self.columns
         for number, record in _records(self.lines):
+            if number == self.header_line:
+                continue
             if record is None:
                 yield number, None, None
                 continue
-            if number == self.header_line:
-                continue
             if isinstance(record, dict):
-                for name in self.columns:
-                    if name not in record:
-                        keys = ", ".join(map(repr, record))
-                        raise ValueError(f"{self.name}, line {number}: no {name!r}; the keys are {keys}.")
+                missing = [name for name in self.columns if name not in record]
+                if missing:
+                    keys = ", ".join(map(repr, record))
+                    raise ValueError(f"{self.name}, line {number}: no {missing[0]!r}; the keys are {keys}.")
             elif len(record) != self.width:
                 raise ValueError(
                     f"{self.name}, line {number}: {len(record)} column(s) instead of {self.width} as in the lines "
-                    f"before; columns are separated by a {_separator(self.name)}."
+                    f"before; columns are separated by a {_SEPARATORS[_kind(self.name)]}."
                 )
             yield number, record[source], record[target]
-
-
-def _separator(path: str) -> str:
-    return "tab" if _kind(path) == ".tsv" else "comma"
 
 
 @dataclass(frozen=True)
@@ -380,7 +357,7 @@ def _divide_table(path: str, columns: Columns) -> list[Part]:
         names = columns.require(list(first), where)
         return [TableLines(block, names) for block in blocks]
     if len(first) < 2:
-        raise ValueError(f"{where}: one column only; source and target are separated by a {_separator(path)}.")
+        raise ValueError(f"{where}: one column only; source and target are separated by a {_SEPARATORS[_kind(path)]}.")
     header = columns.require(first, where) if columns.source_column else columns.find(first, where)
     places = (first.index(header[0]), first.index(header[1])) if header else (0, 1)
     return [TableLines(block, places, len(first), number if header else None) for block in blocks]
@@ -410,9 +387,9 @@ def divide_files(files: Sequence[str | Path], columns: Columns) -> list[Part]:
     if len(paths) == len(texts) == 2:
         return _divide_aligned(*paths)
     if texts or not paths:
+        no_table = f"; {texts[0]} is no table" if texts else ""
         raise ValueError(
             f"files={[str(file) for file in files]}: give two aligned text files, the source file first, or any number "
-            f"of tables ({', '.join(_TABLES)}, all but the last also as .gz)"
-            f"{'; ' + texts[0] + ' is no table' if texts else ''}."
+            f"of tables ({', '.join(_TABLES)}, all but the last also as .gz){no_table}."
         )
     return [part for path in paths for part in _divide_table(path, columns)]

@@ -54,8 +54,8 @@ class StreamingTokenBatches(IterableDataset[list[Example]]):
     """An endless stream of batches, each filled to a budget of padded source and target tokens.
 
     Reads `window` examples ahead, puts those of similar lengths together and yields the batches in random order. After
-    the last example the next pass over the corpus begins, with its shards in another order; the training ends where
-    its number of steps says so. Memory depends on `window`, not on the corpus.
+    the last example the next pass over the corpus begins, with its shards in another order. Memory depends on `window`,
+    not on the corpus.
 
         stream = StreamingTokenBatches(dataset, max_source_tokens=25000, max_target_tokens=25000,
                                        num_replicas=world_size, rank=rank)
@@ -99,8 +99,8 @@ class StreamingTokenBatches(IterableDataset[list[Example]]):
     ) -> None:
         super().__init__()
         budgets = (max_source_tokens, max_target_tokens)
-        check_at_least(max_source_tokens=(budgets[0], 1), max_target_tokens=(budgets[1], 1), seed=(seed, 0))
-        check_at_least(window=(window, 1))
+        check_at_least(max_source_tokens=(budgets[0], 1), max_target_tokens=(budgets[1], 1))
+        check_at_least(seed=(seed, 0), window=(window, 1))
         check_rank(num_replicas=num_replicas, rank=rank)
         _check_dataset(dataset)
         self.dataset = dataset
@@ -132,34 +132,22 @@ class StreamingTokenBatches(IterableDataset[list[Example]]):
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         """The position after `batches` batches, as plain numbers, strings, lists and dicts.
 
-        Args:
-            batches: Number of batches consumed, counted as `self.batches` does; less than that if the loop around this
-                stream fetches batches ahead, as accelerate's loaders do. By default all that were yielded.
-
-        Raises:
-            ValueError: If fewer batches were yielded, or so many more that the position is no longer known.
+        `batches` counts as `self.batches` does, and is less where the loop around this stream fetches ahead, as
+        accelerate's loaders do. A `ValueError` where it is more, or so few that their position is no longer known.
         """
         consumed = self._batches if batches is None else batches
         starts = [start for start in self._remembered if start.batches <= consumed]
         if consumed > self._batches or not starts:
-            raise ValueError(
-                f"batches={batches}: must be from {self._remembered[0].batches} to {self._batches}, the number yielded."
-            )
+            first = self._remembered[0].batches
+            raise ValueError(f"batches={batches}: must be from {first} to {self._batches}, the number yielded.")
         start = starts[-1]
         return {"arguments": self._arguments(), "position": asdict(start), "skip": consumed - start.batches}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Makes the next `iter()` begin where `state_dict` was taken.
-
-        Raises:
-            ValueError: If the state is of a stream with other arguments, which would go on with other batches.
-        """
+        """Makes the next `iter()` begin where `state_dict` was taken; a `ValueError` with other arguments."""
         saved, own = state_dict["arguments"], self._arguments()
-        differences = [
-            f"{key}={saved.get(key)!r} (now {own.get(key)!r})"
-            for key in {**saved, **own}
-            if saved.get(key) != own.get(key)
-        ]
+        names = [name for name in {**saved, **own} if saved.get(name) != own.get(name)]
+        differences = [f"{name}={saved.get(name)!r} (now {own.get(name)!r})" for name in names]
         if differences:
             raise ValueError(f"The state is of a stream with {', '.join(differences)}: resume with the same arguments.")
         self._start = _Position(**deepcopy(dict(state_dict["position"])))
@@ -178,9 +166,7 @@ class StreamingTokenBatches(IterableDataset[list[Example]]):
     def __iter__(self) -> Iterator[list[Example]]:
         """Begins at the position that was loaded last, or else at the beginning of the corpus."""
         if get_worker_info() is not None:
-            raise ValueError(
-                "A worker of a DataLoader keeps the position to itself: give the DataLoader num_workers=0."
-            )
+            raise ValueError("A worker of a DataLoader keeps the position to itself: give it num_workers=0.")
         self._rewind()
         skip = self._skip
         position = deepcopy(self._start)
@@ -296,8 +282,7 @@ def _check_dataset(dataset: datasets.IterableDataset) -> None:
         step = steps.pop()
         if type(step).__name__ == "BufferShuffledExamplesIterable":
             raise ValueError(
-                "dataset was shuffled: the contents of its shuffle buffer would be lost on resuming. Leave out "
-                "`.shuffle()`; the stream shuffles shards and windows by itself."
+                "dataset was shuffled: leave that to the stream, since a shuffle buffer cannot be resumed."
             )
         steps += getattr(step, "ex_iterables", [])
         steps += [step.ex_iterable] if hasattr(step, "ex_iterable") else []

@@ -1,8 +1,7 @@
 """Parallel corpora that do not fit in memory: read, checked and tokenised while they are used.
 
-`stream_parallel_corpus` and `tokenize_stream` give a `datasets.IterableDataset` whose `state_dict` is exact and whose
-memory does not grow with the corpus. It is cut into shards, the parts of readers.py, which can be shuffled, dealt to
-processes and workers, and resumed without reading those before.
+The streams have an exact `state_dict`, and their memory does not grow with the corpus. Their shards are the parts of
+readers.py.
 """
 
 import copy
@@ -56,18 +55,7 @@ def stream_parallel_corpus(
     check is checked at once: that files are there, their columns, the number of lines of aligned files that are not
     compressed. Everything else is checked when it is reached, by errors that name the file and the line.
 
-    Args:
-        files: Two aligned text files (source first), or any number of tables: paths, folders of them, patterns.
-        dataset_name: A dataset on the Hub, a local folder of one, or a folder written by `save_to_disk`.
-        dataset_config_name: The dataset's configuration, where it has several.
-        split: The dataset's split, a whole one; not used for files.
-        source_column: Column of the source texts; needs `target_column`.
-        target_column: Column of the target texts; needs `source_column`.
-        source_lang: Source language, as columns or the keys of `translation` are named.
-        target_lang: Target language, likewise.
-        usual_columns: Pairs of names to look for, those of summaries, say.
-        max_samples: Keep this many pairs from the beginning. The stream is then a single shard.
-        empty_lines: As in `load_parallel_corpus`; the log has the first pairs that are dropped, and how many they are.
+    Args: see `load_parallel_corpus`; `split` must be a whole one here, and with `max_samples` the stream is one shard.
 
     Returns:
         A stream of exactly two columns of strings, "source" and "target", in the order of the corpus. It can be
@@ -75,19 +63,11 @@ def stream_parallel_corpus(
         and `split_dataset_by_node` takes it. Its `features` are not declared.
 
     Raises:
-        FileNotFoundError: if a file or the dataset does not exist, or a pattern matches nothing.
-        ConnectionError: if the Hub cannot be reached.
-        ValueError: as `load_parallel_corpus`, now or while iterating.
+        FileNotFoundError, ConnectionError, ValueError: as `load_parallel_corpus`, now or while iterating.
     """
+    columns = Columns(source_column, target_column, source_lang, target_lang, usual_columns)
     parts = open_corpus(
-        Columns(source_column, target_column, source_lang, target_lang, usual_columns),
-        files=files,
-        dataset_name=dataset_name,
-        dataset_config_name=dataset_config_name,
-        split=split,
-        max_samples=max_samples,
-        empty_lines=empty_lines,
-        streaming=True,
+        columns, files, dataset_name, dataset_config_name, split, max_samples, empty_lines, streaming=True
     )
     # datasets cuts a stream into shards by the lists among the arguments of its generator.
     groups = [(part,) for part in parts] if max_samples is None else [tuple(parts)]
@@ -146,22 +126,18 @@ def tokenize_stream(
 ) -> IterableDataset:
     """Turns the texts of a stream into ids while it is iterated, and reports pairs that are cut.
 
-    Of these the log has the first few and, after that, their number whenever it has grown tenfold; it starts anew in
-    each process.
-
     Args:
         dataset: String columns "source" and "target", as from `stream_parallel_corpus`.
         tokenizer: Takes them apart, and cuts the texts that are too long.
         max_source_length: Tokens a source is cut to.
         max_target_length: Tokens a target is cut to.
         encode: Does it instead of `tokenizer(source, text_target=target)`, for BPE-dropout, say. Gets a batch
-            `{"source": [...], "target": [...]}` and returns "input_ids", "attention_mask" and "labels", each a list of
-            lists of numbers. A pair that it makes longer than the limits is encoded anew by the tokenizer. To resume
-            exactly, it must give the same ids for the same texts, which BPE-dropout does not.
+            `{"source": [...], "target": [...]}` and returns "input_ids", "attention_mask" and "labels". A pair that it
+            makes longer than the limits is encoded anew by the tokenizer. To resume exactly, it must give the same ids
+            for the same texts, which BPE-dropout does not.
 
     Returns:
-        A stream of the columns "input_ids", "attention_mask" and "labels", with the shards of `dataset` and an exact
-        `state_dict`, which tokenises at most 1,000 pairs again.
+        A stream of those three columns, with the shards of `dataset` and an exact `state_dict`.
     """
     return dataset.map(
         _TokenizeBatch(tokenizer, max_source_length, max_target_length, encode),
@@ -175,19 +151,9 @@ def tokenize_stream(
 def sample_pairs(dataset: IterableDataset, count: int, *, seed: int = 0) -> Dataset:
     """Takes some examples out of a stream into memory, to train a tokenizer on, say.
 
-    They come from the beginnings of shards drawn at random, 16 of which are read in turn, since the first examples of
-    the first shard may all be of one kind. The stream, its state and an iteration that is under way are left alone.
-
-    Args:
-        dataset: The stream.
-        count: How many; a smaller stream is taken as a whole.
-        seed: Of the order of the shards.
-
-    Returns:
-        A dataset of the stream's columns.
-
-    Raises:
-        ValueError: if the stream is empty.
+    They come from the beginnings of shards drawn at random by `seed`, 16 of which are read in turn, since the first
+    examples of the first shard may all be of one kind. A smaller stream is taken as a whole, an empty one is a
+    `ValueError`. The stream, its state and an iteration that is under way are left alone.
     """
     # Streams made from each other share their position.
     dataset = copy.deepcopy(dataset)

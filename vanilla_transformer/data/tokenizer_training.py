@@ -4,7 +4,6 @@ import logging
 import sys
 from collections.abc import Iterable, Iterator, Sized
 from itertools import islice
-from typing import Any
 
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
@@ -24,9 +23,7 @@ def _batches(texts: Iterable[str], *, name: str) -> Iterator[list[str]]:
     while batch := list(islice(texts, _BATCH_SIZE)):
         for index, text in enumerate(batch, start=done):
             if not isinstance(text, str):
-                raise ValueError(
-                    f"{name}[{index}] is {text!r}, of type {type(text).__name__}: every text must be a string."
-                )
+                raise ValueError(f"{name}[{index}] is {text!r}, of type {type(text).__name__}: it must be a string.")
             has_text = has_text or bool(text.strip())
         yield batch
         done += len(batch)
@@ -34,19 +31,12 @@ def _batches(texts: Iterable[str], *, name: str) -> Iterator[list[str]]:
         raise ValueError(f"{name} holds no text at all: there is nothing to train a tokenizer on.")
 
 
-def _check_at_least(value: int, minimum: int, *, name: str) -> None:
-    if value < minimum:
-        why = " (4 special tokens and 256 bytes)" if minimum == MINIMUM_VOCAB_SIZE else ""
-        raise ValueError(f"{name}={value} is too small: it must be at least {minimum}{why}.")
-
-
 def _train(
     texts: Iterable[str],
-    *,
     name: str,
     vocab_size: int,
-    min_frequency: int,
     length: int | None,
+    min_frequency: int,
     show_progress: bool,
     model_max_length: int,
 ) -> VanillaTransformerTokenizer:
@@ -75,9 +65,12 @@ def _check(
         if isinstance(sentences, str):
             raise ValueError(f"{name} is a single string, {sentences[:40]!r}: pass an iterable of strings.")
     for name, size in vocab_sizes.items():
-        _check_at_least(size, MINIMUM_VOCAB_SIZE, name=name)
-    _check_at_least(min_frequency, 1, name="min_frequency")
-    _check_at_least(model_max_length, 1, name="model_max_length")
+        if size < MINIMUM_VOCAB_SIZE:
+            least = f"at least {MINIMUM_VOCAB_SIZE} (4 special tokens and 256 bytes)"
+            raise ValueError(f"{name}={size} is too small: it must be {least}.")
+    for name, number in (("min_frequency", min_frequency), ("model_max_length", model_max_length)):
+        if number < 1:
+            raise ValueError(f"{name}={number}: must be at least 1.")
 
 
 def train_tokenizer(
@@ -113,15 +106,7 @@ def train_tokenizer(
             of its range.
     """
     _check(min_frequency, model_max_length, {"texts": texts}, {"vocab_size": vocab_size})
-    return _train(
-        texts,
-        name="texts",
-        vocab_size=vocab_size,
-        min_frequency=min_frequency,
-        length=length,
-        show_progress=show_progress,
-        model_max_length=model_max_length,
-    )
+    return _train(texts, "texts", vocab_size, length, min_frequency, show_progress, model_max_length)
 
 
 def train_separate_tokenizer(
@@ -141,34 +126,16 @@ def train_separate_tokenizer(
     The model then needs two embedding tables: `vocab_size=len(tokenizer)`,
     `decoder_vocab_size=tokenizer.target_vocab_size`, `share_encoder_decoder_embeddings=False`.
 
-    Args:
-        source_texts: The source sentences, read once.
-        target_texts: The target sentences, read once, after the source sentences. They need not be as many.
-        vocab_size: Number of source tokens to reach.
-        target_vocab_size: Number of target tokens to reach. `None`: `vocab_size`.
-        min_frequency: See [`train_tokenizer`]; here and below, for each side.
-        length: Number of source texts, for the progress bar; needed only where `source_texts` has no `len()`.
-        target_length: Number of target texts likewise.
-        show_progress: See [`train_tokenizer`].
-        model_max_length: See [`train_tokenizer`].
-
-    Returns:
-        The tokenizer, either side of which is what [`train_tokenizer`] would make of its texts.
-
-    Raises:
-        ValueError: As [`train_tokenizer`], for either side.
+    Takes the arguments of [`train_tokenizer`] for each side, and raises its errors; `target_vocab_size=None` stands for
+    `vocab_size`. The target sentences are read after the source sentences, and need not be as many.
     """
     if target_vocab_size is None:
         target_vocab_size = vocab_size
     sizes = {"vocab_size": vocab_size, "target_vocab_size": target_vocab_size}
     _check(min_frequency, model_max_length, {"source_texts": source_texts, "target_texts": target_texts}, sizes)
-    shared: dict[str, Any] = {
-        "min_frequency": min_frequency,
-        "show_progress": show_progress,
-        "model_max_length": model_max_length,
-    }
-    source = _train(source_texts, name="source_texts", vocab_size=vocab_size, length=length, **shared)
-    target = _train(target_texts, name="target_texts", vocab_size=target_vocab_size, length=target_length, **shared)
+    shared = (min_frequency, show_progress, model_max_length)
+    source = _train(source_texts, "source_texts", vocab_size, length, *shared)
+    target = _train(target_texts, "target_texts", target_vocab_size, target_length, *shared)
     return VanillaTransformerTokenizer(
         tokenizer_object=source.backend_tokenizer,
         target_tokenizer_object=target.backend_tokenizer,

@@ -16,11 +16,7 @@ _TOKENIZER_FILES = (
 def load_tokenizer(
     model_name_or_path: str | os.PathLike[str], *, revision: str = "main", trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase | None:
-    """Loads a model's tokenizer, or `None` if none was saved with it: there `AutoTokenizer` may make one of bytes.
-
-    Raises:
-        OSError: If there is no such model, or the Hub cannot be asked.
-    """
+    """Loads a model's tokenizer, or `None` if none was saved with it: there `AutoTokenizer` may make one of bytes."""
     options: dict[str, Any] = {"revision": revision, "_raise_exceptions_for_missing_entries": False}
     if all(cached_file(model_name_or_path, name, **options) is None for name in _TOKENIZER_FILES):
         return None
@@ -36,10 +32,8 @@ def load_needed_tokenizer(
     """As `load_tokenizer`, but a `ValueError` if no tokenizer was saved with the model."""
     tokenizer = load_tokenizer(model_name_or_path, revision=revision, trust_remote_code=trust_remote_code)
     if tokenizer is None:
-        raise ValueError(
-            f"{model_name_or_path} has no tokenizer, without which no text can be read or written: save one beside the "
-            "model (tokenizer.save_pretrained)."
-        )
+        save = "save one beside the model (tokenizer.save_pretrained)"
+        raise ValueError(f"{model_name_or_path} has no tokenizer, so no text can be read or written: {save}.")
     return tokenizer
 
 
@@ -61,7 +55,6 @@ def check_text_target(tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuses FSMT's tokenizer, which encodes `text_target=` with its source's vocabulary, by a `ValueError`."""
     if isinstance(tokenizer, FSMTTokenizer):
         raise ValueError(
-            "FSMTTokenizer cannot encode target texts: it takes the source's vocabulary for them, so that neither a "
-            "loss can be computed nor a model be trained with it. Translating works; to score translations, write them "
-            "with scripts/translate.py and give the file to scripts/evaluate_translation.py --compare."
+            "FSMTTokenizer cannot encode target texts: it uses the source's vocabulary for them. To score translations "
+            "write them with scripts/translate.py and give the file to scripts/evaluate_translation.py --compare."
         )
