@@ -6,7 +6,7 @@ import copy
 import functools
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
@@ -366,56 +366,49 @@ def test_bfloat16_autocast(attention: str) -> None:
 # Compilation
 
 
+Compile = Callable[[Model], Any]
+
+
 @pytest.fixture
-def graphs() -> Iterator[list[torch.fx.GraphModule]]:
-    """Collects the graphs that torch compiles in this test."""
+def compile_once() -> Iterator[Compile]:
+    """Compiles a model to a graph without breaks; when the test ends, there must have been one graph."""
     torch._dynamo.reset()
-    yield []
-    torch._dynamo.reset()
-
-
-def test_model_is_one_graph(graphs: list[torch.fx.GraphModule]) -> None:
-    """`torch.compile(fullgraph=True)` takes the whole forward pass, loss included, and gives the same."""
-    model = make_model(decoder_layers=1)
+    graphs: list[torch.fx.GraphModule] = []
 
     def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Any:
         graphs.append(graph)
         return graph.forward
 
-    ids, mask = pad(make_sentences([3, 6]))
-    inputs = {"input_ids": ids, "attention_mask": mask, "labels": torch.tensor(make_sentences([4, 4], seed=1))}
-    compiled = torch.compile(model, fullgraph=True, backend=backend)
-    with torch.no_grad():
-        outputs, expected = compiled(**inputs), model(**inputs)
-    torch.testing.assert_close(outputs.logits, expected.logits)
-    torch.testing.assert_close(outputs.loss, expected.loss)
+    yield lambda model: torch.compile(model, fullgraph=True, backend=backend)
+    torch._dynamo.reset()
     assert len(graphs) == 1
 
 
+def test_model_is_one_graph(compile_once: Compile) -> None:
+    """The whole forward pass, loss included."""
+    model = make_model(decoder_layers=1)
+    ids, mask = pad(make_sentences([3, 6]))
+    inputs = {"input_ids": ids, "attention_mask": mask, "labels": torch.tensor(make_sentences([4, 4], seed=1))}
+    with torch.no_grad():
+        outputs, expected = compile_once(model)(**inputs), model(**inputs)
+    torch.testing.assert_close(outputs.logits, expected.logits)
+    torch.testing.assert_close(outputs.loss, expected.loss)
+
+
 @pytest.mark.parametrize("kind", ["sinusoidal", "learned"])
-def test_decoding_step_is_compiled_once(kind: str, graphs: list[torch.fx.GraphModule]) -> None:
+def test_decoding_step_is_compiled_once(kind: str, compile_once: Compile) -> None:
     model = make_model(decoder_layers=1, position_embedding_type=kind)
-
-    def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
     source, target = torch.tensor(make_sentences([5])), torch.tensor(make_sentences([8], seed=1))
     expected = logits_of(model, input_ids=source, decoder_input_ids=target, use_cache=False)
     cache = make_cache(model, "static", source_length=5, max_cache_len=MAX_LENGTH)
-    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    compiled = compile_once(model)
     with torch.no_grad():
         outputs = model(input_ids=source, decoder_input_ids=target[:, :2], past_key_values=cache)
         encoded = BaseModelOutput(last_hidden_state=outputs.encoder_last_hidden_state)
         for position in range(2, 8):
-            step = compiled(
-                encoder_outputs=encoded,
-                decoder_input_ids=target[:, position : position + 1],
-                past_key_values=cache,
-                use_cache=True,
-            )
+            token = target[:, position : position + 1]
+            step = compiled(encoder_outputs=encoded, decoder_input_ids=token, past_key_values=cache, use_cache=True)
             assert_close(step.logits[:, 0], expected[:, position])
-    assert len(graphs) == 1
 
 
 # Inputs and outputs
@@ -482,28 +475,23 @@ def test_cache_is_returned_unless_there_are_labels() -> None:
     assert model(**INPUTS).past_key_values is None
 
 
-def test_padding_without_mask_is_warned_about() -> None:
+def test_padding_without_mask_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     """Once, and neither when there is a mask nor when the padding is the target's."""
     model = make_model()
-    messages: list[str] = []
-
-    class Collector(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            messages.append(record.getMessage())
-
-    library, collector = logging.getLogger("transformers"), Collector()
+    caplog.clear()
     cast(Any, logging.Logger).warning_once.cache_clear()
-    library.addHandler(collector)
+    library = logging.getLogger("transformers")
+    library.addHandler(caplog.handler)
     try:
         padded = torch.tensor([[4, 5, 1]])
         model(input_ids=padded, attention_mask=torch.tensor([[1, 1, 0]]), decoder_input_ids=torch.tensor([[0, 1]]))
         model(input_ids=torch.tensor([[4, 5, 2]]), decoder_input_ids=torch.tensor([[0, 1]]))
-        assert messages == []
+        assert caplog.messages == []
         model(input_ids=padded, decoder_input_ids=torch.tensor([[0]]))
         model(input_ids=padded, decoder_input_ids=torch.tensor([[0]]))
     finally:
-        library.removeHandler(collector)
-    [message] = messages
+        library.removeHandler(caplog.handler)
+    [message] = set(caplog.messages)
     assert "attention_mask" in message
 
 
@@ -512,18 +500,26 @@ def test_wrong_inputs_are_refused() -> None:
     ids, target = INPUTS["input_ids"], INPUTS["decoder_input_ids"]
     embeddings = torch.zeros(1, 4, 16)
     decoder = model.get_decoder()
-    with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
-        model(input_ids=ids, inputs_embeds=embeddings, decoder_input_ids=target)
-    with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
-        model(decoder_input_ids=target)
-    with pytest.raises(ValueError, match="exactly one of decoder_input_ids and decoder_inputs_embeds"):
-        model(input_ids=ids, decoder_input_ids=target, decoder_inputs_embeds=embeddings)
-    with pytest.raises(ValueError, match="exactly one of decoder_input_ids and decoder_inputs_embeds"):
-        model(input_ids=ids)
-    with pytest.raises(ValueError, match="encoder_hidden_states must be given"):
-        decoder(input_ids=target)
-    with pytest.raises(ValueError, match="past_key_values must be an EncoderDecoderCache, not DynamicCache"):
-        model(input_ids=ids, decoder_input_ids=target, past_key_values=DynamicCache(config=model.config))
+    cache = DynamicCache(config=model.config)
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
+        (
+            model,
+            {"input_ids": ids, "inputs_embeds": embeddings, "decoder_input_ids": target},
+            "of input_ids and inputs_e",
+        ),
+        (model, {"decoder_input_ids": target}, "exactly one of input_ids and inputs_embeds"),
+        (
+            model,
+            {**INPUTS, "decoder_inputs_embeds": embeddings},
+            "exactly one of decoder_input_ids and decoder_inputs_",
+        ),
+        (model, {"input_ids": ids}, "exactly one of decoder_input_ids and decoder_inputs_embeds"),
+        (decoder, {"input_ids": target}, "encoder_hidden_states must be given"),
+        (model, {**INPUTS, "past_key_values": cache}, "must be an EncoderDecoderCache, not DynamicCache"),
+    ]
+    for called, inputs, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            called(**inputs)
 
 
 def test_labels_become_decoder_inputs() -> None:

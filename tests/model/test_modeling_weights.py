@@ -20,7 +20,6 @@ from tiny_vanilla import (
     INPUTS,
     SHARING,
     TWO_VOCABULARIES,
-    assert_close,
     logits_of,
     make_config,
     make_model,
@@ -85,18 +84,6 @@ def test_sharded_saving(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
     loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     torch.testing.assert_close(logits_of(loaded, **INPUTS), logits_of(model, **INPUTS), atol=0.0, rtol=0.0)
-
-
-@pytest.mark.parametrize("device_map", ["auto", "cpu"])
-@pytest.mark.parametrize("sharing", ["shared-tied", "separate-tied"])
-def test_loading_with_a_device_map(sharing: str, device_map: str, tmp_path: Path) -> None:
-    model = make_model(**SHARING[sharing])
-    model.save_pretrained(tmp_path)
-    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, device_map=device_map)
-    assert device_map == "auto" or loaded.device.type == device_map
-    inputs = {name: tensor.to(loaded.device) for name, tensor in INPUTS.items()}
-    assert_close(logits_of(loaded, **inputs).cpu(), logits_of(model, **INPUTS))
-    assert tied_groups(loaded) == expected_groups(SHARING[sharing])
 
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "learned"])

@@ -53,20 +53,6 @@ class TestLanguages:
             assert found[source, target] == expected
         assert len(set(map(tuple, found.values()))) == 3
 
-    def test_a_batch_shares_one_language_token(self, nllb: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-        model, tokenizer = nllb
-        found: list[Any] = []
-        generate = model.generate
-
-        def recorded(**kwargs: Any) -> Any:
-            found.append(kwargs["forced_bos_token_id"])
-            return generate(**kwargs)
-
-        monkeypatch.setattr(model, "generate", recorded)
-        pipe = TranslationPipeline(model, tokenizer, src_lang="eng_Latn", tgt_lang="fra_Latn", max_new_tokens=3)
-        pipe([self.TEXT, "face", "bead"], batch_size=2)
-        assert found == [tokenizer.convert_tokens_to_ids("fra_Latn")] * 2
-
     def test_language_arguments_come_before_the_task_name(self, nllb: tuple[Any, Any]) -> None:
         model, tokenizer = nllb
         languages = {"src_lang": "eng_Latn", "tgt_lang": "fra_Latn"}
