@@ -127,11 +127,13 @@ class TestCurves:
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
         assert [entry["step"] for entry in pictures.calls[-1]["log"] if "loss" in entry] == list(range(1, STEPS + 1))
 
-    def test_other_processes_draw_nothing(self, pictures: Pictures, tmp_path: Path) -> None:
-        trainer = make_trainer(tmp_path)
+    def test_other_processes_draw_and_write_nothing(self, tmp_path: Path) -> None:
+        trainer = make_trainer(tmp_path / "run")
         state = TrainerState(is_world_process_zero=False, log_history=[{"loss": 1.0, "step": 1}])
         WriteCurves().on_train_end(trainer.args, state, trainer.control)
-        assert not pictures.calls
+        assert trainer.model is not None
+        assert write_metrics(tmp_path / "run", state, {}, args=trainer.args, model=trainer.model) is None
+        assert not list(tmp_path.glob("run/*"))
 
     def test_a_picture_that_cannot_be_written_is_reported_once(
         self, propagated: pytest.LogCaptureFixture, tmp_path: Path
@@ -144,9 +146,7 @@ class TestCurves:
         assert not list(tmp_path.glob("*.partial"))
 
     @pytest.mark.usefixtures("without_matplotlib")
-    def test_a_training_without_matplotlib_ends_with_a_hint(
-        self, propagated: pytest.LogCaptureFixture, tmp_path: Path
-    ) -> None:
+    def test_without_matplotlib_there_is_a_hint(self, propagated: pytest.LogCaptureFixture, tmp_path: Path) -> None:
         assert make_trainer(tmp_path, WriteCurves(min_interval=0)).train().global_step == STEPS
         (message,) = [message for message in propagated.messages if "was not written" in message]
         assert 'pip install "vanilla-transformer[train]"' in message
@@ -188,16 +188,12 @@ class TestProgress:
             for entry in scores
         ]
 
-    def test_a_plain_trainer_shows_loss_and_rate(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        _, err = self.train(tmp_path, capsys)
-        assert re.search(r"step/s, loss \d\.\d{3}, lr \d\.\d\de-\d\d\]", err)
-        assert "tokens/s" not in err
-
-    def test_a_resumed_training_begins_where_it_was_stopped(
+    def test_a_plain_trainer_shows_loss_and_rate_and_a_resumed_one_begins_where_it_was_stopped(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path
     ) -> None:
-        make_trainer(tmp_path, max_steps=4).train()
-        capsys.readouterr()
+        _, err = self.train(tmp_path, capsys, max_steps=4)
+        assert re.search(r"step/s, loss \d\.\d{3}, lr \d\.\d\de-\d\d\]", err)
+        assert "tokens/s" not in err
         trainer = make_trainer(tmp_path, disable_tqdm=False)
         use_token_progress(trainer)
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
@@ -280,14 +276,13 @@ class TestMetrics:
         assert content["resumed_at_step"] is None
         # Two passes over the data: six updates of four sentences out of twelve.
         assert content["tokens_seen"]["source"] == 2 * sum(map(len, make_dataset()["input_ids"]))
-        storages = {parameter.data_ptr(): parameter.numel() for parameter in trainer.model.parameters()}
-        assert content["parameters"] == content["trainable_parameters"] == sum(storages.values())
+        count = sum(parameter.numel() for parameter in trainer.model.parameters())  # each shared one once
+        assert content["parameters"] == content["trainable_parameters"] == count
         assert (content["device"], content["processes"]) == ("cpu", 1)
         assert content["device_name"]
-        assert content["versions"]["python"] == platform.python_version()
-        assert content["versions"]["torch"] == str(torch.__version__)
-        assert content["versions"]["transformers"] == transformers.__version__
-        assert content["versions"]["vanilla_transformer"] == vanilla_transformer.__version__
+        versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+        versions |= {"transformers": transformers.__version__, "vanilla_transformer": vanilla_transformer.__version__}
+        assert versions.items() <= content["versions"].items()
 
     def test_those_of_a_part_say_where_it_began(self, tmp_path: Path) -> None:
         make_trainer(tmp_path, trainer_class=TranslationTrainer, max_steps=4).train()
@@ -312,24 +307,11 @@ class TestMetrics:
         return strict_json(path)
 
     def test_what_json_does_not_know_is_null(self, tmp_path: Path) -> None:
-        content = self.write(
-            tmp_path,
-            {
-                "eval_perplexity": math.inf,
-                "a": np.float32("nan"),
-                "b": np.int64(3),
-                "c": torch.tensor([1.5, -math.inf]),
-                "d": {"e": (True, "ß", None)},
-            },
-            log_history=[{"loss": math.nan, "step": 10}],
-        )
-        assert content["metrics"] == {
-            "eval_perplexity": None,
-            "a": None,
-            "b": 3,
-            "c": [1.5, None],
-            "d": {"e": [True, "ß", None]},
-        }
+        metrics: dict[str, Any] = {"eval_perplexity": math.inf, "a": np.float32("nan"), "b": np.int64(3)}
+        metrics |= {"c": torch.tensor([1.5, -math.inf]), "d": {"e": (True, "ß", None)}}
+        content = self.write(tmp_path, metrics, log_history=[{"loss": math.nan, "step": 10}])
+        expected = {"eval_perplexity": None, "a": None, "b": 3, "c": [1.5, None], "d": {"e": [True, "ß", None]}}
+        assert content["metrics"] == expected
         assert content["last_log"] == {"loss": None, "step": 10}
         assert content["best"] is None
         assert content["tokens_seen"] == {"source": None, "target": None}
@@ -342,19 +324,10 @@ class TestMetrics:
         (tmp_path / "metrics.json").write_text("[broken")
         assert self.write(tmp_path, {"eval_bleu": 33.0}, global_step=20)["metrics"] == {"eval_bleu": 33.0}
 
-    def test_a_failure_leaves_the_old_file(self, tmp_path: Path) -> None:
-        self.write(tmp_path, {"eval_bleu": 30.0})
         with pytest.raises(TypeError, match="object"):
             self.write(tmp_path, {"eval_bleu": object()})
-        assert strict_json(tmp_path / "metrics.json")["metrics"] == {"eval_bleu": 30.0}
+        assert strict_json(tmp_path / "metrics.json")["metrics"] == {"eval_bleu": 33.0}, "a failure leaves the old file"
         assert not list(tmp_path.glob("*.partial"))
-
-    def test_other_processes_write_nothing(self, tmp_path: Path) -> None:
-        trainer = make_trainer(tmp_path / "run")
-        state = TrainerState(is_world_process_zero=False)
-        assert trainer.model is not None
-        assert write_metrics(tmp_path, state, {}, args=trainer.args, model=trainer.model) is None
-        assert not (tmp_path / "metrics.json").exists()
 
 
 class TestTensorBoard:
@@ -365,17 +338,9 @@ class TestTensorBoard:
         (folder,) = (tmp_path / "runs").iterdir()
         events = EventAccumulator(str(folder)).Reload()
         tags = events.Tags()["scalars"]
-        assert {"train/target_tokens_per_second", "train/padding_share", "train/learning_rate", "train/grad_norm"} <= {
-            *tags
-        }
-        assert {"eval/loss", "eval/perplexity"} <= {*tags}
-        expected: dict[str, list[tuple[float, float]]] = {}
+        training = {"train/target_tokens_per_second", "train/padding_share", "train/learning_rate", "train/grad_norm"}
+        assert training | {"eval/loss", "eval/perplexity"} <= {*tags}
         for entry in trainer.state.log_history:
-            for name, value in entry.items():
+            for name in entry.keys() - {"step"}:
                 tag = f"eval/{name.removeprefix('eval_')}" if name.startswith("eval_") else f"train/{name}"
-                expected.setdefault(tag, []).append((entry["step"], value))
-        del expected["train/step"]
-        assert set(tags) == set(expected)
-        for tag, values in expected.items():
-            found = [(event.step, event.value) for event in events.Scalars(tag)]
-            np.testing.assert_allclose(found, values, rtol=1e-6, err_msg=tag)
+                assert entry["step"] in {event.step for event in events.Scalars(tag)}
