@@ -37,18 +37,13 @@ onnx_ir = pytest.importorskip("onnx_ir")
 TESTS = Path(__file__).parents[1]
 SOURCES = ["A man.", "Two big dogs run", "", "x"]
 # Between them all kinds of layers, tables, heads and biases. Others are traced in test_graphs.py.
+LEARNED = {"position_embedding_type": "learned", "position_offset": 1, "d_k": 3, "d_v": 5}
 MODELS: dict[str, dict[str, Any]] = {
     "paper": {"decoder_layers": 1, "vocab_size": len(TOKENIZER), "max_position_embeddings": 64},
     "other": {
         "decoder_layers": 1,
-        "position_embedding_type": "learned",
-        "position_offset": 1,
-        "normalize_before": True,
-        "normalize_embedding": True,
-        "d_k": 3,
-        "d_v": 5,
-        "attention_bias": True,
-        "lm_head_bias": True,
+        **dict.fromkeys(("normalize_before", "normalize_embedding", "attention_bias", "lm_head_bias"), True),
+        **LEARNED,
         **TWO_VOCABULARIES["two-vocabularies-untied"],
     },
 }
@@ -66,8 +61,6 @@ Export = Callable[[str], tuple[Any, Path]]
 
 @pytest.fixture(scope="module")
 def export(tmp_path_factory: pytest.TempPathFactory, scripts_directory: Path) -> Export:
-    """Gives, by the name of a model, the model and a folder with what was exported of it."""
-
     @functools.cache
     def export_one(name: str) -> tuple[Any, Path]:
         # Only random logits that differ much are decided alike by two implementations.
@@ -90,7 +83,6 @@ def export(tmp_path_factory: pytest.TempPathFactory, scripts_directory: Path) ->
 
 @pytest.fixture(params=MODELS)
 def both(request: pytest.FixtureRequest, export: Export) -> tuple[Any, Any]:
-    """A model, and the exported one, loaded."""
     model, folder = export(request.param)
     return model, OnnxModel(folder)
 
@@ -102,9 +94,7 @@ def make_inputs(lengths: list[int], side: str = "right") -> dict[str, torch.Tens
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize(("lengths", "target_length"), [([1], 1), ([5, 3, 9], 7), ([23, 2], 23)])
-def test_logits_are_those_of_the_model(
-    both: tuple[Any, Any], lengths: list[int], target_length: int, side: str
-) -> None:
+def test_logits_are_those_of_the_model(both: Any, lengths: list[int], target_length: int, side: str) -> None:
     model, exported = both
     targets = torch.tensor(make_sentences([target_length] * len(lengths), seed=1))
     inputs = {**make_inputs(lengths, side), "decoder_input_ids": targets}
@@ -222,19 +212,17 @@ def test_files_are_what_other_runners_expect(export: Export) -> None:
     encoder, decoder = (onnx.load(folder / f"{name}.onnx") for name in ("encoder_model", "decoder_model_merged"))
     onnx.checker.check_model(encoder, full_check=True)
     onnx.checker.check_model(decoder, full_check=True)
-    assert sizes_of(encoder.graph.input) == {
-        "input_ids": ["batch_size", "encoder_sequence_length"],
-        "attention_mask": ["batch_size", "encoder_sequence_length"],
-    }
-    assert sizes_of(encoder.graph.output) == {"last_hidden_state": ["batch_size", "encoder_sequence_length", 16]}
+    source = ["batch_size", "encoder_sequence_length"]
+    assert sizes_of(encoder.graph.input) == {"input_ids": source, "attention_mask": source}
+    assert sizes_of(encoder.graph.output) == {"last_hidden_state": [*source, 16]}
     heads = ["batch_size", 2]
     kinds = ("key", "value")
     past = {f"past_key_values.0.decoder.{kind}": "past_decoder_sequence_length" for kind in kinds}
     past |= {f"past_key_values.0.encoder.{kind}": "past_encoder_sequence_length" for kind in kinds}
     assert sizes_of(decoder.graph.input) == {
         "input_ids": ["batch_size", "decoder_sequence_length"],
-        "encoder_attention_mask": ["batch_size", "encoder_sequence_length"],
-        "encoder_hidden_states": ["batch_size", "encoder_sequence_length", 16],
+        "encoder_attention_mask": source,
+        "encoder_hidden_states": [*source, 16],
         **{name: [*heads, length, 8] for name, length in past.items()},
     }
     longer = "past_decoder_sequence_length + decoder_sequence_length"
