@@ -126,7 +126,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         source: dict[str, Any] = {
             name: model_kwargs.pop(name) for name in ("encoder_outputs", "attention_mask") if name in model_kwargs
         }
-        # Not as an encoder-decoder, of which the library would repeat the source too.
+        # `is_encoder_decoder=False`, or the library would repeat the source too.
         input_ids, model_kwargs = super()._expand_inputs_for_generation(  # type: ignore[misc]
             expand_size=expand_size, is_encoder_decoder=False, input_ids=input_ids, **model_kwargs
         )

@@ -13,10 +13,10 @@ Shapes are written as
 Masks are true (or 1) where attention is allowed and false (or 0) at padding.
 
 `project(linear, x)` is `linear(x)` by the faster matrix library, and `fold_rows` lets the beams of a sentence share its
-source. Unless told otherwise, faster code that is tested to be equal stands in for some of this: torch's SDPA for
-equation 1 (`attn_implementation="eager"` runs ours), a chunked loss in training (`skip_logits=False` builds the
-logits), and from the second token of a generation on `decoding_vanilla_transformer.py` for the decoder's layers (not
-with eager attention).
+source. By default, faster code replaces parts of this file; tests show that the results are equal: torch's SDPA replaces
+equation 1 (`attn_implementation="eager"` runs ours), a chunked loss the logits in training (`skip_logits=False` builds
+them), and `decoding_vanilla_transformer.py` the decoder's layers from the second generated token on (not with eager
+attention).
 """
 
 import math
@@ -270,7 +270,7 @@ class VanillaTransformerDecoder(TransformerStack):
         )
 
 
-# Both stacks, and 3.4's output layer
+# Both stacks; generation_vanilla_transformer.py adds 3.4's output layer
 
 
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
@@ -291,7 +291,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Returns {target: source} of tied weights; unlike the library's, sharing does not hang on the other flag."""
+        """Returns {target: source} of tied weights; unlike the library's, sharing does not depend on `tie_word_embeddings`."""
         return dict(self._tied_weights_keys) if self.config.share_encoder_decoder_embeddings else {}
 
     def get_input_embeddings(self) -> nn.Embedding:

@@ -91,7 +91,7 @@ class LearnedPositions(nn.Embedding):
 
 
 def count_positions(cache: Cache | None, length: int) -> tuple[int | torch.Tensor, int]:
-    """Returns how many positions the cache holds, and a bound of all after `length` more, as a Python integer."""
+    """Returns the number of cached positions, and an upper bound (int) of it after `length` more tokens."""
     past_length = 0 if cache is None else cache.get_seq_length()
     if cache is not None and cache.is_compileable:
         # A static cache keeps its length in a tensor, on which a compiled graph cannot branch.

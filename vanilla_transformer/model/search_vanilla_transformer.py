@@ -60,7 +60,7 @@ _ROW_BY_ROW = (
 
 
 def judges_rows_alone(*lists: Iterable[Any]) -> bool:
-    """Whether all of these processors and criteria are such."""
+    """Whether each of these looks at its own row only (see `_ROW_BY_ROW`)."""
     return all(
         # The penalty on repetitions knows the padding of every row of the prompt, if there is any.
         type(item) in _ROW_BY_ROW and not isinstance(getattr(item, "prompt_ignore_length", None), torch.Tensor)
@@ -70,7 +70,7 @@ def judges_rows_alone(*lists: Iterable[Any]) -> bool:
 
 
 def find_staying(is_done: torch.Tensor) -> torch.Tensor | None:
-    """Returns which of the sentences (B,) to go on with, or `None` while too few are finished, or all are."""
+    """Returns which sentences (B,) to continue; `None` if the batch stays whole: few are finished, or all."""
     num_done = int(is_done.sum())
     if num_done == len(is_done) or num_done < max(1, len(is_done) * _WORTH_LEAVING):
         return None
@@ -110,7 +110,7 @@ class StoppingRules:
         write_out: Callable[[], torch.Tensor],
         scores: Any,
     ) -> torch.Tensor:
-        """Says which candidates end with their new tokens (B, C), which make them `length` tokens long.
+        """Returns (B, C): true where a candidate ends with its new token, its token number `length`.
 
         `write_out` returns whole candidates, (B * C, length); it is called only if a criterion wants to see them.
         """
@@ -351,7 +351,7 @@ class BeamSearch:
             return self._continue(beams, tokens, scores).tokens[:, :, : self.length].flatten(0, 1)
 
         ends = self.rules.find_ends(tokens, self.length, self.sentences, write_out, self.recorded.get("scores"))
-        # Of what has ended nothing goes on, unless a criterion ends all.
+        # Ended candidates are not continued, except if a criterion ends all.
         open_scores, chosen = (scores + ends * _IMPOSSIBLE).topk(self.num_beams)
         if ends.any():
             best = slice(self.num_beams)  # only these may end

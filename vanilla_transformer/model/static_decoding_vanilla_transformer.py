@@ -301,7 +301,7 @@ class StaticDecoder:
         return logits
 
     def _bound_positions(self) -> int:
-        """Returns a bound of all positions, the next one included, that changes at most once within a bucket."""
+        """Returns an upper bound of all positions with the next one. It changes at most once within a bucket."""
         table = self.model.model.decoder.embed_positions
         limit = table.weight.shape[0] - table.offset
         if self.length < limit:

@@ -170,7 +170,9 @@ def _read_target(
     if shift is None:  # M2M100 has none, and shifts its labels like most of the others
         configs = (model.generation_config, model.config)
         found = [getattr(config, "decoder_start_token_id", None) for config in configs]
-        start = next(token_id for token_id in found if token_id is not None)
+        start = next((token_id for token_id in found if token_id is not None), None)
+        if start is None:
+            raise ValueError(f"{type(model).__name__} has no decoder_start_token_id, so it cannot read a translation.")
         return _Pair(source_ids, [start, *target_ids[:-1]], target_ids)
     return _Pair(source_ids, shift(labels=torch.tensor([target_ids], device=model.device))[0].tolist(), target_ids)
 
