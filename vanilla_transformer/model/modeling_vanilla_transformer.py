@@ -13,10 +13,10 @@ Shapes are written as
 Masks are true (or 1) where attention is allowed and false (or 0) at padding.
 
 `project(linear, x)` is `linear(x)` by the faster matrix library, and `fold_rows` lets the beams of a sentence share its
-source. By default, faster code replaces parts of this file; tests show that the results are equal: torch's SDPA replaces
-equation 1 (`attn_implementation="eager"` runs ours), a chunked loss the logits in training (`skip_logits=False` builds
-them), and `decoding_vanilla_transformer.py` the decoder's layers from the second generated token on (not with eager
-attention).
+source. By default, faster code replaces parts of this file; tests show that the results are equal: torch's SDPA
+replaces equation 1 (`attn_implementation="eager"` runs ours), a chunked loss the logits in training
+(`skip_logits=False` builds them), and `decoding_vanilla_transformer.py` the decoder's layers from the second generated
+token on (not with eager attention).
 """
 
 import math
@@ -291,7 +291,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Returns {target: source} of tied weights; unlike the library's, sharing does not depend on `tie_word_embeddings`."""
+        """Returns {target: source} of tied weights. Sharing does not depend on `tie_word_embeddings` here."""
         return dict(self._tied_weights_keys) if self.config.share_encoder_decoder_embeddings else {}
 
     def get_input_embeddings(self) -> nn.Embedding:

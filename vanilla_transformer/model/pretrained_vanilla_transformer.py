@@ -328,7 +328,7 @@ class SingleStackModel(VanillaTransformerPreTrainedModel):
             )
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Returns {target: source} of tied weights; unlike the library's, sharing does not depend on `tie_word_embeddings`."""
+        """Returns {target: source} of tied weights. Sharing does not depend on `tie_word_embeddings` here."""
         if all_submodels:  # this one and those inside it are asked one by one
             return cast(dict[str, str], super().get_expanded_tied_weights_keys(all_submodels=True))
         return dict(self._tied_weights_keys or {}) if self.config.share_encoder_decoder_embeddings else {}
