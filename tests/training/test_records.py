@@ -343,4 +343,5 @@ class TestTensorBoard:
         for entry in trainer.state.log_history:
             for name in entry.keys() - {"step"}:
                 tag = f"eval/{name.removeprefix('eval_')}" if name.startswith("eval_") else f"train/{name}"
-                assert entry["step"] in {event.step for event in events.Scalars(tag)}
+                logged = {event.step: event.value for event in events.Scalars(tag)}
+                assert logged[entry["step"]] == pytest.approx(entry[name], rel=1e-6)
