@@ -165,7 +165,7 @@ class TestContent:
         text = part(build_model_card(trained), "Evaluation")
         assert f"- sacreBLEU: `{scores['bleu_signature']}`\n" in text
         validation = read(trained / "metrics.json")["metrics"]["eval_bleu"]
-        assert f"bleu {validation:.4g}," in text
+        assert f"BLEU {validation:.2f}," in text
         assert "(greedy). Such figures compare checkpoints" in text
 
     def test_signatures_that_differ_name_their_rows(self, trained: Path) -> None:

@@ -37,6 +37,8 @@ _SCORES = {
     "exact match, %": "exact_match",
     "perplexity": "perplexity",
 }
+# The same in the scores of a training, whose BLEU is greedy search's.
+_HEADLINES = {"bleu": "BLEU", "chrf": "chrF"} | {key: name for name, key in _SCORES.items() if name.startswith("ROUGE")}
 _HUB_METRICS = {"sacreBLEU": "sacrebleu", "chrF": "chrf"} | dict.fromkeys(
     ("ROUGE-1", "ROUGE-2", "ROUGE-L", "ROUGE-Lsum"), "rouge"
 )
@@ -49,7 +51,7 @@ _UNNAMED_LABEL = re.compile(r"LABEL_\d+")
 # What a person who opens the repository reads of its code.
 _READABLE = ("configuration", "modeling", "attention", "positions")
 # Of what the Trainer measures, the parts that say nothing about the model.
-_COSTS = re.compile(r"runtime|.*_per_second|.*_time|epoch|step|mem_.*|num_input_tokens_seen")
+_COSTS = re.compile(r"gen_len|runtime|.*_per_second|.*_time|epoch|step|mem_.*|num_input_tokens_seen")
 
 
 @dataclass(frozen=True)
@@ -410,7 +412,9 @@ def _tell_scores(entry: Mapping[str, Any]) -> str:
     scores = {re.sub("^(eval|predict|test)_", "", key): number for key, number in numbers.items()}
     texts = scores.pop("samples", None)
     told = ", ".join(
-        f"{name.replace('_', ' ')} {score:.4g}" for name, score in scores.items() if not _COSTS.fullmatch(name)
+        f"{_HEADLINES[name]} {score:.2f}" if name in _HEADLINES else f"{name.replace('_', ' ')} {score:.4g}"
+        for name, score in scores.items()
+        if not _COSTS.fullmatch(name)
     )
     return f"{told} ({format_value(int(texts))} texts)" if told and texts is not None else told
 

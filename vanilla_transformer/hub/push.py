@@ -316,7 +316,9 @@ class _Target:
 
 def _explain(error: Exception, token: str | None) -> PushError:
     """What the client says, without the token."""
-    text = f"The Hub, or its client, refuses: {type(error).__name__}: {join_lines(error)}"
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    refusal = "The Hub does not accept the token" if status == 401 else "The Hub, or its client, refuses"
+    text = f"{refusal}: {type(error).__name__}: {join_lines(error)}"
     secret = token or get_token()
     text = text.replace(secret, "<token>") if secret else text
     return PushError(f"{text} The same command again sends nothing twice that arrived.")
