@@ -1,7 +1,7 @@
 """Compare the speed of two checkouts of this repository, in one run: is a change slower than what was there before?
 
-    git worktree add /tmp/before main
-    python scripts/benchmarks/benchmark_trees.py /tmp/before .
+    git worktree add ../before main
+    python scripts/benchmarks/benchmark_trees.py ../before .
 
 It measures beam search, greedy search, a training step, the loading of a model and `import vanilla_transformer`. Each
 checkout has a process of its own, and the two take turns, so that both see the same machine. It prints the medians in
