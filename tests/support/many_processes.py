@@ -8,6 +8,7 @@ imported, it is what tests ask it with.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -188,6 +189,8 @@ def serve() -> None:
     sys.path[:0] = [str(SCRIPTS), str(TESTS)]
     importlib.import_module(sys.argv[1])
     importlib.import_module("matplotlib.backends.backend_agg")  # else each training imports it for its curves
+    gc.collect()
+    gc.freeze()  # else each training looks through all that the imports left, which takes half a second
     for line in sys.stdin:
         request = json.loads(line)
         leader = os.fork()
