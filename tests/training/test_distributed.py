@@ -1,4 +1,4 @@
-"""Many processes, for real: torchrun with two ranks on the CPU, against one process and against independent counts.
+"""Many processes, for real: torchrun's agent with two ranks on the CPU, against one process and independent counts.
 
 `accelerate launch --cpu --num_processes 2` would start a single process, and accelerate ignores FSDP on CPUs, so all
 tests here assert the number of processes, and those of FSDP2 that each parameter is divided.
@@ -7,12 +7,8 @@ tests here assert the number of processes, and those of FSDP2 that each paramete
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -129,34 +125,12 @@ def recipe_arguments(shared: list[str]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def by_torchrun(folder: Path, recipe_arguments: list[str], scripts_directory: Path) -> Path:
-    """The command as a user types it."""
-    output_dir = folder / "torchrun"
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "localhost"),
-        *("--nproc_per_node", "2", str(scripts_directory / "train.py"), "--output_dir", str(output_dir)),
-    ]
-    process = subprocess.Popen(
-        [*command, *recipe_arguments, "--generation_max_length", "12"],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
-    try:
-        said, _ = process.communicate(timeout=240)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-    assert process.returncode == 0, said
-    assert said.count(f"The model is in {output_dir}") == 1, "the first process speaks for all"
-    return output_dir
-
-
-@pytest.fixture(scope="module")
-def forked(groups: Launcher, folder: Path, recipe_arguments: list[str]) -> Path:
-    """The same once more, with the batches of each rank written down."""
-    arguments = ["--output_dir", str(folder / "forked"), *recipe_arguments]
-    groups.run("train", {"arguments": arguments, "batches": str(folder / "two")})
-    return folder / "forked"
+def together(groups: Launcher, folder: Path, recipe_arguments: list[str]) -> Path:
+    """The recipe's training in two processes."""
+    arguments = ["--output_dir", str(folder / "together"), *recipe_arguments]
+    said = groups.run("train", {"arguments": arguments, "batches": str(folder / "two")})
+    assert said.count(f"The model is in {folder / 'together'}") == 1, "the first process speaks for all"
+    return folder / "together"
 
 
 @pytest.fixture(scope="module")
@@ -169,9 +143,9 @@ def alone(groups: Launcher, folder: Path, recipe_arguments: list[str]) -> Path:
 class TestTokenBatches:
     """The same command, with as many tokens in an update, for two processes and for one."""
 
-    def test_the_recipe_keeps_the_tokens_of_an_update(self, by_torchrun: Path, alone: Path) -> None:
+    def test_the_recipe_keeps_the_tokens_of_an_update(self, together: Path, alone: Path) -> None:
         """Devices times accumulation times budget."""
-        for output_dir, world in ((by_torchrun, 2), (alone, 1)):
+        for output_dir, world in ((together, 2), (alone, 1)):
             for step in (4, 8):
                 checkpoint = output_dir / f"checkpoint-{step}"
                 assert read_world_size(checkpoint) == world
@@ -180,16 +154,12 @@ class TestTokenBatches:
             assert training["max_source_tokens"] == training["max_target_tokens"] == 70
             assert world * training["gradient_accumulation_steps"] * 70 == 140
 
-    def test_forked_ranks_are_as_good_as_started_ones(self, by_torchrun: Path, forked: Path) -> None:
-        assert read_log(forked) == read_log(by_torchrun)
-        assert_same_weights(forked, by_torchrun)
-
-    def test_each_pair_is_in_one_batch_of_one_rank(self, forked: Path, alone: Path, folder: Path) -> None:
+    def test_each_pair_is_in_one_batch_of_one_rank(self, together: Path, alone: Path, folder: Path) -> None:
         """An epoch has eight batches. An update has the same pairs with two processes as with one."""
         ranks, (batches,) = read_batches(folder / "two", 2), read_batches(folder / "one", 1)
         assert len(ranks[0]) == len(ranks[1]) == 8
         epochs = [pairs_of(ranks[0][start : start + 4] + ranks[1][start : start + 4]) for start in (0, 4)]
-        assert epochs[0] == epochs[1] == corpus_of(forked, folder)
+        assert epochs[0] == epochs[1] == corpus_of(together, folder)
         assert [entry["pairs"] for entry in ranks[0][:4]] != [entry["pairs"] for entry in ranks[0][4:]]
         for step in range(8):
             first, second, whole = (
@@ -198,18 +168,18 @@ class TestTokenBatches:
             assert len(first) == len(second) == 1
             assert pairs_of(first + second) == pairs_of(whole)
 
-    def test_losses_and_scores_are_those_of_one_process(self, by_torchrun: Path, alone: Path) -> None:
+    def test_losses_and_scores_are_those_of_one_process(self, together: Path, alone: Path) -> None:
         """Also on the uneven shards of the validation sentences: 7, in batches of 2, for 2 ranks."""
         names = ("loss", "grad_norm", "learning_rate", "eval_loss", "eval_perplexity", "train_loss")
         scores = ("eval_bleu", "eval_chrf", "eval_exact_match", "eval_gen_len")
-        expected, found = (select(read_log(path), *names, *scores) for path in (alone, by_torchrun))
+        expected, found = (select(read_log(path), *names, *scores) for path in (alone, together))
         assert sum(name == "loss" for _, name in expected) == 8
         assert expected[8, "eval_bleu"] > 0
         assert found == pytest.approx(expected, rel=1e-4)
-        assert_same_weights(by_torchrun, alone, exact=False)
+        assert_same_weights(together, alone, exact=False)
 
-    def test_tokens_of_all_ranks_are_counted(self, forked: Path, alone: Path, folder: Path) -> None:
-        log, log_alone = read_log(forked), read_log(alone)
+    def test_tokens_of_all_ranks_are_counted(self, together: Path, alone: Path, folder: Path) -> None:
+        log, log_alone = read_log(together), read_log(alone)
         ranks = read_batches(folder / "two", 2)
         everything = [entry for rank in ranks for entry in rank]
         for index, side in enumerate(("source", "target")):
@@ -221,11 +191,11 @@ class TestTokenBatches:
             cells = sum(entry["cells"] for entry in entries)
             assert log[step + 1, "padding_share"] == pytest.approx(1 - tokens / cells, abs=1e-4)
 
-    def test_scores_on_uneven_shards_are_right(self, by_torchrun: Path, folder: Path) -> None:
+    def test_scores_on_uneven_shards_are_right(self, together: Path, folder: Path) -> None:
         """Of the same checkpoint, with nothing of the Trainer's."""
-        metrics = json.loads((by_torchrun / "eval_results.json").read_text())
-        model = AutoModelForSeq2SeqLM.from_pretrained(by_torchrun)
-        tokenizer = AutoTokenizer.from_pretrained(by_torchrun)
+        metrics = json.loads((together / "eval_results.json").read_text())
+        model = AutoModelForSeq2SeqLM.from_pretrained(together)
+        tokenizer = AutoTokenizer.from_pretrained(together)
         sources, targets = ((folder / f"validation.{language}").read_text().splitlines() for language in ("en", "de"))
         loss = score_loss(model, tokenizer, sources, targets, batch_size=3)
         assert metrics["eval_loss"] == pytest.approx(loss["loss"], rel=1e-4)
@@ -238,20 +208,20 @@ class TestTokenBatches:
             assert metrics[f"eval_{name}"] == pytest.approx(scores[name])
 
     def test_one_process_goes_on_where_two_were(
-        self, groups: Launcher, by_torchrun: Path, folder: Path, recipe_arguments: list[str]
+        self, groups: Launcher, together: Path, folder: Path, recipe_arguments: list[str]
     ) -> None:
         """With a warning; the recipe accumulates instead, so that the batches stay the same."""
         output_dir = folder / "fewer"
-        shutil.copytree(by_torchrun, output_dir, ignore=shutil.ignore_patterns("checkpoint-8", "*.safetensors"))
-        shutil.copy(by_torchrun / "checkpoint-4" / "model.safetensors", output_dir / "checkpoint-4")
+        shutil.copytree(together, output_dir, ignore=shutil.ignore_patterns("checkpoint-8", "*.safetensors"))
+        shutil.copy(together / "checkpoint-4" / "model.safetensors", output_dir / "checkpoint-4")
         said = groups.run("train", {"arguments": ["--output_dir", str(output_dir), *recipe_arguments]}, processes=1)
         assert "checkpoint-4 was saved by 2 process(es), and now there are 1" in said
-        expected, found = (select(read_log(path), "loss") for path in (by_torchrun, output_dir))
+        expected, found = (select(read_log(path), "loss") for path in (together, output_dir))
         assert found == pytest.approx(expected, rel=1e-4)
         assert read_world_size(output_dir / "checkpoint-8") == 1
 
     def test_divided_by_fsdp2_it_is_the_same_training(
-        self, groups: Launcher, by_torchrun: Path, folder: Path, recipe_arguments: list[str]
+        self, groups: Launcher, together: Path, folder: Path, recipe_arguments: list[str]
     ) -> None:
         """What fsdp2.yaml says but for the devices and bf16: evaluation, checkpoint and model included."""
         environment = launch_environment("fsdp2") | {"ACCELERATE_MIXED_PRECISION": "no"}
@@ -267,12 +237,12 @@ class TestTokenBatches:
         assert f"Resuming from {output_dir / 'checkpoint-4'}\n" in said
         for rank in read_batches(folder / "sharded-batches", 2):
             assert all(entry["sharded"] for entry in rank)
-        expected, found = (read_log(path) for path in (by_torchrun, output_dir))
+        expected, found = (read_log(path) for path in (together, output_dir))
         assert found[8, "eval_gen_len"] > expected[8, "eval_gen_len"] == 12
         names = ("loss", "grad_norm", "eval_loss", "padding_share")
         assert select(found, *names) == pytest.approx(select(expected, *names), rel=1e-3)
-        assert_saved_as_unsharded(output_dir, by_torchrun)
-        assert_saved_as_unsharded(output_dir / "checkpoint-4", by_torchrun / "checkpoint-4")
+        assert_saved_as_unsharded(output_dir, together)
+        assert_saved_as_unsharded(output_dir / "checkpoint-4", together / "checkpoint-4")
 
 
 def assert_saved_as_unsharded(folder: Path, expected: Path) -> None:

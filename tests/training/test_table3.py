@@ -1,7 +1,8 @@
 """Table 3: its rows, their scaling, the tables, and the script that trains them, stopped and started again."""
 
+import contextlib
 import fcntl
-import importlib
+import io
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import table3 as script
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,8 +25,10 @@ from many_processes import write_pairs
 from transformers import AutoTokenizer
 
 from vanilla_transformer import PRESETS, VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.commands import train
 from vanilla_transformer.inference.evaluate import score_translations
 from vanilla_transformer.inference.scores import score_loss
+from vanilla_transformer.training import records
 from vanilla_transformer.training.table3 import (
     PAPER,
     Measurement,
@@ -38,6 +42,7 @@ from vanilla_transformer.training.table3 import (
     parse_factor,
     scale_overrides,
 )
+from vanilla_transformer.training.trainer import TranslationTrainer
 
 ONE = Fraction(1)
 ROWS_A = ("base", "A-h1", "A-h4", "A-h16", "A-h32")
@@ -172,15 +177,6 @@ class TestTables:
         assert gnmt.startswith("beam 4, length penalty 0.6 (score / ((5 + length) / 6)^penalty, the paper's formula")
 
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "table3.py"
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    return importlib.import_module("table3")
-
-
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Two rows of one layer, 32 wide, for eight updates."""
@@ -200,20 +196,14 @@ def command_line(settings: dict[str, Any], **changes: Any) -> list[str]:
     return words
 
 
-def start_and_interrupt(words: list[str], checkpoint: Path) -> tuple[int, str]:
-    """Runs the script until a training process has written the checkpoint, then presses Ctrl-C."""
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen([sys.executable, SCRIPT, *words], **pipes, start_new_session=True)
-    deadline = time.monotonic() + 200
-    while not (checkpoint / "trainer_state.json").is_file():
-        if process.poll() is not None or time.monotonic() > deadline:
-            process.kill()
-            pytest.fail(f"there is no {checkpoint}:\n{process.communicate()[0]}")
-        time.sleep(0.02)
-    # The terminal sends it to the script and to the training process.
-    os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=200)
-    return process.returncode, output
+def train_here(job: Any, lock: int) -> None:
+    """Calls the training that the script starts, without the seconds that imports take in a new process."""
+    python, program, *words = job.command
+    assert (python, Path(program)) == (sys.executable, Path(script.__file__).with_name("train.py"))
+    try:
+        train.main(words)
+    except SystemExit as end:
+        raise KeyboardInterrupt from end  # the terminal sends Ctrl-C to both processes
 
 
 class Finished(NamedTuple):
@@ -221,26 +211,33 @@ class Finished(NamedTuple):
 
     folder: Path
     output_of_first_start: str
-    output_of_second_trainings: str
+    output_of_second_start: str
 
 
 @pytest.fixture(scope="module")
 def finished(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("table3") / "out"
     words = command_line(settings, output_dir=folder)
-    status, first = start_and_interrupt(words, folder / "base" / "checkpoint-2")
-    assert status == 130, first
-    assert not (folder / "base" / "result.json").exists()
-    second = folder.parent / "second"
-    stdout = os.dup(1)
-    try:
-        with second.open("w") as file, pytest.MonkeyPatch.context() as patch:
-            os.dup2(file.fileno(), 1)  # for the processes that train
-            patch.syspath_prepend(str(SCRIPT.parent))
-            importlib.import_module("table3").main(words)
-    finally:
-        os.dup2(stdout, 1)
-    return Finished(folder, first, second.read_text())
+    update = TranslationTrainer.training_step
+
+    def stop_after_three(self: TranslationTrainer, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if self.state.global_step == 3:
+            raise KeyboardInterrupt
+        return update(self, *args, **kwargs)
+
+    first, second = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script, "train", train_here)
+        patch.setattr(records, "plot_learning_curves", lambda *_, **__: None)
+        with patch.context() as stopping:
+            stopping.setattr(TranslationTrainer, "training_step", stop_after_three)
+            with contextlib.redirect_stderr(first), pytest.raises(SystemExit) as end:
+                script.main(words)
+        assert end.value.code == 130, first.getvalue()
+        assert not (folder / "base" / "result.json").exists()
+        with contextlib.redirect_stdout(second):
+            script.main(words)
+    return Finished(folder, first.getvalue(), second.getvalue())
 
 
 class TestScript:
@@ -252,10 +249,8 @@ class TestScript:
         assert f"--output_dir {finished.folder}" in message
 
     def test_the_second_start_went_on_from_the_last_checkpoint(self, finished: Finished) -> None:
-        assert re.search(
-            rf"Resuming from {finished.folder}/base/checkpoint-[2468]\n", finished.output_of_second_trainings
-        )
-        assert finished.output_of_second_trainings.count("Resuming from") == 1
+        assert f"Resuming from {finished.folder}/base/checkpoint-2\n" in finished.output_of_second_start
+        assert finished.output_of_second_start.count("Resuming from") == 1
         state = json.loads((finished.folder / "base" / "trainer_state.json").read_text())
         assert state["global_step"] == 8
         assert [entry["step"] for entry in state["log_history"] if "loss" in entry] == list(range(1, 9))
@@ -302,7 +297,7 @@ class TestScript:
         assert "no averaging" in text
 
     def test_finished_rows_are_not_trained_again(
-        self, finished: Finished, script: Any, settings: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+        self, finished: Finished, settings: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         results = [finished.folder / row / "result.json" for row in ("base", "B-dk16")]
         times = [path.stat().st_mtime_ns for path in results]
@@ -321,7 +316,7 @@ class TestScript:
         assert "rows:" not in message
 
     @pytest.fixture
-    def refuse(self, script: Any, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    def refuse(self, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         def run(words: list[str]) -> str:
             with pytest.raises(SystemExit) as end:
                 script.main(words)
@@ -358,7 +353,7 @@ class TestScript:
         assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 
     def test_a_dry_run_shows_configurations_and_commands_and_writes_nothing(
-        self, script: Any, settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self, settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         changes = {"rows": ["base", "big"], "num_processes": 2, "learning_rate_factor": 0.5, "dry_run": True}
         script.main(command_line(settings, output_dir=tmp_path / "new", **changes))
@@ -374,7 +369,7 @@ class TestScript:
         assert f"--learning_rate {0.5 * (64 * 4) ** -0.5}" in big_command
 
     def test_a_failing_training_ends_the_run_with_its_command(
-        self, script: Any, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         broken = tmp_path / "train.py"
         broken.write_text("raise SystemExit(3)")
@@ -385,7 +380,7 @@ class TestScript:
         assert not (tmp_path / "out" / "table3.md").exists()
 
     def test_a_training_does_not_outlive_the_script(
-        self, script: Any, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sign = tmp_path / "pid"
         endless = tmp_path / "train.py"
@@ -411,7 +406,7 @@ class TestScript:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def test_a_training_that_outlives_a_killed_script_keeps_the_folder(
-        self, finished: Finished, script: Any, settings: dict[str, Any], tmp_path: Path, refuse: Callable[..., str]
+        self, finished: Finished, settings: dict[str, Any], tmp_path: Path, refuse: Callable[..., str]
     ) -> None:
         recorded = json.loads((finished.folder / "settings.json").read_text())
         with script.claim(tmp_path / "out", recorded) as lock:
