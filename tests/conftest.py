@@ -173,6 +173,12 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.fixture
+def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainings draw no learning curves, which take a second each."""
+    monkeypatch.setattr("vanilla_transformer.training.records.plot_learning_curves", lambda *_, **__: None)
+
+
+@pytest.fixture
 def without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     """Importing matplotlib, or a part of it, fails as if it were not installed."""
     original = builtins.__import__

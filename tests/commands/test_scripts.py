@@ -16,6 +16,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig,
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerTokenizer
 
+pytestmark = pytest.mark.usefixtures("no_curves")
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 ENGLISH = ("one", "two", "three", "four", "five", "six")
 GERMAN = ("eins", "zwei", "drei", "vier", "fünf", "sechs")
