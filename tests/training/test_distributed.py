@@ -36,6 +36,7 @@ from vanilla_transformer.training.trainer import data_state_name
 
 CONFIGS = Path(__file__).resolve().parents[2] / "scripts" / "accelerate_configs"
 PAIRS, VALIDATION_PAIRS = 60, 7
+ONE_LAYER = "encoder_layers=1,decoder_layers=1"
 
 Log = dict[tuple[int, str], float]
 
@@ -118,7 +119,7 @@ def assert_same_weights(one: Path, other: Path, *, exact: bool = True) -> None:
 def recipe_arguments(shared: list[str]) -> list[str]:
     return [
         *shared,
-        *("--config_overrides", "dropout=0.0,encoder_layers=1,decoder_layers=1", "--recipe", "paper", "--average_checkpoints", "0"),
+        *("--config_overrides", f"dropout=0.0,{ONE_LAYER}", "--recipe", "paper", "--average_checkpoints", "0"),
         *("--tokens_per_batch", "140", "--tokens_per_device", "70"),
         *("--max_steps", "8", "--save_steps", "4", "--eval_steps", "8"),
     ]
@@ -256,7 +257,7 @@ class TestSentenceBatches:
     def test_losses_are_those_of_one_process(self, groups: Launcher, folder: Path, shared: list[str]) -> None:
         """Two ranks with batches of 5 as one with batches of 10, by tokens: the two halves have not as many."""
         arguments = [
-            *(*shared, "--config_overrides", "dropout=0.0,encoder_layers=1,decoder_layers=1", "--train_sampling_strategy", "random"),
+            *(*shared, "--config_overrides", f"dropout=0.0,{ONE_LAYER}", "--train_sampling_strategy", "random"),
             *("--max_steps", "8", "--save_strategy", "no", "--eval_strategy", "no", "--predict_with_generate", "false"),
         ]
         for name, processes, size in (("halves", 2, "5"), ("wholes", 1, "10")):
@@ -292,7 +293,7 @@ class TestResuming:
         self, groups: Launcher, folder: Path, shared: list[str]
     ) -> None:
         arguments = [
-            *(*shared, "--config_overrides", "dropout=0.3,encoder_layers=1,decoder_layers=1", "--per_device_train_batch_size", "10"),
+            *(*shared, "--config_overrides", f"dropout=0.3,{ONE_LAYER}", "--per_device_train_batch_size", "10"),
             *("--max_steps", "9", "--save_steps", "3", "--save_total_limit", "9", "--eval_strategy", "no"),
             *("--predict_with_generate", "false"),
         ]
@@ -326,7 +327,7 @@ class TestStreaming:
     ) -> None:
         """And the average of its last checkpoints, which the first process makes, is the model of all."""
         arguments = [
-            *(*shared, "--config_overrides", "dropout=0.3,encoder_layers=1,decoder_layers=1", "--streaming", "--max_source_tokens", "120"),
+            *(*shared, "--config_overrides", f"dropout=0.3,{ONE_LAYER}", "--streaming", "--max_source_tokens", "120"),
             *("--max_steps", "12", "--save_steps", "4", "--average_checkpoints", "2", "--eval_strategy", "no"),
             *("--max_eval_samples", "1"),  # a rank has none of its own
         ]

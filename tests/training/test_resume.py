@@ -32,7 +32,8 @@ class Trainings:
         self.folder = folder
         self.processes = processes
         self.arguments = [
-            *("--preset", "tiny", "--config_overrides", "dropout=0.3,encoder_layers=1,decoder_layers=1", "--vocab_size", "280"),
+            *("--preset", "tiny", "--config_overrides", "dropout=0.3,encoder_layers=1,decoder_layers=1"),
+            *("--vocab_size", "280"),
             *("--train_file", *write_pairs(folder, "train", 30), "--validation_file", *write_pairs(folder, "val", 5)),
             *("--max_steps", str(MAX_STEPS), "--save_strategy", "steps", "--save_steps", str(SAVE_STEPS)),
             *("--eval_strategy", "steps", "--eval_steps", str(SAVE_STEPS), "--predict_with_generate", "false"),
