@@ -42,8 +42,7 @@ class AppArguments:
     """Which model to show, and to whom."""
 
     model_name_or_path: str | None = option(
-        "Folder or Hub name. Default: the variable MODEL_NAME_OR_PATH, in a Space its folder `model`, or none yet.",
-        None,
+        "Folder or Hub name. Default: the variable MODEL_NAME_OR_PATH, in a Space its folder `model`, or none.", None
     )
     revision: str = option("Branch, tag or commit on the Hub. Default: main.", "main")
     trust_remote_code: bool = option("Let code from this checkpoint run.", False)

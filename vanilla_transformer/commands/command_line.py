@@ -87,10 +87,7 @@ class _DefaultsHelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.Ra
 
 
 def parser_options(description: str | None, *, shows_defaults: bool = False, usage: str = USAGE) -> dict[str, Any]:
-    """The arguments that every command's parser has; `description` is the command's docstring, which names it.
-
-    `usage` stands ahead of every error, where argparse would list all options.
-    """
+    """What every command's parser has; `usage` stands ahead of errors, where argparse would list all options."""
     command = re.search(r"vanilla-transformer [a-z-]+", description or "")
     return {
         "prog": command and command[0],

@@ -30,14 +30,15 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from vanilla_transformer.export.engines import EngineArguments
 from vanilla_transformer.options import option
 
-from .command_line import OptionParser, explaining_errors, make_argument_parser
+from .command_line import explaining_errors, make_argument_parser
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -53,13 +54,9 @@ class EvaluationArguments(EngineArguments):
     """What to score or compare, on which sentence pairs."""
 
     model_name_or_path: str = option("Folder or Hub name of a sequence-to-sequence model to score.", "")
-    compare: list[str] | None = option(
-        "Compare these instead, baseline first: folders that --output_dir made, text or .jsonl files.", None
-    )
+    compare: list[str] | None = option("Compare these, baseline first: folders, text or .jsonl files.", None)
     compare_method: Method = option("SacreBLEU's paired test. Default: bootstrap.", "bootstrap")
-    compare_samples: int | None = option(
-        "Samples of the test. Default: 1,000 (bootstrap) or 10,000 (approximate_randomization).", None
-    )
+    compare_samples: int | None = option("Default: 1,000, or 10,000 with approximate_randomization.", None)
     compare_seed: int = option("Seed of the test, which takes the place of SACREBLEU_SEED. Default: 12345.", 12345)
     builtin_corpus: bool = option("Test on generated numbers and dates, spelled out.", False)
     test_file: list[str] | None = option(
@@ -120,9 +117,7 @@ class EvaluationArguments(EngineArguments):
         return {"tokenize": self.bleu_tokenize, "lowercase": self.lowercase}
 
 
-def make_parser() -> OptionParser:
-    """The command line's parser."""
-    return make_argument_parser(EvaluationArguments, __doc__)
+make_parser = partial(make_argument_parser, EvaluationArguments, __doc__)
 
 
 def load_pairs(arguments: EvaluationArguments, task: Task) -> Dataset:
@@ -130,9 +125,8 @@ def load_pairs(arguments: EvaluationArguments, task: Task) -> Dataset:
     if arguments.builtin_corpus:
         from vanilla_transformer.data.numbers_and_dates import numbers_and_dates
 
-        languages = {"source_lang": arguments.source_lang or "en", "target_lang": arguments.target_lang or "de"}
-        options: Any = {"split": arguments.dataset_split, **languages}
-        pairs = numbers_and_dates(**options)
+        options: Any = {"source_lang": arguments.source_lang or "en", "target_lang": arguments.target_lang or "de"}
+        pairs = numbers_and_dates(**options, split=cast(Any, arguments.dataset_split))
         return pairs.select(range(min(arguments.max_samples or len(pairs), len(pairs))))
     from vanilla_transformer.data.corpora import load_parallel_corpus
 
@@ -279,14 +273,12 @@ def score_model(arguments: EvaluationArguments, task: Task, pairs: Dataset, outp
 def describe_model(folder: Path) -> dict[str, Any]:
     """What tells the model in a folder from the one that the folder will hold later; empty for one of the Hub."""
     from vanilla_transformer.export.ctranslate2_model import is_exported_to_ctranslate2, read_exported_config
-    from vanilla_transformer.files import digest_files, digest_weights, read_architecture
+    from vanilla_transformer.files import digest_files, digest_weights, read_architecture, read_json
 
     if is_exported_to_ctranslate2(folder):
         weights, settings = digest_files([folder / "model.bin"]), read_exported_config(folder)
     else:
-        config = folder / "config.json"
-        settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
-        weights = digest_weights(folder)
+        weights, settings = digest_weights(folder), read_json(folder / "config.json") or {}
     return {"weights_sha256": weights, "architecture": read_architecture(settings)}
 
 

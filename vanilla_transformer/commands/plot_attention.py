@@ -89,11 +89,6 @@ class AttentionArguments(InferenceArguments):
         if len(set(map(os.path.realpath, paths))) < len(paths):
             raise ValueError(f"Two files have one name: {' '.join(sorted(paths))}.")
 
-    @property
-    def splits_characters(self) -> bool:
-        """Whether each Chinese or Japanese character is a word."""
-        return self.words == "characters"
-
     def _check_choices(self, *, has_pictures: bool) -> None:
         """Refuses choices about what is not asked for."""
         for names, asked, what in (
@@ -155,8 +150,9 @@ def write_alignment(arguments: AttentionArguments, attention: "AttentionMap", pa
     from vanilla_transformer.visualization import align_words, format_pharaoh, split_words
 
     alignment = align_words(attention, layer=arguments.align_layer, head=arguments.align_head)
-    sources = split_words(attention.source_text, split_characters=arguments.splits_characters)
-    targets = split_words(attention.target_text, split_characters=arguments.splits_characters)
+    splits = arguments.words == "characters"
+    sources = split_words(attention.source_text, split_characters=splits)
+    targets = split_words(attention.target_text, split_characters=splits)
     for source, target in alignment:
         print(f"{source}-{target}  {sources[source]}  {targets[target]}")
     with new_file(path, overwrite=arguments.overwrite) as partial:
@@ -172,7 +168,7 @@ def run(arguments: AttentionArguments) -> None:
     reading: Any = {
         "source_prefix": arguments.find_prefix(model),
         "max_source_length": arguments.max_source_length,
-        "split_characters": arguments.splits_characters,
+        "split_characters": arguments.words == "characters",
     }
     look: Any = {"title": arguments.title, "overwrite": arguments.overwrite}
     if arguments.positions_file is not None:

@@ -48,30 +48,23 @@ class PushArguments:
 
 def run(arguments: PushArguments) -> None:
     """Checks the folder, finds out what would change on the Hub, shows and pushes it."""
-    from vanilla_transformer.hub.push import PushError
-
-    try:
-        plan_and_push(arguments)
-    except PushError as error:
-        raise SystemExit(f"vanilla-transformer push: {error}") from error
-
-
-def plan_and_push(arguments: PushArguments) -> None:
-    """Shows the plan and carries it out."""
-    from vanilla_transformer.hub.push import plan_push
+    from vanilla_transformer.hub.push import PushError, plan_push
 
     options = vars(arguments) | {"include": arguments.include or []}
     folder, repo_id, commit_message, dry_run = (
         options.pop(name) for name in ("model_name_or_path", "repo_id", "commit_message", "dry_run")
     )
-    plan = plan_push(folder, repo_id, **options)
-    if plan.problems:
-        raise SystemExit(plan.describe_problems())
-    print(plan.describe(), end="\n\n", flush=True)
-    if dry_run:
-        print("Nothing is wrong with it. Nothing was pushed (--dry_run).")
-        return
-    url = plan.push(commit_message)
+    try:
+        plan = plan_push(folder, repo_id, **options)
+        if plan.problems:
+            raise SystemExit(plan.describe_problems())
+        print(plan.describe(), end="\n\n", flush=True)
+        if dry_run:
+            print("Nothing is wrong with it. Nothing was pushed (--dry_run).")
+            return
+        url = plan.push(commit_message)
+    except PushError as error:
+        raise SystemExit(f"vanilla-transformer push: {error}") from error
     print(f"Pushed: {url}" if plan.has_changed else f"Nothing has changed: {url}")
     if plan.commit_url:
         print(f"Commit: {plan.commit_url}")

@@ -196,8 +196,7 @@ class Run(NamedTuple):
     model: PreTrainedModel
     corpora: Corpora
     checkpoint: str | None
-    # Updates that the checkpoint has seen: read early, since save_total_limit may delete it while the training goes on.
-    first_step: int
+    first_step: int  # the checkpoint's, which save_total_limit may delete while the training goes on
 
 
 def set_up(

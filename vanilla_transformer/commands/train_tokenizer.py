@@ -56,8 +56,7 @@ class TokenizerArguments:
     source_lang: str | None = option("Source language, as columns or keys of translations are named.", None)
     target_lang: str | None = option("Target language, likewise.", None)
     vocab_size: int = option(
-        "Tokens in the vocabulary. Default: 37000, as in the paper for 4.5 million pairs; 8000 suit tens of thousands.",
-        37000,
+        "Default: 37000, as in the paper for 4.5 million pairs; 8000 suit tens of thousands.", 37000
     )
     target_vocab_size: int | None = option("With --separate_vocabularies. Default: --vocab_size, for either.", None)
     min_frequency: int = option("How often two tokens must meet to be merged into one. Default: 2.", 2)
@@ -138,10 +137,7 @@ def train(arguments: TokenizerArguments, texts: Sequence[Texts]) -> "VanillaTran
 
 
 def describe(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> str:
-    """Length of the sentences in tokens, over a sample of them, and two of them cut into tokens.
-
-    "▁" marks a token that begins with a space, "�" a part of a character.
-    """
+    """Lengths of a sample of sentences, and two of them in tokens; "▁" is a space, "�" a part of a character."""
     from tokenizers import decoders
 
     indices = random.Random(0).sample(range(len(texts)), k=min(SAMPLE_SIZE, len(texts)))

@@ -43,12 +43,18 @@ class ModelArguments:
 
     def __post_init__(self) -> None:
         """Checks that exactly one kind of model is named, and that a second vocabulary's size belongs to one."""
-        named = [name for name in ("preset", "config_name", "model_name_or_path") if getattr(self, name)]
-        if len(named) != 1:
-            found = ", ".join(named) or "none of them"
-            raise ValueError(f"Give exactly one of preset, config_name and model_name_or_path; got {found}.")
+        _check_one(self, "preset", "config_name", "model_name_or_path")
         if self.target_vocab_size is not None and not self.separate_vocabularies:
             raise ValueError(f"target_vocab_size={self.target_vocab_size} needs separate_vocabularies.")
+
+
+def _check_one(arguments: object, first: str, second: str, third: str) -> None:
+    """Of these fields exactly one must be given."""
+    given = [name for name in (first, second, third) if getattr(arguments, name)]
+    if len(given) != 1:
+        raise ValueError(
+            f"Give exactly one of {first}, {second} and {third}; got {', '.join(given) or 'none of them'}."
+        )
 
 
 def _describe_lengths(name: str) -> str:
@@ -101,10 +107,7 @@ class DataArguments:
             if alien:
                 verb = "belongs" if len(alien) == 1 else "belong"
                 raise ValueError(f"task={self.task}: {', '.join(alien)} {verb} to the task translation.")
-        named = [name for name in ("builtin_corpus", "train_file", "dataset_name") if getattr(self, name)]
-        if len(named) != 1:
-            found = ", ".join(named) or "none of them"
-            raise ValueError(f"Give exactly one of builtin_corpus, train_file and dataset_name; got {found}.")
+        _check_one(self, "builtin_corpus", "train_file", "dataset_name")
         for name in ("max_source_length", "max_target_length", "streaming_window", "tokenizer_sample"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"{name}={value}: must be at least 1.")

@@ -132,9 +132,8 @@ def select_checkpoints(
 class AverageCheckpoints(TrainerCallback):
     """Averages a run's `last` checkpoints at its end, into the folder `averaged` in the Trainer's output folder.
 
-    The main process does it, while the others go on to where they next need it. If there are fewer checkpoints than
-    asked for, those are averaged, with a warning. An earlier average is left alone if it was made of the same
-    checkpoints, and replaced if not. `select_checkpoints` finds the best ones instead, after the training.
+    If there are fewer checkpoints than asked for, those are averaged, with a warning. An earlier average of the same
+    checkpoints is left alone, any other replaced. `select_checkpoints` finds the best ones after a training.
     """
 
     def __init__(self, last: int) -> None:

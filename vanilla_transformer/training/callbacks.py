@@ -24,10 +24,7 @@ logger = logging.get_logger(__name__)
 
 
 class KeepGenerationConfig(TrainerCallback):
-    """Keeps `Seq2SeqTrainer` from writing the library's default of 20 tokens into the model's generation config.
-
-    Its prediction step sets that limit, in place of the paper's (input length + 50), for all later batches.
-    """
+    """Undoes the limit of 20 tokens that `Seq2SeqTrainer` writes into the generation config in its prediction step."""
 
     def __init__(self, generation_config: GenerationConfig) -> None:
         self.generation_config = generation_config
@@ -42,11 +39,9 @@ class KeepGenerationConfig(TrainerCallback):
 
 
 class MixLengthGroups(TrainerCallback):
-    """Improves the order in which the Trainer's `group_by_length` goes through the training examples.
+    """Has the Trainer's `group_by_length` go through lengths in any order instead of falling every 50 batches.
 
-    The library's sampler sorts every 50 batches from the longest examples to the shortest. Here the lengths are
-    renumbered at random in each epoch: sorting still brings equal lengths together, but in any order. The order depends
-    on seed and epoch alone, not on torch's global random state, which a resumed run does not have.
+    The lengths are renumbered at random in each epoch, by seed and epoch alone: a resumed run has another random state.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:

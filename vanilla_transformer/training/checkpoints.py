@@ -22,11 +22,9 @@ _SET_ASIDE = "_incomplete-"
 
 
 class RecordWorldSize(TrainerCallback, ExportableState):
-    """Writes into every checkpoint's trainer_state.json by how many processes it was saved.
+    """Writes into every checkpoint's trainer_state.json how many processes saved it, for `find_problem`.
 
-    Each process saves its own random state; without this number nobody can tell a checkpoint in which some are missing
-    from one that fewer processes saved. `find_problem` reads it. With `streaming` each process also saves its place in
-    a stream of training data, as `data_state_<rank>.json`.
+    Each saves its own random state and, with `streaming`, its place in the data, as `data_state_<rank>.json`.
     """
 
     def __init__(self, streaming: bool = False) -> None:
@@ -62,10 +60,9 @@ def list_checkpoints(output_dir: str | os.PathLike[str]) -> dict[int, Path]:
 def find_problem(checkpoint: str | os.PathLike[str], *, world_size: int = 1) -> str | None:
     """Says what is missing from a checkpoint of the Trainer, so that training cannot go on from it.
 
-    Nothing is unpickled, and no tensor is read: the tables of contents of safetensors and of torch's files say what
-    must be there, and after a write that was cut off it is not. FSDP's files and folders are checked too. Of
-    DeepSpeed's checkpoints only the file `latest` is looked at, which is written last. `world_size` processes saved it,
-    unless `RecordWorldSize` recorded another number. Returns the first problem found, or `None`.
+    Nothing is unpickled, and no tensor is read: tables of contents say what must be there, and after a write that was
+    cut off it is not. Of DeepSpeed's checkpoints only the file `latest` is looked at, which is written last.
+    `world_size` counts where `RecordWorldSize` recorded none. Returns the first problem found, or `None`.
     """
     folder = Path(checkpoint)
     return next(_problems(folder, read_world_size(folder) or world_size), None)
@@ -76,13 +73,10 @@ def find_last_whole_checkpoint(
 ) -> Path | None:
     """Finds the checkpoint to resume from: the last one that is whole.
 
-    A later one that is not whole was left by a process that was killed while it saved. It is renamed to
-    `_incomplete-checkpoint-...` with a warning, so that the Trainer neither counts it nor writes into it. An earlier
-    one that is not whole was left by a process that was killed while it deleted it. It gets an old date: the Trainer
-    deletes the oldest first, and the interrupted deletion has made this one look new.
-
-    One that was saved by another number of processes than `world_size` will do, with a warning. Without `set_aside`
-    nothing is renamed or dated back.
+    A later one, half saved, is renamed to `_incomplete-checkpoint-...` with a warning, so that the Trainer neither
+    counts it nor writes into it. An earlier one, half deleted, gets an old date: the Trainer deletes the oldest first,
+    and the interrupted deletion has made this one look new. Without `set_aside` nothing is renamed or dated back. One
+    that was saved by another number of processes than `world_size` will do, with a warning.
     """
     last: Path | None = None
     for checkpoint in reversed(list_checkpoints(output_dir).values()):

@@ -123,11 +123,7 @@ def prepare_training_data(
     arguments: DataArguments,
     training_arguments: TranslationTrainingArguments,
 ) -> tuple[Dataset, tuple[IntArray, IntArray]]:
-    """Finds out what to train on, tokenized once or with BPE-dropout whenever it is read.
-
-    Returns the dataset, and the source and target lengths (pairs,) of its pairs, which with BPE-dropout are expected
-    ones. `tokenized` is what `tokenize_pairs` made of `pairs`.
-    """
+    """Returns what to train on, which BPE-dropout tokenizes whenever it is read, and the expected lengths (pairs,)."""
     source_lengths, target_lengths = pair_lengths(tokenized)
     if not arguments.bpe_dropout:
         return tokenized, (source_lengths, target_lengths)

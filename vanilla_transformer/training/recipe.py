@@ -34,9 +34,6 @@ def paper_learning_rate(step: int, d_model: int, warmup_steps: int = WARMUP_STEP
         d_model: Width of the model.
         warmup_steps: Steps over which the rate grows.
 
-    Returns:
-        The rate.
-
     Raises:
         ValueError: If the step is negative, or a size is not positive.
     """
@@ -49,10 +46,9 @@ def paper_learning_rate(step: int, d_model: int, warmup_steps: int = WARMUP_STEP
 
 
 def find_warmup_problem(arguments: TrainingArguments, updates: int) -> str | None:
-    """Says what is wrong with a warm-up that is too long for a training of so many updates, or `None`.
+    """Says what is wrong with a warm-up that is too long for so many updates, or `None`.
 
-    The learning rate must reach its peak, and a schedule that falls slowly, as the paper's does, must have as much time
-    to fall as it took to rise. A warm-up that is a share of the updates always fits.
+    The learning rate must reach its peak and, with the paper's schedule, have as much time to fall as it took to rise.
     """
     schedule = SchedulerType(arguments.lr_scheduler_type).value
     if arguments.warmup_steps < 1 or schedule in _SCHEDULES_WITHOUT_WARMUP:
@@ -79,9 +75,8 @@ def _check_positive(**numbers: int) -> None:
 def split_token_batch(tokens_per_batch: int, tokens_per_device: int, num_devices: int) -> tuple[int, int]:
     """Divides the tokens of an update over devices and forward passes: as few passes as fit, and all of one size.
 
-    Returns the number of passes before an update (`gradient_accumulation_steps`) and the tokens of each, at most
-    `tokens_per_device`. devices * passes * tokens exceeds `tokens_per_batch` by less than devices * passes. All numbers
-    count tokens of one side, source or target.
+    Returns the number of passes before an update (`gradient_accumulation_steps`) and the tokens of each. Together they
+    exceed `tokens_per_batch` by less than devices * passes. All numbers count tokens of one side.
     """
     _check_positive(tokens_per_batch=tokens_per_batch, tokens_per_device=tokens_per_device, num_devices=num_devices)
     if num_devices > tokens_per_batch:
@@ -91,11 +86,7 @@ def split_token_batch(tokens_per_batch: int, tokens_per_device: int, num_devices
 
 
 def find_num_devices() -> int:
-    """The number of processes that train together, without starting their communication.
-
-    The size of the running process group; else what the launcher (torchrun, accelerate) announces in the variable
-    WORLD_SIZE; else 1.
-    """
+    """The size of the running process group; else what the launcher announces in the variable WORLD_SIZE; else 1."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_world_size()
     return int(os.environ.get("WORLD_SIZE") or 1)
@@ -111,9 +102,8 @@ def paper_recipe(
 ) -> dict[str, Any]:
     """The recipe of `paper_training_arguments` as defaults for [`TranslationTrainingArguments`], by name.
 
-    The learning rate is not among them: those arguments take the paper's where none is given, from the width of the
-    model that is really trained and the warm-up really asked for. "big" has a training length of its own; every other
-    preset, the rows of Table 3 among them, has that of "base".
+    The learning rate is not among them: the arguments find the paper's by the model's width and the warm-up. Every
+    preset but "big" has the training length of "base".
     """
     VanillaTransformerConfig.from_preset(preset)  # refuses a name that is none
     num_devices = find_num_devices() if num_devices is None else num_devices
@@ -180,9 +170,6 @@ def paper_training_arguments(
         **overrides: Any field of [`TranslationTrainingArguments`]; they win. `warmup_steps` changes the learning rate,
             `average_checkpoints` the number of checkpoints that are kept, and `num_train_epochs` takes the place of
             the number of updates.
-
-    Returns:
-        The arguments.
 
     Raises:
         ValueError: If there is no such preset, an override is not a legal value, or the batch cannot be divided.

@@ -69,10 +69,7 @@ def _is_score(name: str, value: Any) -> bool:
 
 
 def use_token_progress(trainer: Trainer) -> None:
-    """Puts [`TokenProgressCallback`] in the place of a Trainer's own progress bar.
-
-    Where the Trainer has none, since `disable_tqdm` is set or a notebook shows a table instead, nothing changes.
-    """
+    """Puts [`TokenProgressCallback`] in the place of a Trainer's own progress bar, where it has one."""
     for callback in trainer.callback_handler.callbacks:
         if type(callback) is ProgressCallback:
             trainer.remove_callback(callback)
@@ -170,10 +167,8 @@ def write_metrics(
     - "device", "device_name", "processes" and "versions".
 
     Metrics of an earlier call for the same number of steps are kept where `metrics` has none of that name, so that a
-    finished training that is started again does not lose its record.
-
-    The file is replaced in one go: nobody ever sees half of it. A process that is not the main one writes nothing and
-    returns `None`.
+    finished training that is started again does not lose its record. A process that is not the main one writes nothing
+    and returns `None`.
     """
     if not state.is_world_process_zero:
         return None

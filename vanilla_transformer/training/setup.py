@@ -71,11 +71,7 @@ def load_or_train_tokenizer(
     sample: int = 1_000_000,
     model_max_length: int = 1024,
 ) -> PreTrainedTokenizerBase:
-    """Loads the tokenizer that is named, or the one this run trained before it was stopped, or trains one.
-
-    A new one cuts a text to `model_max_length` tokens where it is asked to. It learns from `sample` pairs of a stream,
-    or on all pairs of a dataset.
-    """
+    """Loads the tokenizer that is named, or the one that this run trained before it was stopped, or trains one."""
     name = arguments.tokenizer_name or arguments.model_name_or_path
     # Of its files, the one that takes its place last.
     if name is None and (Path(output_dir) / "tokenizer_config.json").is_file():
@@ -116,10 +112,9 @@ def _split_off_value(text: str) -> tuple[Any, str]:
 def build_config(
     arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, *, langs: list[str] | None = None
 ) -> PreTrainedConfig:
-    """Builds the configuration that preset, configuration or model and the overrides ask for.
+    """Builds the configuration that is asked for; a new model takes vocabulary and special tokens from the tokenizer.
 
-    The tokenizer gives a new model its vocabulary size and special tokens. `langs`, source and target language, are
-    recorded in configurations that have a field for them. Overrides and tokenizers that do not fit are a ValueError.
+    `langs` are recorded where there is a field for them. Overrides and tokenizers that do not fit are a ValueError.
     """
     overrides = parse_overrides(arguments.config_overrides)
     if arguments.preset is not None:
@@ -175,11 +170,9 @@ def check_model_arguments(arguments: ModelArguments) -> None:
 def build_model(
     arguments: ModelArguments, config: PreTrainedConfig, *, max_new_tokens: int | None = None
 ) -> PreTrainedModel:
-    """Builds a new model, or loads the one to go on from.
+    """Builds a new model, which searches as the paper's does (6.1), or loads the one to go on from.
 
-    A new one searches with 4 beams unless `generate` is told otherwise, and if it is this package's, ranks translations
-    by the paper's length penalty with alpha = 0.6 (6.1). Without `max_new_tokens` it writes at most 50 tokens more than
-    the source has, the paper's bound.
+    Without `max_new_tokens` a new one writes at most 50 tokens more than the source has.
     """
     if arguments.model_name_or_path is not None:
         return AutoModelForSeq2SeqLM.from_pretrained(arguments.model_name_or_path, config=config)
@@ -196,10 +189,7 @@ def build_model(
 def check_output_dir(
     output_dir: str | os.PathLike[str], model_arguments: ModelArguments, data_arguments: DataArguments
 ) -> None:
-    """Makes sure that the output folder is new, or holds an earlier part of the same run. Writes nothing.
-
-    Raises a ValueError if the folder holds something else, or a run with another model or other data.
-    """
+    """The output folder must be new, or hold an earlier part of a run with the same model and data."""
     folder = Path(output_dir)
     marker = folder / ARGUMENTS_FILE
     if marker.is_file():
@@ -232,11 +222,10 @@ def claim_output_dir(
     training_arguments: TrainingArguments,
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    """Checks the output folder as `check_output_dir` does, and marks it as this run's.
+    """Checks the output folder, and marks it as this run's with the arguments and the tokenizer.
 
     Called once data, tokenizer and configuration are known to be good: a folder that was marked before would refuse
-    the command in which a mistake is mended. The training arguments are recorded, but may change from one part of the
-    run to the next (more epochs, say). The tokenizer is saved, so that a resumed run has the same one.
+    the command in which a mistake is mended.
     """
     check_output_dir(output_dir, model_arguments, data_arguments)
     if not training_arguments.should_save:
@@ -344,18 +333,13 @@ def settle_training_arguments(
     bpe_dropout: bool = False,
     task: Task = TRANSLATION,
 ) -> None:
-    """Fills in, in place, what depends on model and data.
-
-    Without validation data (`validates`) the arguments lose what needs them. A configuration with label smoothing of
-    its own takes it over: the model's loss applies it in training mode only, and the Trainer would apply it a second
-    time. With BPE-dropout the training data stay texts until a batch is made. The best checkpoint is chosen by the
-    task's score, unless the user said by which.
-    """
+    """Fills in, in place, what depends on model and data; `validates` says whether there are validation data."""
     arguments.choose_metric(task)
+    # The model's loss smooths labels in training mode only; the Trainer would do it a second time.
     if arguments.label_smoothing_factor and hasattr(config, "label_smoothing"):
         config.label_smoothing = arguments.label_smoothing_factor
         arguments.label_smoothing_factor = 0.0
-    if bpe_dropout:
+    if bpe_dropout:  # the training data stay texts until a batch is made
         arguments.remove_unused_columns = False
     if not validates:
         arguments.eval_strategy = IntervalStrategy.NO

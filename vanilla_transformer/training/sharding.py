@@ -36,8 +36,7 @@ def _is_sharded_class(kind: type) -> bool:
 def keep_tables_together(accelerator: Accelerator) -> None:
     """Makes `accelerator.prepare` divide tables and output layer with all that is in no layer, where it uses FSDP2.
 
-    Their weights are then gathered at the beginning of a forward pass and stay until its end, which they would anyway,
-    since the output layer comes last. With other ways to train nothing changes. Call this once for an accelerator.
+    Gathered weights then stay for a whole forward pass, as they would anyway, since the output layer comes last.
     """
     if getattr(accelerator, "is_fsdp2", False):
         accelerator.prepare = partial(_prepare_without_tables, accelerator.prepare)

@@ -67,10 +67,7 @@ def parse_factor(name: str, text: str) -> Fraction:
 
 
 def scale_overrides(row: str, *, scale: Fraction, layers_factor: Fraction) -> dict[str, int]:
-    """Returns the sizes of a scaled row that differ from the preset of that name, as fields of the configuration.
-
-    `scale` is the factor of d_model, d_ff, d_k and d_v. Sizes that are not whole or not legal are a ValueError.
-    """
+    """The fields of the preset that scaling changes. Sizes that are not whole or not legal are a ValueError."""
     check_rows([row])
     config = VanillaTransformerConfig.from_preset(row)
     head_size = config.d_model // config.encoder_attention_heads
@@ -151,10 +148,7 @@ def _cells(measurement: Measurement, *, with_test: bool) -> dict[str, str]:
 
 
 def make_cells(measurements: Sequence[Measurement]) -> list[list[str]]:
-    """Returns the table's cells: a row of headers, and a row for each of at least one measurement in the paper's order.
-
-    The test set has columns if a measurement has figures for it.
-    """
+    """The table's cells: headers, then measurements in the paper's order; with columns of the test set if need be."""
     with_test = any(measurement.test_bleu is not None for measurement in measurements)
     ordered = sorted(measurements, key=lambda measurement: list(PAPER).index(measurement.row))
     rows = [_cells(measurement, with_test=with_test) for measurement in ordered]

@@ -371,10 +371,7 @@ class TranslationTrainer(Seq2SeqTrainer):
     # The Hub
 
     def create_model_card(self, **kwargs: Any) -> None:  # type: ignore[override]
-        """Writes README.md into the output folder: this package's card for its own models, else the library's.
-
-        The arguments are the library's; this package's card takes those that it does not know by itself.
-        """
+        """Writes README.md into the output folder: this package's card for its own models, else the library's."""
         tags = kwargs.get("tags") or []
         model_tags = getattr(self.model, "model_tags", None) or []
         kwargs["tags"] = list(dict.fromkeys([*([tags] if isinstance(tags, str) else tags), *model_tags])) or None
