@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 import pytest
 
+import vanilla_transformer
 from vanilla_transformer.__main__ import COMMANDS, main
 from vanilla_transformer.commands.command_line import make_argument_parser
 from vanilla_transformer.options import option
@@ -105,13 +106,23 @@ def test_python_runs_the_package_and_knows_its_models(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("path", ["vanilla-transformer/program.py", "vanilla-transformer.py"])
-def test_other_programs_that_ask_for_help_get_the_whole_package(path: str, tmp_path: Path) -> None:
-    program = tmp_path / path
-    program.parent.mkdir(exist_ok=True)
-    program.write_text("from vanilla_transformer import VanillaTransformerConfig\nprint(VanillaTransformerConfig())\n")
-    done = subprocess.run([sys.executable, program, "--help"], capture_output=True, check=True, text=True)
-    assert "d_model" in done.stdout
+@pytest.mark.parametrize(
+    ("path", "waits"),
+    [
+        ("bin/vanilla-transformer", False),
+        ("Scripts/vanilla-transformer.exe/__main__.py", False),
+        ("vanilla-transformer/program.py", True),
+        ("vanilla-transformer.py", True),
+    ],
+)
+def test_other_programs_that_ask_for_help_get_the_whole_package(
+    path: str, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", path, raising=False)
+    monkeypatch.setattr(sys, "argv", [path, "--help"])
+    assert vanilla_transformer._only_help_is_wanted() is not waits
+    monkeypatch.setattr(sys, "argv", [path, "train"])
+    assert not vanilla_transformer._only_help_is_wanted()
 
 
 def test_the_console_script_is_there(tmp_path: Path, repository_root: Path) -> None:

@@ -131,22 +131,14 @@ def test_scores_the_built_in_corpus(evaluate: Run, tmp_path: Path) -> None:
         (("--builtin_corpus", "--max_samples", "0"), "--max_samples is 0"),
         (("--test_file", "missing.tsv"), "missing.tsv"),
         (("--test_file", "a.tsv", "--bleu_tokenize", "moses"), "tokenize is 'moses'"),
+        (("--builtin_corpus", "--model_name_or_path", ""), "or --compare; got neither"),
+        (("--builtin_corpus", "--model_name_or_path", "m", "--compare", "a", "b"), "or --compare; got both"),
         (("--builtin_corpus", "--source_lang", "en"), "give both or neither"),
     ],
     ids=str,
 )
 def test_refuses_wrong_arguments(refuse: Run, arguments: tuple[str, ...], message: str) -> None:
     assert message in refuse(*arguments)
-
-
-def test_refuses_neither_or_both_of_a_model_and_a_comparison(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, found in (
-        (["--builtin_corpus"], "neither"),
-        (["--builtin_corpus", "--model_name_or_path", "m", "--compare", "a", "b"], "both"),
-    ):
-        with pytest.raises(SystemExit):
-            command.main(arguments)
-        assert f"either --model_name_or_path or --compare; got {found}" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -295,10 +287,8 @@ def test_they_are_compared_by_rouge(evaluate: Run, documents: str, tmp_path: Pat
     report = read_json(tmp_path / "out", "comparison.json")
     assert {name: report[name] for name in expected} == expected
     headers = [line.split() for line in table.splitlines() if "ROUGE-" in line]
-    assert [[word for word in header if "ROUGE" in word] for header in headers] == [
-        ["ROUGE-1", "ROUGE-2"],
-        ["ROUGE-L", "ROUGE-Lsum"],
-    ]
+    names = [[word for word in header if "ROUGE" in word] for header in headers]
+    assert names == [["ROUGE-1", "ROUGE-2"], ["ROUGE-L", "ROUGE-Lsum"]]
     assert table.count(f"baseline: {scored} ") == table.count(f"\n{halves} ") == 2
     assert f"{expected['systems'][1]['rougeLsum']['score']:.2f} (" in table
     assert "over 9 summaries, 100 samples" in table
@@ -312,8 +302,6 @@ def test_they_are_compared_by_rouge(evaluate: Run, documents: str, tmp_path: Pat
     [
         (['{"hypothesis": "a"}', "a"], "a.jsonl, line 2 is not JSON"),
         (['{"summary": "a"}'], "a.jsonl, line 1 must be a JSON object with a text named hypothesis"),
-        (["[1]"], "a.jsonl, line 1 must be a JSON object"),
-        (['{"hypothesis": "a"}'], "no folder has a references.txt"),
     ],
 )
 def test_a_file_that_is_not_like_it_is_refused(

@@ -1,11 +1,20 @@
-"""Small parallel corpora written as text files and tables."""
+"""Small parallel corpora written as text files and tables, and the words of command lines."""
 
 import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 Pairs = list[tuple[str, str]]
+
+
+def command_line(settings: dict[str, Any], **changes: Any) -> list[str]:
+    """Names and values as a command takes them."""
+    words = []
+    for name, value in {**settings, **changes}.items():
+        words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    return words
 
 
 def write(path: Path, text: str, *, bom: bool = False, crlf: bool = False) -> Path:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 import table3 as script
 import torch
+from corpus_files import command_line
 from hypothesis import given
 from hypothesis import strategies as st
 from many_processes import write_pairs
@@ -187,13 +188,6 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     settings["training_overrides"] = "report_to=none,logging_steps=1,eval_steps=8,generation_max_length=12"
     counts = {"train": 30, "validation": 5, "test": 3}
     return settings | {f"{name}_file": write_pairs(folder, name, count) for name, count in counts.items()}
-
-
-def command_line(settings: dict[str, Any], **changes: Any) -> list[str]:
-    words = []
-    for name, value in {**settings, **changes}.items():
-        words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
-    return words
 
 
 def train_here(job: Any, lock: int) -> None:
