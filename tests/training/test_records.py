@@ -135,20 +135,13 @@ class TestCurves:
         assert write_metrics(tmp_path / "run", state, {}, args=trainer.args, model=trainer.model) is None
         assert not list(tmp_path.glob("run/*"))
 
+    @pytest.mark.usefixtures("without_matplotlib")
     def test_a_picture_that_cannot_be_written_is_reported_once(
         self, propagated: pytest.LogCaptureFixture, tmp_path: Path
     ) -> None:
-        (tmp_path / "curves.png").mkdir()
-        trainer = make_trainer(tmp_path, WriteCurves(min_interval=0))
-        assert trainer.train().global_step == STEPS
-        (message,) = [message for message in propagated.messages if "was not written" in message]
-        assert message.startswith(f"{tmp_path / 'curves.png'} was not written: ")
-        assert not list(tmp_path.glob("*.partial"))
-
-    @pytest.mark.usefixtures("without_matplotlib")
-    def test_without_matplotlib_there_is_a_hint(self, propagated: pytest.LogCaptureFixture, tmp_path: Path) -> None:
         assert make_trainer(tmp_path, WriteCurves(min_interval=0)).train().global_step == STEPS
         (message,) = [message for message in propagated.messages if "was not written" in message]
+        assert message.startswith(f"{tmp_path / 'curves.png'} was not written: ")
         assert 'pip install "vanilla-transformer[train]"' in message
 
     def test_pictures_are_not_made_too_often_and_every_panel_has_data(self, pictures: Pictures, tmp_path: Path) -> None:
@@ -219,11 +212,15 @@ class TestProgress:
         assert capsys.readouterr().err == ""
 
     def test_it_takes_the_place_of_the_librarys_own_bar_only(self, tmp_path: Path) -> None:
-        trainer = make_trainer(tmp_path, disable_tqdm=False)
-        use_token_progress(trainer)
-        kinds = [type(callback) for callback in trainer.callback_handler.callbacks]
-        assert TokenProgressCallback in kinds
-        assert ProgressCallback not in kinds
+        for disabled, own, other in (
+            (False, TokenProgressCallback, ProgressCallback),
+            (True, PrinterCallback, TokenProgressCallback),
+        ):
+            trainer = make_trainer(tmp_path, disable_tqdm=disabled)
+            use_token_progress(trainer)
+            kinds = [type(callback) for callback in trainer.callback_handler.callbacks]
+            assert own in kinds
+            assert other not in kinds
 
         class OwnProgress(ProgressCallback):
             pass
@@ -234,12 +231,6 @@ class TestProgress:
         before = list(trainer.callback_handler.callbacks)
         use_token_progress(trainer)
         assert trainer.callback_handler.callbacks == before
-
-        trainer = make_trainer(tmp_path, disable_tqdm=True)
-        use_token_progress(trainer)
-        kinds = [type(callback) for callback in trainer.callback_handler.callbacks]
-        assert PrinterCallback in kinds
-        assert TokenProgressCallback not in kinds
 
 
 def strict_json(path: Path) -> dict[str, Any]:
@@ -271,8 +262,7 @@ class TestMetrics:
         assert content["best"] == best_entry
         (last,) = [entry for entry in trainer.state.log_history if "loss" in entry and entry["step"] == STEPS]
         assert content["last_log"] == last
-        tokens = {side: metrics[f"train_{side}_tokens"] for side in ("source", "target")}
-        assert content["tokens_seen"] == tokens
+        assert content["tokens_seen"] == {side: metrics[f"train_{side}_tokens"] for side in ("source", "target")}
         assert content["resumed_at_step"] is None
         # Two passes over the data: six updates of four sentences out of twelve.
         assert content["tokens_seen"]["source"] == 2 * sum(map(len, make_dataset()["input_ids"]))
