@@ -98,9 +98,9 @@ def test_help_imports_no_torch(name: str | None, tmp_path: Path) -> None:
 def test_python_runs_the_package_and_knows_its_models(tmp_path: Path) -> None:
     """With a command that works, everything is registered as for everybody else."""
     (tmp_path / "config.json").write_text('{"model_type": "vanilla_transformer"}')
-    command = [sys.executable, "-m", "vanilla_transformer"]
     words = ["export", "--model_name_or_path", str(tmp_path), "--format", "onnx", "--output_dir", str(tmp_path / "out")]
-    done = subprocess.run([*command, *words], capture_output=True, check=False, cwd=tmp_path, text=True)
+    command = [sys.executable, "-m", "vanilla_transformer", *words]
+    done = subprocess.run(command, capture_output=True, check=False, cwd=tmp_path, text=True)
     assert done.returncode == 2
     assert "no file named model.safetensors" in done.stderr
     assert "Traceback" not in done.stderr

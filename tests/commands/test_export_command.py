@@ -21,6 +21,7 @@ pytest.importorskip("ctranslate2")
 TEXTS = ["a man rides a horse .", "two dogs run", "the sun shines on the old house", "a dog"]
 
 Main = Callable[..., None]
+Refuse = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +59,7 @@ def refuse(main: Callable[[str], Main], capsys: pytest.CaptureFixture[str]) -> C
     return run
 
 
-def test_every_engine_translates_alike(
-    main: Callable[[str], Main], model: Path, exported: Path, tmp_path: Path
-) -> None:
+def test_every_engine_translates_alike(main: Any, model: Path, exported: Path, tmp_path: Path) -> None:
     """By transformers, by CTranslate2 from its own folder, and from the model's, converted in passing."""
     runs = {"transformers": model, "ctranslate2": exported, "ctranslate2-in-passing": model}
     for name, folder in runs.items():
@@ -77,17 +76,14 @@ def test_every_engine_translates_alike(
             assert float(score) == pytest.approx(float(its_score), abs=2e-4)
 
 
-def test_the_exported_model_has_the_same_scores(
-    main: Callable[[str], Main], model: Path, exported: Path, tmp_path: Path
-) -> None:
+def test_the_exported_model_has_the_same_scores(main: Any, model: Path, exported: Path, tmp_path: Path) -> None:
     for engine, folder in (("transformers", model), ("ctranslate2", exported)):
         main("evaluate_translation")(
             *("--model_name_or_path", folder, "--engine", engine, "--device", "cpu", "--disable_tqdm"),
             *("--test_file", model / "test.en", model / "test.de", "--output_dir", tmp_path / engine),
         )
-    ours, theirs = (
-        json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("transformers", "ctranslate2")
-    )
+    engines = ("transformers", "ctranslate2")
+    ours, theirs = (json.loads((tmp_path / name / "metrics.json").read_text()) for name in engines)
     assert theirs["loss"] == pytest.approx(ours["loss"], abs=1e-5)
     for name in ("bleu", "chrf", "tokens", "sentences", "output_tokens", "parameters", "num_beams", "architecture"):
         assert theirs[name] == ours[name], name
@@ -107,7 +103,7 @@ def test_stdin_is_translated_in_8_bits(
 
 
 def test_wrong_input_is_explained(
-    refuse: Callable[..., str], model: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    refuse: Refuse, model: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["--model_name_or_path", model, "--format", "ctranslate2", "--output_dir"]
     assert "exported is a folder that is not empty" in refuse("export_model", *words, exported)
@@ -147,9 +143,7 @@ def test_options_of_the_other_format_are_refused(refuse: Callable[..., str], mod
     assert "--opset 18 is for --format onnx; this is --format ctranslate2" in said
 
 
-def test_missing_and_damaged_models_are_explained(
-    refuse: Callable[..., str], model: Path, exported: Path, tmp_path: Path
-) -> None:
+def test_missing_and_damaged_models_are_explained(refuse: Refuse, model: Path, exported: Path, tmp_path: Path) -> None:
     words = ["--engine", "ctranslate2", "--input_file", model / "test.en"]
     nowhere = tmp_path / "nowhere" / "at" / "all"
     pairs = ["--test_file", model / "test.en", model / "test.de"]

@@ -106,11 +106,7 @@ def test_files_of_pairs(run: Run, model_folder: Path, capsys: pytest.CaptureFixt
         ("--text TEXT --target a b --output_files a.png", "--target has 2 sentences"),
         ("--text TEXT --masks_file a.html", "a.html: the name of a picture must end in one of"),
         ("--text TEXT --output_files a.png ./a.png", "Two files have one name"),
-        ("--text TEXT --output_files a.html --layers 0", "--layers: only for pictures of attention"),
-        (
-            "--positions_file a.png --average all --heads 9",
-            "--heads, --average: only for pictures of attention; a page",
-        ),
+        ("--positions_file a.png --average all --heads 9", "--heads, --average: only for pictures of attention"),
         ("--text TEXT --output_files a.png --align_head 0", "--align_head: only for --alignment_file"),
         ("--text TEXT --masks_file a.png --num_positions 3", "--num_positions: only for --positions_file"),
         ("--text TEXT --output_files a.png --heads 0 0", "heads is [0, 0]; 0 must be named once"),

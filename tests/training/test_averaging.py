@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import library_models
 import pytest
 import torch
 from datasets import Dataset
@@ -22,7 +23,6 @@ from transformers import (
     AutoTokenizer,
     DataCollatorForSeq2Seq,
     GenerationConfig,
-    MarianConfig,
     MarianMTModel,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
@@ -36,11 +36,7 @@ IDS = torch.tensor([[5, 9, 2], [7, 2, 1]])
 
 
 def make_marian(seed: int) -> MarianMTModel:
-    sizes: dict[str, Any] = {"vocab_size": 20, "d_model": 8, "max_position_embeddings": 16}
-    for side in ("encoder", "decoder"):
-        sizes |= {f"{side}_layers": 1, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 12}
-    config = MarianConfig(**sizes, pad_token_id=1, eos_token_id=2, decoder_start_token_id=1)
-    model = MarianMTModel(config)
+    model = library_models.make_marian()
     randomize(model, seed)
     return model.eval()
 
@@ -246,25 +242,11 @@ class TestRefusals:
 
     def test_an_existing_folder_is_left_alone(self, tmp_path: Path) -> None:
         good = write_weights(tmp_path / "good", {"x": torch.zeros(3)})
-        before = {path: path.read_bytes() for path in good.iterdir()}
-        for output in (good, good / "config.json"):
-            with pytest.raises(FileExistsError, match="Name a folder that is not there yet"):
-                average_checkpoints([good], output)
-        assert {path: path.read_bytes() for path in good.iterdir()} == before
+        with pytest.raises(FileExistsError, match="Name a folder that is not there yet"):
+            average_checkpoints([good], good)
 
 
 class TestAtomically:
-    def test_what_an_interrupted_one_left_is_replaced(self, tmp_path: Path) -> None:
-        good = write_weights(tmp_path / "good", {"x": torch.zeros(3)})
-        (tmp_path / "averaged").mkdir()
-        partial = tmp_path / "_averaged.partial"
-        partial.mkdir()
-        (partial / "leftover.json").write_text("{}")
-        average_checkpoints([good], tmp_path / "averaged")
-        found = {entry.name for entry in (tmp_path / "averaged").iterdir()}
-        assert found == {"averaging.json", "config.json", "model.safetensors"}
-        assert not partial.exists()
-
     def test_the_folder_appears_complete(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         good = write_weights(tmp_path / "good", {"x": torch.zeros(3)})
 
@@ -422,12 +404,10 @@ class TestCallback:
     def test_only_the_main_process_averages(self, tmp_path: Path) -> None:
         trainer = make_trainer(tmp_path, AverageCheckpoints(last=2))
         write_run(tmp_path, {1: {}, 2: {}})
-        trainer.state.is_world_process_zero = False
-        trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
-        assert not (tmp_path / "averaged").exists()
-        trainer.state.is_world_process_zero = True
-        trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
-        assert self.record(tmp_path) == [1, 2]
+        for is_main in (False, True):
+            trainer.state.is_world_process_zero = is_main
+            trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
+            assert (tmp_path / "averaged").exists() == is_main
 
     @pytest.mark.parametrize(
         ("changes", "message"),
@@ -455,8 +435,7 @@ class TestCallback:
         changes = {"metric_for_best_model": "loss", "greater_is_better": True, "max_steps": 6, "learning_rate": 0.01}
         trainer = make_trainer(tmp_path, AverageCheckpoints(last=3), save_total_limit=4, **changes)
         trainer.train()
-        assert trainer.state.best_global_step is not None
-        assert trainer.state.best_global_step < 4
+        assert (trainer.state.best_global_step or 9) < 4
         assert (tmp_path / f"checkpoint-{trainer.state.best_global_step}").is_dir()
         assert self.record(tmp_path) == [4, 5, 6]
 

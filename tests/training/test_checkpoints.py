@@ -285,22 +285,25 @@ class TestOtherLayouts:
 
     # One process without a process group: torch says so in passing.
     @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-    @pytest.mark.parametrize(
-        "names", [("optimizer_0", "pytorch_model_fsdp_0"), ("optimizer.bin", "pytorch_model_fsdp.bin")]
-    )
-    def test_folders_and_files_of_fsdp(self, checkpoint: Path, names: tuple[str, str]) -> None:
-        """Written by torch's own distributed checkpoints, or as one file each."""
-        for name in names:
-            if name.endswith(".bin"):
-                torch.save({"x": torch.rand(5)}, checkpoint / name)
+    @pytest.mark.parametrize("suffix", ["_0", ".bin"])
+    def test_folders_and_files_of_fsdp(self, checkpoint: Path, suffix: str) -> None:
+        """Folders are written by torch's own distributed checkpoints."""
+        parts = [checkpoint / f"{name}{suffix}" for name in ("optimizer", "pytorch_model_fsdp")]
+        for part in parts:
+            if suffix == ".bin":
+                torch.save({"x": torch.rand(5)}, part)
             else:
-                save_distributed({"x": torch.rand(5)}, checkpoint_id=checkpoint / name)
+                save_distributed({"x": torch.rand(5)}, checkpoint_id=part)
         assert find_problem(checkpoint) is None
-        for name in names:
-            path = checkpoint / name if name.endswith(".bin") else checkpoint / name / ".metadata"
+        for part in parts:
+            path = part if suffix == ".bin" else part / ".metadata"
             content = path.read_bytes()
-            path.write_bytes(content[:-9]) if path.name == name else path.unlink()
-            assert str(find_problem(checkpoint)).startswith((f"{name} is cut off", f"{name}/.metadata is missing"))
+            if suffix == ".bin":
+                path.write_bytes(content[:-9])
+                assert find_problem(checkpoint) == f"{part.name} is cut off or damaged"
+            else:
+                path.unlink()
+                assert find_problem(checkpoint) == f"{part.name}/.metadata is missing"
             path.write_bytes(content)
 
     def test_folders_of_deepspeed(self, checkpoint: Path) -> None:

@@ -24,9 +24,8 @@ from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu
 from many_processes import KILLED, Launcher, launcher, write_pairs
 from safetensors.torch import load_file
 from tiny_vanilla import SHARING, make_model
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, set_seed
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.batching import TokenBatchSampler
 from vanilla_transformer.inference.evaluate import score_translations
 from vanilla_transformer.inference.scores import score_loss
@@ -145,7 +144,6 @@ class TestTokenBatches:
     """The same command, with as many tokens in an update, for two processes and for one."""
 
     def test_the_recipe_keeps_the_tokens_of_an_update(self, together: Path, alone: Path) -> None:
-        """Devices times accumulation times budget."""
         for output_dir, world in ((together, 2), (alone, 1)):
             for step in (4, 8):
                 checkpoint = output_dir / f"checkpoint-{step}"
@@ -449,11 +447,3 @@ class TestConfigFiles:
         assert {**expected, "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "true"}.items() <= deepspeed.items()
         # Taken from the Trainer's own arguments.
         assert not deepspeed.keys() & {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "ACCELERATE_GRADIENT_CLIPPING"}
-
-    def test_the_layers_by_which_models_are_divided_exist(self) -> None:
-        set_seed(0)
-        model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig.from_preset("tiny"))
-        layers = [*model.model.encoder.layers, *model.model.decoder.layers]
-        names = model._no_split_modules
-        assert names is not None
-        assert {type(layer).__name__ for layer in layers} == set(names)

@@ -15,10 +15,17 @@ import transformers
 from datasets import Dataset
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 from tiny_vanilla import make_model, make_sentences
-from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback, TrainerState
+from transformers import (
+    DataCollatorForSeq2Seq,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+    TrainerState,
+)
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 import vanilla_transformer
+from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.training import records as watching
 from vanilla_transformer.training.records import (
     TokenProgressCallback,
@@ -32,22 +39,14 @@ from vanilla_transformer.visualization import plot_learning_curves
 
 STEPS = 6
 
+Pictures = list[dict[str, Any]]
+
 
 def make_dataset(count: int = 12) -> Dataset:
     sentences = make_sentences([3 + number % 4 for number in range(count)])
     return Dataset.from_dict(
         {"input_ids": sentences, "attention_mask": [[1] * len(ids) for ids in sentences], "labels": sentences}
     )
-
-
-def collate(examples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
-    """Pads on the right; labels with -100."""
-    fillers = {"input_ids": 1, "attention_mask": 0, "labels": -100}
-    longest = max(len(example["input_ids"]) for example in examples)
-    return {
-        name: torch.tensor([example[name] + [filler] * (longest - len(example[name])) for example in examples])
-        for name, filler in fillers.items()
-    }
 
 
 def make_trainer(
@@ -62,26 +61,22 @@ def make_trainer(
         args=Seq2SeqTrainingArguments(output_dir=str(output_dir), **settings),
         train_dataset=make_dataset(),
         eval_dataset=make_dataset(6),
-        data_collator=collate,
+        data_collator=DataCollatorForSeq2Seq(VanillaTransformerTokenizer()),
         callbacks=list(callbacks),
     )
 
 
-class Pictures:
-    """Draws as the library does, and notes the arguments and what is in the log at the time."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls: list[dict[str, Any]] = []
-        monkeypatch.setattr(watching, "plot_learning_curves", self)
-
-    def __call__(self, log_history: list[dict[str, Any]], path: Path, **kwargs: Any) -> None:
-        self.calls.append({"log": list(log_history), "path": path, **kwargs})
-        plot_learning_curves(log_history, path, **kwargs)
-
-
 @pytest.fixture
 def pictures(monkeypatch: pytest.MonkeyPatch) -> Pictures:
-    return Pictures(monkeypatch)
+    """The arguments of each picture, with what is in the log at the time."""
+    calls: Pictures = []
+
+    def draw(log_history: list[dict[str, Any]], path: Path, **kwargs: Any) -> None:
+        calls.append({"log": list(log_history), "path": path, **kwargs})
+        plot_learning_curves(log_history, path, **kwargs)
+
+    monkeypatch.setattr(watching, "plot_learning_curves", draw)
+    return calls
 
 
 @pytest.fixture
@@ -97,11 +92,11 @@ class TestCurves:
         trainer = make_trainer(tmp_path / "run", WriteCurves(min_interval=0))
         trainer.train()
         trainer.evaluate()  # belongs to no training
-        assert [call["log"][-1]["step"] for call in pictures.calls] == [2, 4, 6, 6]
-        *evaluations, end = pictures.calls
+        assert [call["log"][-1]["step"] for call in pictures] == [2, 4, 6, 6]
+        *evaluations, end = pictures
         assert all("eval_loss" in call["log"][-1] for call in evaluations)
         assert "train_loss" in end["log"][-1]
-        for call in pictures.calls:
+        for call in pictures:
             losses = {entry["step"]: entry["eval_loss"] for entry in call["log"] if "eval_loss" in entry}
             if call is not end:
                 losses.popitem()  # is compared with the others, and its checkpoint saved, only afterwards
@@ -125,7 +120,7 @@ class TestCurves:
         make_trainer(tmp_path, max_steps=4).train()
         trainer = make_trainer(tmp_path, WriteCurves())
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-        assert [entry["step"] for entry in pictures.calls[-1]["log"] if "loss" in entry] == list(range(1, STEPS + 1))
+        assert [entry["step"] for entry in pictures[-1]["log"] if "loss" in entry] == list(range(1, STEPS + 1))
 
     def test_other_processes_draw_and_write_nothing(self, tmp_path: Path) -> None:
         trainer = make_trainer(tmp_path / "run")
@@ -147,8 +142,8 @@ class TestCurves:
     def test_pictures_are_not_made_too_often_and_every_panel_has_data(self, pictures: Pictures, tmp_path: Path) -> None:
         trainer = make_trainer(tmp_path, WriteCurves("curves.svg"), trainer_class=TranslationTrainer, run_name="a run")
         trainer.train()
-        assert [call["log"][-1]["step"] for call in pictures.calls] == [2, 6]
-        assert pictures.calls[0]["title"] == "a run"
+        assert [call["log"][-1]["step"] for call in pictures] == [2, 6]
+        assert pictures[0]["title"] == "a run"
         texts = re.findall("<text[^>]*>(.*?)</text>", (tmp_path / "curves.svg").read_text())
         for title in ("Loss", "Validation perplexity", "Learning rate", "Gradient norm", "Speed", "Padding"):
             assert title in texts
@@ -233,25 +228,24 @@ class TestProgress:
         assert trainer.callback_handler.callbacks == before
 
 
-def strict_json(path: Path) -> dict[str, Any]:
+def strict_json(path: Path) -> Any:
     """Reads JSON as the standard has it, without NaN and Infinity."""
+    return json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail)
 
-    def refuse(constant: str) -> None:
-        raise ValueError(constant)
 
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
-    return content
+def write(trainer: Seq2SeqTrainer, folder: Path, state: TrainerState, metrics: dict[str, float]) -> Any:
+    assert trainer.model is not None
+    path = write_metrics(folder, state, metrics, args=trainer.args, model=trainer.model)
+    assert path == folder / "metrics.json"
+    return strict_json(path)
 
 
 class TestMetrics:
     def test_they_say_what_came_out_and_what_it_took(self, tmp_path: Path) -> None:
         trainer = make_trainer(tmp_path, trainer_class=TranslationTrainer)
         result = trainer.train()
-        assert trainer.model is not None
         metrics = {**result.metrics, **trainer.evaluate()}
-        path = write_metrics(tmp_path, trainer.state, metrics, args=trainer.args, model=trainer.model)
-        assert path == tmp_path / "metrics.json"
-        content = strict_json(path)
+        content = write(trainer, tmp_path, trainer.state, metrics)
         assert content["metrics"] == metrics
         assert content["steps"] == STEPS
         assert content["epochs"] == trainer.state.epoch
@@ -266,6 +260,7 @@ class TestMetrics:
         assert content["resumed_at_step"] is None
         # Two passes over the data: six updates of four sentences out of twelve.
         assert content["tokens_seen"]["source"] == 2 * sum(map(len, make_dataset()["input_ids"]))
+        assert trainer.model is not None
         count = sum(parameter.numel() for parameter in trainer.model.parameters())  # each shared one once
         assert content["parameters"] == content["trainable_parameters"] == count
         assert (content["device"], content["processes"]) == ("cpu", 1)
@@ -279,22 +274,14 @@ class TestMetrics:
         trainer = make_trainer(tmp_path, trainer_class=TranslationTrainer)
         metrics = trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4")).metrics
         assert metrics["train_resumed_at_step"] == 4
-        assert trainer.model is not None
-        path = write_metrics(tmp_path, trainer.state, metrics, args=trainer.args, model=trainer.model)
-        assert path is not None
-        content = strict_json(path)
+        content = write(trainer, tmp_path, trainer.state, metrics)
         assert (content["resumed_at_step"], content["steps"]) == (4, STEPS)
         # The last two of three updates of the second pass, four sentences each.
         every = sum(map(len, make_dataset()["input_ids"]))
         assert 0 < content["tokens_seen"]["source"] < every
 
     def write(self, folder: Path, metrics: dict[str, Any], **changes: Any) -> dict[str, Any]:
-        trainer = make_trainer(folder)
-        state = TrainerState(**{"global_step": 10, **changes})
-        assert trainer.model is not None
-        path = write_metrics(folder, state, metrics, args=trainer.args, model=trainer.model)
-        assert path is not None
-        return strict_json(path)
+        return write(make_trainer(folder), folder, TrainerState(**{"global_step": 10, **changes}), metrics)
 
     def test_what_json_does_not_know_is_null(self, tmp_path: Path) -> None:
         metrics: dict[str, Any] = {"eval_perplexity": math.inf, "a": np.float32("nan"), "b": np.int64(3)}

@@ -101,25 +101,6 @@ def test_batches_keep_both_budgets_and_hold_every_pair_once(tmp_path: Path, work
     assert len(batches) == len(trainer.get_train_dataloader()) < len(rows) / 2
 
 
-def test_epochs_see_every_pair_and_come_in_different_orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = make_rows()
-    seen: list[dict[str, Any]] = []
-    trainer = make_trainer(tmp_path, Dataset.from_list(rows), num_train_epochs=2)
-    step = trainer.training_step
-
-    def watch(model: Any, inputs: dict[str, Any], *args: Any) -> torch.Tensor:
-        seen.append(inputs)
-        return step(model, inputs, *args)
-
-    monkeypatch.setattr(trainer, "training_step", watch)
-    trainer.train()
-    half = len(seen) // 2
-    expected = Counter((tuple(row["input_ids"]), tuple(row["labels"])) for row in rows)
-    assert pairs_of(seen[:half]) == pairs_of(seen[half:]) == expected
-    sources = [batch["input_ids"].tolist() for batch in seen]
-    assert sources[:half] != sources[half:]
-
-
 def test_without_budgets_it_is_the_librarys_trainer(tmp_path: Path) -> None:
     """Plain arguments and plain batches: the same losses and weights as `Seq2SeqTrainer`."""
     dataset = Dataset.from_list(make_rows(24))
@@ -173,7 +154,7 @@ def test_a_run_goes_on_where_its_checkpoint_left_it(tmp_path: Path, kind: str, a
 
 def test_a_run_goes_on_within_a_later_epoch_and_at_its_end(tmp_path: Path) -> None:
     def trainer(folder: str, **changes: Any) -> TranslationTrainer:
-        dataset = Dataset.from_list(make_rows(30))
+        dataset = Dataset.from_list(make_rows(12))
         settings = {"num_train_epochs": 3, "save_strategy": "steps", "save_steps": 1, **changes}
         return make_trainer(tmp_path / folder, dataset, **settings)
 
