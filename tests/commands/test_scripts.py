@@ -162,24 +162,6 @@ class TestTraining:
         assert (tmp_path / "output.de").read_text(encoding="utf-8") == hypotheses
         assert hypotheses.count("\n") == 6
 
-    def test_its_model_can_be_trained_further_on_other_pairs(
-        self, trained: Path, settings: dict[str, Any], train: Main, tmp_path: Path
-    ) -> None:
-        table = tmp_path / "more.tsv"
-        table.write_text("source\ttarget\nsix\tsechs\nfive\tfünf\n", encoding="utf-8")
-        unwanted = ("preset", "config_overrides", "vocab_size", "train_file", "validation_file")
-        kept = {name: value for name, value in settings.items() if name not in unwanted}
-        kept |= {"model_name_or_path": str(trained), "train_file": [str(table)], "output_dir": str(tmp_path / "new")}
-        kept |= {"num_train_epochs": 3}  # the warm-up begins with a rate of 0
-        (tmp_path / "arguments.json").write_text(json.dumps(kept))
-        train(tmp_path / "arguments.json")
-        old, new = (load_file(folder / "model.safetensors") for folder in (trained, tmp_path / "new"))
-        assert old.keys() == new.keys()
-        distance = max((old[name] - new[name]).abs().max().item() for name in old)
-        assert 0 < distance < 0.05, "it starts from the weights it was given"
-        tokenizers = [(folder / "tokenizer.json").read_bytes() for folder in (trained, tmp_path / "new")]
-        assert tokenizers[0] == tokenizers[1]
-
 
 class TestErrorsOfTraining:
     """Each ends with one message, and leaves no folder behind that would refuse the command when it is put right."""

@@ -240,14 +240,9 @@ class TestRefusals:
         ):
             assert part in str(error.value)
 
-    def test_an_existing_folder_is_left_alone(self, tmp_path: Path) -> None:
-        good = write_weights(tmp_path / "good", {"x": torch.zeros(3)})
-        with pytest.raises(FileExistsError, match="Name a folder that is not there yet"):
-            average_checkpoints([good], good)
-
-
-class TestAtomically:
-    def test_the_folder_appears_complete(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_only_a_whole_folder_appears_and_none_is_replaced(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         good = write_weights(tmp_path / "good", {"x": torch.zeros(3)})
 
         def stop(*args: Any, **kwargs: Any) -> None:
@@ -255,8 +250,9 @@ class TestAtomically:
             raise KeyboardInterrupt
 
         monkeypatch.setattr(averaging, "save_file", stop)
-        with pytest.raises(KeyboardInterrupt):
-            average_checkpoints([good], tmp_path / "averaged")
+        for output, error in ((tmp_path / "averaged", KeyboardInterrupt), (good, FileExistsError)):
+            with pytest.raises(error):
+                average_checkpoints([good], output)
         assert {entry.name for entry in tmp_path.iterdir()} == {"good"}
 
 
@@ -283,10 +279,6 @@ class TestSelect:
         30: {"loss": 0.1},
     }
 
-    def test_the_last_by_step(self, tmp_path: Path) -> None:
-        run = write_run(tmp_path, self.SCORES)
-        assert steps_of(select_checkpoints(str(run), last=3)) == [9, 10, 30]
-
     @pytest.mark.parametrize(
         ("best", "metric", "greater", "expected"),
         [
@@ -308,8 +300,9 @@ class TestSelect:
         with pytest.raises(ValueError, match="Give metric: eval_bleu, eval_loss, eval_ter"):
             select_checkpoints(write_run(tmp_path / "chose-none", self.SCORES), best=2)
 
-    def test_those_that_are_not_whole_do_not_count(self, tmp_path: Path) -> None:
+    def test_the_last_by_step_of_those_that_are_whole(self, tmp_path: Path) -> None:
         run = write_run(tmp_path, self.SCORES)
+        assert steps_of(select_checkpoints(str(run), last=3)) == [9, 10, 30]
         weights = run / "checkpoint-30" / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-2])
         (run / "checkpoint-10" / "trainer_state.json").write_text('{"global_')

@@ -27,8 +27,6 @@ from tiny_vanilla import SHARING, make_model
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer.data.batching import TokenBatchSampler
-from vanilla_transformer.inference.evaluate import score_translations
-from vanilla_transformer.inference.scores import score_loss
 from vanilla_transformer.training.checkpoints import read_world_size
 from vanilla_transformer.training.sharding import save_sharded_model
 from vanilla_transformer.training.trainer import data_state_name
@@ -189,22 +187,6 @@ class TestTokenBatches:
             tokens = sum(len(side) for entry in entries for pair in entry["pairs"] for side in pair)
             cells = sum(entry["cells"] for entry in entries)
             assert log[step + 1, "padding_share"] == pytest.approx(1 - tokens / cells, abs=1e-4)
-
-    def test_scores_on_uneven_shards_are_right(self, together: Path, folder: Path) -> None:
-        """Of the same checkpoint, with nothing of the Trainer's."""
-        metrics = json.loads((together / "eval_results.json").read_text())
-        model = AutoModelForSeq2SeqLM.from_pretrained(together)
-        tokenizer = AutoTokenizer.from_pretrained(together)
-        sources, targets = ((folder / f"validation.{language}").read_text().splitlines() for language in ("en", "de"))
-        loss = score_loss(model, tokenizer, sources, targets, batch_size=3)
-        assert metrics["eval_loss"] == pytest.approx(loss["loss"], rel=1e-4)
-        hypotheses: list[str] = []
-        for source in sources:
-            output = model.generate(**tokenizer(source, return_tensors="pt"), num_beams=1, max_length=12)
-            hypotheses += tokenizer.batch_decode(output, skip_special_tokens=True)
-        scores = score_translations(hypotheses, targets)
-        for name in ("bleu", "chrf", "exact_match"):
-            assert metrics[f"eval_{name}"] == pytest.approx(scores[name])
 
     def test_one_process_goes_on_where_two_were(
         self, groups: Launcher, together: Path, folder: Path, recipe_arguments: list[str]

@@ -218,15 +218,13 @@ class TestCounts:
     def test_tokens_and_padding_are_counted(self, tmp_path: Path) -> None:
         """Against the lengths of the rows and the cells of the batches that the same loader gives."""
         rows = make_rows()
-        trainer = make_trainer(tmp_path, Dataset.from_list(rows), num_train_epochs=1, logging_steps=1000)
-        batches = list(trainer.get_train_dataloader())
+        batches = list(make_trainer(tmp_path, Dataset.from_list(rows)).get_train_dataloader())
+        trainer = make_trainer(tmp_path, Dataset.from_list(rows), num_train_epochs=1, logging_steps=len(batches))
         metrics = trainer.train().metrics
         source, target = (sum(len(row[name]) for row in rows) for name in ("input_ids", "labels"))
         assert metrics["train_source_tokens"] == source
         assert metrics["train_target_tokens"] == target
         assert metrics["train_samples_per_second"] == pytest.approx(len(rows) / metrics["train_runtime"], rel=0.01)
-        trainer = make_trainer(tmp_path, Dataset.from_list(rows), num_train_epochs=1, logging_steps=len(batches))
-        trainer.train()
         logged = trainer.state.log_history[0]
         cells = sum(batch["input_ids"].numel() + batch["labels"].numel() for batch in batches)
         assert logged["padding_share"] == pytest.approx(1 - (source + target) / cells, abs=1e-4)
