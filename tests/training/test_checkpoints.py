@@ -70,11 +70,11 @@ def test_each_file_is_needed(tmp_path: Path, name: str) -> None:
     assert find_weights_problem(checkpoint) == (expected if name == "weights" else None)
 
 
-@pytest.mark.parametrize("content", [b"", b'{"global_step": 3', b"\xff\xfe"])
-def test_a_garbled_state_is_a_problem(tmp_path: Path, content: bytes) -> None:
+def test_a_garbled_state_is_a_problem(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "checkpoint-3")
-    (checkpoint / "trainer_state.json").write_bytes(content)
-    assert find_problem(checkpoint) == "trainer_state.json is missing or damaged"
+    for content in (b"", b'{"global_step": 3', b"\xff\xfe"):
+        (checkpoint / "trainer_state.json").write_bytes(content)
+        assert find_problem(checkpoint) == "trainer_state.json is missing or damaged"
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt"])
@@ -263,10 +263,9 @@ def test_each_process_needs_its_place_in_a_stream(tmp_path: Path) -> None:
     write_state(checkpoint, world_size=2, streaming=False)
     assert find_problem(checkpoint) is None
     (checkpoint / "data_state_0.json").write_text("{}")
-    for damaged in (None, '{"position": '):
-        if damaged is not None:
-            (checkpoint / "data_state_1.json").write_text(damaged)
-        assert find_problem(checkpoint) == "data_state_1.json is missing or damaged"
+    assert find_problem(checkpoint) == "data_state_1.json is missing or damaged"
+    (checkpoint / "data_state_1.json").write_text('{"position": ')
+    assert find_problem(checkpoint) == "data_state_1.json is missing or damaged"
     (checkpoint / "data_state_1.json").write_text('{"position": 5}')
     assert find_problem(checkpoint) is None
 

@@ -370,9 +370,8 @@ class TestScript:
 
         thread = threading.Thread(target=interrupt_this_process_alone)
         thread.start()
-        words = command_line(settings, output_dir=tmp_path / "out")
         with pytest.raises(SystemExit) as end:
-            script.main(words)
+            script.main(command_line(settings, output_dir=tmp_path / "out"))
         thread.join()
         assert end.value.code == 130
         with pytest.raises(ProcessLookupError):
