@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
+from transformers.utils import output_capturing
 
 # Smaller products are over before oneDNN has set out. Of two or three rows MKL reads the weights as fast.
 _FEWEST_MULTIPLICATIONS = 2**20
@@ -89,7 +90,8 @@ def _are_plain(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
         inputs.shape[-1:] == weight.shape[1:]
         and _is_plain(inputs)
         and _is_plain(weight)
-        and (bias is None or (bias.ndim == 1 and _is_plain(bias)))
+        # oneDNN reads a bias as if its values lay side by side.
+        and (bias is None or (bias.ndim == 1 and bias.is_contiguous() and _is_plain(bias)))
     )
 
 
@@ -171,9 +173,13 @@ _compiled_linear.register_autograd(
 
 
 def is_watched(module: nn.Module) -> bool:
-    """Whether somebody attached code to the module, or to every module, that must see it called."""
+    """Whether somebody attached code to the module, or to every module, that must see it called.
+
+    The library's own hooks do not count: they stay after the first call with `output_hidden_states=True`, say, and
+    then do nothing in calls without it, while calls with it never come here.
+    """
     return bool(
-        module._forward_hooks
+        any(hook.__module__ != output_capturing.__name__ for hook in module._forward_hooks.values())
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks

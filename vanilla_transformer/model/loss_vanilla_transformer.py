@@ -10,7 +10,6 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 
 from .linear_vanilla_transformer import is_watched, linear, project
 
@@ -196,8 +195,12 @@ class _LossInChunks(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if torch.is_grad_enabled():  # only with create_graph=True
+            raise RuntimeError(
+                "Second derivatives of this loss would be wrong, since its gradients are made with it. "
+                "Call the model with skip_logits=False to differentiate its loss twice."
+            )
         if ctx.gradients is None:
             raise RuntimeError(
                 "backward called twice: the gradients of this loss are made with it and used up. "

@@ -49,9 +49,16 @@ class SinusoidalPositions(nn.Module):
         self.sinusoids = SINUSOIDS[config.position_embedding_type]
         self.d_model = config.d_model
         self.offset = config.position_offset
-        weight = torch.empty(config.max_position_embeddings, config.d_model)
+        weight = self.encode(torch.arange(config.max_position_embeddings)).to(torch.get_default_dtype())
         self.register_buffer("weight", weight, persistent=False)
         self.weight: torch.Tensor
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "SinusoidalPositions":
+        """Computes the table anew after each change of type or device: no file has it, and `to_empty` forgets it."""
+        super()._apply(fn, recurse)
+        with torch.no_grad():
+            self.weight.copy_(self.encode(torch.arange(len(self.weight), device=self.weight.device)))
+        return self
 
     def encode(self, positions: torch.Tensor) -> torch.Tensor:
         """Maps positions (...) to sinusoids (..., D) in float64: in float32 the angles err by 4e-4 at 5,000."""

@@ -268,6 +268,11 @@ class VanillaTransformerPreTrainedModel(SafeLoadingMixin, ResizableVocabulariesM
         # The library guesses this from the text of this file; older versions look for their own name of equation 1.
         return True
 
+    def post_init(self) -> None:
+        """The library's, with the ties of this configuration only in the attribute that tools read."""
+        self._tied_weights_keys = self.get_expanded_tied_weights_keys()
+        super().post_init()
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Sets every initial value.

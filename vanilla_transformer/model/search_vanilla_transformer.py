@@ -43,8 +43,26 @@ class SourceLengthCriteria(stopping.StoppingCriteria):
 
     def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
         """Says which rows (a multiple of B) have come to their end."""
-        limits = self.limits.repeat_interleave(input_ids.shape[0] // self.limits.shape[0])
-        return cast(torch.BoolTensor, limits <= input_ids.shape[1])
+        return cast(torch.BoolTensor, _limits_of_rows(self.limits, input_ids) <= input_ids.shape[1])
+
+
+class SourceLengthForcedEOS(processors.LogitsProcessor):
+    """`forced_eos_token_id` at each sentence's own limit: the library's processor knows the batch's longest only."""
+
+    def __init__(self, limits: torch.Tensor, eos_token_id: torch.Tensor) -> None:
+        """Takes the limits of [`SourceLengthCriteria`], and the tokens that are forced."""
+        self.limits, self.eos_token_id = limits, eos_token_id
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        """Makes these tokens the only ones in rows (a multiple of B) that have room for one more."""
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, self.eos_token_id] = 0.0
+        is_last = _limits_of_rows(self.limits, input_ids) == input_ids.shape[1] + 1
+        return cast(torch.FloatTensor, torch.where(is_last[:, None], forced, scores))
+
+
+def _limits_of_rows(limits: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
+    return limits.repeat_interleave(input_ids.shape[0] // limits.shape[0])
 
 
 # What looks at the tokens of one row only, so that other rows may leave the batch.
@@ -84,7 +102,7 @@ class StoppingRules:
         self.max_length = max_length
         self.has_eos = False
         self._limits: torch.Tensor | None = None  # of each sentence
-        self._others = []
+        self._others = StoppingCriteriaList()  # which also takes a criterion that answers with one bool for all rows
         eos_token_ids: list[int] = []
         for criterion in criteria:
             self.has_eos = self.has_eos or hasattr(criterion, "eos_token_id")
@@ -121,8 +139,7 @@ class StoppingRules:
             ends |= (self._limits[sentences] <= length)[:, None]
         if self._others:
             sequences = write_out()
-            for criterion in self._others:
-                ends |= criterion(sequences, scores).view(ends.shape)
+            ends |= self._others(sequences, scores).view(ends.shape)
         return ends
 
 

@@ -336,6 +336,8 @@ def make_sharing_decoder(
     cache, attention_mask = (model_kwargs.get(name) for name in ("past_key_values", "attention_mask"))
     if not isinstance(cache, SourceSharingCache) or getattr(cache, "_is_user_defined", False):
         return None
+    if not model.has_own_methods():
+        return None
     layers: list[Any] = [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
     if all(type(layer) is DynamicLayer and layer.get_seq_length() == 0 for layer in layers):
         # Other kinds of attention do not take the mask over the shared history.
