@@ -69,7 +69,7 @@ def label_smoothed_cross_entropy(
     accumulation, several processes); `None`: the number of labels that count.
     """
     loss = nn.functional.cross_entropy(
-        logits.flatten(0, 1).float(),
+        logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32)),
         labels.flatten().to(logits.device),
         ignore_index=IGNORED_LABEL,
         label_smoothing=label_smoothing,

@@ -184,7 +184,7 @@ class VanillaTransformerEncoder(TransformerStack):
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """Encodes source tokens (B, S), with a mask (B, S), 1 at tokens and 0 at padding, to states (B, S, D)."""
-        if input_ids is not None:
+        if input_ids is not None and not torch._C._are_functorch_transforms_active():  # vmap cannot look at values
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         embeddings = self.look_up(input_ids, inputs_embeds)
         length = embeddings.shape[1]

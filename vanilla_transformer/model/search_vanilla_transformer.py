@@ -362,6 +362,8 @@ class BeamSearch:
     def _step(self, logits: torch.Tensor) -> None:
         """Makes every beam a token longer, given the logits of that token, (R, V), or (B, V) for the first one."""
         beams, tokens, scores = self._find_candidates(logits)
+        if self.logits_processor:
+            self._end_stuck(scores)
         self.length += 1
 
         def write_out() -> torch.Tensor:
@@ -429,6 +431,13 @@ class BeamSearch:
         chosen = both.scores.topk(self.num_beams).indices
         self.ended = both.apply(lambda tensor: _gather(tensor, chosen))
         self.any_ended = True
+
+    def _end_stuck(self, scores: torch.Tensor) -> None:
+        """Ends sentences as they are where a constraint forbids every token, given the candidates' scores (B, C)."""
+        is_stuck = ~self.is_done & scores.isneginf().all(dim=1)
+        if is_stuck.any():
+            self._add_ended(self.open.apply(torch.clone), is_stuck[:, None].expand(-1, self.num_beams))
+            self.is_done |= is_stuck
 
     def _can_improve(self) -> torch.Tensor:
         """Says for which sentences an open beam may still take the place of a translation that has ended, (B,)."""
