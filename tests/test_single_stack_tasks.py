@@ -1,7 +1,4 @@
-"""One small task for each head, learned with the library's own Trainer and collators and used through its pipelines.
-
-What the models are tried on they have never seen: the texts of a task are split before training.
-"""
+"""One small task for each head, learned with the library's own Trainer and collators and used through its pipelines."""
 
 from __future__ import annotations
 
@@ -95,9 +92,6 @@ def split(draw: Callable[[random.Random], Any], most: int, tests: int = 200) -> 
     return drawn[tests:], drawn[:tests]
 
 
-# --- one task for each head --------------------------------------------------------------------------------------
-
-
 def draw_brackets(chooser: random.Random) -> str:
     """As many opening as closing brackets, half of the time in an order in which they balance."""
     pairs = chooser.randrange(4, 8)
@@ -164,10 +158,7 @@ def test_token_classification(seq2seq: Path, tokenizer: VanillaTransformerTokeni
 
 
 def test_text_generation(seq2seq: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Say three words again, and stop. Texts begin with `<s>`; `</s>` ends those for training, but no prompt.
-
-    One tokenizer serves both, so that what the Trainer saves can be used as it is.
-    """
+    """Say three words again, and stop. Texts begin with `<s>`; `</s>` ends those for training, but no prompt."""
 
     def draw(chooser: random.Random) -> str:
         words = " ".join(chooser.sample(WORDS, 3))
@@ -202,9 +193,6 @@ def test_feature_extraction(seq2seq: Path, tokenizer: VanillaTransformerTokenize
         batch = tokenizer("red plum fig", return_tensors="pt")
         expected = AutoModelForSeq2SeqLM.from_pretrained(seq2seq).get_encoder()(**batch).last_hidden_state
     torch.testing.assert_close(torch.tensor(extract("red plum fig")), expected)
-
-
-# --- what the Trainer makes of the losses ------------------------------------------------------------------------
 
 
 def uneven_examples(name: str) -> list[dict[str, Any]]:
