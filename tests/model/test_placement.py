@@ -55,12 +55,8 @@ def test_what_does_not_fit_into_memory_is_read_from_disk(sharing: str, share: fl
     model: Any = make_model(encoder_layers=3, decoder_layers=3, **SHARING[sharing])
     model.save_pretrained(tmp_path / "saved")
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    loaded: Any = AutoModelForSeq2SeqLM.from_pretrained(
-        tmp_path / "saved",
-        device_map="auto",
-        max_memory={"cpu": int(share * size)},
-        offload_folder=tmp_path / "offloaded",
-    )
+    where = {"max_memory": {"cpu": int(share * size)}, "offload_folder": tmp_path / "offloaded"}
+    loaded: Any = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "saved", device_map="auto", **where)
     assert {"cpu", "disk"} == set(loaded.hf_device_map.values())
     layers = [name for name in loaded.hf_device_map if re.search(r"\.layers\.\d+", name)]
     assert all(re.fullmatch(r"model\.(en|de)coder\.layers\.\d+", name) for name in layers)
