@@ -49,8 +49,7 @@ def test_auto_is_the_type_of_the_file(saved_in: torch.dtype, tmp_path: Path) -> 
 
 
 @pytest.mark.filterwarnings("ignore:Attempting to save a model with offloaded modules:UserWarning")
-@pytest.mark.parametrize("share", [0.3, 0.8])
-@pytest.mark.parametrize("sharing", SHARING)
+@pytest.mark.parametrize(("sharing", "share"), [*zip(SHARING, (0.3, 0.8, 0.8, 0.3), strict=True), ("shared-tied", 0.8)])
 def test_what_does_not_fit_into_memory_is_read_from_disk(sharing: str, share: float, tmp_path: Path) -> None:
     model: Any = make_model(encoder_layers=3, decoder_layers=3, **SHARING[sharing])
     model.save_pretrained(tmp_path / "saved")
