@@ -22,9 +22,8 @@ from .linear_vanilla_transformer import is_watched, linear
 class SourceSharingCache(EncoderDecoderCache):
     """An `EncoderDecoderCache` whose source side, (B, H, S, d), may serve N target rows for each of its own.
 
-    The decoder folds the rows of a sentence into the length of its queries (see `CrossAttention`), so the source's keys
-    and values are stored, read and computed once per sentence. When a search reorders its rows, the source side stays
-    as it is while each group of N rows still belongs to the same sentence; else it is indexed like the target side.
+    The source's keys and values are stored, read and computed once per sentence. When a search reorders its rows, they
+    stay as they are while each group of N rows still belongs to the same sentence; else they are indexed too.
     """
 
     @classmethod
@@ -77,10 +76,7 @@ def count_source_rows(cache: EncoderDecoderCache | None, encoder_hidden_states: 
 
 
 def match_rows(states: torch.Tensor | None, rows: int) -> torch.Tensor | None:
-    """Brings a tensor with a row for each sentence, or for each beam, to `rows` rows.
-
-    Code that repeats the source for each beam on its own meets a cache that did not, and the other way round.
-    """
+    """Brings a tensor with a row for each sentence, or for each beam, to `rows` rows, as the cache has them."""
     if states is None or states.shape[0] in (rows, 1):
         return states
     if states.shape[0] % rows == 0:
@@ -93,8 +89,7 @@ def match_rows(states: torch.Tensor | None, rows: int) -> torch.Tensor | None:
 class SharedHistoryLayer(DynamicLayer):
     """One layer's keys and values of all beams of a sentence in one row, (B, H, entries, d), in order of appearance.
 
-    At every step of beam search other beams go on. Their histories are not copied: the entries stay where they are, and
-    a mask says which of them belong to a beam. The first update has one row per sentence, the next may have several.
+    When other beams go on, no history is copied: the entries stay, and a mask says which of them belong to a beam.
     """
 
     keys: torch.Tensor
@@ -180,12 +175,11 @@ def step_fast(
     """Decodes one more token of each row without calling modules; returns the next tokens' logits (R, V).
 
     With one sentence, calling the modules of modeling_vanilla_transformer.py takes as long as their arithmetic. Here
-    the same sub-layers are functions of the modules' weights, in evaluation mode. The modules are the reference: this
-    is used only while nobody has attached anything to them.
+    the same sub-layers are functions of the modules' weights.
 
     `hidden_states` (R, D) are the new tokens' embeddings with positions. Each layer has a history, whose `append` takes
-    new keys and values (B, H, R / B, d) and returns all, and `keys` and `values` (B, H, S, d) of the source. Added to
-    their scores are `mask` (B, 1, R / B, entries) and `source_mask` (B, 1, 1, S).
+    new keys and values (B, H, R / B, d) and returns all, and `keys` and `values` (B, H, S, d) of the source. The masks
+    (B, 1, R / B, entries) and (B, 1, 1, S) are added to their scores.
     """
     decoder = model.model.decoder
     for layer, history, source in zip(decoder.layers, histories, sources, strict=True):
@@ -246,8 +240,7 @@ def _normalize(norm: nn.LayerNorm, inputs: torch.Tensor) -> torch.Tensor:
 class SharedHistoryDecoder:
     """Runs the model over beams whose histories lie in one place, so that a change of beams copies nothing.
 
-    `model_kwargs` has `encoder_outputs` (B, S, D); `attention_mask` (B, S) and `decoder_attention_mask` (R, prompt
-    length), or `None` for either; and an empty dynamic cache as `past_key_values`.
+    `model_kwargs`: `encoder_outputs` (B, S, D), masks (B, S) and (R, prompt length) or `None`, an empty dynamic cache.
     """
 
     def __init__(self, model: Any, model_kwargs: dict[str, Any], num_beams: int) -> None:

@@ -91,11 +91,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         input_ids_length: int,
         inputs_tensor: torch.Tensor,
     ) -> GenerationConfig:
-        """Sets the longest output to the (padded) input length + 50 where neither call nor configuration sets one.
-
-        `input_ids_length` counts the target tokens given, the start symbol included; `inputs_tensor` is the encoder's
-        input, (batch, source length) or (batch, source length, d_model).
-        """
+        """Sets the longest output to the (padded) input length + 50 where neither call nor configuration sets one."""
         if has_default_max_length and generation_config.max_new_tokens is None:
             limit = inputs_tensor.shape[1] + MAX_EXTRA_TOKENS
             if self.config.position_embedding_type == "learned":
@@ -115,11 +111,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         )
 
     def _as_target_side(self) -> Any:
-        """Returns a view of the model for library code that reads the size of the scores from `config.vocab_size`.
-
-        That is the source's size where there are two vocabularies. The view shares every module with the model; only
-        its configuration is a copy, in which the target's size stands.
-        """
+        """Returns the same modules with the target's size as `config.vocab_size`, where the library looks for it."""
         if self.config.target_vocab_size == self.config.vocab_size:
             return self
         view: Any = copy.copy(self)
@@ -165,8 +157,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             result = super()._prepare_cache_for_generation(  # type: ignore[misc]
                 generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
             )
-            # Older versions of the library keep a static cache for the next call, in which beams may share the sources
-            # of fewer sentences, and which cannot be asked for its size if nothing was written to it.
+            # Older versions of the library keep a static cache for the next call, which may be of another batch.
             self.__dict__.pop("_cache", None)
         if given is not None:
             given._is_user_defined = True  # as newer versions of the library say
@@ -220,9 +211,8 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         decoder = None if needs_library else make_sharing_decoder(self, model_kwargs, generation_config)
         if decoder is not None:
             return GreedySearch(decoder, input_ids, **common).run()
-        return super()._sample(  # type: ignore[misc]
-            input_ids, synced_gpus=synced_gpus, streamer=streamer, **common, **model_kwargs
-        )
+        common |= {"synced_gpus": synced_gpus, "streamer": streamer}
+        return super()._sample(input_ids, **common, **model_kwargs)  # type: ignore[misc]
 
     def _beam_search(
         self,

@@ -1,12 +1,8 @@
 """Beam and greedy search that read each source once, whatever the number of beams, and let finished sentences leave.
 
 They find what the library's `_beam_search` and `_sample` find, token for token, and take their arguments. What differs
-is the work:
-
-- the source side exists once per sentence, and the beams' histories are not copied when beams change places
-  (decoding_vanilla_transformer.py);
-- the best tokens are looked for within each beam, and only those are put together with the scores so far;
-- a sentence whose translations can no longer change leaves the batch.
+is the work: the source side exists once per sentence, no beam's history is copied (decoding_vanilla_transformer.py),
+the best tokens are looked for within each beam, and a sentence whose translations can no longer change leaves.
 
 Shapes: B  sentences still in the batch, N  beams, R = B * N  rows, V  target vocabulary, C  candidates per sentence and
 step, M  longest output.
@@ -38,8 +34,7 @@ class SourceLengthCriteria(stopping.StoppingCriteria):
     """Ends each translation at the length of its own source + 50 (6.1), whatever it is batched with."""
 
     def __init__(self, limits: torch.Tensor) -> None:
-        """Takes the largest number of target tokens, prompt included, of each sentence: (B,)."""
-        self.limits = limits
+        self.limits = limits  # (B,): the largest number of target tokens of each sentence, prompt included
 
     def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
         """Says which rows (a multiple of B) have come to their end."""
@@ -128,10 +123,7 @@ class StoppingRules:
         write_out: Callable[[], torch.Tensor],
         scores: Any,
     ) -> torch.Tensor:
-        """Returns (B, C): true where a candidate ends with its new token, its token number `length`.
-
-        `write_out` returns whole candidates, (B * C, length); it is called only if a criterion wants to see them.
-        """
+        """Returns (B, C): true where a candidate ends with its new token; `write_out` makes (B * C, length) of them."""
         if length >= self.max_length:
             return torch.ones_like(tokens, dtype=torch.bool)
         ends = torch.isin(tokens, self._eos_token_ids)
@@ -220,10 +212,9 @@ LENGTH_PENALTIES: dict[str, Callable[[int | torch.Tensor, float], Any]] = {
 
 
 def find_largest(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Finds the k largest of each row (rows, V), largest first, as `topk` does: values and indices.
+    """Finds the k largest of each row (rows, V) as `topk` does, which on a CPU is slower than `amax` over parts of it.
 
-    On a CPU `topk` over a whole vocabulary is slower than `amax` over its parts. The k largest values lie in the k
-    parts with the largest maxima.
+    The k largest values lie in the k parts with the largest maxima.
     """
     size = values.shape[1]
     if values.device.type != "cpu" or values.numel() < _MANY_VALUES or size < _PART * k:
@@ -277,12 +268,10 @@ def _find_what_to_record(config: GenerationConfig) -> dict[str, tuple[Any, ...]]
 class BeamSearch:
     """One call of beam search from the prompts (R, prompt length), with the library's processors and criteria.
 
-    The settings mean what they mean in the library. With `length_penalty_type="gnmt"` a translation's score is its
-    log-probability divided by ((5 + length) / 6) ** length_penalty, and unless `early_stopping=True` a sentence is
-    searched until none of its open beams can become one of the translations to return.
+    The settings mean what they mean in the library. With `length_penalty_type="gnmt"` a sentence is searched, unless
+    `early_stopping=True`, until none of its open beams can become one of the translations to return.
 
-    `model_kwargs` has `encoder_outputs` and `attention_mask` with B rows. With `synced_gpus` a search goes on until all
-    processes are done.
+    `model_kwargs` has `encoder_outputs` and `attention_mask` with B rows.
     """
 
     def __init__(
