@@ -97,6 +97,13 @@ def test_views(kind: str) -> None:
         assert_same(multiply(inputs, weight), inputs @ weight.t())
 
 
+@pytest.mark.parametrize("bias", [torch.randn(128)[::2], torch.randn(1).expand(64), torch.randn(64, 2)[:, 1]])
+def test_a_bias_may_have_gaps(bias: torch.Tensor, always_onednn: list[tuple[int, ...]]) -> None:
+    inputs, weight = torch.randn(512, 64), torch.randn(64, 64)
+    assert_same(linear(inputs, weight, bias), inputs @ weight.t() + bias)
+    assert not always_onednn, "oneDNN reads a bias as if its values lay side by side"
+
+
 def test_second_derivative() -> None:
     inputs, weight = torch.randn(20, 6, requires_grad=True), torch.randn(9, 6, requires_grad=True)
     second = []

@@ -284,15 +284,26 @@ def test_no_tensor_as_large_as_the_logits_is_allocated() -> None:
 
 
 def test_the_second_derivative_needs_the_logits() -> None:
-    model = make_model(attention="eager").train()
+    """Against finite differences of the first one, along a random direction."""
+    model = make_model(attention="eager", activation_function="gelu").double().train()
+    weight = model.model.decoder.layers[0].fc1.weight
     loss = model(**make_batch()).loss
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="backward called twice"):
         loss.backward()
-    loss = model(**make_batch(), skip_logits=False).loss
-    (first,) = torch.autograd.grad(loss, [model.lm_head.weight], create_graph=True)
-    (second,) = torch.autograd.grad(first.square().sum(), [model.lm_head.weight])
-    assert second.abs().sum() > 0
+    with pytest.raises(RuntimeError, match="skip_logits=False to differentiate its loss twice"):
+        torch.autograd.grad(model(**make_batch()).loss, weight, create_graph=True)
+
+    def squared_gradient() -> torch.Tensor:
+        loss = model(**make_batch(), skip_logits=False).loss
+        return torch.autograd.grad(loss, weight, create_graph=True)[0].square().sum()
+
+    (second,) = torch.autograd.grad(squared_gradient(), weight)
+    direction, step, sides = torch.randn_like(weight), 1e-5, []
+    for distance in (step, -2 * step):
+        weight.data.add_(direction, alpha=distance)
+        sides.append(squared_gradient().detach())
+    torch.testing.assert_close((second * direction).sum(), (sides[0] - sides[1]) / (2 * step), atol=1e-6, rtol=1e-4)
 
 
 def test_gradient_checkpointing_and_frozen_tables() -> None:

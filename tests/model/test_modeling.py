@@ -491,3 +491,14 @@ def test_labels_become_decoder_inputs() -> None:
         incomplete = make_model(**missing)
         with pytest.raises(ValueError, match="pad_token_id and decoder_start_token_id, but these are"):
             incomplete.prepare_decoder_input_ids_from_labels(labels)
+
+
+def test_vmap_needs_no_mask() -> None:
+    model = make_model("eager")
+    sources, targets = torch.tensor([[4, 5, 2], [6, 7, 2]]), torch.tensor([[0, 5], [0, 6]])
+
+    def one(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return model(input_ids=source[None], decoder_input_ids=target[None], use_cache=False).logits[0]
+
+    with torch.no_grad():
+        assert_close(torch.vmap(one)(sources, targets), logits_of(model, input_ids=sources, decoder_input_ids=targets))

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from tiny_vanilla import ALL_SHARING, INPUTS, SHARING, TWO_VOCABULARIES, logits_of, make_config, make_model
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM
+from transformers.initialization import no_init_weights
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 
@@ -246,3 +247,31 @@ def test_missing_weights_get_initial_values(tmp_path: Path) -> None:
         loaded.model.decoder.embed_tokens.weight.copy_(loaded.model.encoder.embed_tokens.weight)
         nn.init.xavier_uniform_(loaded.model.decoder.layers[0].fc1.weight)
     check_initial_values(loaded)
+
+
+@pytest.mark.parametrize("way", ["no_init_weights", "meta"])
+@pytest.mark.parametrize("kind", ["sinusoidal", "sinusoidal_concatenated", "sinusoidal_tensor2tensor"])
+def test_sinusoids_are_there_without_initialisation(kind: str, way: str) -> None:
+    """No file has them, so that neither a skipped initialisation nor `to_empty` may leave them unset."""
+    trained = make_model(position_embedding_type=kind)
+    if way == "meta":
+        with torch.device("meta"):
+            model = VanillaTransformerForConditionalGeneration(make_config(position_embedding_type=kind))
+        model.to_empty(device="cpu")
+        for name, buffer in model.named_buffers():
+            assert buffer.isfinite().all(), name
+    else:
+        with no_init_weights():
+            model = VanillaTransformerForConditionalGeneration(make_config(position_embedding_type=kind))
+    model.load_state_dict(trained.state_dict())
+    assert logits_of(model.eval(), **INPUTS).equal(logits_of(trained, **INPUTS))
+
+
+@pytest.mark.parametrize("sharing", ALL_SHARING)
+def test_only_tied_weights_are_listed_as_tied(sharing: str) -> None:
+    model = make_model(**ALL_SHARING[sharing])
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    assert model._tied_weights_keys is not None
+    for target, source in model._tied_weights_keys.items():
+        assert parameters[target] is parameters[source]
+    assert ("lm_head.weight" in model._tied_weights_keys) == model.config.tie_word_embeddings

@@ -375,3 +375,48 @@ def test_largest_values_of_a_vocabulary(rows: int, size: int, k: int, distinct: 
     assert all(len(set(row)) == k for row in indices.tolist())
     if distinct:
         assert indices.equal(expected.indices)
+
+
+class _StopsAll(StoppingCriteria):
+    """As people write them: one bool for all rows."""
+
+    def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> bool:  # type: ignore[override]
+        return input_ids.shape[1] >= 5
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_a_criterion_may_answer_with_one_bool(num_beams: int) -> None:
+    batch = {**make_batch([3, 5]), "num_beams": num_beams, "suppress_tokens": [EOS]}
+    tokens = search(make_model(), **batch, stopping_criteria=[_StopsAll()])
+    assert tokens.equal(search(make_model(), **batch, max_new_tokens=4))
+
+
+class _NothingAfterThree(LogitsProcessor):
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        return scores if input_ids.shape[1] < 4 else torch.full_like(scores, -torch.inf)  # type: ignore[return-value]
+
+
+def test_beams_that_a_constraint_leaves_no_token_are_returned_as_they_are() -> None:
+    batch = {**make_batch([3, 5]), "num_beams": 3, "num_return_sequences": 3, "suppress_tokens": [EOS]}
+    tokens = search(make_model(), **batch, logits_processor=[_NothingAfterThree()])
+    assert tokens.equal(search(make_model(), **batch, max_new_tokens=3))
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_a_forced_end_comes_at_each_sentences_own_limit(num_beams: int) -> None:
+    model = make_model()
+    batch = make_batch([3, 9])
+    settings: dict[str, Any] = {"num_beams": num_beams, "forced_eos_token_id": EOS, "max_new_tokens": None}
+    settings["sequence_bias"] = {(EOS,): -50.0}
+    tokens = search(model, **batch, **settings)
+    for row, length in enumerate([4, 10]):
+        alone = {name: values[row : row + 1, :length] for name, values in batch.items()}
+        expected = search(model, **alone, **settings)[0]
+        assert expected.shape == (1 + length + 50,)
+        assert expected[-1] == EOS
+        assert tokens[row, : len(expected)].equal(expected)
+
+
+def test_embeddings_of_a_target_are_refused() -> None:
+    with pytest.raises(ValueError, match="give decoder_input_ids instead of decoder_inputs_embeds"):
+        make_model().generate(**make_batch([3]), decoder_inputs_embeds=torch.zeros(1, 2, 16))
