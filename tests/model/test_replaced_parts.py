@@ -61,7 +61,7 @@ def drop_everything(model: Any) -> None:
 def patch_class(model: Any) -> None:
     """What libraries do that bring kernels of their own."""
     kind = type(model.model.decoder.layers[0])
-    patched = type(kind.__name__, (kind,), {})
+    patched: Any = type(kind.__name__, (kind,), {})
     for layer in model.model.decoder.layers:
         layer.__class__ = patched
     patched.forward = reversed_states

@@ -380,7 +380,7 @@ def test_largest_values_of_a_vocabulary(rows: int, size: int, k: int, distinct: 
 class _StopsAll(StoppingCriteria):
     """As people write them: one bool for all rows."""
 
-    def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> bool:  # type: ignore[override]
+    def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> bool:
         return input_ids.shape[1] >= 5
 
 
@@ -393,7 +393,7 @@ def test_a_criterion_may_answer_with_one_bool(num_beams: int) -> None:
 
 class _NothingAfterThree(LogitsProcessor):
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        return scores if input_ids.shape[1] < 4 else torch.full_like(scores, -torch.inf)  # type: ignore[return-value]
+        return scores if input_ids.shape[1] < 4 else scores.new_full(scores.shape, -torch.inf)  # type: ignore[return-value]
 
 
 def test_beams_that_a_constraint_leaves_no_token_are_returned_as_they_are() -> None:
@@ -419,4 +419,4 @@ def test_a_forced_end_comes_at_each_sentences_own_limit(num_beams: int) -> None:
 
 def test_embeddings_of_a_target_are_refused() -> None:
     with pytest.raises(ValueError, match="give decoder_input_ids instead of decoder_inputs_embeds"):
-        make_model().generate(**make_batch([3]), decoder_inputs_embeds=torch.zeros(1, 2, 16))
+        search(make_model(), **make_batch([3]), decoder_inputs_embeds=torch.zeros(1, 2, 16))
