@@ -144,7 +144,7 @@ def main() -> Callable[[str], Callable[..., None]]:
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The library's registry of pipelines as it is without this package; the real one is left in peace."""
+    """The library's registry of pipelines as it is without this package."""
     from transformers import pipelines
     from transformers.pipelines.base import PipelineRegistry
 
@@ -202,11 +202,7 @@ def without_the_package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Re
 
 @pytest.fixture
 def run_python(tmp_path: Path) -> RunPython:
-    """Runs this Python in a process of its own, cut off from the network as this one is.
-
-    `run_python("script.py", "--flag")` runs in the test's `tmp_path` unless `cwd` says otherwise, adds `environment` to
-    the variables, feeds `input` to it and returns its output as text. Any exit status but `returncode` fails the test.
-    """
+    """Runs this Python in a process of its own, in the test's `tmp_path`, cut off from the network as this one is."""
 
     def run(
         *arguments: str | Path,

@@ -10,14 +10,7 @@ from typing import Any
 import pytest
 
 from vanilla_transformer import files
-from vanilla_transformer.files import (
-    check_model_name,
-    check_new_folder,
-    check_text_output,
-    explain_missing_model,
-    new_file,
-    new_folder,
-)
+from vanilla_transformer.files import check_model_name, check_new_folder, check_text_output, new_file, new_folder
 from vanilla_transformer.inference.loading import load_model_and_tokenizer
 
 
@@ -100,28 +93,21 @@ def test_an_empty_folder_keeps_its_permissions(tmp_path: Path) -> None:
         assert (folder / "file").exists()
 
 
-def test_a_relative_path_means_the_folder_it_meant_at_the_start(
+def test_a_relative_path_is_that_of_the_start_and_a_link_its_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "elsewhere").mkdir()
+    for name in ("elsewhere", "target"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to("target")
     monkeypatch.chdir(tmp_path)
-    with new_folder("here") as partial:
-        (partial / "file").write_text("content")
+    with new_folder("here") as partial, new_folder("link") as linked:
+        for folder in (partial, linked):
+            (folder / "file").write_text("content")
         monkeypatch.chdir(tmp_path / "elsewhere")
     assert (tmp_path / "here" / "file").exists()
-    assert os.listdir(tmp_path / "elsewhere") == []
-
-
-def test_through_a_link_its_target_is_filled(tmp_path: Path) -> None:
-    (tmp_path / "target").mkdir()
-    (tmp_path / "link").symlink_to("target")
-    with new_folder(tmp_path / "link") as partial:
-        (partial / "file").write_text("content")
-    assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "target" / "file").exists()
-
-
-# What cannot be made is refused before any work is done
+    assert (tmp_path / "link").is_symlink()
+    assert os.listdir(tmp_path / "elsewhere") == []
 
 
 def test_the_current_folder_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,5 +195,5 @@ def test_a_name_that_the_hub_does_not_give_may_be_a_folder_that_is_not_there(tmp
     with pytest.raises(OSError, match=message):
         load_model_and_tokenizer("out/typo")
     # What is wrong within a folder is said as it is.
-    with pytest.raises(OSError, match=r"^the disk fails$"), explain_missing_model(tmp_path):
+    with pytest.raises(OSError, match=r"^the disk fails$"), files.explain_missing_model(tmp_path):
         raise OSError("the disk fails")

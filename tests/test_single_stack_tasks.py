@@ -1,7 +1,4 @@
-"""One small task for each head, learned with the library's own Trainer and collators and used through its pipelines.
-
-What the models are tried on they have never seen: the texts of a task are split before training.
-"""
+"""One small task for each head, learned with the library's own Trainer and collators and used through its pipelines."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from datasets import Dataset
 from peft import LoraConfig, PeftModel, get_peft_model
 from tiny_single_stacks import SINGLE_STACKS, TRAINABLE, main_output, make_single_stack, run
 from tiny_vanilla import assert_close, make_sentences
@@ -45,19 +43,9 @@ WORDS = ["red", "green", "blue", "pink", "gold", "grey", "apple", "pear", "kiwi"
 def make_trainer(
     model: Any, folder: Path, examples: Any, collator: Any, tokenizer: Any = None, **changes: Any
 ) -> Trainer:
-    settings: dict[str, Any] = {
-        "learning_rate": 5e-3,
-        "warmup_steps": 30,
-        "logging_steps": 1000,
-        "save_strategy": "no",
-        "per_device_train_batch_size": 32,
-        "per_device_eval_batch_size": 100,
-        "report_to": "none",
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "dataloader_pin_memory": False,
-        **changes,
-    }
+    settings: dict[str, Any] = {"learning_rate": 5e-3, "warmup_steps": 30, "logging_steps": 1000, "save_strategy": "no"}
+    settings |= {"per_device_train_batch_size": 32, "per_device_eval_batch_size": 100, "report_to": "none"}
+    settings |= {"use_cpu": True, "disable_tqdm": True, "dataloader_pin_memory": False, **changes}
     arguments = TrainingArguments(output_dir=str(folder / "training"), **settings)
     datasets = {"train_dataset": examples, "eval_dataset": examples}
     return Trainer(model=model, args=arguments, **datasets, data_collator=collator, processing_class=tokenizer)
@@ -104,9 +92,6 @@ def split(draw: Callable[[random.Random], Any], most: int, tests: int = 200) -> 
     return drawn[tests:], drawn[:tests]
 
 
-# --- one task for each head --------------------------------------------------------------------------------------
-
-
 def draw_brackets(chooser: random.Random) -> str:
     """As many opening as closing brackets, half of the time in an order in which they balance."""
     pairs = chooser.randrange(4, 8)
@@ -127,12 +112,14 @@ def is_balanced(text: str) -> bool:
 
 
 def test_text_classification(seq2seq: Path, tokenizer: VanillaTransformerTokenizer, tmp_path: Path) -> None:
+    def encode(texts: list[str]) -> Any:
+        return Dataset.from_dict({**tokenizer(texts), "labels": [int(is_balanced(text)) for text in texts]}).to_list()
+
     training, tests = split(draw_brackets, 6000)
     model = AutoModelForSequenceClassification.from_pretrained(seq2seq, id2label={0: "open", 1: "balanced"})
-    examples = [{**tokenizer(text), "labels": int(is_balanced(text))} for text in training]
-    trainer = make_trainer(model, tmp_path, examples, DataCollatorWithPadding(tokenizer), max_steps=220)
+    trainer = make_trainer(model, tmp_path, encode(training), DataCollatorWithPadding(tokenizer), max_steps=220)
     trainer.train()
-    predicted = trainer.predict(cast(Any, [{**tokenizer(text), "labels": int(is_balanced(text))} for text in tests]))
+    predicted = trainer.predict(encode(tests))
     assert cast(Any, predicted.metrics)["test_loss"] < 0.4
 
     classify = make_pipeline("text-classification", model=save(model, tokenizer, tmp_path / "saved"))
@@ -171,10 +158,7 @@ def test_token_classification(seq2seq: Path, tokenizer: VanillaTransformerTokeni
 
 
 def test_text_generation(seq2seq: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Say three words again, and stop. Texts begin with `<s>`; `</s>` ends those for training, but no prompt.
-
-    One tokenizer serves both, so that what the Trainer saves can be used as it is.
-    """
+    """Say three words again, and stop. Texts begin with `<s>`; `</s>` ends those for training, but no prompt."""
 
     def draw(chooser: random.Random) -> str:
         words = " ".join(chooser.sample(WORDS, 3))
@@ -184,12 +168,11 @@ def test_text_generation(seq2seq: Path, tmp_path: Path, caplog: pytest.LogCaptur
     tokenizer = AutoTokenizer.from_pretrained(seq2seq, add_bos_token=True, add_eos_token=False)
     model = AutoModelForCausalLM.from_pretrained(seq2seq)
     collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
-    examples = [dict(tokenizer(text + tokenizer.eos_token)) for text in training]
+    examples = Dataset.from_dict(dict(tokenizer([text + tokenizer.eos_token for text in training]))).to_list()
     assert [examples[0]["input_ids"][place] for place in (0, -1)] == [0, 2]
     trainer = make_trainer(model, tmp_path, examples, collator, tokenizer, max_steps=300)
     trainer.train()
     trainer.save_model(str(tmp_path / "saved"))
-
     generate = make_pipeline("text-generation", model=str(tmp_path / "saved"))
     prompts = [text.partition(" :")[0] + " :" for text in tests]
     outputs = generate(prompts, batch_size=50, do_sample=False, max_new_tokens=8)
@@ -210,9 +193,6 @@ def test_feature_extraction(seq2seq: Path, tokenizer: VanillaTransformerTokenize
         batch = tokenizer("red plum fig", return_tensors="pt")
         expected = AutoModelForSeq2SeqLM.from_pretrained(seq2seq).get_encoder()(**batch).last_hidden_state
     torch.testing.assert_close(torch.tensor(extract("red plum fig")), expected)
-
-
-# --- what the Trainer makes of the losses ------------------------------------------------------------------------
 
 
 def uneven_examples(name: str) -> list[dict[str, Any]]:
@@ -240,11 +220,8 @@ def test_gradient_accumulation(name: str, tokenizer: VanillaTransformerTokenizer
     for batch_size, accumulation in ((8, 1), (2, 4)):
         model = make_single_stack(name, vocab_size=len(tokenizer))
         before = copy.deepcopy(model.state_dict())
-        changes: dict[str, Any] = {
-            "per_device_train_batch_size": batch_size,
-            "gradient_accumulation_steps": accumulation,
-        }
-        changes |= {"max_steps": 2, "learning_rate": 0.05, "lr_scheduler_type": "constant", "warmup_steps": 0}
+        changes: dict[str, Any] = {"per_device_train_batch_size": batch_size, "max_steps": 2, "warmup_steps": 0}
+        changes |= {"gradient_accumulation_steps": accumulation, "learning_rate": 0.05, "lr_scheduler_type": "constant"}
         changes |= {"max_grad_norm": 0.0, "optim": "sgd", "logging_steps": 1}
         trainer = make_trainer(model, tmp_path, uneven_examples(name), collator_for(name, tokenizer), **changes)
         trainer.train()
@@ -272,11 +249,8 @@ def test_a_language_models_loss_in_the_trainer(
         losses += (plain if smoothed_by == "nobody" else 0.8 * plain - 0.2 * scores.mean(dim=-1)).tolist()
     assert len(losses) == sum(len(example["input_ids"]) - 1 for example in examples)
     model.config.label_smoothing = 0.2 if smoothed_by == "model" else 0.0
-    changes: dict[str, Any] = {
-        "max_steps": 1,
-        "logging_steps": 1,
-        "label_smoothing_factor": 0.2 if smoothed_by == "trainer" else 0.0,
-    }
+    changes: dict[str, Any] = {"max_steps": 1, "logging_steps": 1}
+    changes["label_smoothing_factor"] = 0.2 if smoothed_by == "trainer" else 0.0
     trainer = make_trainer(model, tmp_path, examples, collator_for("CausalLM", tokenizer), **changes)
     if smoothed_by != "trainer":
         found = trainer.evaluate(cast(Any, examples))["eval_loss"]

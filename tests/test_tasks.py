@@ -4,26 +4,26 @@ import importlib
 import json
 import logging
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from remote_process import RemotePython
 from transformers import BartConfig, MarianConfig, T5Config, pipeline
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerTokenizer
 from vanilla_transformer.data.corpora import load_parallel_corpus
 from vanilla_transformer.data.streams import stream_parallel_corpus
+from vanilla_transformer.hub import checks
 from vanilla_transformer.hub.card import build_model_card
-from vanilla_transformer.hub.checks import inspect_model_folder
 from vanilla_transformer.inference.evaluate import score_summaries
 from vanilla_transformer.tasks import TASKS, TRANSLATION, find_prefix, find_task, get_task, record_task
 from vanilla_transformer.training.arguments import DataArguments, ModelArguments, TranslationTrainingArguments
 from vanilla_transformer.training.examples import load_corpora
-from vanilla_transformer.training.setup import build_model, settle_prefix, settle_training_arguments
+from vanilla_transformer.training.setup import settle_prefix, settle_training_arguments
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
-DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday")
+DAYS = ("Monday", "Tuesday", "Friday")
 GOODS = ("chairs", "tables", "lamps", "books")
 PREFIX = "summarize: "
 SUMMARIZATION, TEXT2TEXT = TASKS["summarization"], TASKS["text2text"]
@@ -49,33 +49,6 @@ def write_report(rng: random.Random) -> tuple[str, str]:
     return report, f"Best day: {days[best]}, {counts[best]} {goods}."
 
 
-def write_order(rng: random.Random) -> tuple[str, str]:
-    """Letters to be reversed or sorted, as the first word says."""
-    letters = [rng.choice("abcdef") for _ in range(rng.randint(2, 5))]
-    if rng.random() < 0.5:
-        return f"reverse: {' '.join(letters)}", " ".join(reversed(letters))
-    return f"sort: {' '.join(letters)}", " ".join(sorted(letters))
-
-
-def write_corpus(
-    folder: Path, columns: tuple[str, str], write: Callable[[random.Random], tuple[str, str]], train: int
-) -> dict[str, str]:
-    """Files of JSON lines; no source comes twice, in whichever of them."""
-    rng = random.Random(0)
-    pairs: dict[str, str] = {}
-    while len(pairs) < train + 120:
-        source, target = write(rng)
-        pairs.setdefault(source, target)
-    rows = [json.dumps(dict(zip(columns, pair, strict=True))) + "\n" for pair in pairs.items()]
-    parts = {"test": rows[:80], "validation": rows[80:120], "train": rows[120:]}
-    files = {}
-    for name, lines in parts.items():
-        path = folder / f"{name}.jsonl"
-        path.write_text("".join(lines), encoding="utf-8")
-        files[name] = str(path)
-    return files
-
-
 def run_script(name: str, *words: object, **options: object) -> None:
     """Runs a script as Python does, within this process."""
     arguments = [str(word) for word in words]
@@ -88,28 +61,25 @@ def run_script(name: str, *words: object, **options: object) -> None:
 
 def train(files: dict[str, str], output_dir: Path, **options: object) -> None:
     sizes = "d_model=48,encoder_ffn_dim=96,decoder_ffn_dim=96,encoder_layers=2,decoder_layers=1"
-    run_script(
-        "train",
-        "--use_cpu",
-        preset="tiny",
-        config_overrides=f"{sizes},dropout=0.0,label_smoothing=0.0",
-        vocab_size=400,
-        train_file=files["train"],
-        validation_file=files["validation"],
-        per_device_train_batch_size=32,
-        learning_rate=4e-3,
-        lr_scheduler_type="linear",
-        warmup_steps=60,
-        disable_tqdm=True,
-        report_to="none",
-        output_dir=output_dir,
-        **options,
-    )
+    options |= {"preset": "tiny", "config_overrides": f"{sizes},dropout=0.0,label_smoothing=0.0", "vocab_size": 400}
+    options |= {"train_file": files["train"], "validation_file": files["validation"], "output_dir": output_dir}
+    options |= {"per_device_train_batch_size": 32, "learning_rate": 4e-3, "warmup_steps": 60}
+    run_script("train", "--use_cpu", lr_scheduler_type="linear", disable_tqdm=True, report_to="none", **options)
 
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return write_corpus(tmp_path_factory.mktemp("reports"), ("document", "summary"), write_report, 2000)
+    """Files of JSON lines; no report comes twice, in whichever of them."""
+    rng, pairs = random.Random(0), dict[str, str]()
+    while len(pairs) < 1620:
+        source, target = write_report(rng)
+        pairs.setdefault(source, target)
+    rows = [json.dumps({"document": source, "summary": target}) + "\n" for source, target in pairs.items()]
+    folder, files = tmp_path_factory.mktemp("reports"), {}
+    for name, lines in {"test": rows[:80], "validation": rows[80:120], "train": rows[120:]}.items():
+        (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+        files[name] = str(folder / f"{name}.jsonl")
+    return files
 
 
 @pytest.fixture(scope="module")
@@ -166,33 +136,35 @@ class TestSummarization:
             assert "Your max_length is set to 100" in caplog.text
         assert found == (summarizer / "test" / "hypotheses.txt").read_text().splitlines()[:20]
 
-    @pytest.mark.parametrize("limit", [{"max_length": 6}, {"max_new_tokens": 5}], ids=str)
-    def test_a_call_may_ask_for_shorter_ones_than_training_did(
-        self, summarizer: Path, reports: dict[str, str], limit: dict[str, int]
-    ) -> None:
-        make_pipeline: Any = pipeline
-        for name, task in (("summary", "summarization"), ("translation", "translation")):
-            shorten = make_pipeline(task, model=str(summarizer), device="cpu")
-            source = read_rows(reports["test"])[0]["document"]
-            (uncut,), (cut,) = shorten(source, return_tensors=True), shorten(source, return_tensors=True, **limit)
-            assert len(uncut[f"{name}_token_ids"]) > 6
-            assert len(cut[f"{name}_token_ids"]) == 6, "the start symbol counts"
-
     def test_the_script_that_translates_does_too(
         self, summarizer: Path, reports: dict[str, str], tmp_path: Path
     ) -> None:
         (tmp_path / "in.txt").write_text("".join(row["document"] + "\n" for row in read_rows(reports["test"])[:9]))
-        files = {"input_file": tmp_path / "in.txt", "output_file": tmp_path / "out.txt"}
-        run_script("translate", "--disable_tqdm", model_name_or_path=summarizer, device="cpu", **files)
+        options = {"input_file": tmp_path / "in.txt", "output_file": tmp_path / "out.txt", "device": "cpu"}
+        options["model_name_or_path"] = summarizer
+        run_script("translate", "--disable_tqdm", **options)
         found = (tmp_path / "out.txt").read_text().splitlines()
         assert found == (summarizer / "test" / "hypotheses.txt").read_text().splitlines()[:9]
-        words = ["--disable_tqdm", "--overwrite", "--source_prefix", "x y z "]
-        run_script("translate", *words, model_name_or_path=summarizer, device="cpu", **files)
+        run_script("translate", "--disable_tqdm", "--overwrite", source_prefix="x y z ", **options)
         assert (tmp_path / "out.txt").read_text().splitlines() != found, "what is given wins"
 
-    def test_it_is_used_without_the_package_too(self, summarizer: Path) -> None:
-        """In a process that cannot import it, `pipeline("summarization")` gives the same texts."""
-        found = inspect_model_folder(summarizer, card=build_model_card(summarizer, license="mit").content)
+    def test_it_is_used_without_the_package_too(
+        self,
+        summarizer: Path,
+        reports: dict[str, str],
+        without_the_package: RemotePython,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        program = """
+from transformers import pipeline
+[each["summary_text"] for each in pipeline("summarization", folder, trust_remote_code=True, device="cpu")(texts)]
+"""
+        texts = [row["document"] for row in read_rows(reports["test"])[:3]]
+        found_there = without_the_package.run(program, folder=str(summarizer), texts=texts)
+        assert found_there == (summarizer / "test" / "hypotheses.txt").read_text().splitlines()[:3]
+        # What a push tries in a process of its own has just been tried.
+        monkeypatch.setattr(checks, "_try_without_the_package", lambda *_: ())
+        found = checks.inspect_model_folder(summarizer, card=build_model_card(summarizer, license="mit").content)
         assert found.problems == []
         assert found.task is SUMMARIZATION
         assert found.is_self_contained
@@ -223,20 +195,13 @@ class TestSummarization:
         assert "task: 'summarization' there, 'text2text' now" in capsys.readouterr().err
 
 
-def test_text2text_is_learned(tmp_path: Path) -> None:
-    files = write_corpus(tmp_path, ("input", "output"), write_order, 1500)
+def test_text2text_is_trained_in_the_same_way(reports: dict[str, str], tmp_path: Path) -> None:
+    columns = {"source_column": "document", "target_column": "summary"}
     folder = tmp_path / "orders"
-    train(files, folder, task="text2text", num_train_epochs=6, max_target_length=16)
-    make_pipeline: Any = pipeline
-    generate = make_pipeline("text2text-generation", model=str(folder), device="cpu")
-    rows = read_rows(files["test"])
-    outputs = [output["generated_text"] for output in generate([row["input"] for row in rows])]
-    right = {
-        order: [output == row["output"] for output, row in zip(outputs, rows, strict=True) if order in row["input"]]
-        for order in ("reverse", "sort")
-    }
-    # Letters in a random order are right in a fifth of the cases at best.
-    assert all(sum(found) > 0.6 * len(found) for found in right.values()), right
+    train(reports, folder, task="text2text", max_steps=2, max_target_length=16, **columns)
+    generate: Any = pipeline("text2text-generation", model=str(folder), device="cpu")  # type: ignore[call-overload]
+    (output,) = generate("a b", max_new_tokens=3)
+    assert isinstance(output["generated_text"], str)
     config = json.loads((folder / "config.json").read_text())
     assert list(config["custom_pipelines"]) == ["text2text-generation"]
     assert "eval_chrf" in json.loads((folder / "eval_results.json").read_text())
@@ -302,13 +267,6 @@ class TestConfiguration:
         record_task(config, TEXT2TEXT)
         assert config.task_specific_params == {"text2text-generation": {}}
 
-    def test_new_models_write_no_more_than_their_targets(self) -> None:
-        # None is the paper's bound, 50 more than the source.
-        for bound in (None, 9):
-            config = VanillaTransformerConfig.from_preset("tiny")
-            model = build_model(ModelArguments(preset="tiny"), config, max_new_tokens=bound)
-            assert model.generation_config.max_new_tokens == bound
-
 
 class TestArguments:
     def test_lengths_are_those_of_the_task(self) -> None:
@@ -318,22 +276,16 @@ class TestArguments:
         assert given.lengths == (50, 9)
 
     @pytest.mark.parametrize(
-        ("changes", "message"),
+        ("task", "changes", "message"),
         [
-            ({"task": "poetry"}, "task='poetry': must be one of translation, summarization, text2text"),
-            (
-                {"task": "summarization", "builtin_corpus": True, "train_file": None},
-                "builtin_corpus belongs to the task",
-            ),
-            (
-                {"task": "text2text", "source_lang": "en", "target_lang": "de"},
-                "task=text2text: source_lang, target_lang belong to the task translation",
-            ),
+            ("poetry", {}, "task='poetry': must be one of translation, summarization, text2text"),
+            ("summarization", {"builtin_corpus": True, "train_file": None}, "builtin_corpus belongs to the task"),
+            ("text2text", {"source_lang": "en", "target_lang": "de"}, "source_lang, target_lang belong to the task tr"),
         ],
     )
-    def test_what_does_not_go_together_is_refused(self, changes: dict[str, Any], message: str) -> None:
+    def test_what_does_not_go_together_is_refused(self, task: str, changes: dict[str, Any], message: str) -> None:
         with pytest.raises(ValueError, match=message):
-            DataArguments(**{"train_file": ["a.jsonl"], **changes})
+            DataArguments(**{"task": task, "train_file": ["a.jsonl"], **changes})
 
     @pytest.mark.parametrize(
         ("task", "options", "expected"),

@@ -74,20 +74,11 @@ MILLIONS = {"base": 65, "B-dk16": 58, "B-dk32": 60, "C-N2": 36, "C-N4": 50, "C-N
 MILLIONS |= {"C-d256": 28, "C-d1024": 168, "C-ff1024": 53, "C-ff4096": 90, "big": 213}
 
 
-@pytest.mark.parametrize(("field", "value"), DEFAULTS.items())
-def test_default(field: str, value: Any) -> None:
-    actual = getattr(VanillaTransformerConfig(), field)
-    assert actual == value
-    assert type(actual) is type(value)
-
-
-def test_every_field_is_documented() -> None:
-    documented = VanillaTransformerConfig.__doc__ or ""
-    unmentioned = [name for name in DEFAULTS if name not in documented]
-    assert set(unmentioned) <= {"use_cache"}
-
-
-# --- presets -----------------------------------------------------------------------------------------------------
+def test_defaults_and_their_documentation() -> None:
+    config, documented = VanillaTransformerConfig(), VanillaTransformerConfig.__doc__ or ""
+    for field, value in DEFAULTS.items():
+        assert (field, getattr(config, field), type(getattr(config, field))) == (field, value, type(value))
+        assert field in documented or field == "use_cache"
 
 
 def test_presets_are_the_documented_ones() -> None:
@@ -99,21 +90,14 @@ def test_preset_is_its_row_of_table_3(name: str) -> None:
     row = BASE | TABLE_3[name]
     config = VanillaTransformerConfig.from_preset(name)
     for stack in ("encoder", "decoder"):
-        heads = getattr(config, f"{stack}_attention_heads")
-        assert getattr(config, f"{stack}_layers") == row["N"]
-        assert getattr(config, f"{stack}_ffn_dim") == row["d_ff"]
-        assert heads == row["h"]
-        assert (config.d_k or config.d_model // heads) == row["d_k"]
-        assert (config.d_v or config.d_model // heads) == row["d_v"]
-    assert config.d_model == row["d_model"]
-    assert config.dropout == row["dropout"]
-    assert config.label_smoothing == row["smoothing"]
+        layers, width, heads = (getattr(config, f"{stack}_{size}") for size in ("layers", "ffn_dim", "attention_heads"))
+        sizes = {"N": layers, "d_model": config.d_model, "d_ff": width, "h": heads}
+        sizes |= {"d_k": config.d_k or config.d_model // heads, "d_v": config.d_v or config.d_model // heads}
+        assert {**sizes, "dropout": config.dropout, "smoothing": config.label_smoothing} == row
     assert config.position_embedding_type == ("learned" if name == "E-learned" else "sinusoidal")
     of_the_table = {"d_model", "d_k", "d_v", "dropout", "label_smoothing", "position_embedding_type"}
-    of_the_table |= {
-        f"{stack}_{size}" for stack in ("encoder", "decoder") for size in ("layers", "attention_heads", "ffn_dim")
-    }
-    for field in set(DEFAULTS) - of_the_table:
+    others = [field for field in DEFAULTS if not field.endswith(("coder_layers", "heads", "ffn_dim"))]
+    for field in set(others) - of_the_table:
         assert getattr(config, field) == DEFAULTS[field], field
 
 
@@ -149,10 +133,7 @@ def test_parameter_count_of_preset(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "millions"), MILLIONS.items())
 def test_parameter_count_of_table_3(name: str, millions: int) -> None:
-    """A vocabulary of 41,100 gives the rounded millions of every row but "big", which 37,000 nearly gives.
-
-    The paper does not state its vocabulary to the token, and no single one gives the figures of all rows.
-    """
+    """The paper does not state its vocabulary: 41,100 tokens give every row but "big", which 37,000 nearly give."""
     if name == "big":
         assert count_parameters(VanillaTransformerConfig.from_preset(name)) == pytest.approx(millions * 1e6, abs=1.5e6)
     else:
@@ -160,13 +141,11 @@ def test_parameter_count_of_table_3(name: str, millions: int) -> None:
 
 
 def test_small_presets() -> None:
-    """`small` is 3+3 layers of width 256; `iwslt` is the usual model for that data set; `tiny` is tiny."""
     small = VanillaTransformerConfig.from_preset("small")
     assert (small.encoder_layers, small.decoder_layers, small.d_model) == (3, 3, 256)
     iwslt = VanillaTransformerConfig.from_preset("iwslt")
-    assert (iwslt.encoder_layers, iwslt.decoder_layers, iwslt.d_model) == (6, 6, 512)
-    assert (iwslt.encoder_ffn_dim, iwslt.decoder_ffn_dim) == (1024, 1024)
-    assert (iwslt.encoder_attention_heads, iwslt.decoder_attention_heads) == (4, 4)
+    assert (iwslt.encoder_layers, iwslt.d_model, iwslt.encoder_ffn_dim) == (6, 512, 1024)
+    assert iwslt.encoder_attention_heads == iwslt.decoder_attention_heads == 4
     assert VanillaTransformerConfig.from_preset("tiny").d_model <= 64
 
 
@@ -191,16 +170,13 @@ def test_unknown_override_is_refused() -> None:
     assert all(field in str(error.value) for field in DEFAULTS)
 
 
-# --- illegal values ----------------------------------------------------------------------------------------------
-
 ILLEGAL: list[tuple[dict[str, Any], list[str]]] = [
-    # Probabilities: the field, its value and the interval.
+    # The fields, and what the message must name: the field, its value, what is legal.
     *(
         ({field: value}, [field, str(value), "[0, 1)"])
         for field in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
-        for value in (-0.1, 1.0, 1.5, float("nan"))
+        for value in (-0.1, 1.0, float("nan"))
     ),
-    # Sizes.
     *(
         ({field: value}, [field, str(value), "at least 1"])
         for field in (
@@ -210,20 +186,16 @@ ILLEGAL: list[tuple[dict[str, Any], list[str]]] = [
         for value in (0, -4)
     ),
     ({"position_offset": -1}, ["position_offset", "-1", "at least 0"]),
-    ({"layer_norm_eps": 0.0}, ["layer_norm_eps", "0.0", "positive"]),
     ({"layer_norm_eps": -1e-6}, ["layer_norm_eps", "-1e-06", "positive"]),
-    # Names of functions.
     ({"activation_function": "rleu"}, ["activation_function", "'rleu'", "relu", "gelu", "silu"]),
     (
         {"position_embedding_type": "rotary"},
         ["position_embedding_type", "'rotary'", "sinusoidal_concatenated", "sinusoidal_tensor2tensor", "learned"],
     ),
-    # Heads and widths.
     ({"encoder_attention_heads": 7}, ["encoder_attention_heads", "7", "d_model", "512"]),
     ({"decoder_attention_heads": 7}, ["decoder_attention_heads", "7", "d_model", "512"]),
     ({"encoder_attention_heads": 7, "d_k": 64}, ["encoder_attention_heads", "7", "d_v"]),
     ({"encoder_attention_heads": 7, "d_v": 64}, ["encoder_attention_heads", "7", "d_k"]),
-    # Positions that do not exist.
     *(
         ({"d_model": 9, "d_k": 4, "d_v": 4, "position_embedding_type": kind}, ["d_model", "9", "even", kind])
         for kind in ("sinusoidal", "sinusoidal_concatenated", "sinusoidal_tensor2tensor")
@@ -236,7 +208,6 @@ ILLEGAL: list[tuple[dict[str, Any], list[str]]] = [
         {"position_embedding_type": "learned", "position_offset": 16, "max_position_embeddings": 16},
         ["position_offset", "16", "max_position_embeddings"],
     ),
-    # Vocabularies.
     ({"decoder_vocab_size": 500}, ["share_encoder_decoder_embeddings", "37000", "500"]),
     *(
         ({"vocab_size": 20, field: value}, [field, str(value), "20"])
@@ -248,7 +219,6 @@ ILLEGAL: list[tuple[dict[str, Any], list[str]]] = [
         {"vocab_size": 20, "decoder_vocab_size": 10, "share_encoder_decoder_embeddings": False, "eos_token_id": 15},
         ["eos_token_id", "15", "10"],
     ),
-    # Types.
     ({"d_model": "512"}, ["d_model", "512", "int"]),
     ({"encoder_layers": 2.0}, ["encoder_layers", "2.0", "int"]),
     ({"normalize_before": "yes"}, ["normalize_before", "yes", "bool"]),
@@ -298,12 +268,8 @@ def test_illegal_assignment_is_refused_on_saving(tmp_path: Path) -> None:
     assert not (tmp_path / "config.json").exists()
 
 
-# --- round trips and aliases -------------------------------------------------------------------------------------
-
-
 @st.composite
 def legal_configs(draw: st.DrawFn) -> VanillaTransformerConfig:
-    """Any legal configuration."""
     size = st.integers(min_value=1, max_value=4096)
     probability = st.floats(min_value=0.0, max_value=1.0, exclude_max=True, allow_subnormal=False)
     heads = (draw(st.integers(1, 16)), draw(st.integers(1, 16)))
@@ -368,7 +334,6 @@ def test_auto_config_round_trip(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_alias(alias: str, name: str, tmp_path: Path) -> None:
-    """The library's generic names read, write and construct our fields, and are not saved beside them."""
     values: dict[str, Any] = {alias: 16}
     for config in (
         VanillaTransformerConfig(**values),
@@ -384,7 +349,6 @@ def test_alias(alias: str, name: str, tmp_path: Path) -> None:
 
 
 def test_target_vocabulary() -> None:
-    """Without a `decoder_vocab_size` the target vocabulary is the source's, also after the source's has grown."""
     config = VanillaTransformerConfig(vocab_size=50)
     assert config.target_vocab_size == 50
     config.vocab_size = 60
@@ -430,37 +394,20 @@ class TestFilesOfOthers:
     def test_what_the_library_writes_or_once_wrote_is_silent(
         self, load: Callable[..., Any], caplog: pytest.LogCaptureFixture
     ) -> None:
-        current: dict[str, Any] = {
-            **dict.fromkeys(["_name_or_path", "_private", "dtype", "transformers_version", "transformers.js_config"]),
-            "architectures": ["VanillaTransformerForConditionalGeneration"],
-            "attn_implementation": "eager",
-            "id2label": {"0": "LABEL_0"},
-            "label2id": {"LABEL_0": 0},
-            "num_labels": 1,
-            "output_attentions": False,
-            "quantization_config": {"quant_method": "torchao"},
-        }
-        nothing = "bad_words_ids cross_attention_hidden_size finetuning_task prefix sep_token_id task_specific_params"
+        nothing = ["_name_or_path", "_private", "dtype", "transformers_version", "transformers.js_config"]
+        current: dict[str, Any] = {**dict.fromkeys(nothing), "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+        current |= {"num_labels": 1, "architectures": ["Any"], "attn_implementation": "eager"}
+        current |= {"output_attentions": False, "quantization_config": {"quant_method": "torchao"}}
+        empty = "bad_words_ids cross_attention_hidden_size finetuning_task prefix sep_token_id task_specific_params"
         numbers = "chunk_size_feed_forward diversity_penalty encoder_no_repeat_ngram_size length_penalty max_length"
         flags = "add_cross_attention do_sample early_stopping is_decoder tf_legacy_loss torchscript use_bfloat16"
-        older: dict[str, Any] = {
-            **dict.fromkeys(nothing.split()),
-            **dict.fromkeys(numbers.split(), 0),
-            **dict.fromkeys(flags.split(), False),
-            "forced_eos_token_id": 2,
-            "num_beams": 4,
-            "pruned_heads": {},
-            "torch_dtype": "float32",
-        }
+        older: dict[str, Any] = {**dict.fromkeys(empty.split()), **dict.fromkeys(numbers.split(), 0)}
+        older |= {**dict.fromkeys(flags.split(), False), "forced_eos_token_id": 2, "num_beams": 4, "pruned_heads": {}}
+        older["torch_dtype"] = "float32"
         for entries in (current, older, {"hidden_size": 32}):
             load(**entries)
             assert caplog.messages == []
+        assert "config_version" not in load(config_version=2).to_dict()
         for name in PRESETS:
             VanillaTransformerConfig(**VanillaTransformerConfig.from_preset(name).to_dict())
-        assert caplog.messages == []
-
-    def test_the_version_that_was_once_written_is_silent(
-        self, load: Callable[..., Any], caplog: pytest.LogCaptureFixture
-    ) -> None:
-        assert "config_version" not in load(config_version=2).to_dict()
         assert caplog.messages == []

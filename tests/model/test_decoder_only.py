@@ -30,7 +30,6 @@ def test_logits(options: str, attention: str, side: str) -> None:
 
 
 def test_language_model_is_torchs_encoder_with_a_causal_mask() -> None:
-    """torch.nn.TransformerEncoder, whose layers are post-LN with biases, on the same weights."""
     model = make_single_stack("VanillaTransformerForCausalLM", attention_bias=True)
     config = model.config
     layer = nn.TransformerEncoderLayer(
@@ -131,9 +130,6 @@ def test_packed_texts(attention: str, kind: torch.dtype) -> None:
     assert_close(packed, torch.cat(alone))
 
 
-# --- caches and generation ---------------------------------------------------------------------------------------
-
-
 class TestGeneration:
     @pytest.fixture(params=["paper", "pre-LN", "learned"])
     def model(self, request: pytest.FixtureRequest) -> Any:
@@ -185,16 +181,9 @@ class TestGeneration:
                 row[token] - math.log(sum(math.exp(each) for each in row))
                 for row, token in zip(logits, pair, strict=True)
             )
-        found = model.generate(
-            torch.tensor([prompt]),
-            num_beams=size,
-            max_new_tokens=2,
-            min_new_tokens=2,
-            do_sample=False,
-            eos_token_id=None,
-            length_penalty=0.0,
-            num_return_sequences=3,
-        )
+        search = {"num_beams": size, "max_new_tokens": 2, "min_new_tokens": 2, "do_sample": False}
+        search |= {"eos_token_id": None, "length_penalty": 0.0, "num_return_sequences": 3}
+        found = model.generate(torch.tensor([prompt]), **search)
         best = sorted(totals, key=lambda pair: -totals[pair])[:3]
         assert [tuple(row) for row in found[:, 2:].tolist()] == best
 

@@ -28,7 +28,6 @@ def test_states(options: str, attention: str, side: str) -> None:
 
 
 def softmax_loss(logits: Array, labels: list[int]) -> float:
-    """The mean of -log p(label) over rows of logits; -100 does not count."""
     losses = [
         math.log(sum(math.exp(score) for score in row)) - row[label]
         for row, label in zip(logits, labels, strict=True)

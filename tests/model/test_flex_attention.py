@@ -48,12 +48,8 @@ def test_logits_equal_those_of_eager_attention(side: str) -> None:
     mask = MASK if side == "right" else MASK.flip(1)
     target = SOURCE[:, :4].flip(1)
     target_mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1], [0, 1, 1, 1]])
-    inputs = {
-        "input_ids": SOURCE * mask + model.config.pad_token_id * (1 - mask),
-        "attention_mask": mask,
-        "decoder_input_ids": target,
-        "decoder_attention_mask": target_mask,
-    }
+    inputs = {"input_ids": SOURCE * mask + model.config.pad_token_id * (1 - mask), "attention_mask": mask}
+    inputs |= {"decoder_input_ids": target, "decoder_attention_mask": target_mask}
     with torch.no_grad():
         expected, actual = (each(**inputs).logits[target_mask.bool()] for each in (model, as_flex(model)))
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
@@ -85,11 +81,8 @@ def test_a_decoder_alone_continues_prompts_padded_on_the_left() -> None:
     model = make_single_stack("VanillaTransformerForCausalLM", "eager")
     mask = MASK.flip(1)
     prompts = SOURCE * mask + model.config.pad_token_id * (1 - mask)
-    expected, actual = (
-        each.generate(prompts, attention_mask=mask, max_new_tokens=6, do_sample=False)
-        for each in (model, as_flex(model))
-    )
-    assert actual.equal(expected)
+    arguments = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False}
+    assert as_flex(model).generate(prompts, **arguments).equal(model.generate(prompts, **arguments))
 
 
 @pytest.mark.parametrize("kind", ["static", "offloaded_static"])

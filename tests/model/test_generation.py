@@ -47,10 +47,9 @@ def shared_model(name: str) -> Model:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     source_ids, source_mask = pad(SOURCES)
     labels, label_mask = pad(TARGETS)
+    labels = labels.masked_fill(label_mask == 0, -100)
     for _ in range(80):
-        model(
-            input_ids=source_ids, attention_mask=source_mask, labels=labels.masked_fill(label_mask == 0, -100)
-        ).loss.backward()
+        model(input_ids=source_ids, attention_mask=source_mask, labels=labels).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     return model
@@ -73,7 +72,6 @@ def generate(model: Model, **arguments: Any) -> Any:
 
 
 def until_end(sequence: torch.Tensor) -> list[int]:
-    """The tokens after the start symbol up to and including the first </s>."""
     tokens: list[int] = sequence.tolist()[1:]
     return tokens[: tokens.index(EOS) + 1] if EOS in tokens else tokens
 
@@ -85,7 +83,6 @@ def log_probabilities(model: Model, source: list[int], prefix: list[int]) -> tor
 
 
 def greedy(model: Model, source: list[int], length: int) -> list[int]:
-    """The most probable token, again and again, until </s>."""
     tokens: list[int] = []
     while len(tokens) < length and EOS not in tokens:
         tokens.append(int(log_probabilities(model, source, tokens).argmax()))
@@ -96,9 +93,6 @@ def test_models_say_what_they_learned(model: Model) -> None:
     for source, target in zip(SOURCES, TARGETS, strict=True):
         assert greedy(model, source, length=8) == target[:8]
         assert until_end(generate(model, input_ids=torch.tensor([source]))[0]) == target[:8]
-
-
-# Searches
 
 
 def all_hypotheses(model: Model, source: list[int], length: int) -> list[tuple[float, list[int]]]:
@@ -131,15 +125,9 @@ def test_beam_search_equals_brute_force(seed: int, length_penalty: float) -> Non
     # Probabilities of everything that can be generated sum to one, or the search space would not be whole.
     assert torch.tensor([score for score, _ in hypotheses]).exp().sum() == pytest.approx(1.0, abs=1e-6)
     ranked = sorted(((score / len(tokens) ** length_penalty, tokens) for score, tokens in hypotheses), reverse=True)
-    settings = {"num_return_sequences": 10, "length_penalty": length_penalty, "early_stopping": "never"}
-    output = call_generate(
-        model,
-        input_ids=torch.tensor([source]),
-        num_beams=vocab_size * (vocab_size - 1) ** (length - 1),
-        max_new_tokens=length,
-        return_dict_in_generate=True,
-        **settings,
-    )
+    settings: dict[str, Any] = {"num_return_sequences": 10, "length_penalty": length_penalty, "early_stopping": "never"}
+    settings |= {"num_beams": vocab_size * (vocab_size - 1) ** (length - 1), "return_dict_in_generate": True}
+    output = call_generate(model, input_ids=torch.tensor([source]), max_new_tokens=length, **settings)
     assert isinstance(output, GenerateBeamEncoderDecoderOutput)
     assert [until_end(sequence) for sequence in output.sequences] == [tokens for _, tokens in ranked[:10]]
     scores = cast(torch.Tensor, output.sequences_scores).tolist()
@@ -177,9 +165,8 @@ def test_left_padded_decoder_prompt(model: Model, cache: dict[str, Any], num_bea
     prompt_inputs = {"decoder_input_ids": prompt_ids, "decoder_attention_mask": prompt_mask}
     batched = generate(model, **inputs, **prompt_inputs, num_beams=num_beams, **cache)
     for row, source, prompt in zip(batched, SOURCES, prompts, strict=True):
-        alone = generate(
-            model, input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([prompt]), num_beams=num_beams
-        )
+        inputs = {"input_ids": torch.tensor([source]), "decoder_input_ids": torch.tensor([prompt])}
+        alone = generate(model, **inputs, num_beams=num_beams)
         new = row[prompt_ids.shape[1] - 1 :]
         assert until_end(new) == until_end(alone[0, len(prompt) - 1 :])
 
@@ -207,7 +194,6 @@ def test_assisted_decoding_equals_greedy(model: Model, helper: str) -> None:
 
 
 def test_scores_are_the_model_s(model: Model) -> None:
-    """`return_dict_in_generate` gives, step by step, the logits of an uncached forward pass."""
     ids, mask = pad(SOURCES)
     settings = {"suppress_tokens": [EOS], "return_dict_in_generate": True, "output_logits": True, "output_scores": True}
     output = generate(model, input_ids=ids, attention_mask=mask, max_new_tokens=5, **settings)
@@ -222,10 +208,7 @@ def test_scores_are_the_model_s(model: Model) -> None:
 
 
 def test_generation_continues_from_a_cache(model: Model) -> None:
-    """Four tokens and then four more, from the cache of the first, are the eight of one call.
-
-    The library feeds only what is new if a mask of the target says that all of it is given.
-    """
+    """The library feeds only what is new if a mask of the target says that all of it is given."""
     ids, mask = pad(SOURCES)
     inputs = {"input_ids": ids, "attention_mask": mask, "suppress_tokens": [EOS]}
     expected = generate(model, **inputs)
@@ -239,9 +222,6 @@ def test_generation_continues_from_a_cache(model: Model) -> None:
     assert cache.get_seq_length() == 8
 
 
-# Unusual inputs
-
-
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_fully_padded_row_and_empty_source(model: Model, num_beams: int) -> None:
     ids, mask = pad([SOURCES[0], [EOS], [PAD]])
@@ -253,22 +233,7 @@ def test_fully_padded_row_and_empty_source(model: Model, num_beams: int) -> None
         assert until_end(batched[row]) == until_end(alone[0])
 
 
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_encoder_outputs_and_embeddings_instead_of_ids(model: Model, num_beams: int) -> None:
-    ids, mask = pad(SOURCES)
-    expected = generate(model, input_ids=ids, attention_mask=mask, num_beams=num_beams)
-    with torch.no_grad():
-        encoded = model.get_encoder()(input_ids=ids, attention_mask=mask)
-        embeddings = model.get_input_embeddings()(ids)
-    for source in ({"encoder_outputs": encoded}, {"inputs_embeds": embeddings}):
-        assert generate(model, **source, attention_mask=mask, num_beams=num_beams).equal(expected)
-
-
-# Lengths
-
-
 def new_tokens(model: Model, source_length: int, **arguments: Any) -> int:
-    """How many tokens come if </s> never does."""
     ids = torch.tensor(make_sentences([source_length]))
     prompt = arguments.get("decoder_input_ids", torch.tensor([[BOS]]))
     output = call_generate(model, input_ids=ids, suppress_tokens=[EOS], **arguments)
@@ -284,15 +249,20 @@ def test_default_limit_is_the_paper_s(search: dict[str, Any]) -> None:
 
 
 def test_default_limit_counts_padding_embeddings_and_encoder_outputs() -> None:
-    """The length is that of the batch, however the source is given; a prompt does not count."""
+    """However the source is given, the output is the same; a prompt does not count."""
     model = shared_model("paper")
     ids, mask = pad(make_sentences([2, 7]))
     with torch.no_grad():
         encoded = model.get_encoder()(input_ids=ids, attention_mask=mask)
         embeddings = model.get_input_embeddings()(ids)
-    for source in ({"input_ids": ids}, {"inputs_embeds": embeddings}, {"encoder_outputs": encoded}):
-        output = call_generate(model, **source, attention_mask=mask, suppress_tokens=[EOS])
-        assert output.shape == (2, 1 + 57)
+    for search in ({"num_beams": 1}, {"num_beams": 3}):
+        outputs = [
+            call_generate(model, **source, attention_mask=mask, suppress_tokens=[EOS], **search)
+            for source in ({"input_ids": ids}, {"inputs_embeds": embeddings}, {"encoder_outputs": encoded})
+        ]
+        assert outputs[0].shape == (2, 1 + 57)
+        assert outputs[0].equal(outputs[1])
+        assert outputs[0].equal(outputs[2])
     assert new_tokens(model, source_length=3, decoder_input_ids=torch.tensor([[BOS, 4, 5]])) == 53
 
 
@@ -345,12 +315,10 @@ def test_minimum_lengths() -> None:
 @pytest.mark.parametrize("search", [{}, {"num_beams": 2}, {"use_cache": False}, {"cache_implementation": "static"}])
 @pytest.mark.parametrize("prompt", [[BOS], [BOS, 4, 5]], ids=["start", "prompt"])
 def test_default_limit_ends_with_learned_positions(prompt: list[int], search: dict[str, Any]) -> None:
-    """Every position of the table is used and none beyond it: one token more is an error."""
     model = make_model(seed=4, position_embedding_type="learned", max_position_embeddings=14, position_offset=2)
     asked: list[int] = []
-    model.get_decoder().embed_positions.register_forward_pre_hook(
-        lambda _, arguments: asked.append(int(arguments[0].max()))
-    )
+    table = model.get_decoder().embed_positions
+    table.register_forward_pre_hook(lambda _, arguments: asked.append(int(arguments[0].max())))
     prompt_ids = torch.tensor([prompt])
     count = new_tokens(model, source_length=3, decoder_input_ids=prompt_ids, **search)
     # 12 positions hold the prompt and all that is generated but the last token, which is not fed back.
@@ -361,7 +329,6 @@ def test_default_limit_ends_with_learned_positions(prompt: list[int], search: di
 
 
 def test_many_and_few_learned_positions() -> None:
-    """More than the paper's limit change nothing; with a prompt that fills all of them there is one token."""
     for count, prompt, expected in ((200, [BOS], 53), (4, [BOS, 4, 5, 6], 1)):
         model = make_model(seed=4, position_embedding_type="learned", max_position_embeddings=count)
         assert new_tokens(model, source_length=3, decoder_input_ids=torch.tensor([prompt])) == expected
@@ -385,19 +352,11 @@ HOOKS = {
 
 
 def test_overridden_hooks_are_the_library_s() -> None:
-    """What the mixin overrides exists in the library with the same arguments, and the library calls it by name."""
-    overridden = {
-        name
-        for name, value in vars(VanillaTransformerGenerationMixin).items()
-        if inspect.isfunction(value) and hasattr(GenerationMixin, name)
-    }
+    own = vars(VanillaTransformerGenerationMixin).items()
+    overridden = {name for name, value in own if inspect.isfunction(value) and hasattr(GenerationMixin, name)}
     assert overridden == set(HOOKS), "list in HOOKS what VanillaTransformerGenerationMixin overrides"
     for name, expected in HOOKS.items():
-        advice = (
-            f"transformers moved GenerationMixin.{name}. Look for what took its place, override that in "
-            "vanilla_transformer/model/generation_vanilla_transformer.py for the new and the old version, and put the "
-            "new arguments here; until then, lower the upper end of `transformers` in pyproject.toml."
-        )
+        advice = f"transformers moved GenerationMixin.{name}: override what took its place, for old versions too"
         hook = getattr(GenerationMixin, name, None)
         assert hook is not None, advice
         assert [item for item in inspect.signature(hook).parameters if item != "self"] == expected, advice

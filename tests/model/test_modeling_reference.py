@@ -57,7 +57,6 @@ FIRST = {name: values[0] for name, values in OPTIONS.items()}
 
 
 def make_config(row: Mapping[str, Any]) -> VanillaTransformerConfig:
-    """Build the tiny configuration that a row of options describes."""
     learned = row["position_embedding_type"] == "learned"
     longest = 7 + row["position_offset"]
     return VanillaTransformerConfig(
@@ -109,17 +108,12 @@ def make_batch(config: VanillaTransformerConfig, padding: str, seed: int = 0, ba
     else:
         input_ids, attention_mask = pad(sources, padding, chooser.randrange(config.vocab_size))
         decoder_input_ids, decoder_attention_mask = pad(targets, padding, chooser.randrange(target_vocab_size))
-        inputs = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "decoder_input_ids": decoder_input_ids,
-            "decoder_attention_mask": decoder_attention_mask,
-        }
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        inputs |= {"decoder_input_ids": decoder_input_ids, "decoder_attention_mask": decoder_attention_mask}
     return Batch(sources, targets, inputs)
 
 
 def real_rows(output: torch.Tensor, mask: torch.Tensor | None) -> list[torch.Tensor]:
-    """Split (batch, length, width) into sentences without their padding."""
     if mask is None:
         return list(output)
     return [row[keep.bool()] for row, keep in zip(output, mask, strict=True)]
@@ -147,9 +141,6 @@ def assert_equals_naive(
         memory = naive.encode(source)
         assert_equal_to_scale(encoded[index], memory, atol)
         assert_equal_to_scale(logits[index], naive.project(naive.decode(target, memory)), atol)
-
-
-# --- the naive reference -----------------------------------------------------------------------------------------
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -195,46 +186,10 @@ def test_labels_alone_shift_into_decoder_inputs() -> None:
     assert_equal_to_scale(logits[1, :3], naive.logits([6, 7, 2], [start, 7, 8]))
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("add_final_layer_norm", [None, False, True])
-@pytest.mark.parametrize("normalize_before", [False, True])
-def test_state_dict_holds_what_the_configuration_says(
-    normalize_before: bool, add_final_layer_norm: bool | None, bias: bool
-) -> None:
-    row = FIRST | {
-        "normalize_before": normalize_before,
-        "add_final_layer_norm": add_final_layer_norm,
-        "normalize_embedding": bias,
-        "attention_bias": bias,
-        "ffn_bias": bias,
-        "lm_head_bias": bias,
-        "layers": (1, 1),
-    }
-    kinds = ["weight", "bias"] if bias else ["weight"]
-    expected = {"model.shared.weight", "lm_head.weight"} | ({"lm_head.bias"} if bias else set())
-    for stack, sublayers in (("encoder", ["self_attn"]), ("decoder", ["self_attn", "encoder_attn"])):
-        layer = f"model.{stack}.layers.0"
-        norms = [f"{layer}.{sublayer}_layer_norm" for sublayer in sublayers] + [f"{layer}.final_layer_norm"]
-        has_last = normalize_before if add_final_layer_norm is None else add_final_layer_norm
-        norms += [f"model.{stack}.layer_norm"] if has_last else []
-        norms += [f"model.{stack}.layernorm_embedding"] if bias else []
-        linears = [f"{layer}.{name}.{part}_proj" for name in sublayers for part in ("q", "k", "v", "out")]
-        linears += [f"{layer}.fc1", f"{layer}.fc2"]
-        expected |= {f"{name}.{kind}" for name in norms for kind in ("weight", "bias")}
-        expected |= {f"{name}.{kind}" for name in linears for kind in kinds}
-        expected.add(f"model.{stack}.embed_tokens.weight")
-    assert set(make_model(make_config(row)).state_dict()) == expected
-
-
-# --- torch.nn.Transformer ----------------------------------------------------------------------------------------
-
-
 def torch_layer_state(state: Mapping[str, torch.Tensor], name: str, is_decoder: bool) -> dict[str, torch.Tensor]:
     """Rename one layer's parameters to torch's and pack its q, k and v projections into one."""
     layer: dict[str, torch.Tensor] = {}
-    attentions = (
-        {"self_attn": "self_attn", "encoder_attn": "multihead_attn"} if is_decoder else {"self_attn": "self_attn"}
-    )
+    attentions = {"self_attn": "self_attn", **({"encoder_attn": "multihead_attn"} if is_decoder else {})}
     for ours, theirs in attentions.items():
         for kind in ("weight", "bias"):
             parts = [state[f"{name}.{ours}.{part}_proj.{kind}"] for part in ("q", "k", "v")]
@@ -250,14 +205,8 @@ def torch_layer_state(state: Mapping[str, torch.Tensor], name: str, is_decoder: 
 
 def make_torch_transformer(config: VanillaTransformerConfig, state: Mapping[str, torch.Tensor]) -> nn.Transformer:
     """Build torch.nn.Transformer with our weights; a norm after each stack, torch's default, only where we have one."""
-    common: dict[str, Any] = {
-        "dropout": 0.0,
-        "activation": config.activation_function,
-        "layer_norm_eps": config.layer_norm_eps,
-        "batch_first": True,
-        "norm_first": config.normalize_before,
-    }
-
+    common: dict[str, Any] = {"dropout": 0.0, "activation": config.activation_function, "batch_first": True}
+    common |= {"layer_norm_eps": config.layer_norm_eps, "norm_first": config.normalize_before}
     has_last_norm = "model.encoder.layer_norm.weight" in state
 
     def last_norm() -> nn.LayerNorm | None:
@@ -290,7 +239,6 @@ def make_torch_transformer(config: VanillaTransformerConfig, state: Mapping[str,
 def embed_for_torch(
     config: VanillaTransformerConfig, table: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Embed tokens outside of torch.nn.Transformer, which has neither embeddings nor positions."""
     rows = [position_encoding(config.position_embedding_type, p, config.d_model) for p in range(ids.shape[1])]
     positions = torch.tensor(np.stack(rows), dtype=table.dtype)
     return table[ids] * math.sqrt(config.d_model) + positions[(mask.cumsum(-1) - 1).clamp(min=0)]
@@ -304,21 +252,16 @@ def embed_for_torch(
 def test_logits_equal_torch_nn_transformer(
     normalize_before: bool, add_final_layer_norm: bool, activation_function: str, source_padding: str, attention: str
 ) -> None:
-    """The same weights in torch.nn.Transformer give the same logits, and so does the naive reference."""
-    config = VanillaTransformerConfig(
-        vocab_size=23,
-        d_model=16,
-        encoder_layers=2,
-        decoder_layers=3,
-        encoder_attention_heads=2,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=24,
-        decoder_ffn_dim=20,
-        attention_bias=True,
-        normalize_before=normalize_before,
-        add_final_layer_norm=add_final_layer_norm,
-        activation_function=activation_function,
-    )
+    sizes: dict[str, Any] = {
+        "vocab_size": 23,
+        "d_model": 16,
+        "encoder_layers": 2,
+        "decoder_layers": 3,
+        "encoder_ffn_dim": 24,
+    }
+    sizes |= {"decoder_ffn_dim": 20, "encoder_attention_heads": 2, "decoder_attention_heads": 4}
+    norms: dict[str, Any] = {"normalize_before": normalize_before, "add_final_layer_norm": add_final_layer_norm}
+    config = VanillaTransformerConfig(**sizes, **norms, attention_bias=True, activation_function=activation_function)
     model = make_model(config=config, attention=attention)
     batch = make_batch(config=config, padding=source_padding)
     # torch has no defined answer for a query that may look at nothing, so its targets are padded on the right.
@@ -327,17 +270,15 @@ def test_logits_equal_torch_nn_transformer(
     state = model.state_dict()
     table = state["model.shared.weight"]
     source_ids, source_mask = batch.inputs["input_ids"], batch.inputs["attention_mask"]
-    length = target_ids.shape[1]
+    padding = {f"{name}_key_padding_mask": ~source_mask.bool() for name in ("src", "memory")}
+    padding["tgt_key_padding_mask"] = ~target_mask.bool()
+    look_ahead = torch.ones(target_ids.shape[1], target_ids.shape[1]).triu(diagonal=1).bool()
     transformer = make_torch_transformer(config=config, state=state)
     with torch.no_grad():
-        hidden_states = transformer(
-            src=embed_for_torch(config, table, source_ids, source_mask),
-            tgt=embed_for_torch(config, table, target_ids, target_mask),
-            tgt_mask=torch.ones(length, length).triu(diagonal=1).bool(),
-            src_key_padding_mask=~source_mask.bool(),
-            tgt_key_padding_mask=~target_mask.bool(),
-            memory_key_padding_mask=~source_mask.bool(),
+        source, target = (
+            embed_for_torch(config, table, *side) for side in ((source_ids, source_mask), (target_ids, target_mask))
         )
+        hidden_states = transformer(source, target, tgt_mask=look_ahead, **padding)
         expected = hidden_states @ table.T
         logits = model(**batch.inputs).logits
     for ours, theirs in zip(real_rows(logits, target_mask), real_rows(expected, target_mask), strict=True):
@@ -345,11 +286,7 @@ def test_logits_equal_torch_nn_transformer(
     assert_equals_naive(model=model, batch=batch)
 
 
-# --- positions ---------------------------------------------------------------------------------------------------
-
-
 def make_positions(kind: str, d_model: int, **fields: Any) -> nn.Module:
-    """Return the module of a model that turns the indices of tokens into positions."""
     config = VanillaTransformerConfig.from_preset(
         "tiny", d_model=d_model, position_embedding_type=kind, encoder_layers=1, decoder_layers=1, **fields
     )

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
-from tiny_seq2seq import make_tokenizer
 from tiny_vanilla import assert_close, gradients_of, make_model, make_sentences, pad
 from torch import nn
-from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -24,8 +20,6 @@ from vanilla_transformer.model.attention_vanilla_transformer import (
 )
 
 Model = VanillaTransformerForConditionalGeneration
-
-# Gradients
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -51,48 +45,6 @@ def test_gradients_under_checkpointing(normalize_before: bool, reentrant: bool) 
     torch.testing.assert_close(step(), loss, atol=0.0, rtol=0.0)
     assert len(calls) == 2 * plain_calls
     torch.testing.assert_close(gradients_of(model), gradients, atol=1e-6, rtol=1e-5)
-
-
-def uneven_examples() -> list[dict[str, Any]]:
-    sources = make_sentences([3, 7, 2, 5, 4, 1, 6, 2])
-    targets = make_sentences([1, 8, 2, 6, 3, 9, 4, 1], seed=1)
-    return [
-        {"input_ids": [*source, 2], "attention_mask": [1] * (len(source) + 1), "labels": [*target, 2]}
-        for source, target in zip(sources, targets, strict=True)
-    ]
-
-
-def test_gradient_accumulation_in_the_trainer(tmp_path: Path) -> None:
-    """The library's own loop ends with the same weights for 4 x 2 as for 1 x 8 sentences.
-
-    The loss that it logs is the mean over all target tokens, the first ones included.
-    """
-    weights = []
-    for batch_size, accumulation in ((8, 1), (2, 4)):
-        model = make_model(vocab_size=len(make_tokenizer()), label_smoothing=0.1).train()
-        before = copy.deepcopy(model.state_dict())
-        collator = DataCollatorForSeq2Seq(make_tokenizer(), model=model)
-        with torch.no_grad():
-            expected = model(**collator(uneven_examples())).loss.item()
-        batches = {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": accumulation}
-        steps = {"max_steps": 2, "learning_rate": 0.05, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
-        quiet = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "logging_steps": 1}
-        settings: dict[str, Any] = {**batches, **steps, **quiet, "optim": "sgd", "use_cpu": True}
-        trainer = Seq2SeqTrainer(
-            model=model,
-            args=Seq2SeqTrainingArguments(output_dir=str(tmp_path), dataloader_pin_memory=False, **settings),
-            train_dataset=cast(Any, uneven_examples()),
-            data_collator=collator,
-            processing_class=make_tokenizer(),
-        )
-        trainer.train()
-        assert trainer.state.log_history[0]["loss"] == pytest.approx(expected, rel=1e-3)
-        weights.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
-        assert any((tensor - before[name]).abs().max() > 1e-3 for name, tensor in weights[-1].items())
-    torch.testing.assert_close(weights[1], weights[0], atol=1e-5, rtol=1e-4)
-
-
-# Attention in half precision on a CPU
 
 
 def attention_step(function: Any, mask: torch.Tensor | None, dtype: torch.dtype, causal: bool) -> list[torch.Tensor]:
@@ -172,21 +124,20 @@ def test_folding_rows() -> None:
         fold_rows(states, 4)
 
 
-# The loss
+def make_inputs(lengths: list[int], vocab_size: int = 13) -> dict[str, torch.Tensor]:
+    ids, mask = pad(make_sentences(lengths, vocab_size=vocab_size))
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
 
 
-def take_step(model: Model, ids: torch.Tensor, mask: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The loss and the gradient of every parameter."""
+def take_step(model: Model, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
     model.zero_grad()
-    loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+    loss = model(**inputs).loss
     loss.backward()
     return {"loss": loss.detach(), **gradients_of(model)}
 
 
 def test_a_loss_without_gradients_is_the_same_loss() -> None:
-    model = make_model(label_smoothing=0.1).train()
-    ids, mask = pad(make_sentences([3, 6, 2]))
-    inputs = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    model, inputs = make_model(label_smoothing=0.1).train(), make_inputs([3, 6, 2])
     expected = model(**inputs).loss
     with torch.no_grad():
         found = model(**inputs).loss
@@ -198,16 +149,13 @@ def test_a_loss_without_gradients_is_the_same_loss() -> None:
 
 
 def test_gradients_by_function_transforms() -> None:
-    """`torch.func` differentiates a training step too."""
-    model = make_model(label_smoothing=0.1).train()
-    ids, mask = pad(make_sentences([3, 6, 2]))
-    inputs = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    model, inputs = make_model(label_smoothing=0.1).train(), make_inputs([3, 6, 2])
 
     def loss_of(parameters: dict[str, torch.Tensor]) -> torch.Tensor:
         return cast(torch.Tensor, torch.func.functional_call(model, parameters, (), inputs).loss)
 
     found = torch.func.grad(loss_of)(dict(model.named_parameters()))
-    expected = take_step(model, ids, mask, inputs["labels"])
+    expected = take_step(model, **inputs)
     for name, gradient in found.items():
         assert_close(gradient, expected[name])
 
@@ -216,9 +164,8 @@ def test_a_step_gives_the_same_bits_every_time() -> None:
     """With dropout, from the same state of the random numbers, and large enough to be shared out among threads."""
     sizes: dict[str, Any] = {"d_model": 128, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256, "vocab_size": 700}
     model = make_model(label_smoothing=0.1, dropout=0.1, scale=0.05, **sizes).train()
-    ids, mask = pad(make_sentences([22, 20, 24, 19] * 8, vocab_size=700))
-    results = []
+    inputs, results = make_inputs([22, 20, 24, 19] * 8, vocab_size=700), []
     for _ in range(2):
         torch.manual_seed(0)
-        results.append(take_step(model, ids, mask, ids.masked_fill(mask == 0, -100)))
+        results.append(take_step(model, **inputs))
     torch.testing.assert_close(results[0], results[1], rtol=0.0, atol=0.0)

@@ -15,27 +15,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from tiny_vanilla import (
-    ALL_SHARING,
-    INPUTS,
-    SHARING,
-    TWO_VOCABULARIES,
-    logits_of,
-    make_config,
-    make_model,
-)
+from tiny_vanilla import ALL_SHARING, INPUTS, SHARING, TWO_VOCABULARIES, logits_of, make_config, make_model
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM
+from transformers.initialization import no_init_weights
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 Model = VanillaTransformerForConditionalGeneration
 
-# Saving and loading
-
 
 def tied_groups(model: Model) -> list[set[str]]:
-    """The names of tables that are one parameter."""
     tables = {
         "source": model.get_encoder().embed_tokens.weight,
         "target": model.get_decoder().embed_tokens.weight,
@@ -56,7 +46,6 @@ def expected_groups(changes: dict[str, Any]) -> list[set[str]]:
 
 @pytest.mark.parametrize("sharing", ALL_SHARING)
 def test_saving_and_loading(sharing: str, tmp_path: Path) -> None:
-    """Save, load and save again: the same bytes, only safetensors, each table once, ties and logits as before."""
     changes = ALL_SHARING[sharing]
     model = make_model(lm_head_bias=True, position_embedding_type="learned", **changes)
     assert tied_groups(model) == expected_groups(changes)
@@ -78,14 +67,6 @@ def test_saving_and_loading(sharing: str, tmp_path: Path) -> None:
     torch.testing.assert_close(logits_of(loaded, **INPUTS), logits_of(model, **INPUTS), atol=0.0, rtol=0.0)
 
 
-def test_sharded_saving(tmp_path: Path) -> None:
-    model = make_model()
-    model.save_pretrained(tmp_path, max_shard_size="5KB")
-    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
-    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
-    torch.testing.assert_close(logits_of(loaded, **INPUTS), logits_of(model, **INPUTS), atol=0.0, rtol=0.0)
-
-
 @pytest.mark.parametrize("kind", ["sinusoidal", "learned"])
 def test_copies(kind: str) -> None:
     model = make_model(position_embedding_type=kind)
@@ -102,8 +83,6 @@ def test_copies(kind: str) -> None:
             other.lm_head.weight.zero_()
     torch.testing.assert_close(logits_of(model, **INPUTS), expected, atol=0.0, rtol=0.0)
 
-
-# Resizing
 
 RESIZABLE = {**ALL_SHARING, "shared-and-stated": {**SHARING["shared-tied"], "decoder_vocab_size": 17}}
 NUMBERS = st.tuples(
@@ -142,11 +121,8 @@ def test_resizing(
     model = make_model(lm_head_bias=lm_head_bias, **changes)
     for side, size, multiple, mean_resizing in resizes:
         before = tables_of(model)
-        arguments: dict[str, Any] = {
-            "new_num_tokens": size,
-            "pad_to_multiple_of": multiple,
-            "mean_resizing": mean_resizing,
-        }
+        arguments: dict[str, Any] = {"pad_to_multiple_of": multiple, "mean_resizing": mean_resizing}
+        arguments["new_num_tokens"] = size
         rounded = size if multiple is None else math.ceil(size / multiple) * multiple
         if side == "source":
             returned = model.resize_token_embeddings(**arguments)
@@ -181,7 +157,6 @@ def check_sizes_agree(model: Model) -> None:
 
 
 def check_usable(model: Model, folder: Path) -> None:
-    """The last ids of both vocabularies can be used and trained, and the model survives a round trip."""
     inputs = {
         "input_ids": torch.tensor([[4 % model.config.vocab_size, model.config.vocab_size - 1]]),
         "decoder_input_ids": torch.tensor([[0, model.config.target_vocab_size - 1]]),
@@ -195,14 +170,10 @@ def check_usable(model: Model, folder: Path) -> None:
 
 
 def test_rounding_up_without_a_new_size() -> None:
-    """`pad_to_multiple_of` alone rounds up the present size."""
     model = make_model()
     model.resize_token_embeddings(pad_to_multiple_of=8)
     assert model.config.vocab_size == model.lm_head.out_features == 24
     check_sizes_agree(model)
-
-
-# Initial values
 
 
 def check_initial_values(model: Model) -> None:
@@ -237,17 +208,9 @@ def check_initial_values(model: Model) -> None:
                 assert float(table[position, column]) == pytest.approx(function(angle), abs=1e-6)
 
 
-WIDE: dict[str, Any] = {
-    "vocab_size": 200,
-    "d_model": 64,
-    "encoder_ffn_dim": 128,
-    "decoder_ffn_dim": 96,
-    "max_position_embeddings": 100,
-    "attention_bias": True,
-    "lm_head_bias": True,
-    "normalize_embedding": True,
-    "normalize_before": True,
-}
+WIDE: dict[str, Any] = {"vocab_size": 200, "d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 96}
+WIDE |= {"max_position_embeddings": 100}
+WIDE |= dict.fromkeys(("attention_bias", "lm_head_bias", "normalize_embedding", "normalize_before"), True)
 
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "learned"])
@@ -271,22 +234,44 @@ def test_missing_weights_get_initial_values(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
     weights = load_file(path)
-    dropped = [
-        "model.encoder.embed_tokens.weight",
-        "model.encoder.layers.0.fc1.weight",
-        "lm_head.weight",
-        "lm_head.bias",
-    ]
-    for name in dropped:
-        del weights[name]
-    save_file(weights, path, metadata={"format": "pt"})
-    loaded, info = AutoModelForSeq2SeqLM.from_pretrained(
-        tmp_path, output_loading_info=True, ignore_mismatched_sizes=True
-    )
-    assert set(info["missing_keys"]) == set(dropped)
+    encoder = "model.encoder"
+    dropped = {f"{encoder}.embed_tokens.weight", f"{encoder}.layers.0.fc1.weight", "lm_head.weight", "lm_head.bias"}
+    kept = {name: tensor for name, tensor in weights.items() if name not in dropped}
+    save_file(kept, path, metadata={"format": "pt"})
+    anew = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    loaded, info = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, **anew)
+    assert set(info["missing_keys"]) == dropped
     assert (loaded.model.decoder.embed_tokens.weight == 5.0).all()
     assert (loaded.model.decoder.layers[0].fc1.weight == 6.0).all()
     with torch.no_grad():
         loaded.model.decoder.embed_tokens.weight.copy_(loaded.model.encoder.embed_tokens.weight)
         nn.init.xavier_uniform_(loaded.model.decoder.layers[0].fc1.weight)
     check_initial_values(loaded)
+
+
+@pytest.mark.parametrize("way", ["no_init_weights", "meta"])
+@pytest.mark.parametrize("kind", ["sinusoidal", "sinusoidal_concatenated", "sinusoidal_tensor2tensor"])
+def test_sinusoids_are_there_without_initialisation(kind: str, way: str) -> None:
+    """No file has them, so that neither a skipped initialisation nor `to_empty` may leave them unset."""
+    trained = make_model(position_embedding_type=kind)
+    if way == "meta":
+        with torch.device("meta"):
+            model = VanillaTransformerForConditionalGeneration(make_config(position_embedding_type=kind))
+        model.to_empty(device="cpu")
+        for name, buffer in model.named_buffers():
+            assert buffer.isfinite().all(), name
+    else:
+        with no_init_weights():
+            model = VanillaTransformerForConditionalGeneration(make_config(position_embedding_type=kind))
+    model.load_state_dict(trained.state_dict())
+    assert logits_of(model.eval(), **INPUTS).equal(logits_of(trained, **INPUTS))
+
+
+@pytest.mark.parametrize("sharing", ALL_SHARING)
+def test_only_tied_weights_are_listed_as_tied(sharing: str) -> None:
+    model = make_model(**ALL_SHARING[sharing])
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    assert model._tied_weights_keys is not None
+    for target, source in model._tied_weights_keys.items():
+        assert parameters[target] is parameters[source]
+    assert ("lm_head.weight" in model._tied_weights_keys) == model.config.tie_word_embeddings

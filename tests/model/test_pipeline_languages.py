@@ -40,13 +40,12 @@ class TestLanguages:
     @pytest.mark.parametrize("batch_size", [1, 2])
     def test_nllb(self, nllb: tuple[Any, Any], batch_size: int) -> None:
         model, tokenizer = nllb
-        pipe = TranslationPipeline(
-            model, tokenizer, src_lang="eng_Latn", tgt_lang="deu_Latn", max_new_tokens=6, num_beams=1
-        )
+        defaults = {"src_lang": "eng_Latn", "tgt_lang": "deu_Latn"}
+        pipe = TranslationPipeline(model, tokenizer, **defaults, max_new_tokens=6, num_beams=1)
         texts = [self.TEXT, "face", "deed a bead"]
         found = {}
         for languages in ({}, {"tgt_lang": "fra_Latn"}, {"src_lang": "fra_Latn"}):
-            source, target = {"src_lang": "eng_Latn", "tgt_lang": "deu_Latn", **languages}.values()
+            source, target = {**defaults, **languages}.values()
             target_id = tokenizer.convert_tokens_to_ids(target)
             expected = [self.by_hand(model, tokenizer, text, source, target_id, max_new_tokens=6) for text in texts]
             found[source, target] = texts_of(pipe(texts, batch_size=batch_size, **languages))
@@ -98,9 +97,8 @@ class TestLanguages:
         pipe = pipeline("translation_en_to_de", model=model, tokenizer=tokenizer, device="cpu", max_new_tokens=6)
         for languages in ({}, {"tgt_lang": "fr"}, {"src_lang": "zh", "tgt_lang": "en"}):
             source, target = {"src_lang": "en", "tgt_lang": "de", **languages}.values()
-            expected = self.by_hand(
-                model, tokenizer, TEXTS[0], source, tokenizer.get_lang_id(target), max_new_tokens=6, num_beams=4
-            )
+            ids = (source, tokenizer.get_lang_id(target))
+            expected = self.by_hand(model, tokenizer, TEXTS[0], *ids, max_new_tokens=6, num_beams=4)
             assert texts_of(pipe([TEXTS[0]], **languages)) == [expected]
         with pytest.raises(ValueError, match="M2M100Tokenizer does not know the language 'xx'"):
             pipe(TEXTS[0], tgt_lang="xx")

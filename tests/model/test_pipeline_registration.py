@@ -36,9 +36,8 @@ class Foreign(TranslationPipeline):
 
 
 class TestRegistration:
-    @pytest.mark.parametrize("model_name", MODELS)
-    @pytest.mark.parametrize("task", TASKS)
-    def test_every_task_serves_every_model_from_a_folder(self, task: str, model_name: str, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(("task", "model_name"), [*zip(TASKS, [*MODELS, "marian"], strict=True)])
+    def test_every_task_serves_models_from_a_folder(self, task: str, model_name: str, tmp_path: Path) -> None:
         model, tokenizer = MODELS[model_name](), make_tokenizer()
         model.config.task_specific_params = None
         model.save_pretrained(tmp_path)
@@ -65,42 +64,27 @@ class TestRegistration:
         assert all(registry.supported_tasks[task] is entry for task, entry in entries.items())
         assert registry.check_task is check_task
 
-    @pytest.mark.parametrize("as_alias", [False, True])
-    def test_a_foreign_registration_is_respected(self, registry: PipelineRegistry, as_alias: bool) -> None:
-        registry.register_pipeline("foreign-translation" if as_alias else "translation", pipeline_class=Foreign)
-        if as_alias:
-            registry.task_aliases["translation"] = "foreign-translation"
+    @pytest.mark.parametrize("kind", ["before", "after", "alias", "one pair"])
+    def test_a_foreign_registration_is_respected(self, registry: PipelineRegistry, kind: str) -> None:
+        if kind == "after":  # a later one wins, as the library has it
+            register_pipeline_tasks()
+        name = {"alias": "foreign-translation", "one pair": "translation_en_to_de"}.get(kind, "translation")
+        registry.register_pipeline(name, pipeline_class=Foreign)
+        if kind == "alias":
+            registry.task_aliases["translation"] = name
         register_pipeline_tasks()
-        for task in ("translation", "translation_en_to_de"):
-            assert type(pipeline(task, model=make_marian(), tokenizer=make_tokenizer(), device="cpu")) is Foreign
-        pipe = pipeline("summarization", model=make_marian(), tokenizer=make_tokenizer(), device="cpu")
-        assert type(pipe) is SummarizationPipeline
-
-    def test_a_foreign_registration_of_one_language_pair_is_respected(self, registry: PipelineRegistry) -> None:
-        registry.register_pipeline("translation_en_to_de", pipeline_class=Foreign)
-        register_pipeline_tasks()
-        for task, pipeline_class in {
-            "translation_en_to_de": Foreign,
-            "translation_en_to_fr": TranslationPipeline,
-        }.items():
-            assert type(pipeline(task, model=make_marian(), tokenizer=make_tokenizer(), device="cpu")) is pipeline_class
-
-    def test_a_later_foreign_registration_wins_as_the_library_has_it(self, registry: PipelineRegistry) -> None:
-        register_pipeline_tasks()
-        registry.register_pipeline("translation", pipeline_class=Foreign)
-        register_pipeline_tasks()
-        for task in ("translation", "translation_en_to_de"):
-            assert type(pipeline(task, model=make_marian(), tokenizer=make_tokenizer(), device="cpu")) is Foreign
+        model, tokenizer = make_marian(), make_tokenizer()
+        others = TranslationPipeline if kind == "one pair" else Foreign
+        expected = {"translation_en_to_de": Foreign, "translation_en_to_fr": others, "translation": others}
+        for task, pipeline_class in {**expected, "summarization": SummarizationPipeline}.items():
+            assert type(pipeline(task, model=model, tokenizer=tokenizer, device="cpu")) is pipeline_class
 
     def test_a_library_that_has_the_tasks_is_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class CompleteRegistry(PipelineRegistry):
             def check_task(self, task: str) -> tuple[str, dict[str, Any], Any]:
-                pair = parse_language_pair(task)
-                return (
-                    super().check_task(task)
-                    if pair is None
-                    else ("translation", self.supported_tasks["translation"], pair)
-                )
+                if (pair := parse_language_pair(task)) is None:
+                    return super().check_task(task)
+                return "translation", self.supported_tasks["translation"], pair
 
         entries = {task: {"impl": Pipeline, "pt": ()} for task in TASKS if "_to_" not in task}
         complete = CompleteRegistry(supported_tasks=dict(entries), task_aliases={})

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from library_models import PREFIXES, TEXTS, generate_by_hand, make_bart, make_marian, make_t5, make_tokenizer, texts_of
+from library_models import PREFIXES, TEXTS, generate_by_hand, make_marian, make_t5, make_tokenizer, texts_of
 from tiny_vanilla import make_model as make_vanilla
 from transformers import GenerationConfig, MarianMTModel, T5ForConditionalGeneration, pipelines
 from transformers.generation.streamers import BaseStreamer
@@ -72,14 +72,6 @@ class TestGenerationSettings:
         assert in_constructor == whole
         assert config.to_diff_dict().keys() == {"max_new_tokens", "transformers_version"}
 
-    def test_the_defaults_are_those_of_transformers_4(self) -> None:
-        model, tokenizer = make_bart(), make_tokenizer()
-        expected = generate_by_hand(model, tokenizer, TEXTS[0], num_beams=4, max_new_tokens=30)
-        assert (
-            texts_of(Text2TextGenerationPipeline(model, tokenizer, max_new_tokens=30)(TEXTS[0]), "generated")
-            == expected
-        )
-
     def test_the_tokenizers_padding_token_stands_in(self, settings_seen: list[GenerationConfig]) -> None:
         model = make_marian()
         model.generation_config.pad_token_id = None
@@ -135,17 +127,13 @@ class TestTaskSpecificParams:
         before = copy.deepcopy(model.config.task_specific_params)
         register_pipeline_tasks()
         name = "summary" if task == "summarization" else "translation"
-        expected = [
-            generate_by_hand(model, tokenizer, PREFIXES[task] + text, max_length=12, num_beams=3, early_stopping=True)[
-                0
-            ]
-            for text in TEXTS
-        ]
+        search = {"max_length": 12, "num_beams": 3, "early_stopping": True}
+        expected = [generate_by_hand(model, tokenizer, PREFIXES[task] + text, **search)[0] for text in TEXTS]
         for _ in range(2):  # the second pipeline finds the model's config as the first did
             pipe = pipeline(task, model=model, tokenizer=tokenizer, device="cpu")
             assert texts_of(pipe(TEXTS, batch_size=2), name) == expected
         assert model.config.task_specific_params == before
-        assert expected != [generate_by_hand(model, tokenizer, text, max_length=12, num_beams=3)[0] for text in TEXTS]
+        assert expected != [generate_by_hand(model, tokenizer, text, **search)[0] for text in TEXTS]
 
     @pytest.mark.parametrize("limit_of_task", ["max_length", "max_new_tokens"])
     @pytest.mark.parametrize("limit", ["max_length", "max_new_tokens"])
@@ -207,7 +195,6 @@ class TestLimits:
 
     @staticmethod
     def count(pipe: Text2TextGenerationPipeline, **call: Any) -> int:
-        """The tokens of an output, the start symbol included."""
         (result,) = pipe(TEXTS[0], return_tensors=True, **call)
         return len(result[f"{pipe.return_name}_token_ids"])
 
@@ -222,14 +209,11 @@ class TestLimits:
             assert self.count(pipe, **given) == 6
             assert self.count(pipe, generation_config=GenerationConfig(**given)) == 6
             assert self.count(pipe) == 12, "the model keeps its own"
-        pipe = TranslationPipeline(model, tokenizer, **given)
-        assert self.count(pipe) == 6
-        for other in ({"max_length": 9}, {"max_new_tokens": 8}):
-            assert self.count(pipe, **other) == 9
-        in_config = TranslationPipeline(model, tokenizer, generation_config=GenerationConfig(**given))
-        assert self.count(in_config) == 6
-        for other in ({"max_length": 9}, {"max_new_tokens": 8}):
-            assert self.count(in_config, **other) == 9
+        for constructor in (given, {"generation_config": GenerationConfig(**given)}):
+            pipe = TranslationPipeline(model, tokenizer, **constructor)
+            assert self.count(pipe) == 6
+            for other in ({"max_length": 9}, {"max_new_tokens": 8}):
+                assert self.count(pipe, **other) == 9
         model.config.task_specific_params = {"summarization": given}
         assert self.count(SummarizationPipeline(model, tokenizer, task="summarization")) == 6
 

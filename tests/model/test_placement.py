@@ -49,18 +49,13 @@ def test_auto_is_the_type_of_the_file(saved_in: torch.dtype, tmp_path: Path) -> 
 
 
 @pytest.mark.filterwarnings("ignore:Attempting to save a model with offloaded modules:UserWarning")
-@pytest.mark.parametrize("share", [0.3, 0.8])
-@pytest.mark.parametrize("sharing", SHARING)
+@pytest.mark.parametrize(("sharing", "share"), [*zip(SHARING, (0.3, 0.8, 0.8, 0.3), strict=True), ("shared-tied", 0.8)])
 def test_what_does_not_fit_into_memory_is_read_from_disk(sharing: str, share: float, tmp_path: Path) -> None:
     model: Any = make_model(encoder_layers=3, decoder_layers=3, **SHARING[sharing])
     model.save_pretrained(tmp_path / "saved")
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    loaded: Any = AutoModelForSeq2SeqLM.from_pretrained(
-        tmp_path / "saved",
-        device_map="auto",
-        max_memory={"cpu": int(share * size)},
-        offload_folder=tmp_path / "offloaded",
-    )
+    where = {"max_memory": {"cpu": int(share * size)}, "offload_folder": tmp_path / "offloaded"}
+    loaded: Any = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "saved", device_map="auto", **where)
     assert {"cpu", "disk"} == set(loaded.hf_device_map.values())
     layers = [name for name in loaded.hf_device_map if re.search(r"\.layers\.\d+", name)]
     assert all(re.fullmatch(r"model\.(en|de)coder\.layers\.\d+", name) for name in layers)

@@ -41,7 +41,6 @@ class Trap:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with its tokenizer."""
     folder = tmp_path_factory.mktemp("saved") / "model"
     tokenizer = train_tokenizer(TEXTS * 3, vocab_size=275, show_progress=False)
     make_model(vocab_size=len(tokenizer)).save_pretrained(folder)
@@ -51,7 +50,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sharded(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model in several files."""
     folder = tmp_path_factory.mktemp("sharded") / "model"
     AutoModelForSeq2SeqLM.from_pretrained(saved).save_pretrained(folder, max_shard_size="10KB")
     assert len(list(folder.glob("*.safetensors"))) > 2
@@ -102,11 +100,9 @@ class TestNothingIsUnpickled:
 
     def test_by_no_way_of_loading(self, trapped: Path, saved: Path, mark: Path, tmp_path: Path) -> None:
         make_pipeline: Any = pipeline
+        classes: tuple[Any, ...] = (VanillaTransformerModel, AutoModel, AutoModelForSeq2SeqLM)
         for load in (
-            VanillaTransformerForConditionalGeneration.from_pretrained,
-            VanillaTransformerModel.from_pretrained,
-            AutoModel.from_pretrained,
-            AutoModelForSeq2SeqLM.from_pretrained,
+            *(model_class.from_pretrained for model_class in classes),
             lambda folder: make_pipeline("translation", model=str(folder), device="cpu"),
         ):
             # pipeline() makes a ValueError of it.
@@ -143,9 +139,8 @@ class TestNothingIsUnpickled:
     @pytest.mark.parametrize("known_to_lack_safetensors", [False, True])
     def test_nor_from_the_hub(self, trapped: Path, mark: Path, tmp_path: Path, known_to_lack_safetensors: bool) -> None:
         write_cache(tmp_path / "cache", trapped, [WEIGHTS, INDEX] if known_to_lack_safetensors else [])
-        message = refusal(
-            lambda: AutoModelForSeq2SeqLM.from_pretrained("someone/something", cache_dir=tmp_path / "cache")
-        )
+        load = AutoModelForSeq2SeqLM.from_pretrained
+        message = refusal(lambda: load("someone/something", cache_dir=tmp_path / "cache"))
         assert "someone/something" in message
         assert "Weights in a pickle" in message
         assert not mark.exists()
@@ -214,20 +209,17 @@ class TestDamagedFiles:
         ids=["cut off", "header cut off", "empty", "a page", "a pointer"],
     )
     @pytest.mark.parametrize("dtype", ["float32", None])  # without one the library looks for it in the weights
-    def test_are_named(self, copy: Copy, damage: Callable[[bytes], bytes], complaint: str, dtype: str | None) -> None:
-        folder = copy(dtype=dtype)
+    def test_are_named(
+        self, copy: Copy, damage: Callable[[bytes], bytes], complaint: str, dtype: str | None, tmp_path: Path
+    ) -> None:
+        folder, load = copy(dtype=dtype), AutoModelForSeq2SeqLM.from_pretrained
         (folder / WEIGHTS).write_bytes(damage((folder / WEIGHTS).read_bytes()))
-        message = refusal(lambda: AutoModelForSeq2SeqLM.from_pretrained(folder))
+        message = refusal(lambda: load(folder))
         assert f"{folder / WEIGHTS} is {complaint}" in message
         assert "download them again" in message
-
-    def test_of_the_hub(self, copy: Copy, tmp_path: Path) -> None:
-        folder = copy()
-        (folder / WEIGHTS).write_bytes(LFS_POINTER)
         write_cache(tmp_path / "cache", folder, [])
-        load = AutoModelForSeq2SeqLM.from_pretrained
         message = refusal(lambda: load("someone/something", cache_dir=tmp_path / "cache"))
-        assert f"{WEIGHTS} is a pointer of git-lfs" in message
+        assert f"{WEIGHTS} is {complaint}" in message
 
     def test_shards(self, sharded: Path, copy: Copy) -> None:
         """All that is damaged is said at once; the library names a file that is missing."""
@@ -260,8 +252,6 @@ class TestDamagedFiles:
 
 
 class WithNewHead(VanillaTransformerPreTrainedModel):
-    """The whole model, and a head that no file has."""
-
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.model = VanillaTransformerModel(config)
@@ -304,9 +294,8 @@ class TestDisagreement:
             assert (status in message) == (name is not None)
             assert name is None or re.search(rf"(model\.)?{re.escape(name)} *\| {status}", message)
         # As in the library, the user may want it so.
-        model, info = model_class.from_pretrained(
-            saved, **fields, ignore_mismatched_sizes=True, output_loading_info=True
-        )
+        anew = {"ignore_mismatched_sizes": True, "output_loading_info": True}
+        model, info = model_class.from_pretrained(saved, **fields, **anew)
         assert bool(info["missing_keys"]) == (missing is not None)
         assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
 
@@ -354,33 +343,22 @@ class TestDisagreement:
         tensors = load_file(folder / WEIGHTS)
         tensors[kept] = tensors.pop("model.shared.weight")
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-        loaded, original = (
-            VanillaTransformerForConditionalGeneration.from_pretrained(each) for each in (folder, saved)
-        )
-        for name, tensor in original.state_dict().items():
-            torch.testing.assert_close(loaded.state_dict()[name], tensor, rtol=0, atol=0)
+        load = VanillaTransformerForConditionalGeneration.from_pretrained
+        loaded, original = (load(each).state_dict() for each in (folder, saved))
+        torch.testing.assert_close(loaded, original, rtol=0, atol=0)
 
-    def test_other_ways_of_loading(self, saved: Path, tmp_path: Path) -> None:
-        """A state dict, a configuration, dtypes and devices; the last layer stays on the disk."""
+    def test_other_ways_of_loading(self, saved: Path) -> None:
+        """A state dict and a configuration; `test_placement` has number formats and devices."""
         original = VanillaTransformerForConditionalGeneration.from_pretrained(saved)
         load = VanillaTransformerForConditionalGeneration.from_pretrained
-        on_cpu = ("embed_tokens", "embed_positions", "layernorm_embedding", "layers.0", "layer_norm", "dropout")
-        devices = dict.fromkeys(["lm_head", "model.shared", "model.encoder"], "cpu")
-        devices |= {f"model.decoder.{name}": "cpu" for name in on_cpu} | {"model.decoder.layers.1": "disk"}
-        ways: list[dict[str, Any]] = [
-            {"pretrained_model_name_or_path": None, "config": original.config, "state_dict": original.state_dict()},
-            {"config": AutoConfig.from_pretrained(saved)},
-            {"device_map": "auto"},
-            {"dtype": torch.bfloat16},
-            {"device_map": devices, "offload_folder": tmp_path / "offload"},
-        ]
+        state: dict[str, Any] = {"pretrained_model_name_or_path": None, "state_dict": original.state_dict()}
+        folder: dict[str, Any] = {"pretrained_model_name_or_path": saved}
         ids = torch.tensor([[5, 6, 7, 2]])
         expected = original(input_ids=ids, decoder_input_ids=ids).logits
-        for way in ways:
-            model = load(**{"pretrained_model_name_or_path": saved, **way}).eval()
-            found = model(input_ids=ids, decoder_input_ids=ids).logits
-            torch.testing.assert_close(found.float(), expected, rtol=0, atol=1.0 if "dtype" in way else 1e-5)
         wrong = make_config(vocab_size=275, encoder_layers=2)
-        for way in ways[:1] + ways[2:]:
-            source = {"pretrained_model_name_or_path": saved, **way, "config": wrong}
-            assert "encoder.layers.1.fc1" in refusal(lambda source=source: load(**source), RuntimeError)  # type: ignore[misc]
+        for way in (state, folder):
+            found = load(**way, config=original.config).eval()(input_ids=ids, decoder_input_ids=ids).logits
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+        for way in (state, {**folder, "device_map": "auto"}, {**folder, "dtype": torch.bfloat16}):
+            with pytest.raises(RuntimeError, match=r"encoder\.layers\.1\.fc1"):
+                load(**way, config=wrong)

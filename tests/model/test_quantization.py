@@ -25,7 +25,6 @@ SCHEMES: dict[str, Callable[[], Any]] = {
 
 
 def save_letters_model(path: Path, **changes: Any) -> Path:
-    """A model that copies letters, and its tokenizer."""
     model = make_letters_model(**changes)
     train_on_letters(model, path / "training")
     assert TOKENIZER.batch_decode(translate(model), skip_special_tokens=True) == TEXTS

@@ -8,7 +8,6 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ import pytest
 import torch
 from datasets import Dataset, DatasetDict
 from remote_process import RemotePython
+from tiny_single_stacks import SINGLE_STACKS as AUTO_CLASSES
 from tiny_vanilla import make_loud_model
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 from transformers.dynamic_module_utils import get_relative_import_files
@@ -37,13 +37,7 @@ PACKAGE = Path(vanilla_transformer.__file__).parent / "model"
 REMOTE_FILES = {path.name: path for path in sorted(PACKAGE.glob("*_vanilla_transformer.py"))}
 ENCODER_FILE, DECODER_FILE = "encoder_only_vanilla_transformer.py", "decoder_only_vanilla_transformer.py"
 FILES_OF_BOTH_STACKS = set(REMOTE_FILES) - {ENCODER_FILE, DECODER_FILE}
-SINGLE_STACKS = {
-    "VanillaTransformerEncoderModel": "AutoModelForTextEncoding",
-    "VanillaTransformerForSequenceClassification": "AutoModelForSequenceClassification",
-    "VanillaTransformerForTokenClassification": "AutoModelForTokenClassification",
-    "VanillaTransformerForQuestionAnswering": "AutoModelForQuestionAnswering",
-    "VanillaTransformerForCausalLM": "AutoModelForCausalLM",
-}
+SINGLE_STACKS = {name: found.__name__ for name, found in AUTO_CLASSES.items() if found is not AutoModel}
 # What only a model that generates from a source needs.
 GENERATION_FILES = {
     f"{role}_vanilla_transformer.py" for role in ["generation", "search", "static_decoding", "pipeline"]
@@ -128,16 +122,9 @@ report
 
 def make_model(vocab_size: int) -> VanillaTransformerForConditionalGeneration:
     """Weights with which sources and beams matter, in a configuration far from the defaults."""
-    config = VanillaTransformerConfig.from_preset(
-        "tiny",
-        vocab_size=vocab_size,
-        d_k=5,
-        lm_head_bias=True,
-        normalize_before=True,
-        position_offset=2,
-        tie_word_embeddings=False,
-    )
-    return make_loud_model(config)
+    changes = {"d_k": 5, "lm_head_bias": True, "normalize_before": True, "position_offset": 2}
+    changes |= {"tie_word_embeddings": False, "vocab_size": vocab_size}
+    return make_loud_model(VanillaTransformerConfig.from_preset("tiny", **changes))
 
 
 @pytest.fixture(scope="module")
@@ -185,12 +172,11 @@ def test_a_process_without_the_package_generates_the_same_tokens(first: SimpleNa
     assert first.generated == here.generated
     assert first.translations == here.translations
     assert [set(item) for item in first.translations] == [{"translation_text"}] * len(TEXTS)
-
-
-def test_there_the_model_without_its_output_layer_loads_too(first: SimpleNamespace, here: SimpleNamespace) -> None:
     name, checksum = first.base
     assert name == "VanillaTransformerModel"
     assert checksum == pytest.approx(here.checksum, rel=1e-5)
+    assert len(first.refusals) == 5
+    assert all("trust_remote_code=True" in message for message in first.refusals)
 
 
 def test_there_the_code_is_the_folders(first: SimpleNamespace) -> None:
@@ -207,14 +193,7 @@ def test_there_the_code_is_the_folders(first: SimpleNamespace) -> None:
     assert any("transformers_modules" in file for file in first.files)
 
 
-def test_without_trust_remote_code_it_is_refused(first: SimpleNamespace) -> None:
-    assert len(first.refusals) == 5
-    for message in first.refusals:
-        assert "trust_remote_code=True" in message
-
-
 def test_a_folder_saved_there_is_the_same(first: SimpleNamespace, moved: Path) -> None:
-    """File by file, so that it works elsewhere as this one does."""
     names = {path.name for path in moved.iterdir()}
     assert {path.name for path in first.again.iterdir()} == names
     for name in names - {"config.json", "tokenizer_config.json"}:
@@ -246,10 +225,6 @@ def single_stacks_report(
     return SimpleNamespace(again=again, **found)
 
 
-def add_up(tensors: Iterable[torch.Tensor]) -> float:
-    return sum(tensor.sum().item() for tensor in tensors)
-
-
 class TestSingleStacks:
     """Encoder and decoder alone, and their heads, from their own folders and from that of a translation model."""
 
@@ -261,24 +236,18 @@ class TestSingleStacks:
             single = getattr(vanilla_transformer, name).from_pretrained(single_stack_folders / name)
             for model, (there, total) in zip((single, single.base_model), found, strict=True):
                 assert there == type(model).__name__
-                assert total == pytest.approx(add_up(model(**batch, use_cache=False).values()), rel=1e-5)
-
-    def test_not_without_the_flag(self, single_stacks_report: SimpleNamespace) -> None:
-        assert len(single_stacks_report.refusals) == len(SINGLE_STACKS)
-        assert all("trust_remote_code=True" in message for message in single_stacks_report.refusals)
-
-    def test_a_language_model_writes_the_same(
-        self, single_stacks_report: SimpleNamespace, single_stack_folders: Path
-    ) -> None:
+                expected = sum(tensor.sum().item() for tensor in model(**batch, use_cache=False).values())
+                assert total == pytest.approx(expected, rel=1e-5)
         write: Any = pipeline("text-generation", model=str(single_stack_folders / "VanillaTransformerForCausalLM"))
         assert single_stacks_report.text == write(TEXTS[0], do_sample=False, max_new_tokens=5)
+        assert len(single_stacks_report.refusals) == len(SINGLE_STACKS)
+        assert all("trust_remote_code=True" in message for message in single_stacks_report.refusals)
 
     def test_there_too_the_trainer_smooths_a_language_models_shifted_labels(
         self, single_stacks_report: SimpleNamespace, single_stack_folders: Path
     ) -> None:
-        ids = AutoTokenizer.from_pretrained(single_stack_folders / "seq2seq")(TEXTS[0], return_tensors="pt")[
-            "input_ids"
-        ]
+        tokenizer = AutoTokenizer.from_pretrained(single_stack_folders / "seq2seq")
+        ids = tokenizer(TEXTS[0], return_tensors="pt")["input_ids"]
         model = AutoModelForCausalLM.from_pretrained(single_stack_folders / "VanillaTransformerForCausalLM")
         with torch.no_grad():
             scores = model(input_ids=ids).logits[0, :-1].log_softmax(dim=-1)
@@ -329,12 +298,12 @@ class TestWithThePackage:
 
 
 class TestFolder:
-    def test_model_and_tokenizer_saved_to_one_folder_bring_all_of_it(self, saved: Path) -> None:
+    def test_model_and_tokenizer_saved_to_one_folder_bring_what_they_need(
+        self, saved: Path, single_stack_folders: Path
+    ) -> None:
         assert {path.name for path in saved.glob("*.py")} == FILES_OF_BOTH_STACKS
-
-    @pytest.mark.parametrize("name", SINGLE_STACKS)
-    def test_a_single_stack_brings_its_own_file_and_no_pipeline(self, name: str, single_stack_folders: Path) -> None:
-        assert {path.name for path in (single_stack_folders / name).glob("*.py")} == FILES_OF[name]
+        for name, expected in FILES_OF.items():
+            assert {path.name for path in (single_stack_folders / name).glob("*.py")} == expected
 
     @pytest.mark.parametrize(("auto_class", "role"), [(AutoConfig, "configuration"), (AutoTokenizer, "tokenization")])
     def test_configuration_and_tokenizer_bring_their_own_file(

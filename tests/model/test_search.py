@@ -30,13 +30,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "two-vocabularies": {**TWO_VOCABULARIES["two-vocabularies-untied"], "position_offset": 2},
     "learned": {"position_embedding_type": "learned", "max_position_embeddings": 40, "add_final_layer_norm": True},
     "every-option": {
-        "normalize_before": True,
-        "normalize_embedding": True,
+        **dict.fromkeys(("normalize_before", "normalize_embedding", "attention_bias", "lm_head_bias"), True),
         "d_k": 6,
         "d_v": 3,
-        "attention_bias": True,
         "ffn_bias": False,
-        "lm_head_bias": True,
         "activation_function": "gelu",
     },
 }
@@ -149,7 +146,7 @@ def change_search(options: set[str], num_sentences: int, num_beams: int, padding
     options=st.sets(st.sampled_from(OPTIONS)),
     data=st.data(),
 )
-@hypothesis.settings(max_examples=120)
+@hypothesis.settings(max_examples=80)
 def test_the_library_finds_the_same(
     name: str, seed: int, lengths: list[int], side: str, num_beams: int, options: set[str], data: st.DataObject
 ) -> None:
@@ -193,9 +190,6 @@ def test_sampled_beams_are_the_library_s() -> None:
         assert search(model, **arguments).equal(theirs)
 
 
-# The paper's scores
-
-
 def log_probabilities(model: Model, source: list[int], prefix: list[int]) -> list[float]:
     logits = logits_of(model, input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([prefix]))
     values: list[float] = logits[0, -1].log_softmax(dim=-1).tolist()
@@ -231,9 +225,9 @@ def test_gnmt_scores_and_exact_stopping(alpha: float, seed: int) -> None:
     found = search(model, **batch, **settings, length_penalty_type="gnmt", return_dict_in_generate=True)
     for row, (ids, mask) in enumerate(zip(batch["input_ids"], batch["attention_mask"], strict=True)):
         expected = naive_beam_search(model, ids[mask.bool()].tolist(), 3, 7, alpha)[:3]
-        for (score, tokens), sequence, value in zip(
-            expected, found.sequences[3 * row :], found.sequences_scores[3 * row :], strict=False
-        ):
+        rows = slice(3 * row, 3 * row + 3)
+        results = zip(expected, found.sequences[rows], found.sequences_scores[rows], strict=True)
+        for (score, tokens), sequence, value in results:
             assert sequence.tolist()[: len(tokens)] == tokens
             assert set(sequence.tolist()[len(tokens) :]) <= {PAD}
             assert value.item() == pytest.approx(score, abs=1e-4)
@@ -243,9 +237,8 @@ def test_length_penalty_type_is_a_setting_like_others(tmp_path: Path) -> None:
     model: Any = make_model(scale=0.6)
     arguments = {**make_batch([5, 2]), "num_beams": 3, "length_penalty": 1.7, "max_new_tokens": 6}
     arguments |= {"return_dict_in_generate": True}
-    scores = [
-        search(model, **arguments, length_penalty_type=kind).sequences_scores for kind in ("transformers", "gnmt")
-    ]
+    kinds = ("transformers", "gnmt")
+    scores = [search(model, **arguments, length_penalty_type=kind).sequences_scores for kind in kinds]
     assert not scores[0].allclose(scores[1])
     assert search(model, **arguments).sequences_scores.equal(scores[0])
     config: Any = copy.deepcopy(model.generation_config)
@@ -260,9 +253,6 @@ def test_length_penalty_type_is_a_setting_like_others(tmp_path: Path) -> None:
     assert search(again, **arguments, length_penalty_type="transformers").sequences_scores.equal(scores[0])
     with pytest.raises(ValueError, match="length_penalty_type must be one of gnmt, transformers, not 'wu'"):
         search(model, **arguments, length_penalty_type="wu")
-
-
-# The limit of each sentence
 
 
 @pytest.mark.parametrize("name", ["sdpa", "learned"])
@@ -289,12 +279,8 @@ def test_samples_have_the_limit_of_their_sentence() -> None:
     assert (found[:2, 53:] != PAD).any()
 
 
-# Less work
-
-
 @contextmanager
 def count_rows(model: Model) -> Iterator[list[int]]:
-    """The number of rows that reach the output layer at each step."""
     rows: list[int] = []
     handle = model.lm_head.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[0]))
     yield rows
@@ -339,8 +325,6 @@ def test_finished_sentences_leave_greedy_search(greedy_runs: list[int]) -> None:
 
 
 class Tokens:
-    """All that a streamer wants of a tokenizer."""
-
     def decode(self, ids: Any, **kwargs: Any) -> str:
         return " ".join(map(str, ids))
 
@@ -348,10 +332,8 @@ class Tokens:
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"do_sample": True},
-        {"return_dict_in_generate": True},
-        {"use_cache": False},
-        {"streamer": TextStreamer(Tokens())},  # type: ignore[arg-type]
+        *({name: True} for name in ("do_sample", "return_dict_in_generate")),
+        *({"use_cache": False}, {"streamer": TextStreamer(Tokens())}),  # type: ignore[arg-type]
     ],
 )
 def test_the_library_is_left_what_is_its_own(greedy_runs: list[int], arguments: dict[str, Any]) -> None:
@@ -393,3 +375,48 @@ def test_largest_values_of_a_vocabulary(rows: int, size: int, k: int, distinct: 
     assert all(len(set(row)) == k for row in indices.tolist())
     if distinct:
         assert indices.equal(expected.indices)
+
+
+class _StopsAll(StoppingCriteria):
+    """As people write them: one bool for all rows."""
+
+    def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> bool:
+        return input_ids.shape[1] >= 5
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_a_criterion_may_answer_with_one_bool(num_beams: int) -> None:
+    batch = {**make_batch([3, 5]), "num_beams": num_beams, "suppress_tokens": [EOS]}
+    tokens = search(make_model(), **batch, stopping_criteria=[_StopsAll()])
+    assert tokens.equal(search(make_model(), **batch, max_new_tokens=4))
+
+
+class _NothingAfterThree(LogitsProcessor):
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        return scores if input_ids.shape[1] < 4 else scores.new_full(scores.shape, -torch.inf)  # type: ignore[return-value]
+
+
+def test_beams_that_a_constraint_leaves_no_token_are_returned_as_they_are() -> None:
+    batch = {**make_batch([3, 5]), "num_beams": 3, "num_return_sequences": 3, "suppress_tokens": [EOS]}
+    tokens = search(make_model(), **batch, logits_processor=[_NothingAfterThree()])
+    assert tokens.equal(search(make_model(), **batch, max_new_tokens=3))
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_a_forced_end_comes_at_each_sentences_own_limit(num_beams: int) -> None:
+    model = make_model()
+    batch = make_batch([3, 9])
+    settings: dict[str, Any] = {"num_beams": num_beams, "forced_eos_token_id": EOS, "max_new_tokens": None}
+    settings["sequence_bias"] = {(EOS,): -50.0}
+    tokens = search(model, **batch, **settings)
+    for row, length in enumerate([4, 10]):
+        alone = {name: values[row : row + 1, :length] for name, values in batch.items()}
+        expected = search(model, **alone, **settings)[0]
+        assert expected.shape == (1 + length + 50,)
+        assert expected[-1] == EOS
+        assert tokens[row, : len(expected)].equal(expected)
+
+
+def test_embeddings_of_a_target_are_refused() -> None:
+    with pytest.raises(ValueError, match="give decoder_input_ids instead of decoder_inputs_embeds"):
+        search(make_model(), **make_batch([3]), decoder_inputs_embeds=torch.zeros(1, 2, 16))

@@ -1,7 +1,6 @@
 """A tokenizer with two vocabularies: each side is what a tokenizer of that side alone is, wherever it is used."""
 
 import copy
-import json
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,23 +12,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from remote_process import RemotePython
 from test_tokenization import files_of, nfc
-from tiny_vanilla import make_model
+from tiny_vanilla import SHARING, make_model
 from tokenizers import Tokenizer, models
-from transformers import AutoTokenizer, DataCollatorForSeq2Seq, pipeline
+from transformers import AutoTokenizer, pipeline
 
-from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
 from vanilla_transformer.inference.translate import translate
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
 SOURCES = ["a man rides a horse", "two men ride two horses", "the man is riding", "  a horse is  a horse 🐎", ""]
-TARGETS = [
-    "ein Mann reitet ein Pferd",
-    "zwei Männer reiten zwei Pferde",
-    "",
-    "die Pferde 25 </s>",
-    "der Reiter ritt 🐎",
-]
+TARGETS = ["ein Mann reitet ein Pferd", "zwei Männer reiten zwei Pferde", "", "die Pferde 25 </s>", "er ritt 🐎"]
 
 
 def train_side(texts: list[str], vocab_size: int) -> VanillaTransformerTokenizer:
@@ -46,7 +38,6 @@ TOKENIZER = train_separate_tokenizer(
 
 @pytest.fixture
 def tokenizer() -> VanillaTransformerTokenizer:
-    """A tokenizer that the test may change."""
     return copy.deepcopy(TOKENIZER)
 
 
@@ -54,9 +45,6 @@ def same_encoding(encoded: Any, expected: Any) -> bool:
     return dict(encoded) == dict(expected) and [one.tokens for one in encoded.encodings] == [
         one.tokens for one in expected.encodings
     ]
-
-
-# --- encoding and decoding ---
 
 
 @given(st.text())
@@ -124,9 +112,6 @@ def test_decoding_takes_what_a_model_gives(skip_special_tokens: bool) -> None:
     assert TOKENIZER.batch_decode(sources, use_source_tokenizer=True) == SOURCE.batch_decode(sources)
 
 
-# --- the sides as tokenizers ---
-
-
 def test_with_one_vocabulary_the_sides_are_the_tokenizer_itself() -> None:
     assert SOURCE.source_tokenizer is SOURCE.target_tokenizer is SOURCE
     assert SOURCE.target_vocab_size == len(SOURCE) == 290
@@ -136,10 +121,8 @@ def test_with_one_vocabulary_the_sides_are_the_tokenizer_itself() -> None:
 
 
 def test_each_side_is_a_tokenizer(tokenizer: VanillaTransformerTokenizer, tmp_path: Path) -> None:
-    for side, expected, texts in (
-        (tokenizer.source_tokenizer, SOURCE, SOURCES),
-        (tokenizer.target_tokenizer, TARGET, TARGETS),
-    ):
+    sides = (tokenizer.source_tokenizer, SOURCE, SOURCES), (tokenizer.target_tokenizer, TARGET, TARGETS)
+    for side, expected, texts in sides:
         assert not side.separate_vocabs
         assert same_encoding(side(texts), expected(texts))
         assert side.batch_decode(expected(texts)["input_ids"]) == expected.batch_decode(expected(texts)["input_ids"])
@@ -169,9 +152,6 @@ def test_sides_have_the_settings_of_the_moment(tokenizer: VanillaTransformerToke
 def test_training_anew_is_refused() -> None:
     with pytest.raises(ValueError, match="one vocabulary, and this tokenizer has two"):
         TOKENIZER.train_new_from_iterator([SOURCES], 270)
-
-
-# --- special and added tokens ---
 
 
 def test_special_tokens_agree() -> None:
@@ -235,32 +215,11 @@ def test_bos_and_eos_are_switched_on_both_sides(tokenizer: VanillaTransformerTok
     assert ended("a man", text_target="ein Mann")["labels"] == TARGET("ein Mann")["input_ids"]
 
 
-# --- copies, saving and loading ---
-
-
 def test_copies_are_equal_and_independent() -> None:
     for duplicate in (copy.deepcopy(TOKENIZER), pickle.loads(pickle.dumps(TOKENIZER))):
         assert same_encoding(duplicate(SOURCES, text_target=TARGETS), TOKENIZER(SOURCES, text_target=TARGETS))
         duplicate.add_tokens(["<x>"])
         assert (len(TOKENIZER), TOKENIZER.target_vocab_size) == (290, 300)
-
-
-def test_saving_again_gives_the_same_files(tokenizer: VanillaTransformerTokenizer, tmp_path: Path) -> None:
-    # Padding and truncation of the last call are no part of the tokenizer.
-    tokenizer(SOURCES, text_target=TARGETS, padding=True, truncation=True, max_length=5)
-    names = tokenizer.save_pretrained(tmp_path / "first")
-    VanillaTransformerTokenizer.from_pretrained(tmp_path / "first").save_pretrained(tmp_path / "second")
-    VanillaTransformerConfig(vocab_size=290).save_pretrained(tmp_path / "second")
-    loaded = AutoTokenizer.from_pretrained(tmp_path / "second")
-    loaded.save_pretrained(tmp_path / "third")
-    first, second = files_of(tmp_path / "first"), files_of(tmp_path / "second")
-    assert {"tokenizer.json", "target_tokenizer.json", "tokenizer_config.json"} <= first.keys()
-    assert {name: second[name] for name in first} == first == files_of(tmp_path / "third")
-    assert {Path(name).name for name in names} >= {"tokenizer.json", "target_tokenizer.json"}
-    assert type(loaded) is VanillaTransformerTokenizer
-    assert (loaded.model_max_length, loaded.separate_vocabs) == (64, True)
-    assert same_encoding(loaded(SOURCES, text_target=TARGETS), TOKENIZER(SOURCES, text_target=TARGETS))
-    assert loaded.batch_decode(TARGET(TARGETS)["input_ids"]) == TARGET.batch_decode(TARGET(TARGETS)["input_ids"])
 
 
 def test_either_file_is_that_of_a_tokenizer_of_this_side(tmp_path: Path) -> None:
@@ -285,12 +244,6 @@ def test_a_file_left_by_another_tokenizer_does_not_count(tmp_path: Path) -> None
     assert loaded(text_target=TARGETS)["input_ids"] == SOURCE(TARGETS)["input_ids"]
 
 
-def test_one_vocabulary_says_nothing_of_two(tmp_path: Path) -> None:
-    SOURCE.save_pretrained(tmp_path)
-    assert {path.name for path in tmp_path.glob("*.json")} == {"tokenizer.json", "tokenizer_config.json"}
-    assert "separate_vocabs" not in json.loads((tmp_path / "tokenizer_config.json").read_text())
-
-
 def test_a_single_file_is_one_vocabulary(tmp_path: Path) -> None:
     TOKENIZER.save_pretrained(tmp_path)
     source_file, target_file = str(tmp_path / "tokenizer.json"), str(tmp_path / "target_tokenizer.json")
@@ -300,21 +253,11 @@ def test_a_single_file_is_one_vocabulary(tmp_path: Path) -> None:
     assert two(text_target=TARGETS)["input_ids"] == TARGET(TARGETS)["input_ids"]
 
 
-# --- with the rest of the library ---
-
-
 @pytest.fixture(scope="module")
 def model() -> Any:
     """Weights with which the source matters; it writes words, since bytes alone would mostly be no text."""
-    model: Any = make_model(
-        vocab_size=290,
-        decoder_vocab_size=300,
-        share_encoder_decoder_embeddings=False,
-        tie_word_embeddings=False,
-        lm_head_bias=True,
-        max_position_embeddings=64,
-        scale_embedding=False,
-    )
+    sizes = {**SHARING["separate-untied"], "vocab_size": 290, "decoder_vocab_size": 300, "max_position_embeddings": 64}
+    model: Any = make_model(**sizes, lm_head_bias=True, scale_embedding=False)
     with torch.no_grad():
         model.lm_head.bias[:260] = -1e4
         for name, parameter in model.named_parameters():
@@ -330,14 +273,6 @@ def expected_translation(model: Any, text: str, **options: Any) -> str:
     return str(TARGET.decode(sequences[0], skip_special_tokens=True))
 
 
-def test_collator_pads_both_sides() -> None:
-    features = [TOKENIZER("a man", text_target="Mann"), TOKENIZER("a", text_target="ein Mann reitet")]
-    batch = DataCollatorForSeq2Seq(TOKENIZER)([dict(feature) for feature in features])
-    labels = [TARGET(text)["input_ids"] for text in ("Mann", "ein Mann reitet")]
-    assert batch["labels"].tolist() == [labels[0] + [-100] * (len(labels[1]) - len(labels[0])), labels[1]]
-    assert batch["input_ids"].tolist() == SOURCE(["a man", "a"], padding=True)["input_ids"]
-
-
 def test_pipeline_and_translate_read_targets(model: Any) -> None:
     texts = SOURCES[:3]
     expected = [expected_translation(model, text, num_beams=2) for text in texts]
@@ -351,9 +286,8 @@ def test_pipeline_and_translate_read_targets(model: Any) -> None:
 def test_stop_strings_are_the_target_tokenizers(model: Any) -> None:
     free = expected_translation(model, "a man")
     stop = free.split()[2]
-    stopped = model.generate(
-        **TOKENIZER("a man", return_tensors="pt"), stop_strings=[stop], tokenizer=TOKENIZER.target_tokenizer
-    )
+    stops = {"stop_strings": [stop], "tokenizer": TOKENIZER.target_tokenizer}
+    stopped = model.generate(**TOKENIZER("a man", return_tensors="pt"), **stops)
     text = str(TOKENIZER.decode(stopped[0], skip_special_tokens=True))
     assert free.startswith(text)
     assert stop in text
@@ -365,10 +299,8 @@ def test_threads_do_not_mix_the_sides_up() -> None:
 
     def work(number: int) -> bool:
         if number % 2:
-            return bool(
-                TOKENIZER(SOURCES)["input_ids"] == sources and TOKENIZER.encode("a man") == SOURCE.encode("a man")
-            )
-        return bool(TOKENIZER(text_target=TARGETS)["input_ids"] == targets)
+            return TOKENIZER(SOURCES)["input_ids"] == sources and TOKENIZER.encode("a man") == SOURCE.encode("a man")
+        return TOKENIZER(text_target=TARGETS)["input_ids"] == targets
 
     with ThreadPoolExecutor(max_workers=8) as executor:
         assert all(executor.map(work, range(400)))

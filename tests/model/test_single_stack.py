@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tiny_single_stacks import DECODERS, ENCODERS, SINGLE_STACKS, TRAINABLE, main_output, make_single_stack, run
-from tiny_vanilla import ALL_SHARING, SHARING, assert_close, make_config, make_model, make_sentences, pad
+from tiny_vanilla import ALL_SHARING, SHARING, assert_close, gradients_of, make_config, make_model, make_sentences, pad
 from torch import nn
 from transformers import (
     AutoModel,
@@ -29,8 +29,6 @@ from transformers import (
 
 import vanilla_transformer as package
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-
-# --- Auto classes ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SINGLE_STACKS)
@@ -53,9 +51,6 @@ def test_auto_model_of_a_new_configuration_is_the_encoder_decoder() -> None:
             assert type(auto_class.from_config(make_config())).__name__ == name
 
 
-# --- weights -----------------------------------------------------------------------------------------------------
-
-
 def tables_of(model: Any) -> dict[str, nn.Parameter]:
     base = model.base_model
     tables = {"tokens": getattr(base, base.side).embed_tokens.weight}
@@ -67,7 +62,6 @@ def tables_of(model: Any) -> dict[str, nn.Parameter]:
 
 
 def check_ties(model: Any) -> None:
-    """The table beside the stack is always the stack's; the output layer is, if the configuration says so."""
     tables = tables_of(model)
     assert ("shared" in tables) == model.config.share_encoder_decoder_embeddings
     assert tables.get("shared", tables["tokens"]) is tables["tokens"]
@@ -79,7 +73,6 @@ def check_ties(model: Any) -> None:
 @pytest.mark.parametrize("sharing", ALL_SHARING)
 @pytest.mark.parametrize("name", SINGLE_STACKS)
 def test_saving_and_loading(name: str, sharing: str, tmp_path: Path) -> None:
-    """Save, load and save again: the same bytes, each table once, ties as before, nothing missing or left over."""
     model = make_single_stack(name, lm_head_bias=True, position_embedding_type="learned", **ALL_SHARING[sharing])
     check_ties(model)
     model.save_pretrained(tmp_path / "first")
@@ -124,9 +117,6 @@ def test_resizing(name: str, sharing: str, bias: bool, sizes: list[tuple[int, in
             assert layer.out_features == rounded
             assert layer.bias is None or len(layer.bias) == rounded
         run(model, input_ids=torch.tensor([[4 % rounded, rounded - 1]]))
-
-
-# --- taken over from the encoder-decoder ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +174,6 @@ def test_texts_begin_with_what_starts_the_decoder(begins: int | None, starts: in
 
 
 def test_a_language_model_has_a_search_of_its_own(seq2seqs: dict[str, Path]) -> None:
-    """Beams and length penalties of a translation model are not taken over, unless they are asked for."""
     model = AutoModelForCausalLM.from_pretrained(seq2seqs["shared-tied"])
     settings = model.generation_config.to_diff_dict()
     assert not {"num_beams", "length_penalty", "length_penalty_type"} & settings.keys()
@@ -246,10 +235,8 @@ def test_an_encoder_decoder_from_a_single_stack_says_nothing_of_it(name: str, tm
     make_single_stack(name).save_pretrained(tmp_path / "single")
     seq2seq = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "single", is_encoder_decoder=True)
     seq2seq.save_pretrained(tmp_path / "seq2seq")
-    saved, expected = (
-        json.loads(text)
-        for text in ((tmp_path / "seq2seq" / "config.json").read_text(), make_model().config.to_json_string())
-    )
+    texts = (tmp_path / "seq2seq" / "config.json").read_text(), make_model().config.to_json_string()
+    saved, expected = map(json.loads, texts)
     for field in ("auto_map", "is_decoder", "is_encoder_decoder", "custom_pipelines"):
         assert saved.get(field) == expected.get(field), field
 
@@ -314,26 +301,23 @@ class TestWhatDoesNotFit:
 
     def test_inputs(self) -> None:
         ids = torch.tensor([[4, 5]])
-        encoder, decoder = (
-            make_single_stack("VanillaTransformerEncoderModel"),
-            make_single_stack("VanillaTransformerForCausalLM"),
-        )
+        states = torch.zeros(1, 2, 16)
+        encoder = make_single_stack("VanillaTransformerEncoderModel")
+        decoder = make_single_stack("VanillaTransformerForCausalLM")
+        source = {"encoder_hidden_states": states, "encoder_attention_mask": ids}
+        wrong: list[tuple[Any, dict[str, Any], str]] = [
+            (encoder, {"past_key_values": DynamicCache(), "use_cache": True}, "no use for past_key_values, use_cache"),
+            (decoder, {"skip_logits": True}, "skip_logits=True needs labels"),
+            (decoder, source, "no use for encoder_hidden_states, encoder_attention_mask"),
+            (make_model(), {}, r"exactly one of decoder_input_ids .*AutoModelForTextEncoding"),
+        ]
         for model in (encoder, decoder):
-            with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
-                model(input_ids=ids, inputs_embeds=torch.zeros(1, 2, 16))
-            with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
-                model()
-            with pytest.raises(ValueError, match="position_ids"):
-                model(input_ids=ids, position_ids=ids)
-        with pytest.raises(ValueError, match="no use for past_key_values, use_cache"):
-            encoder(input_ids=ids, past_key_values=DynamicCache(), use_cache=True)
-        with pytest.raises(ValueError, match="skip_logits=True needs labels"):
-            decoder(input_ids=ids, skip_logits=True)
-        with pytest.raises(ValueError, match="no use for encoder_hidden_states, encoder_attention_mask"):
-            decoder(input_ids=ids, encoder_hidden_states=torch.zeros(1, 2, 16), encoder_attention_mask=ids)
-        seq2seq = make_model()
-        with pytest.raises(ValueError, match=r"exactly one of decoder_input_ids .*AutoModelForTextEncoding"):
-            seq2seq(input_ids=ids)
+            wrong.append((model, {"inputs_embeds": states}, "exactly one of input_ids and inputs_embeds"))
+            wrong.append((model, {"input_ids": None}, "exactly one of input_ids and inputs_embeds"))
+            wrong.append((model, {"position_ids": ids}, "position_ids"))
+        for model, inputs, message in wrong:
+            with pytest.raises(ValueError, match=message):
+                model(**{"input_ids": ids, **inputs})
 
     @pytest.mark.parametrize("name", SINGLE_STACKS)
     def test_attention_over_a_source_is_not_left_out_silently(self, name: str) -> None:
@@ -355,25 +339,6 @@ def test_configurations_of_single_stacks() -> None:
     assert seq2seq.to_dict() == before
 
 
-# --- masks, outputs, number formats ------------------------------------------------------------------------------
-
-
-def per_token(name: str) -> bool:
-    return name != "VanillaTransformerForSequenceClassification"
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("name", SINGLE_STACKS)
-def test_padding_changes_nothing(name: str, side: str) -> None:
-    model = make_single_stack(name, num_labels=3)
-    sentences = make_sentences([1, 4, 7])
-    ids, mask = pad(sentences, side, junk=6)
-    batched = main_output(run(model, input_ids=ids, attention_mask=mask))
-    for row, sentence in enumerate(sentences):
-        alone = main_output(run(model, input_ids=torch.tensor([sentence])))[0]
-        assert_close(batched[row, mask[row].bool()] if per_token(name) else batched[row], alone)
-
-
 @pytest.mark.parametrize("name", SINGLE_STACKS)
 def test_eager_equals_sdpa_and_outputs(name: str) -> None:
     """Attentions and states of every layer; the weights are probabilities, and a decoder's look back only."""
@@ -391,15 +356,6 @@ def test_eager_equals_sdpa_and_outputs(name: str) -> None:
         assert (weights.triu(diagonal=1).abs().max() == 0) == (name in DECODERS)
     as_tuple = run(eager, input_ids=ids, attention_mask=mask, return_dict=False)
     assert torch.equal(as_tuple[0], main_output(outputs))
-
-
-@pytest.mark.parametrize("name", SINGLE_STACKS)
-def test_given_embeddings_equal_tokens(name: str) -> None:
-    model = make_single_stack(name)
-    ids, mask = pad(make_sentences([3, 6]))
-    embedded = model.get_input_embeddings()(ids)
-    outputs = [run(model, **given, attention_mask=mask) for given in ({"input_ids": ids}, {"inputs_embeds": embedded})]
-    torch.testing.assert_close(main_output(outputs[0]), main_output(outputs[1]), atol=0.0, rtol=0.0)
 
 
 def labels_for(name: str, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -422,24 +378,20 @@ def test_gradients_under_checkpointing(name: str, reentrant: bool) -> None:
     for layer in model.base_model.get_submodule(model.side).layers:
         layer.fc1.register_forward_hook(lambda *_: calls.append(1))
 
-    def step() -> tuple[float, list[torch.Tensor]]:
+    def step() -> tuple[float, dict[str, torch.Tensor]]:
+        model.zero_grad()
         calls.clear()
         torch.manual_seed(3)
         loss = model(**inputs).loss
-        return loss.item(), list(torch.autograd.grad(loss, list(model.parameters())))
+        loss.backward()
+        return loss.item(), gradients_of(model)
 
     loss, gradients = step()
     plain_calls = len(calls)
-    assert all(gradient.abs().max() > 0 for gradient in gradients)
+    assert all(gradient.abs().max() > 0 for gradient in gradients.values())
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    if reentrant:  # which torch refuses to `grad`
-        calls.clear()
-        torch.manual_seed(3)
-        model(**inputs).loss.backward()
-        found = [cast(torch.Tensor, parameter.grad) for parameter in model.parameters()]
-    else:
-        again, found = step()
-        assert again == loss
+    again, found = step()
+    assert again == loss
     assert len(calls) == 2 * plain_calls
     torch.testing.assert_close(found, gradients, atol=1e-6, rtol=1e-5)
 

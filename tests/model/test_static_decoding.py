@@ -70,16 +70,12 @@ def search_static(model: Any, **arguments: Any) -> Any:
 
 
 def assert_same(model: Any, **arguments: Any) -> None:
-    """Both ways of searching find the same."""
     ours, expected = search_static(model, **arguments), search(model, **arguments)
     if isinstance(expected, torch.Tensor):
         assert ours.equal(expected)
         return
     assert ours.sequences.tolist() == expected.sequences.tolist()
     torch.testing.assert_close(ours.sequences_scores, expected.sequences_scores, atol=1e-5, rtol=1e-5)
-
-
-# The same translations
 
 
 @hypothesis.given(
@@ -91,7 +87,7 @@ def assert_same(model: Any, **arguments: Any) -> None:
     options=st.sets(st.sampled_from(OPTIONS)),
     data=st.data(),
 )
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=40)
 def test_the_search_without_static_memory_finds_the_same(
     name: str, seed: int, lengths: list[int], side: str, num_beams: int, options: set[str], data: st.DataObject
 ) -> None:
@@ -152,7 +148,6 @@ def test_prompts_of_padding_and_learned_positions_to_the_last(num_beams: int) ->
 
 
 def start_decoding(model: Any, batch: dict[str, torch.Tensor], prompt_mask: torch.Tensor) -> StaticDecoder:
-    """A decoder of one beam for each sentence."""
     inputs = {"encoder_outputs": model.get_encoder()(**batch), "attention_mask": batch["attention_mask"]}
     config = GenerationConfig(num_beams=1, cache_implementation="static")
     return StaticDecoder(model, {**inputs, "decoder_attention_mask": prompt_mask}, config)
@@ -173,10 +168,6 @@ def test_places_that_were_left_take_no_positions() -> None:
     mask = torch.cat([mask[1:], torch.ones(2, 39)], dim=1)
     expected = logits_of(model, **inputs, decoder_input_ids=tokens, decoder_attention_mask=mask)
     torch.testing.assert_close(torch.stack(logits, dim=1), expected[:, 2:], atol=1e-4, rtol=1e-4)
-
-
-def test_more_positions_than_the_table_of_sinusoids_has() -> None:
-    assert_same(shared_model("sdpa"), **make_batch([1, 2]), num_beams=2, max_new_tokens=30, suppress_tokens=[EOS])
 
 
 def test_half_precision_in_several_ways() -> None:
@@ -209,9 +200,6 @@ def test_every_row_sees_something(monkeypatch: pytest.MonkeyPatch) -> None:
     assert num_masks == 6 * 2 * model.config.decoder_layers
 
 
-# Memory
-
-
 def test_memory_stays_where_it_is(steps: Recorded) -> None:
     model = make_model(scale=0.6)
     for lengths in ([4, 2, 6, 1, 3], [3], [1] * 8, [5, 3]):
@@ -224,11 +212,9 @@ def test_memory_of_a_call_in_inference_mode_serves_others(steps: Recorded) -> No
     model = make_model(scale=0.6)
     arguments = {**make_batch([4, 2, 6]), "num_beams": 2}
     expected = search(model, **arguments)
-    with torch.inference_mode():
-        assert search_static(model, **arguments).equal(expected)
-    assert search_static(model, **arguments).equal(expected)
-    with torch.inference_mode():
-        assert search_static(model, **arguments).equal(expected)
+    for inference in (True, False, True):
+        with torch.inference_mode(inference):
+            assert search_static(model, **arguments).equal(expected)
     assert len({address for _, address in steps}) == 1
 
 
@@ -251,9 +237,6 @@ def test_threads_do_not_share_memory() -> None:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda batch: search_static(model, **batch, num_beams=3), batches))
     assert all(map(torch.equal, found, expected))
-
-
-# What is left to the library, or to the other decoders
 
 
 @pytest.mark.parametrize(
@@ -308,9 +291,6 @@ def test_it_is_a_setting_like_others(steps: Recorded) -> None:
     assert steps == []
 
 
-# Compiled
-
-
 def on_all_devices(**settings: Any) -> CompileConfig:
     """Has the library's criteria let a model on the CPU be compiled."""
     config = CompileConfig(**{"fullgraph": True, "mode": None, **settings})
@@ -327,8 +307,6 @@ def graphs() -> Iterator[list[Any]]:
 
 
 def count_in(graphs: list[Any]) -> Any:
-    """A compiler that compiles nothing."""
-
     def count(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         graphs.append({tuple(getattr(item, "shape", ())) for item in inputs})
         return graph.forward
@@ -340,7 +318,7 @@ def count_in(graphs: list[Any]) -> Any:
 def test_a_graph_serves_many_batches(graphs: list[Any], steps: Recorded) -> None:
     model = make_model(scale=0.6, decoder_layers=1)
     config = on_all_devices(backend=count_in(graphs))
-    for seed in range(8):
+    for seed in range(3):
         for lengths in ([3], [4, 2], [1, 5, 6], [7, 1, 0, 2]):
             batch = make_batch(lengths, seed)
             found = search_static(model, **batch, num_beams=4, compile_config=config)
@@ -349,9 +327,8 @@ def test_a_graph_serves_many_batches(graphs: list[Any], steps: Recorded) -> None
     assert len(graphs) == 3
     heads, size = 2, 8
     for sentences, shapes in zip((1, 2, 4), graphs, strict=True):
-        assert {shape for shape in shapes if len(shape) == 4} == {
-            (sentences, heads, length, size) for length in (64, 256)
-        }
+        expected = {(sentences, heads, length, size) for length in (64, 256)}
+        assert {shape for shape in shapes if len(shape) == 4} == expected
     assert steps == [], "all steps were compiled"
     search_static(model, **make_batch([3]), num_beams=4, compile_config=config, disable_compile=True)
     search_static(model, **make_batch([3]), num_beams=4, compile_config=CompileConfig())
@@ -416,12 +393,8 @@ def test_everything_is_on_the_model_s_device(kind: str) -> None:
     with torch.no_grad(), torch.device("meta"):
         model = VanillaTransformerForConditionalGeneration(make_config(position_embedding_type=kind)).eval()
         cache = SourceSharingCache.adopt(make_cache(model, "static", 7, 20))
-        inputs = {
-            "encoder_outputs": (torch.empty(5, 7, 16),),
-            "attention_mask": torch.ones(5, 7),
-            "decoder_attention_mask": torch.ones(20, 2),
-            "past_key_values": cache,
-        }
+        inputs: dict[str, Any] = {"encoder_outputs": (torch.empty(5, 7, 16),), "past_key_values": cache}
+        inputs |= {"attention_mask": torch.ones(5, 7), "decoder_attention_mask": torch.ones(20, 2)}
         prompts, longer = (torch.zeros(rows, 4, length).long() for rows, length in ((5, 2), (1, 3)))
         beams, staying = torch.zeros(5, 4).long(), torch.zeros(1).long()
     config = GenerationConfig(num_beams=4, cache_implementation="static")

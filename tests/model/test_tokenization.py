@@ -39,7 +39,6 @@ WITH_ADDED.add_tokens(ADDED)
 
 @pytest.fixture
 def tokenizer() -> VanillaTransformerTokenizer:
-    """A tokenizer that the test may change."""
     return copy.deepcopy(TOKENIZER)
 
 
@@ -53,9 +52,6 @@ def token_bytes(token: str) -> bytes:
 
 def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-
-
-# --- nothing is lost ---
 
 
 def round_trip(tokenizer: VanillaTransformerTokenizer, text: str) -> str:
@@ -107,15 +103,6 @@ def test_the_normalisation_is_nfc(text: str) -> None:
     assert round_trip(TOKENIZER, text) == unicodedata.normalize("NFC", text)
 
 
-def test_unseen_characters_are_spelled_in_bytes() -> None:
-    tokens = TOKENIZER.tokenize("🐎")
-    assert b"".join(map(token_bytes, tokens)) == b" \xf0\x9f\x90\x8e"
-    assert TOKENIZER.unk_token_id not in TOKENIZER("🐎☃ק")["input_ids"]
-
-
-# --- how text is cut ---
-
-
 @pytest.mark.parametrize(
     ("text", "pieces"),
     [
@@ -140,9 +127,6 @@ def test_a_word_has_the_same_tokens_wherever_it_stands() -> None:
     assert len(first) == 1
     assert TOKENIZER("a man", add_special_tokens=False)["input_ids"][-1:] == first
     assert TOKENIZER(["man", "man"], is_split_into_words=True)["input_ids"] == [*first, *first, 2]
-
-
-# --- special tokens ---
 
 
 def test_special_tokens() -> None:
@@ -216,9 +200,6 @@ def test_bos_and_eos_can_be_given_one_by_one(begins: bool, ends: bool, tmp_path:
     assert VanillaTransformerTokenizer(add_bos_token=True)("")["input_ids"] == [0, 2]  # nothing saved: `</s>`
 
 
-# --- batches ---
-
-
 def test_padding_and_truncation() -> None:
     texts = ["a man", "a man rides a horse"]
     one, other = TOKENIZER(texts)["input_ids"]
@@ -232,9 +213,6 @@ def test_padding_and_truncation() -> None:
     assert TOKENIZER.batch_decode(left["input_ids"], skip_special_tokens=True) == texts
     assert TOKENIZER(texts[1], truncation=True, max_length=3)["input_ids"] == [*other[:2], 2]
     assert len(TOKENIZER("horse " * 100, truncation=True)["input_ids"]) == TOKENIZER.model_max_length == 64
-
-
-# --- offsets ---
 
 
 @settings(max_examples=100)
@@ -260,9 +238,6 @@ def test_offsets_leave_spaces_out_and_count_the_given_text() -> None:
     assert encoded["offset_mapping"][-2:] == [(7, 9), (0, 0)]
     decomposed = "Ma\u0308nner man"
     assert TOKENIZER(decomposed, return_offsets_mapping=True)["offset_mapping"][-2] == (8, 11)
-
-
-# --- added tokens ---
 
 
 @given(st.lists(st.sampled_from([*ADDED, " ", "  ", "a man", " horse", "é", "\n", "7"])))
@@ -293,9 +268,6 @@ def test_tokens_that_stand_for_other_bytes_are_refused(tokenizer: VanillaTransfo
     with pytest.raises(ValueError, match=f"Cannot add the token '{token}'"):
         tokenizer.add_tokens(["fine", token])
     assert len(tokenizer) == len(TOKENIZER)
-
-
-# --- construction ---
 
 
 def test_without_a_vocabulary_every_byte_is_a_token() -> None:
@@ -333,9 +305,6 @@ def test_another_kind_of_backend_is_used_as_it_is() -> None:
     assert tokenizer.decode([4, 6, 5, 2]) == "Mann Müller é </s>"
 
 
-# --- saving and loading ---
-
-
 @pytest.fixture
 def library_log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     """What the library says; its own handler does not pass it on to pytest."""
@@ -345,12 +314,19 @@ def library_log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureF
     logger.removeHandler(caplog.handler)
 
 
+@pytest.mark.parametrize("separate", [False, True])
 def test_saving_again_gives_the_same_files(
-    tokenizer: VanillaTransformerTokenizer, tmp_path: Path, library_log: pytest.LogCaptureFixture
+    separate: bool, tmp_path: Path, library_log: pytest.LogCaptureFixture
 ) -> None:
+    backend = TOKENIZER.backend_tokenizer
+    tokenizer = copy.deepcopy(TOKENIZER)
+    if separate:
+        sides: dict[str, Any] = {"tokenizer_object": backend, "target_tokenizer_object": WITH_ADDED.backend_tokenizer}
+        tokenizer = VanillaTransformerTokenizer(**copy.deepcopy(sides), model_max_length=64)
     # Padding and truncation of the last call are no part of the tokenizer.
-    tokenizer(SENTENCES, padding=True, truncation=True, max_length=5)
-    tokenizer.save_pretrained(tmp_path / "first")
+    tokenizer(SENTENCES, text_target=SENTENCES, padding=True, truncation=True, max_length=5)
+    names = tokenizer.save_pretrained(tmp_path / "first")
+    assert ("target_tokenizer.json" in {Path(name).name for name in names}) == separate
     VanillaTransformerTokenizer.from_pretrained(tmp_path / "first").save_pretrained(tmp_path / "second")
     VanillaTransformerConfig(vocab_size=370).save_pretrained(tmp_path / "second")
     loaded = AutoTokenizer.from_pretrained(tmp_path / "second")
@@ -358,21 +334,19 @@ def test_saving_again_gives_the_same_files(
     first = files_of(tmp_path / "first")
     second = files_of(tmp_path / "second")
     assert {"tokenizer.json", "tokenizer_config.json", "tokenization_vanilla_transformer.py"} <= first.keys()
+    assert ("target_tokenizer.json" in first) == loaded.separate_vocabs == separate
     assert {name: second[name] for name in first} == first == files_of(tmp_path / "third")
     assert type(loaded) is VanillaTransformerTokenizer
     assert (loaded.model_max_length, loaded.padding_side, loaded.clean_up_tokenization_spaces) == (64, "right", False)
     assert loaded(SENTENCES)["input_ids"] == TOKENIZER(SENTENCES)["input_ids"]
+    targets = (WITH_ADDED if separate else TOKENIZER)(SENTENCES)["input_ids"]
+    assert loaded(text_target=SENTENCES)["input_ids"] == targets
+    assert loaded.batch_decode(targets, skip_special_tokens=True) == SENTENCES
     config = json.loads(first["tokenizer_config.json"])
     assert config["tokenizer_class"] == "VanillaTransformerTokenizer"
+    assert ("separate_vocabs" in config) == separate
     assert config["auto_map"]["AutoTokenizer"][0] == "tokenization_vanilla_transformer.VanillaTransformerTokenizer"
     assert library_log.records == []
-
-
-def test_settings_are_saved(tmp_path: Path) -> None:
-    train(300, padding_side="left", split_special_tokens=True, truncation_side="left").save_pretrained(tmp_path)
-    loaded = VanillaTransformerTokenizer.from_pretrained(tmp_path)
-    assert (loaded.padding_side, loaded.truncation_side, loaded.split_special_tokens) == ("left", "left", True)
-    assert loaded("a</s>")["input_ids"].count(2) == 1
 
 
 def test_tokenizer_json_says_it_all(tmp_path: Path) -> None:

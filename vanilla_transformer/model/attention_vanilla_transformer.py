@@ -82,11 +82,9 @@ class MultiHeadAttention(nn.Module):
         attention_mask: torch.Tensor | None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attends from (B, L, D) to keys (B, H, K, d_k) and values (B, H, K, d_v).
+        """Attends from (B, L, D) to keys (B, H, K, d_k) and values (B, H, K, d_v); also gives weights (B, H, L, K).
 
-        Several rows of `hidden_states` may share one row of keys: the beams of a sentence, side by side, share its
-        source. They are then taken as one longer sequence of queries. Returns the sub-layer's output (B, L, D) and,
-        where the implementation computes them, the weights (B, H, L, K).
+        The beams of a sentence, side by side, share the row of its source: they become one longer sequence of queries.
         """
         queries = fold_rows(hidden_states, key.shape[0])
         context, weights = choose_attention(self, key)(
@@ -180,10 +178,7 @@ def unfold_weights(weights: torch.Tensor | None, rows: int, length: int) -> torc
 
 
 def is_faster_in_float32(implementation: str | None, module: nn.Module, key: torch.Tensor) -> bool:
-    """Whether "sdpa" trains faster by way of float32, the keys being (B, H, K, d).
-
-    On a CPU torch's backward pass takes four times as long in half precision, up to some length.
-    """
+    """Whether "sdpa" trains faster by way of float32: half precision makes a CPU's backward pass four times as long."""
     return (
         implementation == "sdpa"
         and key.device.type == "cpu"

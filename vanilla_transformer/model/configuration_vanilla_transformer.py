@@ -21,8 +21,7 @@ logger = logging.get_logger(__name__)
 
 Side = Literal["encoder", "decoder"]
 
-# What the library and its tools write into config.json, or once did, and no class declares. Until version 0.1.0 this
-# package wrote `config_version`.
+# What the library and its tools (`config_version`: this package) write into config.json, or once did.
 _LIBRARY_FIELDS = {
     *("adapters", "add_cross_attention", "attn_implementation", "auto_map", "base_model_pp_plan", "base_model_tp_plan"),
     *("compression_config", "config_version", "configuration_files", "cross_attention_hidden_size", "custom_pipelines"),
@@ -85,20 +84,16 @@ PRESETS: dict[str, dict[str, Any]] = {
     "iwslt": {**_BASE, "vocab_size": 10000, **_both(attention_heads=4, ffn_dim=1024), "dropout": 0.3},
     "base": {**_BASE},
     "big": {**_BASE, "d_model": 1024, **_both(attention_heads=16, ffn_dim=4096), "dropout": 0.3},
-    # Table 3, rows A: number of heads at a constant amount of computation (d_k = d_v = d_model / heads).
+    # Table 3: rows A (heads), B (size of keys), C (depth, width, inner width), D (regularisation), E (positions).
     **{f"A-h{heads}": {**_BASE, **_both(attention_heads=heads)} for heads in (1, 4, 16, 32)},
-    # Rows B: smaller attention keys.
     **{f"B-dk{d_k}": {**_BASE, "d_k": d_k} for d_k in (16, 32)},
-    # Rows C: depth, width, inner width.
     **{f"C-N{layers}": {**_BASE, **_both(layers=layers)} for layers in (2, 4, 8)},
     **{f"C-d{width}": {**_BASE, "d_model": width, "d_k": width // 8, "d_v": width // 8} for width in (256, 1024)},
     **{f"C-ff{width}": {**_BASE, **_both(ffn_dim=width)} for width in (1024, 4096)},
-    # Rows D: regularisation.
     "D-drop0": {**_BASE, "dropout": 0.0},
     "D-drop0.2": {**_BASE, "dropout": 0.2},
     "D-ls0": {"label_smoothing": 0.0},
     "D-ls0.2": {"label_smoothing": 0.2},
-    # Row E: learned positions instead of sinusoids.
     "E-learned": {**_BASE, "position_embedding_type": "learned"},
 }
 
@@ -116,13 +111,11 @@ class VanillaTransformerConfig(PreTrainedConfig):
             `num_hidden_layers` and `num_attention_heads` mean the encoder's, as in BART.
         encoder_ffn_dim, decoder_ffn_dim: Inner width of the feed-forward networks (the paper's d_ff).
         d_k, d_v: Size of one head's keys and values. `None`: d_model / heads.
-        dropout: Probability of dropping an element of a sub-layer's output or of the sum of embeddings and positions
-            (5.4).
+        dropout: Probability of dropping an element of a sub-layer's output, or of embeddings with positions (5.4).
         attention_dropout, activation_dropout: The same for attention weights and for the inner activations of the
             feed-forward networks.
         activation_function: Activation of the feed-forward networks, any name in `ACT2FN`.
-        attention_bias, ffn_bias, lm_head_bias: Whether those linear maps have a bias (3.2 writes none, 3.3 writes b1
-            and b2).
+        attention_bias, ffn_bias, lm_head_bias: Whether those linear maps have a bias (3.2: none, 3.3: b1 and b2).
         normalize_before: `False`: LayerNorm(x + Sublayer(x)) as in 3.1 (post-LN). `True`: x + Sublayer(LayerNorm(x))
             (pre-LN).
         add_final_layer_norm: Whether each stack ends with one more norm. `None`: as usual, after pre-LN only.
@@ -140,9 +133,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
         tie_word_embeddings: Whether the output layer is the decoder's embedding table (3.4).
         label_smoothing: Label smoothing of the model's own loss, in training mode only (5.4); in evaluation mode the
             loss is the plain negative log-likelihood per token.
-        langs: The languages translated from and to, such as `["en", "de"]` (FSMT's name for them). They add the task
-            `"translation_en_to_de"` to those that the saved folder offers without this package, unless one contains
-            "_", which divides the parts of that name.
+        langs: The languages translated from and to, such as `["en", "de"]`. They add the task `"translation_en_to_de"`
+            to those that the saved folder offers without this package, unless one contains "_".
         is_encoder_decoder: `False`: the configuration of a single-stack model, which makes it from that of an
             encoder-decoder.
         is_decoder: Whether that stack is the decoder.
@@ -211,19 +203,14 @@ class VanillaTransformerConfig(PreTrainedConfig):
         kwargs.pop("config_version", None)
         if message := self.find_unknown_fields(kwargs):
             logger.warning(message)
-        # Where the package is installed its pipelines are registered. The library would look at this entry first, and
-        # ask for `trust_remote_code`. `to_dict` writes it for processes without the package.
+        # The library would look at this entry before the registered pipelines, and ask for `trust_remote_code`.
         if not __name__.startswith("transformers_modules."):
             kwargs.pop("custom_pipelines", None)
         super().__post_init__(**kwargs)
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> "VanillaTransformerConfig":
-        """Builds the configuration of a model of the paper, a key of `PRESETS`, but for the fields in `overrides`.
-
-        Raises:
-            ValueError: If there is no such preset, or an override is not a field of the configuration.
-        """
+        """Builds the configuration of a model of the paper, a key of `PRESETS`, but for the fields in `overrides`."""
         if name not in PRESETS:
             raise ValueError(f"There is no preset {name!r}. The presets are: {', '.join(PRESETS)}.")
         legal = {field.name for field in fields(cls)} | set(cls.attribute_map) | {"num_labels"}
@@ -402,8 +389,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
 def as_single_stack(config: VanillaTransformerConfig, side: Side) -> VanillaTransformerConfig:
     """Returns the configuration of a single-stack model: a copy of an encoder-decoder's, or what is given if it is one.
 
-    The sizes of both sides in it are those of the stack, since the library knows one name for either. The texts of a
-    language model begin with the token that starts the decoder, which the library then calls `bos_token_id`.
+    Both sides' sizes are the stack's, since the library knows one name for either; `bos_token_id` starts the decoder.
     """
     settings: dict[str, Any] = {"is_encoder_decoder": False, "is_decoder": side == "decoder"}
     settings["decoder_vocab_size"] = None

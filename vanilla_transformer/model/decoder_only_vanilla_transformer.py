@@ -231,8 +231,7 @@ class VanillaTransformerForCausalLM(SingleStackModel, GenerationMixin):
         )
         states = outputs.last_hidden_state
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits: torch.Tensor | None
-        loss: torch.Tensor | None = None
+        logits, loss = None, None
         if labels is None:
             logits = project(self.lm_head, states[:, kept])
         else:

@@ -22,9 +22,8 @@ from .linear_vanilla_transformer import is_watched, linear
 class SourceSharingCache(EncoderDecoderCache):
     """An `EncoderDecoderCache` whose source side, (B, H, S, d), may serve N target rows for each of its own.
 
-    The decoder folds the rows of a sentence into the length of its queries (see `CrossAttention`), so the source's keys
-    and values are stored, read and computed once per sentence. When a search reorders its rows, the source side stays
-    as it is while each group of N rows still belongs to the same sentence; else it is indexed like the target side.
+    The source's keys and values are stored, read and computed once per sentence. When a search reorders its rows, they
+    stay as they are while each group of N rows still belongs to the same sentence; else they are indexed too.
     """
 
     @classmethod
@@ -77,10 +76,7 @@ def count_source_rows(cache: EncoderDecoderCache | None, encoder_hidden_states: 
 
 
 def match_rows(states: torch.Tensor | None, rows: int) -> torch.Tensor | None:
-    """Brings a tensor with a row for each sentence, or for each beam, to `rows` rows.
-
-    Code that repeats the source for each beam on its own meets a cache that did not, and the other way round.
-    """
+    """Brings a tensor with a row for each sentence, or for each beam, to `rows` rows, as the cache has them."""
     if states is None or states.shape[0] in (rows, 1):
         return states
     if states.shape[0] % rows == 0:
@@ -93,8 +89,7 @@ def match_rows(states: torch.Tensor | None, rows: int) -> torch.Tensor | None:
 class SharedHistoryLayer(DynamicLayer):
     """One layer's keys and values of all beams of a sentence in one row, (B, H, entries, d), in order of appearance.
 
-    At every step of beam search other beams go on. Their histories are not copied: the entries stay where they are, and
-    a mask says which of them belong to a beam. The first update has one row per sentence, the next may have several.
+    When other beams go on, no history is copied: the entries stay, and a mask says which of them belong to a beam.
     """
 
     keys: torch.Tensor
@@ -102,8 +97,8 @@ class SharedHistoryLayer(DynamicLayer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.num_entries = 0
         self.length = 0  # number of target positions, each with an entry of each beam
+        self._memory: tuple[torch.Tensor, torch.Tensor]  # keys and values, with room for further entries behind them
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -111,7 +106,7 @@ class SharedHistoryLayer(DynamicLayer):
         """Appends keys and values (B or R, H, L, d); returns all entries, (B, H, entries, d)."""
         if not self.is_initialized:
             self.dtype, self.device = key_states.dtype, key_states.device
-            self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
+            self.keys, self.values = self._memory = key_states[:, :, :0], value_states[:, :, :0]
             self.is_initialized = True
         sentences, length = self.keys.shape[0], key_states.shape[2]
         keys, values = (
@@ -121,14 +116,14 @@ class SharedHistoryLayer(DynamicLayer):
 
     def append(self, keys: torch.Tensor, values: torch.Tensor, length: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends entries (B, H, new entries, d), which make each beam `length` longer; returns all of them."""
-        start, end = self.num_entries, self.num_entries + keys.shape[2]
-        if end > self.keys.shape[2]:
-            self.keys, self.values = (_enlarge(states, 2 * end, start) for states in (self.keys, self.values))
-        self.keys[:, :, start:end] = keys
-        self.values[:, :, start:end] = values
-        self.num_entries = end
+        start, end = self.keys.shape[2], self.keys.shape[2] + keys.shape[2]
+        if end > self._memory[0].shape[2]:
+            self._memory = (_enlarge(self.keys, 2 * end), _enlarge(self.values, 2 * end))
+        for memory, new in zip(self._memory, (keys, values), strict=True):
+            memory[:, :, start:end] = new
+        self.keys, self.values = (memory[:, :, :end] for memory in self._memory)
         self.length += length
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        return self.keys, self.values
 
     def get_seq_length(self) -> int:
         """Returns the number of target positions."""
@@ -136,12 +131,14 @@ class SharedHistoryLayer(DynamicLayer):
 
     def keep_sentences(self, indices: torch.Tensor) -> None:
         """Forgets all sentences but these, (sentences to keep,)."""
-        self.keys, self.values = self.keys[indices], self.values[indices]
+        end = self.keys.shape[2]
+        self._memory = (self._memory[0][indices], self._memory[1][indices])
+        self.keys, self.values = (memory[:, :, :end] for memory in self._memory)
 
 
-def _enlarge(states: torch.Tensor, capacity: int, used: int) -> torch.Tensor:
+def _enlarge(states: torch.Tensor, capacity: int) -> torch.Tensor:
     larger = states.new_empty(*states.shape[:2], capacity, states.shape[3])
-    larger[:, :, :used] = states[:, :, :used]
+    larger[:, :, : states.shape[2]] = states
     return larger
 
 
@@ -150,16 +147,21 @@ def _enlarge(states: torch.Tensor, capacity: int, used: int) -> torch.Tensor:
 
 def can_step_fast(model: Any) -> bool:
     """Whether `step_fast` does what the model would: nothing is hooked, wrapped, quantised or in training mode."""
-    if model.training or model.config._attn_implementation != "sdpa":
+    if model.config._attn_implementation != "sdpa":
         return False
     decoder = model.model.decoder
-    maps = [model.lm_head]
+    maps, norms = [model.lm_head], []
     for layer in decoder.layers:
         for attention in (layer.self_attn, layer.encoder_attn):
             maps += [attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj]
         maps += [layer.fc1, layer.fc2]
+        norms += [layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm]
     modules = [model, model.model, *decoder.modules(), *model.lm_head.modules()]
-    return not any(map(is_watched, modules)) and all(type(module) is nn.Linear for module in maps)
+    return (
+        not any(module.training or is_watched(module) for module in modules)
+        and all(type(module) is nn.Linear for module in maps)
+        and all(type(module) is nn.LayerNorm for module in norms)
+    )
 
 
 def step_fast(
@@ -173,12 +175,11 @@ def step_fast(
     """Decodes one more token of each row without calling modules; returns the next tokens' logits (R, V).
 
     With one sentence, calling the modules of modeling_vanilla_transformer.py takes as long as their arithmetic. Here
-    the same sub-layers are functions of the modules' weights, in evaluation mode. The modules are the reference: this
-    is used only while nobody has attached anything to them.
+    the same sub-layers are functions of the modules' weights.
 
     `hidden_states` (R, D) are the new tokens' embeddings with positions. Each layer has a history, whose `append` takes
-    new keys and values (B, H, R / B, d) and returns all, and `keys` and `values` (B, H, S, d) of the source. Added to
-    their scores are `mask` (B, 1, R / B, entries) and `source_mask` (B, 1, 1, S).
+    new keys and values (B, H, R / B, d) and returns all, and `keys` and `values` (B, H, S, d) of the source. The masks
+    (B, 1, R / B, entries) and (B, 1, 1, S) are added to their scores.
     """
     decoder = model.model.decoder
     for layer, history, source in zip(decoder.layers, histories, sources, strict=True):
@@ -239,14 +240,13 @@ def _normalize(norm: nn.LayerNorm, inputs: torch.Tensor) -> torch.Tensor:
 class SharedHistoryDecoder:
     """Runs the model over beams whose histories lie in one place, so that a change of beams copies nothing.
 
-    `model_kwargs` has `encoder_outputs` (B, S, D); `attention_mask` (B, S) and `decoder_attention_mask` (R, prompt
-    length), or `None` for either; and an empty dynamic cache as `past_key_values`.
+    `model_kwargs`: `encoder_outputs` (B, S, D), masks (B, S) and (R, prompt length) or `None`, an empty dynamic cache.
     """
 
     def __init__(self, model: Any, model_kwargs: dict[str, Any], num_beams: int) -> None:
         self.model = model
         self.num_beams = num_beams
-        self.layers = [SharedHistoryLayer() for _ in range(model.config.decoder_layers)]
+        self.layers = [SharedHistoryLayer() for _ in model.model.decoder.layers]
         self.cache = SourceSharingCache(
             Cache(layers=[*self.layers]), model_kwargs["past_key_values"].cross_attention_cache
         )
@@ -297,7 +297,7 @@ class SharedHistoryDecoder:
         else:
             positions = cast(torch.Tensor, self.visible).sum(dim=2).view(-1, 1) - 1
         hidden_states = decoder.embed(decoder.embed_tokens(tokens)[:, None], positions, length + 1)[:, 0]
-        sources = self.cache.cross_attention_cache.layers
+        sources = self.cache.cross_attention_cache.layers[: len(self.layers)]
         return step_fast(self.model, hidden_states, self.layers, sources, mask, self.source_mask)
 
     def follow(self, beams: torch.Tensor) -> None:
@@ -352,7 +352,11 @@ class ReorderingDecoder:
 
     def follow(self, beams: torch.Tensor) -> None:
         """Makes beam n of a sentence the continuation of beam `beams[:, n]`, (B, N)."""
-        if self.cache is not None:
-            sentences = torch.arange(beams.shape[0], device=beams.device)[:, None]
-            rows = (sentences * beams.shape[1] + beams).flatten()
-            self.cache.reorder_cache(cast(torch.LongTensor, rows))
+        if self.cache is None:
+            return
+        sentences = torch.arange(beams.shape[0], device=beams.device)[:, None]
+        rows = cast(torch.LongTensor, (sentences * beams.shape[1] + beams).flatten())
+        if hasattr(self.model, "_reorder_cache"):  # a subclass's, which the library asks too
+            self.model_kwargs["past_key_values"] = self.model._reorder_cache(self.cache, rows)
+        else:
+            self.cache.reorder_cache(rows)

@@ -110,11 +110,9 @@ class VanillaTransformerForSequenceClassification(EncoderWithHead):
         check_padding_mask(attention_mask)
         outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
         states = outputs.last_hidden_state
-        if attention_mask is None:
-            last = states[:, -1]
-        else:
-            places = torch.arange(states.shape[1], device=states.device)
-            rows = torch.arange(states.shape[0], device=states.device)
+        last = states[:, -1]
+        if attention_mask is not None:
+            rows, places = (torch.arange(size, device=states.device) for size in states.shape[:2])
             last = states[rows, (attention_mask.to(states.device).bool() * places).argmax(dim=-1)]
         logits = self.score(self.dropout(last))
         loss = None

@@ -12,19 +12,29 @@ import torch
 from torch import nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.generation.configuration_utils import GenerationConfig, GenerationMode
-from transformers.generation.logits_process import LogitsProcessorList
+from transformers.generation.logits_process import ForcedEOSTokenLogitsProcessor, LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
-from .attention_vanilla_transformer import check_cache_implementation
+from .attention_vanilla_transformer import CrossAttention, SelfAttention, check_cache_implementation
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .decoding_vanilla_transformer import SourceSharingCache
+from .decoding_vanilla_transformer import SourceSharingCache, match_rows
 from .loss_vanilla_transformer import compute_logits_and_loss, shift_tokens_right, should_skip_logits
-from .modeling_vanilla_transformer import VanillaTransformerModel
+from .modeling_vanilla_transformer import (
+    VanillaTransformerDecoder,
+    VanillaTransformerDecoderLayer,
+    VanillaTransformerModel,
+)
 from .pretrained_vanilla_transformer import VanillaTransformerPreTrainedModel
-from .search_vanilla_transformer import LENGTH_PENALTIES, BeamSearch, GreedySearch, SourceLengthCriteria
+from .search_vanilla_transformer import (
+    LENGTH_PENALTIES,
+    BeamSearch,
+    GreedySearch,
+    SourceLengthCriteria,
+    SourceLengthForcedEOS,
+)
 from .static_decoding_vanilla_transformer import make_sharing_decoder
 
 if TYPE_CHECKING:
@@ -65,6 +75,8 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             raise ValueError(
                 f"length_penalty_type must be one of {', '.join(LENGTH_PENALTIES)}, not {length_penalty_type!r}."
             )
+        if model_kwargs.get("decoder_inputs_embeds") is not None:
+            raise ValueError("generate() goes on with tokens: give decoder_input_ids instead of decoder_inputs_embeds.")
         check_cache_implementation(self.config._attn_implementation, settings.cache_implementation)
         if settings.decoder_start_token_id is None:  # as where the settings came from an encoder-only model
             settings.decoder_start_token_id = self.config.decoder_start_token_id
@@ -79,11 +91,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         input_ids_length: int,
         inputs_tensor: torch.Tensor,
     ) -> GenerationConfig:
-        """Sets the longest output to the (padded) input length + 50 where neither call nor configuration sets one.
-
-        `input_ids_length` counts the target tokens given, the start symbol included; `inputs_tensor` is the encoder's
-        input, (batch, source length) or (batch, source length, d_model).
-        """
+        """Sets the longest output to the (padded) input length + 50 where neither call nor configuration sets one."""
         if has_default_max_length and generation_config.max_new_tokens is None:
             limit = inputs_tensor.shape[1] + MAX_EXTRA_TOKENS
             if self.config.position_embedding_type == "learned":
@@ -103,11 +111,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         )
 
     def _as_target_side(self) -> Any:
-        """Returns a view of the model for library code that reads the size of the scores from `config.vocab_size`.
-
-        That is the source's size where there are two vocabularies. The view shares every module with the model; only
-        its configuration is a copy, in which the target's size stands.
-        """
+        """Returns the same modules with the target's size as `config.vocab_size`, where the library looks for it."""
         if self.config.target_vocab_size == self.config.vocab_size:
             return self
         view: Any = copy.copy(self)
@@ -122,7 +126,14 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         input_ids: torch.LongTensor | None = None,
         **model_kwargs: Any,
     ) -> tuple[torch.LongTensor, dict[str, Any]]:
-        """Repeats the target's side for beams or samples, and leaves the source's as it is: they share it."""
+        """Repeats the target's side for beams or samples, and leaves the source's as it is: they share it.
+
+        Methods that somebody else wrote get the source's rows repeated, as the library does.
+        """
+        if is_encoder_decoder and not self.has_own_methods():
+            return super()._expand_inputs_for_generation(  # type: ignore[misc]
+                expand_size=expand_size, is_encoder_decoder=True, input_ids=input_ids, **model_kwargs
+            )
         source: dict[str, Any] = {
             name: model_kwargs.pop(name) for name in ("encoder_outputs", "attention_mask") if name in model_kwargs
         }
@@ -146,8 +157,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             result = super()._prepare_cache_for_generation(  # type: ignore[misc]
                 generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
             )
-            # Older versions of the library keep a static cache for the next call, in which beams may share the sources
-            # of fewer sentences, and which cannot be asked for its size if nothing was written to it.
+            # Older versions of the library keep a static cache for the next call, which may be of another batch.
             self.__dict__.pop("_cache", None)
         if given is not None:
             given._is_user_defined = True  # as newer versions of the library say
@@ -158,18 +168,25 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
 
     def _limit_by_source(
         self,
+        logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         model_kwargs: dict[str, Any],
-        prompt_length: int,
-    ) -> StoppingCriteriaList:
+        input_ids: torch.Tensor,
+    ) -> dict[str, Any]:
         """Adds each sentence's own limit where `_prepare_generated_length` has set the batch's."""
-        attention_mask = model_kwargs.get("attention_mask")
-        if attention_mask is None or not getattr(generation_config, "_is_limited_by_source", False):
-            return stopping_criteria
-        limits = prompt_length + attention_mask.sum(dim=1) + MAX_EXTRA_TOKENS
-        limits = limits.clamp(max=generation_config.max_length)
-        return StoppingCriteriaList([*stopping_criteria, SourceLengthCriteria(limits)])
+        attention_mask = match_rows(model_kwargs.get("attention_mask"), len(input_ids) // generation_config.num_beams)
+        if attention_mask is not None and getattr(generation_config, "_is_limited_by_source", False):
+            limits = input_ids.shape[1] + attention_mask.sum(dim=1) + MAX_EXTRA_TOKENS
+            limits = limits.clamp(max=generation_config.max_length)
+            stopping_criteria = StoppingCriteriaList([*stopping_criteria, SourceLengthCriteria(limits)])
+            logits_processor = LogitsProcessorList(
+                SourceLengthForcedEOS(limits, each.eos_token_id)
+                if type(each) is ForcedEOSTokenLogitsProcessor
+                else each
+                for each in logits_processor
+            )
+        return {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria}
 
     def _sample(
         self,
@@ -182,13 +199,8 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         **model_kwargs: Any,
     ) -> Any:
         """The library's greedy search and sampling, with each sentence's own limit; `GreedySearch` where it suits."""
-        common: dict[str, Any] = {
-            "logits_processor": logits_processor,
-            "stopping_criteria": self._limit_by_source(
-                stopping_criteria, generation_config, model_kwargs, input_ids.shape[1]
-            ),
-            "generation_config": generation_config,
-        }
+        common = self._limit_by_source(logits_processor, stopping_criteria, generation_config, model_kwargs, input_ids)
+        common["generation_config"] = generation_config
         needs_library = (
             generation_config.do_sample
             or generation_config.return_dict_in_generate
@@ -199,9 +211,8 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         decoder = None if needs_library else make_sharing_decoder(self, model_kwargs, generation_config)
         if decoder is not None:
             return GreedySearch(decoder, input_ids, **common).run()
-        return super()._sample(  # type: ignore[misc]
-            input_ids, synced_gpus=synced_gpus, streamer=streamer, **common, **model_kwargs
-        )
+        common |= {"synced_gpus": synced_gpus, "streamer": streamer}
+        return super()._sample(input_ids, **common, **model_kwargs)  # type: ignore[misc]
 
     def _beam_search(
         self,
@@ -213,16 +224,27 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         **model_kwargs: Any,
     ) -> Any:
         """Beam search as `BeamSearch` does it, with each sentence's own limit."""
-        criteria = self._limit_by_source(stopping_criteria, generation_config, model_kwargs, input_ids.shape[1])
+        rules = self._limit_by_source(logits_processor, stopping_criteria, generation_config, model_kwargs, input_ids)
         return BeamSearch(
             self,
             input_ids,
-            logits_processor=logits_processor,
-            stopping_criteria=criteria,
+            **rules,
             generation_config=generation_config,
             model_kwargs=model_kwargs,
             synced_gpus=synced_gpus,
         ).run()
+
+    def has_own_methods(self) -> bool:
+        """Whether generation may do without the methods that it would call, because nobody has replaced them.
+
+        A subclass, a decoder, layer or attention of another class, an assignment (as by peft) replace them. Hooks and
+        modules in place of torch's are another matter: see `can_step_fast`.
+        """
+        parts: Any = self
+        layers = parts.model.decoder.layers
+        attentions = [attention for layer in layers for attention in (layer.self_attn, layer.encoder_attn)]
+        modules = [self, parts.model, parts.model.decoder, *layers, *attentions]
+        return all(map(_is_unchanged, modules)) and vars(self).keys().isdisjoint(_GENERATION_METHODS)
 
     def compute_transition_scores(
         self,
@@ -333,3 +355,23 @@ class VanillaTransformerForConditionalGeneration(
         return Seq2SeqLMOutput(
             loss=cast(torch.FloatTensor | None, loss), logits=cast(torch.FloatTensor | None, logits), **others
         )
+
+
+# The methods that a fast step takes the place of, as they are here.
+_GENERATION_METHODS = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "_reorder_cache")
+_OWN_METHODS: dict[type, dict[str, Any]] = {
+    kind: {name: getattr(kind, name, None) for name in names}
+    for kind, names in (
+        (VanillaTransformerForConditionalGeneration, ("forward", *_GENERATION_METHODS)),
+        (VanillaTransformerModel, ("forward",)),
+        (VanillaTransformerDecoder, ("forward", "embed")),
+        (VanillaTransformerDecoderLayer, ("forward", "residual", "feed_forward")),
+        (SelfAttention, ("forward", "attend", "split_heads")),
+        (CrossAttention, ("forward", "attend", "split_heads")),
+    )
+}
+
+
+def _is_unchanged(module: nn.Module) -> bool:
+    own = next((methods for kind, methods in _OWN_METHODS.items() if isinstance(module, kind)), None)
+    return own is not None and all(getattr(type(module), name, None) is method for name, method in own.items())

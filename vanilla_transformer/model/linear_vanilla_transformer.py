@@ -1,8 +1,7 @@
 """Linear maps by the faster of the two matrix libraries in torch.
 
-On a CPU, torch multiplies float32 matrices with Intel's MKL, which leaves the AVX-512 units of AMD's processors idle,
-while oneDNN, the library that torch uses for bfloat16, does not: on an AMD EPYC of 2024 it takes about half the time.
-Torch has no setting for this, but an operator of its own compiler calls oneDNN directly.
+On a CPU, torch multiplies float32 matrices with Intel's MKL, which leaves the AVX-512 units of AMD's processors idle.
+oneDNN takes about half the time there. Torch has no setting for this, but an operator of its compiler calls it.
 """
 
 import functools
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
+from transformers.utils import output_capturing
 
 # Smaller products are over before oneDNN has set out. Of two or three rows MKL reads the weights as fast.
 _FEWEST_MULTIPLICATIONS = 2**20
@@ -44,8 +44,7 @@ def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     """Returns inputs (..., K) times weight (N, K) plus bias (N,), as torch's own `linear` does, by the faster library.
 
     Torch's own is called wherever something else takes part: another device, dtype or layout, subclasses of tensors,
-    autocast, export, torch.func, forward-mode derivatives, modes that watch or replace torch's operators, and while
-    `torch.backends.mkldnn` is switched off.
+    autocast, export, torch.func, forward-mode derivatives, and modes that watch or replace torch's operators.
     """
     if torch.compiler.is_compiling():
         if _suit_compiled_training(inputs, weight, bias):
@@ -89,7 +88,8 @@ def _are_plain(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
         inputs.shape[-1:] == weight.shape[1:]
         and _is_plain(inputs)
         and _is_plain(weight)
-        and (bias is None or (bias.ndim == 1 and _is_plain(bias)))
+        # oneDNN reads a bias as if its values lay side by side.
+        and (bias is None or (bias.ndim == 1 and bias.is_contiguous() and _is_plain(bias)))
     )
 
 
@@ -152,8 +152,8 @@ def _differentiate(
     return by_inputs, by_weight, rows.sum(dim=0) if wants_bias else None
 
 
-# In a compiled graph: there the compiler takes the operator above for one whose weights never change. The name is the
-# module's, which may be loaded twice: from the installed package, and from beside a checkpoint.
+# In a compiled graph the operator above would be one whose weights never change. The name is the module's, which may be
+# loaded twice: from the installed package, and from beside a checkpoint.
 @torch.library.custom_op(f"{__name__.replace('.', '_')}::linear", mutates_args=())
 def _compiled_linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return linear(inputs, weight, bias).contiguous()
@@ -171,9 +171,13 @@ _compiled_linear.register_autograd(
 
 
 def is_watched(module: nn.Module) -> bool:
-    """Whether somebody attached code to the module, or to every module, that must see it called."""
+    """Whether somebody attached code to the module, or to every module, that must see it called.
+
+    The library's own hooks do not count: they stay after the first call with `output_hidden_states=True`, say, and
+    then do nothing in calls without it, while calls with it never come here.
+    """
     return bool(
-        module._forward_hooks
+        any(hook.__module__ != output_capturing.__name__ for hook in module._forward_hooks.values())
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
@@ -185,8 +189,7 @@ def is_watched(module: nn.Module) -> bool:
 def project(layer: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
     """Calls a linear map, (..., K) to (..., N), by the faster library if it is exactly `torch.nn.Linear`.
 
-    The layers themselves stay torch's own, since tools that wrap, quantise or divide them look for that class; what
-    they put in its place is called as it is.
+    Tools that wrap, quantise or divide layers look for that class; what they put in its place is called as it is.
     """
     if type(layer) is nn.Linear and not is_watched(layer):
         return linear(inputs, layer.weight, layer.bias)

@@ -10,7 +10,6 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 
 from .linear_vanilla_transformer import is_watched, linear, project
 
@@ -19,10 +18,7 @@ MINIMUM_ROWS = 256
 
 
 def shift_tokens_right(labels: torch.Tensor, pad_token_id: int, decoder_start_token_id: int) -> torch.Tensor:
-    """Puts the start symbol before the target and drops its last symbol (3.1: outputs offset by one position).
-
-    Labels (B, T), in which -100 becomes padding, to decoder inputs (B, T).
-    """
+    """Shifts the target (B, T) right by one position (3.1), behind the start symbol; -100 becomes padding."""
     start = torch.full_like(labels[:, :1], decoder_start_token_id)
     shifted = torch.cat([start, labels[:, :-1]], dim=1)
     return shifted.masked_fill(shifted == IGNORED_LABEL, pad_token_id)
@@ -43,10 +39,7 @@ def compute_logits_and_loss(
     num_items_in_batch: torch.Tensor | int | None,
     skip_logits: bool,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Projects the decoder's output (B, T, D) to logits (B, T, V), and compares them with labels (B, T) if given.
-
-    With `skip_logits` the logits are `None`, and are not even built where the output layer [`has_plain_weights`].
-    """
+    """Projects (B, T, D) to logits (B, T, V), or `None` with `skip_logits`, and compares them with labels (B, T)."""
     if skip_logits and labels is not None and has_plain_weights(output_layer, hidden_states):
         loss = fused_cross_entropy(output_layer, hidden_states, labels, label_smoothing, num_items_in_batch)
         return None, loss
@@ -70,7 +63,7 @@ def label_smoothed_cross_entropy(
     accumulation, several processes); `None`: the number of labels that count.
     """
     loss = nn.functional.cross_entropy(
-        logits.flatten(0, 1).float(),
+        logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32)),
         labels.flatten().to(logits.device),
         ignore_index=IGNORED_LABEL,
         label_smoothing=label_smoothing,
@@ -86,11 +79,10 @@ def _divide(total: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:
 def has_plain_weights(output_layer: nn.Module, hidden_states: torch.Tensor) -> TypeGuard[nn.Linear]:
     """Whether the loss may be computed from the output layer's weights, or the layer itself has to be called.
 
-    It has to be called, on all positions at once, where
+    It has to be called where
         - torch compiles or transforms the loss (torch.func),
-        - the layer is not just `nn.Linear`: replaced or wrapped (PEFT), parametrized, quantized, with a forward of its
-          own (accelerate's offloading) or with hooks, be they for every module,
-        - its weights are not at hand: elsewhere, on the meta device, partitioned or distributed (ZeRO-3, DTensor).
+        - it is not just `nn.Linear`: replaced or wrapped (PEFT), quantized, offloaded (accelerate), or hooked,
+        - its weights are not at hand: on another device, partitioned or distributed (ZeRO-3, DTensor).
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
@@ -109,8 +101,8 @@ def has_plain_weights(output_layer: nn.Module, hidden_states: torch.Tensor) -> T
 def _product_dtype(hidden_states: torch.Tensor) -> torch.dtype:
     """The type in which the output layer is multiplied: everything else of the loss is float32.
 
-    On CUDA it is autocast's or the model's own. Elsewhere only autocast's bfloat16 is short, which leaves float64 as it
-    is: float16 lacks the range for gradients that nobody scales, and a model in half precision gets an exact loss.
+    Outside of CUDA float16 lacks the range for gradients that nobody scales, and a model in half precision gets an
+    exact loss.
     """
     kind = hidden_states.device.type
     asked = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
@@ -128,9 +120,8 @@ def fused_cross_entropy(
 ) -> torch.Tensor:
     """The value and gradients of [`label_smoothed_cross_entropy`] without the logits (B, T, V).
 
-    At most max(D, 256) rows of logits and of their probabilities exist at a time. Their gradients are made on the way,
-    so that `backward` can run once and not be differentiated. The output layer [`has_plain_weights`]; hidden states are
-    (B, T, D). The rest is as there; positions with -100 cost nothing.
+    At most max(D, 256) rows of logits exist at a time. Their gradients are made on the way, so that `backward` can run
+    once and not be differentiated. The output layer [`has_plain_weights`]; hidden states are (B, T, D).
     """
     labels = labels.flatten().to(hidden_states.device)
     counted = labels != IGNORED_LABEL
@@ -150,10 +141,7 @@ def fused_cross_entropy(
 
 
 class _LossInChunks(torch.autograd.Function):
-    """The sum of the smoothed losses, with its gradients by hidden states, weight and bias.
-
-    Matrices are multiplied in `dtype`, and what is multiplied into is summed in float32 at least.
-    """
+    """The sum of the smoothed losses and its gradients: matrices are multiplied in `dtype`, and summed in float32."""
 
     @staticmethod
     def forward(
@@ -196,8 +184,12 @@ class _LossInChunks(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if torch.is_grad_enabled():  # only with create_graph=True
+            raise RuntimeError(
+                "Second derivatives of this loss would be wrong, since its gradients are made with it. "
+                "Call the model with skip_logits=False to differentiate its loss twice."
+            )
         if ctx.gradients is None:
             raise RuntimeError(
                 "backward called twice: the gradients of this loss are made with it and used up. "

@@ -184,7 +184,7 @@ class VanillaTransformerEncoder(TransformerStack):
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """Encodes source tokens (B, S), with a mask (B, S), 1 at tokens and 0 at padding, to states (B, S, D)."""
-        if input_ids is not None:
+        if input_ids is not None and not torch._C._are_functorch_transforms_active():  # vmap cannot look at values
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         embeddings = self.look_up(input_ids, inputs_embeds)
         length = embeddings.shape[1]
@@ -319,7 +319,9 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
-        """Encodes the source, unless `encoder_outputs` is given, and decodes the target so far.
+        """Encodes the source, unless `encoder_outputs` is given, and decodes the target to states (B, T, D).
+
+        Each side's tokens are given once, as ids or as embeddings that are not yet scaled; else it is a ValueError.
 
         Args:
             input_ids: Source tokens (B, S).
@@ -328,17 +330,10 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             decoder_attention_mask: (B, past + T), needed only where the target is padded on the left.
             encoder_outputs: What the encoder returned for this source.
             past_key_values: An `EncoderDecoderCache` of the positions already decoded.
-            inputs_embeds: Embeddings (B, S, D), not yet scaled, instead of `input_ids`.
-            decoder_inputs_embeds: Embeddings (B, T, D), not yet scaled, instead of `decoder_input_ids`.
+            inputs_embeds: Embeddings of the source (B, S, D).
+            decoder_inputs_embeds: Embeddings of the target (B, T, D).
             use_cache: Whether to return a cache.
-            **kwargs: `output_attentions`, `output_hidden_states`, `return_dict`, and what the attention
-                implementation takes.
-
-        Returns:
-            `Seq2SeqModelOutput` with `last_hidden_state` (B, T, D).
-
-        Raises:
-            ValueError: If a side's tokens are given twice or not at all.
+            **kwargs: `output_attentions`, `output_hidden_states`, `return_dict`, and arguments of the attention.
         """
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             raise ValueError(

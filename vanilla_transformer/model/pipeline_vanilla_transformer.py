@@ -33,19 +33,15 @@ from transformers.utils.generic import ModelOutput
 
 logger = logging.get_logger(__name__)
 
-# A tokenizer that knows no limit says 1e30; the library calls anything beyond 1e20 unlimited.
-_UNLIMITED = int(1e20)
-# The number of tokens that generate() makes when nothing sets a limit.
-_LIBRARY_MAX_LENGTH = 20
+_UNLIMITED = int(1e20)  # anything beyond it is no limit to the library; tokenizers without one say 1e30
+_LIBRARY_MAX_LENGTH = 20  # the tokens that generate() makes when nothing sets a limit
 # generate() takes these limits by either name; where both are set, wherever they come from, the second one wins.
 _LIMITS = (("max_length", "max_new_tokens"), ("min_length", "min_new_tokens"))
 # What a call may hold beside arguments of generate() and of the base class.
 _OWN_ARGUMENTS = frozenset({"max_batch_tokens", "return_scores", "stop_sequence"})
-# How many texts are read ahead, so that those of like length can be put together.
-WINDOW_SIZE = 4096
+WINDOW_SIZE = 4096  # texts that are read ahead, so that those of like length can be put together
 _READ_AT_ONCE = 256
-# A shorter source counts as so many tokens: its translation has to be searched for nevertheless.
-_LEAST_TOKENS = 16
+_LEAST_TOKENS = 16  # a shorter source counts as so many: its translation has to be searched for nevertheless
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -61,10 +57,8 @@ def map_by_length(
     """Applies a function to batches of items of like length, and gives the results in the order of the items.
 
     `read` returns the next items with their lengths: as many as it is told, or fewer at the end. `fits` says how many
-    items a batch may have whose longest one has this length. Items of length 0 come in batches of their own.
-
-    At most `window_size` items are held, results not yet taken included, and the batch with the oldest item comes
-    first, so that results keep coming. With None all are held, and the longest batch comes first.
+    items a batch may have whose longest one has this length. Items of length 0 come in batches of their own. At most
+    `window_size` items are held, and the batch with the oldest item comes first; with None, all and the longest batch.
     """
     waiting: list[tuple[int, int, Item]] = []  # shortest first; the numbers are negative, so that older ones come last
     results: dict[int, Result] = {}
@@ -110,10 +104,7 @@ def _find_batch(waiting: list[tuple[int, int, Any]], fits: Callable[[int], int],
 def count_sentences(
     longest: int, *, batch_size: int | None = None, max_batch_tokens: int | None = None, rows: int = 1
 ) -> int:
-    """How many sentences a batch may have: at least one, and else no more than the limits allow.
-
-    `max_batch_tokens` limits sentences * rows (the beams of a sentence) * the longest source's tokens (at least 16).
-    """
+    """How many sentences a batch may have: at least one; `max_batch_tokens` limits sentences * rows * longest."""
     limits = [] if batch_size is None else [batch_size]
     if max_batch_tokens is not None:
         limits.append(max_batch_tokens // (rows * max(longest, _LEAST_TOKENS)))
@@ -189,7 +180,7 @@ class _StopSequences(StoppingCriteria):
         self.tokenizer, self.stop_sequences = tokenizer, stop_sequences
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
-        """Looks at all sequences, (batch, target_length), and says which are done, (batch,)."""
+        """Says which sequences (batch, target_length) are done."""
         texts = self.tokenizer.batch_decode(input_ids, skip_special_tokens=True)
         done = [any(stop in text for stop in self.stop_sequences) for text in texts]
         return torch.tensor(done, device=input_ids.device)  # type: ignore[return-value]  # a BoolTensor is a Tensor

@@ -49,9 +49,16 @@ class SinusoidalPositions(nn.Module):
         self.sinusoids = SINUSOIDS[config.position_embedding_type]
         self.d_model = config.d_model
         self.offset = config.position_offset
-        weight = torch.empty(config.max_position_embeddings, config.d_model)
+        weight = self.encode(torch.arange(config.max_position_embeddings)).to(torch.get_default_dtype())
         self.register_buffer("weight", weight, persistent=False)
         self.weight: torch.Tensor
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "SinusoidalPositions":
+        """Computes the table anew after each change of type or device: no file has it, and `to_empty` forgets it."""
+        super()._apply(fn, recurse)
+        with torch.no_grad():
+            self.weight.copy_(self.encode(torch.arange(len(self.weight), device=self.weight.device)))
+        return self
 
     def encode(self, positions: torch.Tensor) -> torch.Tensor:
         """Maps positions (...) to sinusoids (..., D) in float64: in float32 the angles err by 4e-4 at 5,000."""
@@ -78,8 +85,7 @@ class LearnedPositions(nn.Embedding):
     def forward(self, token_indices: torch.Tensor, upper_bound: int) -> torch.Tensor:  # type: ignore[override]
         """Maps indices of tokens (B or 1, L), all below `upper_bound`, to (B or 1, L, D)."""
         if upper_bound + self.offset > self.num_embeddings:
-            # Padding does not count. Looking at the indices costs a synchronisation, paid only on the way to an error,
-            # and is not possible in a compiled graph.
+            # Padding does not count. Looking at the indices is slow on a GPU, and impossible in a compiled graph.
             length = upper_bound if torch.compiler.is_compiling() else int(token_indices.max()) + 1
             if length + self.offset > self.num_embeddings:
                 raise ValueError(
@@ -104,9 +110,8 @@ def count_tokens_before(
 ) -> torch.Tensor:
     """Numbers the tokens of a sequence from 0, leaving out padding, so that padding on either side changes nothing.
 
-    The mask is `None` where nothing is padding; (B, past + L), true at tokens; or the causal mask (B, 1, L, K), whose
-    rows allow as many keys as there are tokens up to and including their own. Returns the indices (B or 1, L) of the
-    last `length` positions. At padding they are legal but mean nothing.
+    The mask is `None`, (B, past + L), or the causal mask (B, 1, L, K), whose rows allow as many keys as there have been
+    tokens, their own included. Returns the indices (B or 1, L) of the last `length` positions.
     """
     if attention_mask is None:
         return (torch.arange(length, device=device) + past_length)[None]

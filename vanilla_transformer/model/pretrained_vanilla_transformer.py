@@ -119,11 +119,11 @@ _PICKLES = (
 
 def _find_weights(name: str | os.PathLike[str], kwargs: dict[str, Any]) -> list[Path]:
     """The files of weights of a folder, or of a repository as the cache has it."""
+    subfolder = kwargs.get("subfolder") or ""
     if os.path.isdir(name):
-        folder = Path(name, kwargs.get("subfolder") or "")
+        folder = Path(name, subfolder)
     else:
         where = {key: kwargs.get(key) for key in ("cache_dir", "revision", "token")}
-        subfolder = kwargs.get("subfolder") or ""
         try:
             config = cached_file(str(name), CONFIG_NAME, subfolder=subfolder, local_files_only=True, **where)
         except (OSError, ValueError):
@@ -237,10 +237,9 @@ class ResizableVocabulariesMixin(PreTrainedModel):
         return embeddings
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Saves as the library does, with `tie_word_embeddings` true in the configuration if the weights are tied.
+        """Saves as the library does, but with `tie_word_embeddings` true in the configuration if the weights are tied.
 
-        PEFT clears that flag when it merges an adapter into a model with two tables. Tied weights are saved once:
-        without the flag, the output layer would be lost.
+        PEFT clears it when it merges an adapter. Tied weights are saved once: the output layer would be lost.
         """
         output_layer = self.get_output_embeddings()
         if output_layer is not None:
@@ -267,6 +266,11 @@ class VanillaTransformerPreTrainedModel(SafeLoadingMixin, ResizableVocabulariesM
     def _can_set_attn_implementation(cls) -> bool:
         # The library guesses this from the text of this file; older versions look for their own name of equation 1.
         return True
+
+    def post_init(self) -> None:
+        """The library's, with the ties of this configuration only in the attribute that tools read."""
+        self._tied_weights_keys = self.get_expanded_tied_weights_keys()
+        super().post_init()
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -301,11 +305,7 @@ class VanillaTransformerPreTrainedModel(SafeLoadingMixin, ResizableVocabulariesM
 
 
 class SingleStackModel(VanillaTransformerPreTrainedModel):
-    """One stack of the Transformer, whose parameters have the same names as in the encoder-decoder.
-
-    There the table of embeddings that both sides share lies beside the stacks, as `shared`; so it does here. The
-    configuration is made from that of the encoder-decoder by [`as_single_stack`].
-    """
+    """One stack of the Transformer, whose parameters, `shared` too, have the same names as in the encoder-decoder."""
 
     side: Side
 
@@ -322,10 +322,9 @@ class SingleStackModel(VanillaTransformerPreTrainedModel):
 
     def make_shared_table(self) -> None:
         """Makes `shared`, if the encoder-decoder has it."""
-        if self.config.share_encoder_decoder_embeddings:
-            self.shared = nn.Embedding(
-                self.config.vocab_size, self.config.d_model, padding_idx=self.config.pad_token_id
-            )
+        config = self.config
+        if config.share_encoder_decoder_embeddings:
+            self.shared = nn.Embedding(config.vocab_size, config.d_model, padding_idx=config.pad_token_id)
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """Returns {target: source} of tied weights. Sharing does not depend on `tie_word_embeddings` here."""

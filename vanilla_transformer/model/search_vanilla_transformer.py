@@ -1,12 +1,8 @@
 """Beam and greedy search that read each source once, whatever the number of beams, and let finished sentences leave.
 
 They find what the library's `_beam_search` and `_sample` find, token for token, and take their arguments. What differs
-is the work:
-
-- the source side exists once per sentence, and the beams' histories are not copied when beams change places
-  (decoding_vanilla_transformer.py);
-- the best tokens are looked for within each beam, and only those are put together with the scores so far;
-- a sentence whose translations can no longer change leaves the batch.
+is the work: the source side exists once per sentence, no beam's history is copied (decoding_vanilla_transformer.py),
+the best tokens are looked for within each beam, and a sentence whose translations can no longer change leaves.
 
 Shapes: B  sentences still in the batch, N  beams, R = B * N  rows, V  target vocabulary, C  candidates per sentence and
 step, M  longest output.
@@ -38,13 +34,30 @@ class SourceLengthCriteria(stopping.StoppingCriteria):
     """Ends each translation at the length of its own source + 50 (6.1), whatever it is batched with."""
 
     def __init__(self, limits: torch.Tensor) -> None:
-        """Takes the largest number of target tokens, prompt included, of each sentence: (B,)."""
-        self.limits = limits
+        self.limits = limits  # (B,): the largest number of target tokens of each sentence, prompt included
 
     def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
         """Says which rows (a multiple of B) have come to their end."""
-        limits = self.limits.repeat_interleave(input_ids.shape[0] // self.limits.shape[0])
-        return cast(torch.BoolTensor, limits <= input_ids.shape[1])
+        return cast(torch.BoolTensor, _limits_of_rows(self.limits, input_ids) <= input_ids.shape[1])
+
+
+class SourceLengthForcedEOS(processors.LogitsProcessor):
+    """`forced_eos_token_id` at each sentence's own limit: the library's processor knows the batch's longest only."""
+
+    def __init__(self, limits: torch.Tensor, eos_token_id: torch.Tensor) -> None:
+        """Takes the limits of [`SourceLengthCriteria`], and the tokens that are forced."""
+        self.limits, self.eos_token_id = limits, eos_token_id
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        """Makes these tokens the only ones in rows (a multiple of B) that have room for one more."""
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, self.eos_token_id] = 0.0
+        is_last = _limits_of_rows(self.limits, input_ids) == input_ids.shape[1] + 1
+        return cast(torch.FloatTensor, torch.where(is_last[:, None], forced, scores))
+
+
+def _limits_of_rows(limits: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
+    return limits.repeat_interleave(input_ids.shape[0] // limits.shape[0])
 
 
 # What looks at the tokens of one row only, so that other rows may leave the batch.
@@ -84,7 +97,7 @@ class StoppingRules:
         self.max_length = max_length
         self.has_eos = False
         self._limits: torch.Tensor | None = None  # of each sentence
-        self._others = []
+        self._others = StoppingCriteriaList()  # which also takes a criterion that answers with one bool for all rows
         eos_token_ids: list[int] = []
         for criterion in criteria:
             self.has_eos = self.has_eos or hasattr(criterion, "eos_token_id")
@@ -110,10 +123,7 @@ class StoppingRules:
         write_out: Callable[[], torch.Tensor],
         scores: Any,
     ) -> torch.Tensor:
-        """Returns (B, C): true where a candidate ends with its new token, its token number `length`.
-
-        `write_out` returns whole candidates, (B * C, length); it is called only if a criterion wants to see them.
-        """
+        """Returns (B, C): true where a candidate ends with its new token; `write_out` makes (B * C, length) of them."""
         if length >= self.max_length:
             return torch.ones_like(tokens, dtype=torch.bool)
         ends = torch.isin(tokens, self._eos_token_ids)
@@ -121,8 +131,7 @@ class StoppingRules:
             ends |= (self._limits[sentences] <= length)[:, None]
         if self._others:
             sequences = write_out()
-            for criterion in self._others:
-                ends |= criterion(sequences, scores).view(ends.shape)
+            ends |= self._others(sequences, scores).view(ends.shape)
         return ends
 
 
@@ -203,10 +212,9 @@ LENGTH_PENALTIES: dict[str, Callable[[int | torch.Tensor, float], Any]] = {
 
 
 def find_largest(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Finds the k largest of each row (rows, V), largest first, as `topk` does: values and indices.
+    """Finds the k largest of each row (rows, V) as `topk` does, which on a CPU is slower than `amax` over parts of it.
 
-    On a CPU `topk` over a whole vocabulary is slower than `amax` over its parts. The k largest values lie in the k
-    parts with the largest maxima.
+    The k largest values lie in the k parts with the largest maxima.
     """
     size = values.shape[1]
     if values.device.type != "cpu" or values.numel() < _MANY_VALUES or size < _PART * k:
@@ -260,12 +268,10 @@ def _find_what_to_record(config: GenerationConfig) -> dict[str, tuple[Any, ...]]
 class BeamSearch:
     """One call of beam search from the prompts (R, prompt length), with the library's processors and criteria.
 
-    The settings mean what they mean in the library. With `length_penalty_type="gnmt"` a translation's score is its
-    log-probability divided by ((5 + length) / 6) ** length_penalty, and unless `early_stopping=True` a sentence is
-    searched until none of its open beams can become one of the translations to return.
+    The settings mean what they mean in the library. With `length_penalty_type="gnmt"` a sentence is searched, unless
+    `early_stopping=True`, until none of its open beams can become one of the translations to return.
 
-    `model_kwargs` has `encoder_outputs` and `attention_mask` with B rows. With `synced_gpus` a search goes on until all
-    processes are done.
+    `model_kwargs` has `encoder_outputs` and `attention_mask` with B rows.
     """
 
     def __init__(
@@ -345,6 +351,8 @@ class BeamSearch:
     def _step(self, logits: torch.Tensor) -> None:
         """Makes every beam a token longer, given the logits of that token, (R, V), or (B, V) for the first one."""
         beams, tokens, scores = self._find_candidates(logits)
+        if self.logits_processor:
+            self._end_stuck(scores)
         self.length += 1
 
         def write_out() -> torch.Tensor:
@@ -412,6 +420,13 @@ class BeamSearch:
         chosen = both.scores.topk(self.num_beams).indices
         self.ended = both.apply(lambda tensor: _gather(tensor, chosen))
         self.any_ended = True
+
+    def _end_stuck(self, scores: torch.Tensor) -> None:
+        """Ends sentences as they are where a constraint forbids every token, given the candidates' scores (B, C)."""
+        is_stuck = ~self.is_done & scores.isneginf().all(dim=1)
+        if is_stuck.any():
+            self._add_ended(self.open.apply(torch.clone), is_stuck[:, None].expand(-1, self.num_beams))
+            self.is_done |= is_stuck
 
     def _can_improve(self) -> torch.Tensor:
         """Says for which sentences an open beam may still take the place of a translation that has ended, (B,)."""

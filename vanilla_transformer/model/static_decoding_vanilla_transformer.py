@@ -28,8 +28,7 @@ from .linear_vanilla_transformer import project
 from .positions_vanilla_transformer import LearnedPositions
 
 _SMALLEST_LENGTH = 64
-# The others move into a smaller bucket when there are this many times fewer sentences: each bucket is another graph.
-_WORTH_MOVING = 4
+_WORTH_MOVING = 4  # how many times fewer sentences are worth a smaller bucket, which is another graph
 
 Step = Callable[[Any, "StepState"], torch.Tensor]
 
@@ -72,7 +71,7 @@ class StepState:
     bound: int  # of all positions
 
     def mark_static(self) -> None:
-        """Tells CUDA graphs that these tensors stay where they are, so that none of them is copied before each step."""
+        """Tells CUDA graphs that these tensors stay where they are: none is copied before each step."""
         tensors = [self.tokens, self.origins, self.is_token, self.start, self.visible, self.is_padding]
         for layer in (*self.histories, *self.sources):
             tensors += layer
@@ -123,9 +122,9 @@ class Workspace:
         self._storages: dict[str, torch.Tensor] = {}
 
     def arrange(self, state: StepState, bucket: Bucket, rows: torch.Tensor | None = None) -> StepState:
-        """Copies a state that is no larger than the bucket into this workspace, with zeros behind what was there.
+        """Copies a state, or these rows of it, into this workspace, with zeros behind what was there.
 
-        `rows` are the sentences to take, or `None` for all. A state that lies in this workspace already needs them.
+        A state that lies in this workspace already needs `rows`.
         """
 
         def place(name: str, tensor: torch.Tensor, length: int | None = None) -> torch.Tensor:
@@ -214,11 +213,9 @@ class StaticDecoder:
     """Runs the model over beams whose histories share memory that stays where it is (`cache_implementation="static"`).
 
     A sentence that leaves the search leaves its place empty, until so many are empty that the others move into a
-    smaller bucket. Prompts are fed a token at a time, so that one step serves all. The step is compiled where the
-    library's criteria say so: on CUDA and its like, unless `disable_compile` is set. `CompileConfig(dynamic=True)` asks
-    for graphs that serve many buckets.
-
-    `model_kwargs` are those of `SharedHistoryDecoder`, with an empty static cache, which stays empty.
+    smaller bucket. Prompts are fed a token at a time, so that one step serves all. It is compiled where the library's
+    criteria say so, and with `CompileConfig(dynamic=True)` to graphs that serve many buckets. `model_kwargs` are those
+    of `SharedHistoryDecoder`, with an empty static cache, which stays empty.
     """
 
     run: Step = staticmethod(decode_step)
@@ -335,6 +332,8 @@ def make_sharing_decoder(
     """Returns a decoder in which the beams of a sentence share what they have in common, if one suits the inputs."""
     cache, attention_mask = (model_kwargs.get(name) for name in ("past_key_values", "attention_mask"))
     if not isinstance(cache, SourceSharingCache) or getattr(cache, "_is_user_defined", False):
+        return None
+    if not model.has_own_methods():
         return None
     layers: list[Any] = [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
     if all(type(layer) is DynamicLayer and layer.get_seq_length() == 0 for layer in layers):

@@ -23,7 +23,7 @@ have a vocabulary each, that file is the source's, and `target_tokenizer.json` i
 
 import copy
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -42,11 +42,6 @@ def _spell(text: str) -> str:
     """Writes each byte of `text` in UTF-8 as the one character that stands for it in a byte-level vocabulary."""
     speller = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return "".join(piece for piece, _ in speller.pre_tokenize_str(text))
-
-
-def _untrained_vocab(special_tokens: Iterable[str | AddedToken]) -> dict[str, int]:
-    symbols = [*map(str, special_tokens), *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    return {symbol: index for index, symbol in enumerate(symbols)}
 
 
 def _byte_level_bpe(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
@@ -142,7 +137,8 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         if tokenizer_object is None and tokenizer_file is not None:
             tokenizer_object = Tokenizer.from_file(tokenizer_file)
         if tokenizer_object is None:
-            untrained = _untrained_vocab(special_tokens.values())
+            symbols = [*map(str, special_tokens.values()), *sorted(pre_tokenizers.ByteLevel.alphabet())]
+            untrained = {symbol: index for index, symbol in enumerate(symbols)}
             tokenizer_object = _byte_level_bpe(vocab=vocab or untrained, merges=merges or [])
         if target_tokenizer_object is None and target_tokenizer_file is not None:
             target_tokenizer_object = Tokenizer.from_file(target_tokenizer_file)
@@ -162,7 +158,7 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
             tokens = tokenizer_object.encode("").tokens
             kwargs = {"add_bos_token": str(bos_token) in tokens, "add_eos_token": str(eos_token) in tokens} | kwargs
         super().__init__(tokenizer_object=tokenizer_object, **special_tokens, **kwargs)
-        # The saved post-processor knows which tokens are added; the library forgets it when it loads a tokenizer.
+        # The saved post-processor knows which tokens are added; the library forgets it.
         added = self.backend_tokenizer.encode("").ids
         self._add_bos_token, self._add_eos_token = self.bos_token_id in added, self.eos_token_id in added
         # Where a tokenizer was loaded from is not part of it: saving it again must give the same files.
@@ -267,9 +263,8 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
     def _add_tokens(self, new_tokens: Sequence[str | AddedToken], special_tokens: bool = False) -> int:
         if self._target_backend is not None:
             # To copies, so that tokens which one side refuses leave the other as it was.
-            sides = [
-                self._one_side(copy.deepcopy(backend)) for backend in (self.backend_tokenizer, self._target_backend)
-            ]
+            backends = (self.backend_tokenizer, self._target_backend)
+            sides = [self._one_side(copy.deepcopy(backend)) for backend in backends]
             added = max([side._add_tokens(new_tokens, special_tokens) for side in sides])
             source, target = (side.backend_tokenizer for side in sides)
             self._check_special_tokens(source, target)
@@ -311,10 +306,7 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         return space + self.backend_tokenizer.decoder.decode([token for token in tokens if token is not None])
 
     def _find_lost_space(self, ids: list[int], skip_special_tokens: bool) -> str:
-        """The space that decoding takes off, if it is one between words: of what a language model wrote after a prompt.
-
-        Where texts begin with `<s>`, ids that do not are no text's beginning.
-        """
+        """The space that decoding takes off, if it is between words: where texts begin with `<s>`, and these do not."""
         if not (self._is_byte_level and self.add_bos_token):
             return ""
         first = next((index for index in ids if index != self.pad_token_id), None)
