@@ -37,6 +37,9 @@ def _prepare_environment() -> None:
         "TOKENIZERS_PARALLELISM": "false",
         "TRANSFORMERS_VERBOSITY": "warning",
     }
+    # Or every process that a test starts compiles the package anew.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     # The models are so small that a second thread costs more than it brings. Read by torch when it is imported.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
