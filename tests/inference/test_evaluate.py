@@ -105,20 +105,6 @@ def test_languages_without_a_tokeniser_of_their_own() -> None:
     assert find_bleu_tokenizer(None) == find_bleu_tokenizer([]) == sacrebleu.BLEU().tokenizer.signature() == "13a"
 
 
-def test_metrics_of_a_training_use_the_given_tokeniser() -> None:
-    """Words and characters match in different numbers."""
-    predicted, expected = (
-        np.array([TOKENIZER(" ".join(words)).input_ids]) for words in (WORDS[:7], WORDS[:5] + WORDS[7:9])
-    )
-    prediction = EvalPrediction(predictions=predicted, label_ids=expected)
-    scores = [make_compute_metrics(TOKENIZER, bleu_tokenize=name)(prediction)["bleu"] for name in ("13a", "char")]
-    texts = [TOKENIZER.batch_decode(ids, skip_special_tokens=True) for ids in (predicted, expected)]
-    assert scores == pytest.approx(
-        [sacrebleu.corpus_bleu(texts[0], [texts[1]], tokenize=name).score for name in ("13a", "char")]
-    )
-    assert scores[0] != scores[1]
-
-
 @pytest.mark.parametrize("batch_size", [1, 4, 100])
 def test_loss_equals_a_loop_over_tokens(batch_size: int) -> None:
     sources, targets = random_pairs(12)
@@ -131,11 +117,9 @@ def test_loss_equals_a_loop_over_tokens(batch_size: int) -> None:
     assert scores["perplexity"] == pytest.approx(math.exp(sum(expected) / len(expected)), rel=1e-5)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10)
 @given(pairs=st.lists(st.tuples(sentences, sentences), min_size=1, max_size=8), batch_size=st.integers(1, 5))
-def test_loss_of_a_corpus_is_the_token_weighted_mean_of_its_pairs(
-    pairs: list[tuple[str, str]], batch_size: int
-) -> None:
+def test_loss_of_a_corpus_is_the_mean_of_its_pairs_by_tokens(pairs: list[tuple[str, str]], batch_size: int) -> None:
     sources, targets = map(list, zip(*pairs, strict=True))
     together = score_loss(MODEL, TOKENIZER, sources, targets, batch_size=batch_size, progress=False)
     alone = [score_loss(MODEL, TOKENIZER, [source], [target], progress=False) for source, target in pairs]
@@ -201,11 +185,12 @@ def test_metrics_of_a_trainer_are_those_of_its_translations(tmp_path: Path) -> N
 
 
 def test_metrics_of_known_predictions() -> None:
-    compute_metrics = make_compute_metrics(TOKENIZER)
     # </s> w0 w1 w2 w3 </s> against w0 w1 w2 w3 </s>; </s> w4 </s> against w5 w6 </s>
     predictions = np.array([[2, 4, 5, 6, 7, 2], [2, 8, 2, 1, -100, -100]])
     labels = np.array([[4, 5, 6, 7, 2], [9, 10, 2, -100, -100]])
-    metrics = compute_metrics(EvalPrediction(predictions=(predictions,), label_ids=labels))
-    expected = score_translations(["w0 w1 w2 w3", "w4"], ["w0 w1 w2 w3", "w5 w6"])
-    assert metrics == {"bleu": expected["bleu"], "chrf": expected["chrf"], "exact_match": 50, "gen_len": 4.5}
-    assert all(isinstance(value, float) for value in metrics.values()), "JSON must take them"
+    for tokenize in ("13a", "char"):
+        compute_metrics = make_compute_metrics(TOKENIZER, bleu_tokenize=tokenize)
+        metrics = compute_metrics(EvalPrediction(predictions=(predictions,), label_ids=labels))
+        expected = score_translations(["w0 w1 w2 w3", "w4"], ["w0 w1 w2 w3", "w5 w6"], tokenize=tokenize)
+        assert metrics == {"bleu": expected["bleu"], "chrf": expected["chrf"], "exact_match": 50, "gen_len": 4.5}
+        assert all(isinstance(value, float) for value in metrics.values()), "JSON must take them"
