@@ -1,8 +1,6 @@
 """Tokenizers with two vocabularies, FSMT's above all, and models without any tokenizer."""
 
-import importlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ from vanilla_transformer.inference.loading import load_model_and_tokenizer
 from vanilla_transformer.inference.scores import score_loss
 from vanilla_transformer.inference.translate import translate, translate_file
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 TEXTS = ["a man rides a horse", "two dogs run"]
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 SETTINGS: dict[str, Any] = {"max_new_tokens": 6, "progress": False}
@@ -50,17 +47,10 @@ def make_model_for(tokenizer: PreTrainedTokenizerBase, **changes: Any) -> Any:
     return model
 
 
-@pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Runs a script, imported as Python runs it: with the scripts' folder first on the path."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    return lambda name, *words: importlib.import_module(name).main([str(word) for word in words])
-
-
-def refuse(main: Callable[..., Any], *words: Any, capsys: pytest.CaptureFixture[str]) -> str:
+def refuse(script: Any, *words: Any, capsys: pytest.CaptureFixture[str]) -> str:
     """Expects a script to end with an error, and returns what it says."""
     with pytest.raises(SystemExit) as end:
-        main(*words)
+        script(*words)
     assert end.value.code == 2
     return capsys.readouterr().err
 
@@ -129,9 +119,7 @@ def test_a_model_with_fsmts_tokenizer_can_be_pushed(tmp_path: Path) -> None:
     assert any("has 66 target tokens, but config.json says decoder_vocab_size=64" in message for message in messages)
 
 
-def test_references_for_fsmt_are_refused_before_anything_is_translated(
-    main: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_references_for_fsmt_are_refused_at_once(main: Any, tmp_path: Path, capsys: Any) -> None:
     tokenizer = make_fsmt_tokenizer(tmp_path / "model")
     model = make_model_for(tokenizer)
     with pytest.raises(ValueError, match="FSMTTokenizer cannot encode target texts"):
@@ -141,7 +129,7 @@ def test_references_for_fsmt_are_refused_before_anything_is_translated(
         (tmp_path / name).write_text("".join(f"{text}\n" for text in TEXTS), encoding="utf-8")
     words = ["--model_name_or_path", tmp_path / "model", "--test_file", tmp_path / "test.en", tmp_path / "test.de"]
     words += ["--device", "cpu", "--output_dir", tmp_path / "scores"]
-    said = refuse(main, "evaluate_translation", *words, capsys=capsys)
+    said = refuse(main("evaluate_translation"), *words, capsys=capsys)
     assert "give the file to scripts/evaluate_translation.py --compare" in " ".join(said.split())
     assert not list((tmp_path / "scores").iterdir())
 
@@ -163,15 +151,13 @@ def test_a_tokenizer_is_found_where_there_is_one(tmp_path: Path) -> None:
         load_tokenizer(tmp_path / "nowhere" / "at" / "all")
 
 
-def test_a_model_without_a_tokenizer_is_exported_as_it_is_and_translates_no_text(
-    main: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_without_a_tokenizer_is_exported_but_translates_no_text(main: Any, tmp_path: Path, capsys: Any) -> None:
     pytest.importorskip("ctranslate2")
     ours: Any = make_model(vocab_size=17)
     ours.save_pretrained(tmp_path / "model")
     (tmp_path / "text.txt").write_text("a man\n", encoding="utf-8")
     place = ["--model_name_or_path", tmp_path / "model"]
-    main("export_model", *place, "--format", "ctranslate2", "--output_dir", tmp_path / "exported")
+    main("export_model")(*place, "--format", "ctranslate2", "--output_dir", tmp_path / "exported")
     assert "The model has no tokenizer" in capsys.readouterr().out
     tokens = json.loads((tmp_path / "exported" / "shared_vocabulary.json").read_text(encoding="utf-8"))
     assert tokens == [str(index) for index in range(17)]
@@ -179,7 +165,7 @@ def test_a_model_without_a_tokenizer_is_exported_as_it_is_and_translates_no_text
     export_ctranslate2(tmp_path / "model", tmp_path / "again")
     for folder, engine in (("model", "transformers"), ("model", "ctranslate2"), ("exported", "ctranslate2")):
         words = ["--model_name_or_path", tmp_path / folder, "--engine", engine, "--device", "cpu"]
-        said = refuse(main, "translate", *words, "--input_file", tmp_path / "text.txt", capsys=capsys)
+        said = refuse(main("translate"), *words, "--input_file", tmp_path / "text.txt", capsys=capsys)
         assert f"{folder} has no tokenizer" in " ".join(said.split())
     ids = torch.tensor([[5, 6, 2]])
     theirs = CTranslate2Model(tmp_path / "again", device="cpu")
