@@ -45,7 +45,7 @@ def test_the_tutorial_s_checkpoint_needs_the_number_of_heads_alone(tmp_path: Pat
 
 # What torch does with padding where it can, and says that it may change.
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10)
 @given(
     norm_first=st.booleans(),
     bias=st.booleans(),
@@ -58,9 +58,7 @@ def test_the_tutorial_s_checkpoint_needs_the_number_of_heads_alone(tmp_path: Pat
     sharing=st.sampled_from(["none", "embeddings", "output", "all"]),
     seed=st.integers(0, 1000),
 )
-def test_a_module_is_read_and_computes_the_same(
-    layers: tuple[int, int], last_norms: bool, sharing: str, seed: int, **transformer: Any
-) -> None:
+def test_a_module_computes_the_same(layers: Any, last_norms: bool, sharing: str, seed: int, **transformer: Any) -> None:
     both = {"num_encoder_layers": layers[0], "num_decoder_layers": layers[1]}
     original = make_tutorial(seed, vocabularies=(23, 23), **both, **transformer)
     if not last_norms:
