@@ -192,16 +192,6 @@ def test_damaged_gzip_is_refused(tmp_path: Path) -> None:
         read_lines(path)
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [("a.tsv", "id\ttext\n1\t2\n"), ("a.csv", "id,text\n1,2\n"), ("a.json", '{"id": 1, "text": "b"}\n')],
-)
-def test_missing_columns_list_those_there_are(tmp_path: Path, name: str, text: str) -> None:
-    message = rf"{name}, line 1: no column 'en' and no column 'de'; the columns are 'id', 'text'\."
-    with pytest.raises(ValueError, match=message):
-        load(write(tmp_path / name, text), source_column="en", target_column="de")
-
-
 def test_missing_columns_and_numbers_of_a_dataset(tmp_path: Path) -> None:
     Dataset.from_dict({"source": ["a"], "target": [7]}).to_parquet(tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=r"a\.parquet, record 1: the target is 7 \(int\), not a string"):

@@ -338,6 +338,7 @@ def test_columns_of_every_file_are_checked_at_once(tmp_path: Path) -> None:
     names: Any = {"source_column": "en", "target_column": "de"}
     for bad, where in (
         (write(tmp_path / "b.tsv", "en\tfr\nx\ty\n"), ", line 1"),
+        (write(tmp_path / "b.csv", "en,fr\nx,y\n"), ", line 1"),
         (write(tmp_path / "b.jsonl", '\n{"en": "x"}\n'), ", line 2"),
         (write_parquet(tmp_path / "b.parquet", PAIRS), ""),
     ):
