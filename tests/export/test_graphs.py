@@ -1,6 +1,7 @@
 """torch.export of the whole model: one program for every batch and length, that needs nothing but torch."""
 
 import functools
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
 # The position tables have 24 rows.
 MODELS: dict[str, dict[str, Any]] = {
     "sinusoidal_tensor2tensor": {
+        **TWO_VOCABULARIES["two-vocabularies-tied"],
         "position_offset": 2,
         "lm_head_bias": True,
-        **TWO_VOCABULARIES["two-vocabularies-tied"],
     },
     "learned": {"position_offset": 1, "normalize_before": True, "d_k": 3, "d_v": 5, "attention_bias": True},
 }
@@ -56,12 +57,8 @@ def test_one_program_does_for_every_batch_and_length(positions: str) -> None:
     model, exported = make_program(positions)
     program = exported.module()
     longest = LONGEST.get(positions, 70)
-    for inputs in (
-        make_inputs([1], 1),
-        make_inputs([5, 3, 9], 7),
-        make_inputs([4, 8], 2, side="left"),
-        make_inputs([longest, 6], longest),
-    ):
+    sizes: list[Any] = [([1], 1), ([5, 3, 9], 7), ([4, 8], 2, "left"), ([longest, 6], longest)]
+    for inputs in itertools.starmap(make_inputs, sizes):
         assert_close(program(**inputs), logits_of(model, **inputs))
     if positions in LONGEST:
         with pytest.raises(AssertionError, match=r"Guard failed: input_ids.*<= 23"):
