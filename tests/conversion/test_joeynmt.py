@@ -70,9 +70,7 @@ def make_weights(settings: dict[str, Any], source: list[str], target: list[str])
     return weights
 
 
-def write(
-    folder: Path, options: dict[str, Any] | None = None, *, source: list[str] = SOURCE, target: list[str] = TARGET
-) -> dict[str, torch.Tensor]:
+def write(folder: Path, options: Any = None, *, source: Any = SOURCE, target: Any = TARGET) -> dict[str, torch.Tensor]:
     settings = change(SETTINGS, options or {})
     folder.mkdir(exist_ok=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
@@ -209,17 +207,14 @@ def test_what_has_no_counterpart_is_noted(tmp_path: Path) -> None:
     ("options", "joined"),
     [
         ({}, "dog ▁runs ru@@ ns"),
-        ({"data.trg.level": "bpe"}, "dog runsru@@ns"),
-        ({"data.trg.level": "char"}, "dog runsru@@ns"),
-        ({"data.trg.level": "bpe", "data.trg.tokenizer_type": "subword-nmt"}, "dog ▁runs runs"),
-        (
-            {"data.trg.level": "bpe", "data.trg.bpe_type": "x", "data.trg.tokenizer_cfg.separator": "g"},
-            "do▁runs ru@@ ns",
-        ),
+        ({"level": "bpe"}, "dog runsru@@ns"),
+        ({"level": "char"}, "dog runsru@@ns"),
+        ({"level": "bpe", "tokenizer_type": "subword-nmt"}, "dog ▁runs runs"),
+        ({"level": "bpe", "bpe_type": "x", "tokenizer_cfg.separator": "g"}, "do▁runs ru@@ ns"),
     ],
 )
 def test_words_are_put_together_as_they_were_cut(options: dict[str, Any], joined: str, tmp_path: Path) -> None:
-    write(tmp_path, options)
+    write(tmp_path, {f"data.trg.{name}": value for name, value in options.items()})
     tokenizer = convert_joeynmt(tmp_path).tokenizer
     assert tokenizer is not None
     assert tokenizer.decode([5, 6, 7, 8, 3], skip_special_tokens=True) == joined
@@ -252,11 +247,8 @@ def test_the_best_checkpoint_is_taken_or_else_the_latest(tmp_path: Path) -> None
 
 
 def test_every_unsupported_setting_is_named_at_once(tmp_path: Path) -> None:
-    options: dict[str, Any] = {
-        "encoder.type": "recurrent",
-        "encoder.layer_norm": "drop",
-        "decoder.layer_norm": "middle",
-    }
+    options: dict[str, Any] = {"encoder.type": "recurrent", "encoder.layer_norm": "drop"}
+    options |= {"decoder.layer_norm": "middle"}
     options |= {"both.activation": "tanh", "both.alpha": 1.5, "encoder.hidden_size": 4, "encoder.embeddings": {}}
     options = {f"model.{name}": value for name, value in options.items()}
     options["data.special_symbols"] = {"sep_token": "<sep>", "sep_id": 4}
