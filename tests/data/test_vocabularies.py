@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from corpus_files import write_lines
 from library_models import make_tokenizer
 from tiny_vanilla import make_model
 from transformers import FSMTTokenizer, PreTrainedTokenizerBase
@@ -17,7 +18,7 @@ from vanilla_transformer.export.ctranslate2_model import CTranslate2Model, load_
 from vanilla_transformer.hub.checks import check_model_folder
 from vanilla_transformer.inference.loading import load_model_and_tokenizer
 from vanilla_transformer.inference.scores import score_loss
-from vanilla_transformer.inference.translate import translate, translate_file
+from vanilla_transformer.inference.translate import _settings, translate, translate_file
 
 TEXTS = ["a man rides a horse", "two dogs run"]
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -77,22 +78,13 @@ def test_two_vocabularies_of_fsmt(tmp_path: Path) -> None:
     assert source["a"] != target["a"]
 
 
-def test_a_target_vocabulary_decides_whether_a_file_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_vocabulary_decides_whether_a_file_is_resumed(tmp_path: Path) -> None:
     tokenizer, other = make_fsmt_tokenizer(tmp_path / "a"), make_fsmt_tokenizer(tmp_path / "b", target="abc.&;ü")
     model = make_model_for(tokenizer)
-    source, target = tmp_path / "source.txt", tmp_path / "target.txt"
-    source.write_text("".join(f"{text}\n" for text in TEXTS), encoding="utf-8")
-
-    def stop(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(model, "generate", stop)
-        with pytest.raises(KeyboardInterrupt):
-            translate_file(model, tokenizer, source, target, **SETTINGS)
-    with pytest.raises(FileExistsError, match=r"begun with other settings \(vocabulary\)"):
-        translate_file(model, other, source, target, **SETTINGS)
-    assert translate_file(model, tokenizer, source, target, **SETTINGS) == 2
+    source = write_lines(tmp_path / "source.txt", TEXTS)
+    own, others = (_settings(model, each, source, {}) for each in (tokenizer, other))
+    assert [name for name in own if own[name] != others[name]] == ["vocabulary"]
+    assert translate_file(model, tokenizer, source, tmp_path / "target.txt", **SETTINGS) == 2
 
 
 def test_ctranslate2_has_both_vocabularies_of_fsmt(tmp_path: Path) -> None:
@@ -125,9 +117,8 @@ def test_references_for_fsmt_are_refused_at_once(main: Any, tmp_path: Path, caps
     with pytest.raises(ValueError, match="FSMTTokenizer cannot encode target texts"):
         score_loss(model, tokenizer, TEXTS, TEXTS, progress=False)
     model.save_pretrained(tmp_path / "model")
-    for name in ("test.en", "test.de"):
-        (tmp_path / name).write_text("".join(f"{text}\n" for text in TEXTS), encoding="utf-8")
-    words = ["--model_name_or_path", tmp_path / "model", "--test_file", tmp_path / "test.en", tmp_path / "test.de"]
+    test_files = [write_lines(tmp_path / name, TEXTS) for name in ("test.en", "test.de")]
+    words = ["--model_name_or_path", tmp_path / "model", "--test_file", *test_files]
     words += ["--device", "cpu", "--output_dir", tmp_path / "scores"]
     said = refuse(main("evaluate_translation"), *words, capsys=capsys)
     assert "give the file to scripts/evaluate_translation.py --compare" in " ".join(said.split())
