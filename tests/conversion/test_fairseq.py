@@ -180,12 +180,9 @@ def test_a_checkpoint_of_2018_is_read(version: float | None, tmp_path: Path, mon
             self.sum, self.value = 3.0, np.float64(1.5)
 
     pretend_package(monkeypatch, fairseq__meters__AverageMeter=Meter)
-    state = {
-        "args": Namespace(**settings),
-        "model": old,
-        "optimizer_history": [{"best_loss": np.float32(2.5), "num_updates": np.int64(7)}],
-        "extra_state": {"train_meters": OrderedDict(loss=Meter())},
-    }
+    state: dict[str, Any] = {"args": Namespace(**settings), "model": old}
+    state["optimizer_history"] = [{"best_loss": np.float32(2.5), "num_updates": np.int64(7)}]
+    state["extra_state"] = {"train_meters": OrderedDict(loss=Meter())}
     checkpoint = tmp_path / "checkpoint.pt"
     torch.save(state, checkpoint, _use_new_zipfile_serialization=False)
     monkeypatch.undo()  # from here on there is no fairseq, as in the user's process

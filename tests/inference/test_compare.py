@@ -28,10 +28,8 @@ def make_systems() -> tuple[dict[str, list[str]], list[str]]:
             for reference in references
         ]
 
-    baseline = change(0.5)
-    better = change(0.2)
-    similar = [*change(0.5)[:10], *baseline[10:]]
-    return {"baseline.de": baseline, "better.de": better, "similar.de": similar}, references
+    baseline, better = change(0.5), change(0.2)
+    return {"baseline.de": baseline, "better.de": better, "similar.de": [*change(0.5)[:10], *baseline[10:]]}, references
 
 
 def cell(score: dict[str, Any]) -> str:
