@@ -2,10 +2,10 @@
 
 import json
 import os
-import runpy
 import sys
 import unicodedata
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import regex  # type: ignore[import-untyped]
 import sacrebleu
-from conftest import RunPython
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rouge_score import rouge_scorer
@@ -343,41 +342,28 @@ def test_combined_metrics_keep_their_options() -> None:
     assert scores["perplexity"] == loss["perplexity"]
 
 
-SCORE_SHARES = """
-import json, sys
-from pathlib import Path
-from vanilla_transformer.inference.scores import load
-
-def score_shares(rank, folder):
-    predictions, references = json.loads(Path(folder, "texts.json").read_text())
+def score_shares(rank: int, folder: Path) -> list[Any]:
     results = []
     # Uneven shares, references in two forms; then one process that has nothing to add. Each time a metric of its own.
     for experiment, shares in (("uneven", (slice(0, 3), slice(3, 4))), ("all in one", (slice(0, 4), slice(0, 0)))):
-        arguments = {"num_process": 2, "process_id": rank, "experiment_id": experiment, "cache_dir": f"{folder}/cache"}
-        for metric in (load(name, **arguments) for name in ("bleu", "chrf", "ter")):
-            mine = references[shares[rank]]
-            listed = [[one] for one in mine] if rank else mine
-            metric.add_batch(predictions=predictions[shares[rank]], references=listed)
+        options: dict[str, Any] = {"experiment_id": experiment, "cache_dir": str(folder)}
+        for metric in (load(name, num_process=2, process_id=rank, **options) for name in SACREBLEU):
+            mine = REFERENCES[shares[rank]]
+            metric.add_batch(
+                predictions=PREDICTIONS[shares[rank]], references=[[one] for one in mine] if rank else mine
+            )
             results.append(metric.compute())
     return results
 
-if __name__ == "__main__":
-    print(json.dumps(score_shares(1, sys.argv[1])))
-"""
 
-
-def test_two_processes_score_together(tmp_path: Path, run_python: RunPython) -> None:
-    (tmp_path / "texts.json").write_text(json.dumps([PREDICTIONS, REFERENCES]))
-    (tmp_path / "script.py").write_text(SCORE_SHARES)
-    with ThreadPoolExecutor(1) as pool:
-        other_process = pool.submit(run_python, "script.py", tmp_path, timeout=120)
+def test_two_processes_score_together(tmp_path: Path) -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
+        other_process = pool.submit(score_shares, 1, tmp_path)
         try:
-            first = runpy.run_path(str(tmp_path / "script.py"))["score_shares"](0, tmp_path)
+            first = score_shares(0, tmp_path)
         finally:  # where the other fails, this one only says that it waited in vain
-            second = json.loads(other_process.result().stdout)
-    expected = [
-        in_memory(name).compute(predictions=PREDICTIONS, references=REFERENCES) for name in ("bleu", "chrf", "ter")
-    ]
+            second = other_process.result(timeout=120)
+    expected = [in_memory(name).compute(predictions=PREDICTIONS, references=REFERENCES) for name in SACREBLEU]
     assert first == expected * 2
     assert second == [None] * 6
-    assert list((tmp_path / "cache").rglob("*.arrow")) == []
+    assert list(tmp_path.rglob("*.arrow")) == []
