@@ -37,12 +37,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremo
 
 ACTIVATIONS = ["swish", "gelu", "relu", "gelu_new", "tanh"]
 SENTENCES = ["a man rides a horse .", "two dogs run over the old bridge", "the sun is shining", "a dog"]
-GERMAN = [
-    "ein mann reitet auf einem pferd .",
-    "zwei hunde laufen über die alte brücke",
-    "die sonne scheint",
-    "ein hund",
-]
+GERMAN = ["ein mann reitet auf einem pferd .", "zwei hunde laufen über die alte brücke", "die sonne scheint"]
+GERMAN += ["ein hund"]
 
 SIZES = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 1, "max_position_embeddings": 40}
 SIZES |= {"encoder_attention_heads": 4, "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 20}

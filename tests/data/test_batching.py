@@ -53,11 +53,9 @@ def corpus(count: int, *, seed: int = 0, longest: int = 60) -> Pairs:
 
 def make_dataset(pairs: Pairs) -> Dataset:
     """Token ids that tell which pair they belong to."""
+    columns = enumerate(("input_ids", "labels"))
     return Dataset.from_dict(
-        {
-            "input_ids": [[4 + index] * source for index, (source, _) in enumerate(pairs)],
-            "labels": [[4 + index] * target for index, (_, target) in enumerate(pairs)],
-        }
+        {name: [[4 + row] * pair[side] for row, pair in enumerate(pairs)] for side, name in columns}
     )
 
 

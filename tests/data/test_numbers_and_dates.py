@@ -22,21 +22,8 @@ VERSIONS = (version("Babel"), version("num2words"))
 GERMAN_MONTHS = ["Januar", "Februar", "März", "April", "Mai", "Juni", "Juli", "August", "September", "Oktober"]
 GERMAN_MONTHS += ["November", "Dezember"]
 GERMAN_WEEKDAYS = ["Montag", "Dienstag", "Mittwoch", "Donnerstag", "Freitag", "Samstag", "Sonntag"]
-GERMAN_ONES = [
-    "null",
-    "eins",
-    "zwei",
-    "drei",
-    "vier",
-    "fünf",
-    "sechs",
-    "sieben",
-    "acht",
-    "neun",
-    "zehn",
-    "elf",
-    "zwölf",
-]
+GERMAN_ONES = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn"]
+GERMAN_ONES += ["elf", "zwölf"]
 GERMAN_TENS = ["zwanzig", "dreißig", "vierzig", "fünfzig", "sechzig", "siebzig", "achtzig", "neunzig"]
 
 
@@ -98,13 +85,11 @@ def corpus() -> DatasetDict:
     return numbers_and_dates(num_examples=2000, validation_size=100, test_size=400)
 
 
-def test_sizes_and_columns(corpus: DatasetDict) -> None:
+def test_sizes_columns_and_no_source_text_twice(corpus: DatasetDict) -> None:
     assert {name: len(split) for name, split in corpus.items()} == {"train": 2000, "validation": 100, "test": 400}
     for split in corpus.values():
         assert split.column_names == ["source", "target"]
 
-
-def test_no_source_text_comes_twice(corpus: DatasetDict) -> None:
     sources = [source for split in SPLITS for source in corpus[split]["source"]]
     assert len(set(sources)) == len(sources)
 

@@ -59,6 +59,10 @@ def write_shards(folder: Path, pairs: Pairs) -> Path:
     return folder
 
 
+def write_two_tables(folder: Path) -> list[Path]:
+    return [write_tsv(folder / "b.tsv", PAIRS[:9]), write_json(folder / "a.jsonl.gz", PAIRS[9:])]
+
+
 def to_pairs(examples: Iterable[dict[str, str]]) -> Pairs:
     examples = list(examples)
     assert all(list(example) == ["source", "target"] for example in examples)
@@ -79,12 +83,7 @@ CORPORA: dict[str, tuple[Callable[[Path], dict[str, Any]], int]] = {
     "row groups": (lambda folder: {"files": [write_parquet(folder / "a.parquet", PAIRS)]}, 6),
     "folder": (lambda folder: {"files": [write_shards(folder / "shards", PAIRS)]}, 8),
     "pattern": (lambda folder: {"files": [write_shards(folder / "shards", PAIRS) / "*-*.parquet"]}, 8),
-    "two tables": (
-        lambda folder: {
-            "files": [write_tsv(folder / "b.tsv", PAIRS[:9]), write_json(folder / "a.jsonl.gz", PAIRS[9:])]
-        },
-        4,
-    ),
+    "two tables": (lambda folder: {"files": write_two_tables(folder)}, 4),
     "saved": (lambda folder: {"dataset_name": str(save(folder / "saved", PAIRS))}, 7),
     "local dataset": (lambda folder: {"dataset_name": str(write_shards(folder / "shards", PAIRS))}, 4),
 }
@@ -175,7 +174,8 @@ def test_nested_and_named_columns_are_found(tmp_path: Path) -> None:
     for where, columns in itertools.product(corpora, (direction, outright)):
         for load in (stream_parallel_corpus, load_parallel_corpus):
             assert to_pairs(load(**where, **columns)) == [(target, source) for source, target in PAIRS]
-    for where, columns in itertools.product(corpora, ({}, {"source_lang": "en", "target_lang": "fr"})):
+    wrong: list[Any] = [{}, {"source_lang": "en", "target_lang": "fr"}]
+    for where, columns in itertools.product(corpora, wrong):
         with pytest.raises(ValueError, match=r"columns are .*'translation\.de', 'translation\.en'"):
             stream_parallel_corpus(**where, **columns)
 

@@ -253,8 +253,7 @@ def test_without_a_mask_pad_tokens_are_padding_and_a_greedy_search_returns_an_ob
 
 def test_divided_batches_and_several_workers_change_nothing(tmp_path: Path) -> None:
     ours = make()
-    export(ours, tmp_path)
-    theirs = CTranslate2Model(tmp_path / "exported", device="cpu", inter_threads=2, intra_threads=1, max_batch_size=2)
+    theirs = export(ours, tmp_path, inter_threads=2, intra_threads=1, max_batch_size=2)
     assert torch.equal(*both(ours, theirs, max_new_tokens=9))
 
 
@@ -401,23 +400,17 @@ def test_what_is_no_exported_model_is_explained(tmp_path: Path) -> None:
 NO_POSITIONS = b"""{"unk_token": "2", "bos_token": "2", "eos_token": "2", "decoder_start_token": "0"}"""
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("model.bin", b"\0" * 9),
-        ("shared_vocabulary.json", None),
-        ("config.json", b"{}"),
-        ("config.json", NO_POSITIONS),
-        ("generation_config.json", None),
-        ("vanilla_transformer_config.json", b'{"dropout": 7.0}'),
-    ],
-)
+DAMAGES = [("model.bin", b"\0" * 9), ("shared_vocabulary.json", None), ("generation_config.json", None)]
+DAMAGES += [("config.json", b"{}"), ("config.json", NO_POSITIONS)]
+DAMAGES += [("vanilla_transformer_config.json", b'{"dropout": 7.0}')]
+
+
+@pytest.mark.parametrize(("name", "content"), DAMAGES)
 def test_damaged_folders_are_named(name: str, content: bytes | None, tmp_path: Path) -> None:
     export(make(), tmp_path)
     folder = tmp_path / "exported"
-    if content is None:
-        (folder / name).unlink()
-    else:
+    (folder / name).unlink()
+    if content is not None:
         (folder / name).write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(f"{folder} cannot be loaded on cpu: ")):
         CTranslate2Model(folder, device="cpu")

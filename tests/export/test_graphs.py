@@ -15,14 +15,9 @@ from vanilla_transformer.export.graphs import DecoderGraph, copy_for_tracing, ex
 from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
 
 # The position tables have 24 rows.
-MODELS: dict[str, dict[str, Any]] = {
-    "sinusoidal_tensor2tensor": {
-        **TWO_VOCABULARIES["two-vocabularies-tied"],
-        "position_offset": 2,
-        "lm_head_bias": True,
-    },
-    "learned": {"position_offset": 1, "normalize_before": True, "d_k": 3, "d_v": 5, "attention_bias": True},
-}
+TENSOR2TENSOR = {**TWO_VOCABULARIES["two-vocabularies-tied"], "position_offset": 2, "lm_head_bias": True}
+LEARNED = {"position_offset": 1, "normalize_before": True, "d_k": 3, "d_v": 5, "attention_bias": True}
+MODELS: dict[str, dict[str, Any]] = {"sinusoidal_tensor2tensor": TENSOR2TENSOR, "learned": LEARNED}
 LONGEST = {"learned": 23}
 # The program alone, in a process that knows torch only.
 ALONE = """

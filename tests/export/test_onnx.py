@@ -151,17 +151,14 @@ def test_the_functions_for_all_models_take_it(export: tuple[Any, Path], tmp_path
     settings |= {"max_new_tokens": 8, "progress": False}
     expected = translate(model, TOKENIZER, SOURCES, **settings)
     assert translate(exported, tokenizer, SOURCES, **settings) == expected
-    for one, other in zip(
-        translate_n_best(exported, tokenizer, SOURCES, num_return_sequences=2, **settings),
-        translate_n_best(model, TOKENIZER, SOURCES, num_return_sequences=2, **settings),
-        strict=True,
-    ):
+    settings["num_return_sequences"] = 2
+    found, wanted = (translate_n_best(each, tokenizer, SOURCES, **settings) for each in (exported, model))
+    for one, other in zip(found, wanted, strict=True):
         assert [found.text for found in one] == [found.text for found in other]
         scores = [torch.tensor([found.score for found in each]) for each in (one, other)]
         torch.testing.assert_close(*scores)
-    loss, original = (
-        score_loss(each, TOKENIZER, SOURCES, SOURCES[::-1], progress=False)["loss"] for each in (exported, model)
-    )
+    pairs = (TOKENIZER, SOURCES, SOURCES[::-1])
+    loss, original = (score_loss(each, *pairs, progress=False)["loss"] for each in (exported, model))
     assert loss == pytest.approx(original, rel=1e-5)
     assert exported.num_parameters() == model.num_parameters()
     # By its state a resumed translation of a file knows the model.
@@ -296,14 +293,12 @@ def test_what_is_refused(export: tuple[Any, Path], tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("module", ["onnxscript", "onnxruntime"])
-def test_what_is_missing_is_named(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=r"pip install \"vanilla-transformer\[export\]\""):
-        export_onnx(make_model(), tmp_path / "exported")
-
-
-def test_an_old_version_of_the_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_or_old_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("onnxscript", "onnxruntime"):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, module, None)
+            with pytest.raises(ImportError, match=r"pip install \"vanilla-transformer\[export\]\""):
+                export_onnx(make_model(), tmp_path / "exported")
     monkeypatch.setattr(exporting, "transformers_version", "5.12.0")
     with pytest.raises(ImportError, match=r"exporters of transformers, from version 5.15 on; this is 5.12.0"):
         export_onnx(make_model(), tmp_path / "exported")

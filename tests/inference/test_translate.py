@@ -116,10 +116,12 @@ def test_batches_are_filled_with_tokens_times_beams(shapes: list[tuple[int, int]
     assert shapes_of(max_new_tokens=1)[0] == (4096 // 24, 24), "the default for a model of the library"
 
 
-def test_text_without_words_gives_no_translation() -> None:
+def test_text_without_words_gives_no_translation_and_has_no_prefix() -> None:
     outputs = translate(MODEL, TOKENIZER, ["", "w1 w2", " \t", "\u3000"], progress=False)
     assert outputs == ["", translate_alone("w1 w2"), "", ""]
     assert translate(MODEL, TOKENIZER, [], progress=False) == []
+    outputs = translate(MODEL, TOKENIZER, ["w1", ""], source_prefix="w5 w6 ", progress=False)
+    assert outputs == [translate_alone("w5 w6 w1"), ""]
 
 
 def test_n_best_are_the_beams_of_generate_best_first() -> None:
@@ -138,11 +140,8 @@ def test_n_best_are_the_beams_of_generate_best_first() -> None:
         assert [translation.score for translation in translations] == pytest.approx(scores, abs=1e-5)
     assert [best.text for best, *_ in n_best] == translate(MODEL, TOKENIZER, sentences, num_beams=3, progress=False)
     # As lines they have number, score and translation.
-    expected = [
-        f"{number}\t{score:.4f}\t{text}"
-        for number, translations in enumerate(n_best, start=5)
-        for text, score in translations
-    ]
+    numbered = [(number, *best) for number, translations in enumerate(n_best, start=5) for best in translations]
+    expected = [f"{number}\t{score:.4f}\t{text}" for number, text, score in numbered]
     lines = [sentence + "\n" for sentence in sentences]
     options: dict[str, Any] = {"num_beams": 3, "batch_size": 1, "progress": False}
     assert list(translate_lines(MODEL, TOKENIZER, lines, n_best=3, first_line=5, **options)) == expected
@@ -176,19 +175,11 @@ def test_overlong_sources_are_truncated_with_a_warning_that_names_the_line(caplo
     found = list(translate_lines(MODEL, TOKENIZER, lines, window_size=2, max_source_length=3, progress=False))
     assert found == [translate_alone("w1"), "", translate_alone("w1 w2")]
     assert caplog.messages == ["source line 3: truncated to 3 of its 5 tokens"]
-
-
-def test_no_limit_means_no_truncation(caplog: pytest.LogCaptureFixture) -> None:
-    tokenizer = make_tokenizer()
-    tokenizer.model_max_length = int(1e30)
-    sentence = " ".join(WORDS[:30])
-    assert translate(MODEL, tokenizer, [sentence], progress=False) == [translate_alone(sentence)]
+    caplog.clear()
+    unlimited = make_tokenizer()
+    unlimited.model_max_length = int(1e30)
+    assert translate(MODEL, unlimited, [long], progress=False) == [translate_alone(long)]
     assert not caplog.records
-
-
-def test_source_prefix_precedes_each_source_but_not_an_empty_one() -> None:
-    outputs = translate(MODEL, TOKENIZER, ["w1", ""], source_prefix="w5 w6 ", progress=False)
-    assert outputs == [translate_alone("w5 w6 w1"), ""]
 
 
 def test_training_flags_are_restored_and_training_goes_on() -> None:
