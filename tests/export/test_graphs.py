@@ -34,11 +34,8 @@ if {"transformers", "vanilla_transformer"} & sys.modules.keys():
 
 def make_inputs(lengths: list[int], target_length: int, side: str = "right") -> dict[str, torch.Tensor]:
     input_ids, attention_mask = pad(make_sentences(lengths), side=side)
-    return {
-        "input_ids": input_ids,
-        "attention_mask": attention_mask,
-        "decoder_input_ids": torch.tensor(make_sentences([target_length] * len(lengths), seed=1)),
-    }
+    targets = torch.tensor(make_sentences([target_length] * len(lengths), seed=1))
+    return {"input_ids": input_ids, "attention_mask": attention_mask, "decoder_input_ids": targets}
 
 
 @functools.cache

@@ -274,10 +274,9 @@ def test_what_is_refused(export: tuple[Any, Path], tmp_path: Path) -> None:
     for engine in ("transformers", "ctranslate2"):
         with pytest.raises(ValueError, match="holds a model exported to ONNX: it needs --engine onnx"):
             EngineArguments(model_name_or_path=str(folder), engine=engine).load()
-    with pytest.raises(ValueError, match="dtype is 'int8'"):
-        load_for_onnx(str(folder), dtype="int8")
-    with pytest.raises(ValueError, match="device is 'mps'"):
-        load_for_onnx(str(folder), device="mps")
+    for name, value in (("dtype", "int8"), ("device", "mps")):
+        with pytest.raises(ValueError, match=f"{name} is '{value}'"):
+            load_for_onnx(str(folder), **{name: value})
     exported: Any = OnnxModel(folder)
     with pytest.raises(TypeError, match="output_attentions"):
         exported(**make_inputs([2]), decoder_input_ids=torch.tensor([[0]]), output_attentions=True)

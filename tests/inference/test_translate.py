@@ -92,11 +92,6 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return found
 
 
-def test_batches_come_longest_first(shapes: list[tuple[int, int]]) -> None:
-    translate(MODEL, TOKENIZER, [" ".join(WORDS[:length]) for length in (1, 5, 9, 2, 6)], batch_size=2, progress=False)
-    assert shapes == [(2, 10), (2, 6), (1, 2)]
-
-
 def test_batches_are_filled_with_tokens_times_beams(shapes: list[tuple[int, int]]) -> None:
     sentences = [" ".join(WORDS[:length]) for length in (19, 7, 19, 23, 7, 19, 7, 7, 7)]
 
