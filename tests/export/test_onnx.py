@@ -249,14 +249,15 @@ def test_large_weights_lie_beside_the_graph(export: tuple[Any, Path], monkeypatc
 
 
 def test_a_wrong_export_is_not_kept(export: tuple[Any, Path], caplog: Any, monkeypatch: Any, tmp_path: Path) -> None:
-    model, folder = export
+    _, folder = export
     other = make_model(scale=1.0, seed=1, **MODEL)
     assert compare_onnx(other, folder) > 0.1
     # The graphs of one model, compared with another.
     monkeypatch.setattr(exporting, "_export_encoder", lambda *_: onnx_ir.load(folder / "encoder_model.onnx"))
     monkeypatch.setattr(exporting, "_export_decoder", lambda *_: onnx_ir.load(folder / "decoder_model_merged.onnx"))
     with caplog.at_level(logging.INFO, logger="vanilla_transformer"):
-        export_onnx(model, tmp_path / "same")
+        export_onnx(folder.parent / "model", tmp_path / "same")
+    assert (tmp_path / "same" / "tokenizer.json").is_file()
     assert "The logits of ONNX and PyTorch differ by" in caplog.text
     with pytest.raises(ConversionError, match=r"computes something else than the original: logits differ by"):
         export_onnx(other, tmp_path / "different")
