@@ -191,7 +191,7 @@ tokenizer = AutoTokenizer.from_pretrained("alice/package-every_save", revision=r
 model = AutoModelForSeq2SeqLM.from_pretrained("alice/package-every_save", revision=revision, trust_remote_code=True)
 model.generate(**tokenizer("abc", return_tensors="pt"), max_new_tokens=5).tolist()
 """
-        environment = hub.env(hf_home=tmp_path / "home", HF_HUB_DISABLE_XET="1")
+        environment = hub.env(hf_home=tmp_path / "home")
         with remote_python(tmp_path, environment) as python:
             python.run(BLOCK_THE_PACKAGE)
             assert python.run(source, revision=trained["every_save"][0]["id"]) == expected

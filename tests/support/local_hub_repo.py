@@ -17,13 +17,12 @@ GITATTRIBUTES = "".join(f"{pattern} filter=lfs diff=lfs merge=lfs -text\n" for p
 
 
 class File(TypedDict):
-    """A file of a commit; `oid` is git's name for it, `xet` the content store's if it came in that way."""
+    """A file of a commit; `oid` is git's name for it."""
 
     oid: str
     size: int
     sha256: str
     lfs: bool
-    xet: str | None
 
 
 class Commit(TypedDict):
