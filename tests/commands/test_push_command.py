@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hub_folders import append, contents, edit_json, edit_weights, save_single_stack, save_translator, write_pickle
@@ -315,13 +316,13 @@ def test_a_single_stack_is_tried_at_its_own_task(
     hub: LocalHub, run: Push, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """test_push.py tries each kind without the package."""
-    tried: list[str] = []
-    monkeypatch.setattr(checks, "_try_without_the_package", lambda stage, task, *_: tried.append(task) or ())
+    tried = Mock(return_value=())
+    monkeypatch.setattr(checks, "_try_without_the_package", tried)
     folder = save_single_stack(tmp_path / "model", "VanillaTransformerForCausalLM")
     said = run(folder, "alice/writer", "--base_model", "alice/translator").said
     assert f"Pushed: {hub.endpoint}/alice/writer" in said.splitlines()
     assert re.search(r"Tried: 'A man rides a horse\.' becomes .*, here and without this package\.", said)
-    assert tried == ["text-generation"]
+    assert tried.call_args[0][1] == "text-generation"
     card = hub.read("alice/writer", "README.md").decode()
     for words in ("pipeline_tag: text-generation", "base_model: alice/translator", "base_model_relation: finetune"):
         assert f"\n{words}\n" in card
