@@ -6,6 +6,7 @@ Mostly with a BART, which needs no trial without the package: that takes a proce
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -333,13 +334,19 @@ def test_a_single_stack_is_tried_at_its_own_task(
 def test_a_model_that_brings_its_code_is_tried_without_the_package(hub: LocalHub, run: Push, tmp_path: Path) -> None:
     folder = save_translator(tmp_path / "model")
     append(folder / "pipeline_vanilla_transformer.py", "raise ImportError('out of order')\n")
+    # Another interpreter, which fails at once; one that runs the code takes seconds, and is below.
+    interpreter = tmp_path / "python"
+    interpreter.write_text("#!/bin/sh\necho 'ImportError: out of order' >&2; exit 1\n")
+    interpreter.chmod(0o700)
     tasks = json.loads((folder / "config.json").read_text())["custom_pipelines"]
     edit_json(folder / "config.json", langs=None, custom_pipelines={"translation": tasks["translation"]})
     (folder / "arguments.json").write_text(json.dumps({"data": {"source_lang": "en", "target_lang": "de"}}))
     (folder / "test").mkdir()
     (folder / "test" / "sources.txt").write_text(f"{'a man rides ' * 20}\n")
     before = contents(folder)
-    errors = run(folder, "alice/vanilla", "--code", "folder", status=1).errors
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(interpreter))
+        errors = run(folder, "alice/vanilla", "--code", "folder", status=1).errors
     assert "in a process without this package loading or using the model fails: ImportError: out of order" in errors
     assert "alice/vanilla" not in hub.repos
     assert contents(folder) == before

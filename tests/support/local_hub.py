@@ -97,12 +97,9 @@ class LocalHub:
         self._folder.cleanup()
 
     def env(self, token: str | None = None, hf_home: str | Path | None = None, **extra: str) -> dict[str, str]:
-        """The environment of a client of this Hub, in a process of its own.
+        """The environment of a client in a process of its own, with this token (None: nobody's) and further variables.
 
-        Args:
-            token: whose requests they are; None for nobody's.
-            hf_home: the client's caches, one for several processes that share them; by default the Hub's own folder.
-            extra: further variables.
+        `hf_home` is for the client's caches, which processes may share; by default it is in the Hub's own folder.
         """
         foreign = ("HF_", "HUGGING_FACE_")
         env = {
@@ -232,7 +229,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.hub.requests.append(self.record)
         failure = self.hub.take_failure(self.command, url.path)
         try:
-            self.record["body"] = self.read_body()
+            self.record["body"] = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             if failure is not None:
                 raise HubError(failure, "a failure that the test asked for")
             self.route(url.path)
@@ -246,17 +243,6 @@ class _Handler(BaseHTTPRequestHandler):
                 self.send_json({"error": repr(error)}, 500)
 
     do_GET = do_HEAD = do_POST = do_PUT = handle_request  # noqa: N815 (the base class's names)
-
-    def read_body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        body = b""
-        while size := int(self.rfile.readline().split(b";")[0], 16):
-            body += self.rfile.read(size)
-            self.rfile.readline()
-        while self.rfile.readline().strip():
-            pass
-        return body
 
     def route(self, path: str) -> None:
         for method, pattern, name in _ROUTES:
@@ -281,25 +267,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send(json.dumps(content).encode(), status, {"Content-Type": "application/json; charset=utf-8", **headers})
 
     def send_file(self, path: Path, headers: Mapping[str, str] = {}) -> None:
-        size = path.stat().st_size
-        start, stop = self.wanted_range(size)
-        with open(path, "rb") as file:
-            file.seek(start)
-            data = file.read(stop - start + 1)
-        headers = {"Content-Type": "application/octet-stream", "Accept-Ranges": "bytes", **headers}
-        if self.headers.get("Range"):
-            headers["Content-Range"] = f"bytes {start}-{stop}/{size}"
-        self.send(data, 206 if self.headers.get("Range") else 200, headers)
-
-    def wanted_range(self, size: int) -> tuple[int, int]:
-        """The first and the last byte of the range that the client asks for, by default of the whole."""
-        match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
-        if match is None:
-            return 0, size - 1
-        start, stop = int(match[1]), int(match[2] or size - 1)
-        if start >= size:
-            raise HubError(416, "Range Not Satisfiable", headers={"Content-Range": f"bytes */{size}"})
-        return start, min(stop, size - 1)
+        self.send(path.read_bytes(), 200, {"Content-Type": "application/octet-stream", **headers})
 
     @property
     def json(self) -> Any:
@@ -358,56 +326,27 @@ class _Handler(BaseHTTPRequestHandler):
         config = json.loads(self.text_of(files, "config.json") or "{}")
         library = card.get("library_name") or ("transformers" if "model_type" in config else None)
         tags = [library, *(card.get("tags") or []), "custom_code" if "auto_map" in config else None]
-        info: dict[str, Any] = {
-            "id": repo.id,
-            "sha": commit["id"],
-            "lastModified": commit["date"],
-            "createdAt": repo.created,
-        }
-        info |= {"private": repo.private, "gated": False, "disabled": False, "downloads": 0, "likes": 0}
+        info: dict[str, Any] = {"id": repo.id, "sha": commit["id"], "private": repo.private, "gated": False}
+        info |= {"lastModified": commit["date"], "createdAt": repo.created, "cardData": card, "library_name": library}
         info |= {"tags": [tag for tag in tags if tag], "pipeline_tag": card.get("pipeline_tag")}
-        info |= {"library_name": library, "cardData": card, "spaces": []}
-        info["siblings"] = [self.sibling(path, file) for path, file in sorted(files.items())]
+        info["siblings"] = [{"rfilename": path} for path in sorted(files)]
         self.send_json(info)
-
-    @staticmethod
-    def sibling(path: str, file: File) -> dict[str, Any]:
-        entry = {"rfilename": path, "size": file["size"], "blobId": file["oid"]}
-        if file["lfs"]:
-            pointer = len(lfs_pointer(file["sha256"], file["size"]))
-            entry["lfs"] = {"sha256": file["sha256"], "size": file["size"], "pointerSize": pointer}
-        return entry
 
     def text_of(self, files: dict[str, File], path: str) -> str:
         return self.hub.content(files[path]["sha256"]).read_text() if path in files else ""
 
     def tree(self, repo_id: str, revision: str, folder: str) -> None:
+        """All files in a folder, those in sub-folders of it included."""
         files = self.hub.readable(repo_id, self.user).find(revision)["files"]
         prefix = f"{folder}/" if folder else ""
-        inside = {path: file for path, file in sorted(files.items()) if path.startswith(prefix)}
-        if folder and not inside:
+        entries = [
+            {"type": "file", "path": path, "oid": file["oid"], "size": file["size"]}
+            for path, file in sorted(files.items())
+            if path.startswith(prefix)
+        ]
+        if folder and not entries:
             raise HubError(404, f"{folder} does not exist", "EntryNotFound")
-        entries: dict[str, dict[str, Any]] = {}
-        for path, file in inside.items():
-            names = path.removeprefix(prefix).split("/")
-            is_deep = self.query.get("recursive", "").lower() in ("true", "1")
-            for depth in range(1, len(names) if is_deep else min(len(names), 2)):
-                parent = prefix + "/".join(names[:depth])
-                entries[parent] = self.describe(parent, None)
-            if is_deep or len(names) == 1:
-                entries[path] = self.describe(path, file)
-        self.send_json(list(entries.values()))
-
-    @staticmethod
-    def describe(path: str, file: File | None) -> dict[str, Any]:
-        """A file, or a folder."""
-        if file is None:
-            return {"type": "directory", "path": path, "oid": hashlib.sha1(path.encode()).hexdigest(), "size": 0}
-        entry = {"type": "file", "path": path, "oid": file["oid"], "size": file["size"]}
-        if file["lfs"]:
-            pointer = len(lfs_pointer(file["sha256"], file["size"]))
-            entry["lfs"] = {"oid": file["sha256"], "size": file["size"], "pointerSize": pointer}
-        return entry
+        self.send_json(entries)
 
     def create_branch(self, repo_id: str, name: str) -> None:
         ref = f"refs/heads/{name}"
@@ -416,23 +355,6 @@ class _Handler(BaseHTTPRequestHandler):
             raise HubError(409, f"Reference already exists: {ref}")
         repo.refs[ref] = repo.find(self.json.get("startingPoint", "main"))["id"]
         self.send_json({}, 201)
-
-    # Pull requests
-
-    def open_pull_request(self, repo_id: str) -> None:
-        repo = self.hub.writable(repo_id, self.user, "refs/pr/")
-        if not self.json["pullRequest"]:
-            raise HubError(400, "discussions that are no pull requests are not kept here")
-        pull_request = repo.add_pull_request(self.json["title"], self.author)
-        self.send_json({"num": pull_request["num"], "pullRequest": True})
-
-    def pull_request(self, repo_id: str, number: str) -> None:
-        repo = self.hub.readable(repo_id, self.user)
-        pull_request = repo.pull_requests[int(number)]
-        author = {"name": pull_request["author"]}
-        details = {"isPullRequest": True, "repo": {"name": repo.id, "type": "model"}, "author": author}
-        details |= {"events": [], "filesWithConflicts": [], "changes": {"base": "refs/heads/main"}, "diff": ""}
-        self.send_json(pull_request | details)
 
     # Commits
 
@@ -461,7 +383,7 @@ class _Handler(BaseHTTPRequestHandler):
         summary, message = header["value"]["summary"], header["value"].get("description", "")
         answer = {"success": True, "hookOutput": ""}
         if ref == "refs/pr/":
-            number = repo.add_pull_request(summary, self.author)["num"]
+            number = repo.add_pull_request()
             ref = f"refs/pr/{number}"
             answer["pullRequestUrl"] = f"{self.hub.endpoint}/{repo.id}/discussions/{number}"
         changed = [operation["value"]["path"] for operation in operations]
@@ -476,9 +398,6 @@ class _Handler(BaseHTTPRequestHandler):
             files[path] = self.hub.large_file(value["oid"])
         elif key == "deletedFile" and path in files:
             del files[path]
-        elif key == "deletedFolder":
-            for inside in [other for other in files if other.startswith(path.rstrip("/") + "/")]:
-                del files[inside]
         else:
             raise HubError(404, f"no file to do {key} to: {path}", "EntryNotFound")
 
@@ -536,8 +455,6 @@ _ROUTES = (
     ("POST", "/api/repos/create", "create_repo"),
     ("GET", f"/api/models/{_REPO}/tree/{_REVISION}(?:/(?P<folder>.+))?", "tree"),
     ("POST", f"/api/models/{_REPO}/branch/{_NAME}", "create_branch"),
-    ("POST", f"/api/models/{_REPO}/discussions", "open_pull_request"),
-    ("GET", rf"/api/models/{_REPO}/discussions/(?P<number>\d+)", "pull_request"),
     ("POST", f"/api/models/{_REPO}/preupload/{_REVISION}", "preupload"),
     ("POST", f"/api/models/{_REPO}/commit/{_REVISION}", "commit"),
     ("GET", f"/api/models/{_REPO}/revision/{_REVISION}", "model_info"),
