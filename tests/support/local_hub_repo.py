@@ -140,7 +140,7 @@ class Repo:
         return commits
 
     def add_pull_request(self) -> int:
-        """The number of a new pull request, which begins where the main branch is; its reference is refs/pr/<number>."""
+        """The number of a new pull request from the main branch; its reference is refs/pr/<number>."""
         number = 1 + sum(ref.startswith("refs/pr/") for ref in self.refs)
         self.refs[f"refs/pr/{number}"] = self.refs["refs/heads/main"]
         return number
