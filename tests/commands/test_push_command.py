@@ -32,10 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning
 def hub() -> Iterator[LocalHub]:
     """The Hub of this process, with alice's token."""
     tokens = {"hf_alice": "alice", "hf_bob": "bob"}
-    with (
-        LocalHub(tokens=tokens, read_only_tokens={"hf_reader": "alice"}) as hub,
-        hub.client("hf_alice") as patch,
-    ):
+    with LocalHub(tokens=tokens, read_only_tokens={"hf_reader": "alice"}) as hub, hub.client("hf_alice") as patch:
         patch.setattr("time.sleep", lambda seconds: None)  # between attempts
         yield hub
 

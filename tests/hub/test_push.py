@@ -124,9 +124,7 @@ def here(hub: LocalHub, folders: SimpleNamespace) -> Iterator[Here]:
 def expected(here: Here, folders: SimpleNamespace) -> SimpleNamespace:
     """What the process with the package makes of the folders."""
     found = SimpleNamespace(
-        model=here.run("generate(one)"),
-        other=here.run("generate(another)"),
-        translations=here.run("translate(one)"),
+        model=here.run("generate(one)"), other=here.run("generate(another)"), translations=here.run("translate(one)")
     )
     assert len({tuple(row) for rows in (*found.model, *found.other) for row in rows}) > 8, "all of it must matter"
     return found
@@ -190,13 +188,14 @@ def pulled(there: Here, pinned: str) -> SimpleNamespace:
         main=there.run('generate("alice/model", trust_remote_code=True)'),
         pinned=there.run('generate("alice/model", trust_remote_code=True, revision=pinned)', pinned=pinned),
         translations=there.run('translate("alice/model", trust_remote_code=True)'),
+        task=there.run('translate("alice/model", task="translation_en_to_de", trust_remote_code=True)'),
     )
 
 
 class TestPullWithoutThePackage:
-    def test_by_id(self, pulled: SimpleNamespace, expected: SimpleNamespace) -> None:
+    def test_by_id_and_by_either_name_of_its_task(self, pulled: SimpleNamespace, expected: SimpleNamespace) -> None:
         assert pulled.main == expected.model
-        assert pulled.translations == expected.translations
+        assert pulled.translations == pulled.task == expected.translations
 
     def test_not_without_the_flag(self, there: Here, pinned: str) -> None:
         with pytest.raises(RemoteError, match="trust_remote_code=True"):
@@ -204,12 +203,6 @@ class TestPullWithoutThePackage:
 
     def test_at_a_pinned_commit(self, pulled: SimpleNamespace, expected: SimpleNamespace) -> None:
         assert pulled.pinned == expected.other
-
-    def test_by_the_task_that_names_the_languages(
-        self, there: Here, pulled: SimpleNamespace, expected: SimpleNamespace
-    ) -> None:
-        found = there.run('translate("alice/model", task="translation_en_to_de", trust_remote_code=True)')
-        assert found == expected.translations
 
     def test_a_language_model_made_of_the_decoder(
         self, hub: LocalHub, here: Here, there: Here, folders: SimpleNamespace

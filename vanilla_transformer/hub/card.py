@@ -262,12 +262,10 @@ def _digest_items(items: Mapping[str, list[Any]]) -> set[str]:
 
 
 def _digest(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=_as_json)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _as_json(value: Any) -> Any:
-    return getattr(value, "__dict__", str(value))  # a result of the model-index, or a date
+    if not isinstance(value, str):
+        # What is no JSON is a result of the model-index, or a date.
+        value = json.dumps(value, sort_keys=True, default=lambda item: getattr(item, "__dict__", str(item)))
+    return hashlib.sha256(value.encode()).hexdigest()[:12]
 
 
 def _read_record(comment: str) -> dict[str, Any]:
