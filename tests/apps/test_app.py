@@ -257,7 +257,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 class TestBrowser:
-    def test_person_translates(self, server: Server, browser: Browser) -> None:
+    def test_person_translates_without_the_internet(self, server: Server, browser: Browser) -> None:
         browser.driver.get(server.address)
         browser.translate("abcd")
         browser.wait_for(lambda: browser.read_translation() == "dcba")
@@ -272,6 +272,12 @@ class TestBrowser:
         browser.find_all("#examples button")[1].click()
         browser.wait_for(lambda: browser.read_translation() == "fgh")
         assert browser.read_all("#text textarea", "value") == ["hgf"]
+
+        browser.find("#attention iframe")
+        loaded = browser.run("return performance.getEntriesByType('resource').map((it) => it.name)")
+        assert loaded
+        assert all(name.startswith(server.address) for name in loaded), loaded
+        assert not [entry for entry in browser.driver.get_log("browser") if entry["level"] == "SEVERE"]
 
     def test_person_reads_what_is_wrong_and_nothing_of_the_text_before(self, server: Server, browser: Browser) -> None:
         browser.driver.get(server.address)
@@ -399,15 +405,6 @@ class TestBrowser:
         driver.switch_to.window(first)
         browser.translate("def")
         browser.wait_for(lambda: browser.read_translation() == "fed")
-
-    def test_page_is_whole_without_the_internet(self, server: Server, browser: Browser) -> None:
-        browser.driver.get(server.address)
-        browser.translate("abc")
-        browser.find("#attention iframe")
-        loaded = browser.driver.execute_script("return performance.getEntriesByType('resource').map((it) => it.name)")
-        assert loaded
-        assert all(name.startswith(server.address) for name in loaded), loaded
-        assert not [entry for entry in browser.driver.get_log("browser") if entry["level"] == "SEVERE"]
 
 
 def test_nobody_is_told_about_it(server: Server) -> None:
