@@ -25,15 +25,9 @@ def describe() -> str:
     """The text of --help."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {what}" for name, what in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: vanilla-transformer COMMAND [--argument value ...]",
-            "",
-            *lines,
-            "",
-            "Each command explains itself, with examples: vanilla-transformer COMMAND --help",
-        ]
-    )
+    usage = "usage: vanilla-transformer COMMAND [--argument value ...]"
+    advice = "Each command explains itself, with examples: vanilla-transformer COMMAND --help"
+    return "\n".join([usage, "", *lines, "", advice])
 
 
 def main(argv: list[str] | None = None) -> None:

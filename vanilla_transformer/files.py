@@ -64,10 +64,9 @@ def _find_reason_to_keep(path: Path) -> str | None:
 def new_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
     """Makes a folder that is complete or absent, whenever the process ends.
 
-    Yields a folder beside it to fill, named `.NAME-*.partial`. At the end it takes its place; after an exception it is
-    removed. Only a process that is killed (SIGKILL, a power cut) leaves it behind, to be deleted by hand.
-
-    The folder may be there if it is empty, and then keeps its permissions. Folders above it are made if need be.
+    Yields a folder beside it to fill, `.NAME-*.partial`, which takes its place at the end, and is removed after an
+    exception; only a process that is killed leaves it behind. The folder may be there if it is empty, and then keeps
+    its permissions. Folders above it are made if need be.
     """
     path = check_new_folder(folder).resolve()
     path.parent.mkdir(parents=True, exist_ok=True)

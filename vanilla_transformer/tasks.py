@@ -84,10 +84,8 @@ def get_task(name: str) -> Task:
 
 def _entries(config: PreTrainedConfig | Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """What a configuration, or the content of its file, says of tasks."""
-    if isinstance(config, Mapping):
-        found = config.get("task_specific_params")
-    else:
-        found = getattr(config, "task_specific_params", None)
+    name = "task_specific_params"
+    found = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
     return {name: entry or {} for name, entry in found.items()} if isinstance(found, Mapping) else {}
 
 
@@ -116,10 +114,7 @@ def find_prefix(config: PreTrainedConfig | Mapping[str, Any], task: Task, *, lan
 
 
 def record_task(config: PreTrainedConfig, task: Task, *, prefix: str = "", langs: Sequence[str] | None = None) -> None:
-    """Writes into a configuration, in place, what its model is trained for.
-
-    What it says of other tasks is dropped, for the model will unlearn them.
-    """
+    """Writes into a configuration what its model is trained for; other tasks are dropped: the model unlearns them."""
     entries = {name: dict(entry) for name, entry in _entries(config).items() if _belongs(name, task)}
     for name in _entries_to_ask(task, langs):
         if prefix:

@@ -1,4 +1,4 @@
-"""The page of scripts/app.py: its arguments, its process, its API, and itself in a real browser."""
+"""The page: its arguments, its process, as a Space has it, its API, and itself in a real browser."""
 
 import importlib
 import json
@@ -22,6 +22,7 @@ from letters import TOKENIZER, make_letters_model, train_on_letters
 from vanilla_transformer.apps.answers import DemoError, DemoModel, Settings, translate_text
 from vanilla_transformer.apps.page import build_page, for_people, import_gradio
 from vanilla_transformer.apps.shelf import ModelShelf
+from vanilla_transformer.apps.spaces import save_space
 from vanilla_transformer.tasks import TASKS, record_task
 
 # Goes before the guard that keeps tests off the network, and so hears of what that forbids, too.
@@ -110,7 +111,7 @@ def gradio() -> Any:
 
 @dataclass
 class Server:
-    """scripts/app.py in a process of its own, the model that it shows, and the hosts that it looked up."""
+    """A Space in a process of its own, the model that it shows, and the hosts that it looked up."""
 
     address: str
     demo: DemoModel
@@ -119,16 +120,18 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(
-    gradio: Any, folders: dict[str, str], scripts_directory: Path, tmp_path_factory: pytest.TempPathFactory
+    gradio: Any, folders: dict[str, str], repository_root: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("server")
-    guard = scripts_directory.parent / "tests" / "support" / "network_guard" / "sitecustomize.py"
-    program = LISTENER.format(hosts=str(root / "hosts.txt"), guard=str(guard))
-    (root / "sitecustomize.py").write_text(program)
-    (root / "examples.txt").write_text("abcd\nhgf\n")
-    command = [sys.executable, str(scripts_directory / "app.py"), "--model_name_or_path", folders["backwards"]]
-    command += ["--examples", str(root / "examples.txt")]
-    options: Any = {"text": True, "cwd": root, "env": {**os.environ, "PYTHONPATH": str(root)}}
+    guard = repository_root / "tests" / "support" / "network_guard" / "sitecustomize.py"
+    (root / "sitecustomize.py").write_text(LISTENER.format(hosts=str(root / "hosts.txt"), guard=str(guard)))
+    given: Any = {"examples": ["abcd", "hgf"], "options": ["--other_models=any"]}
+    space = save_space(root / "space", model_name_or_path=folders["backwards"], **given)
+    own = space / "vanilla_transformer" / "visualization" / "page.html"
+    own.write_text(own.read_text(encoding="utf-8").replace("<h1>", "<h1>Of the Space: "), encoding="utf-8")
+    command = [sys.executable, str(space / "app.py")]
+    hosted = {"PYTHONPATH": str(root), "SPACE_ID": "someone/space", "GRADIO_SERVER_NAME": "127.0.0.1"}
+    options: Any = {"text": True, "cwd": root, "env": {**os.environ, **hosted}}
     with (
         open(root / "errors.txt", "w") as errors,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, **options) as process,
@@ -168,6 +171,7 @@ class TestApi:
         assert table["data"] == show_rows(server.demo, "abcd", num_beams=4)
         assert "seconds" in note
         assert 'sandbox="allow-scripts"' in attention
+        assert "Of the Space: Where the model looks" in attention, "it is not the Space's own package"
         assert client.predict("abcd", 1, api_name="/translate")[1]["data"] == [[1, "", "dcba"]]
 
     def test_has_nothing_but_that(self, client: Any) -> None:
@@ -253,7 +257,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 class TestBrowser:
-    def test_person_translates(self, server: Server, browser: Browser) -> None:
+    def test_person_translates_without_the_internet(self, server: Server, browser: Browser) -> None:
         browser.driver.get(server.address)
         browser.translate("abcd")
         browser.wait_for(lambda: browser.read_translation() == "dcba")
@@ -268,6 +272,12 @@ class TestBrowser:
         browser.find_all("#examples button")[1].click()
         browser.wait_for(lambda: browser.read_translation() == "fgh")
         assert browser.read_all("#text textarea", "value") == ["hgf"]
+
+        browser.find("#attention iframe")
+        loaded = browser.run("return performance.getEntriesByType('resource').map((it) => it.name)")
+        assert loaded
+        assert all(name.startswith(server.address) for name in loaded), loaded
+        assert not [entry for entry in browser.driver.get_log("browser") if entry["level"] == "SEVERE"]
 
     def test_person_reads_what_is_wrong_and_nothing_of_the_text_before(self, server: Server, browser: Browser) -> None:
         browser.driver.get(server.address)
@@ -395,15 +405,6 @@ class TestBrowser:
         driver.switch_to.window(first)
         browser.translate("def")
         browser.wait_for(lambda: browser.read_translation() == "fed")
-
-    def test_page_is_whole_without_the_internet(self, server: Server, browser: Browser) -> None:
-        browser.driver.get(server.address)
-        browser.translate("abc")
-        browser.find("#attention iframe")
-        loaded = browser.driver.execute_script("return performance.getEntriesByType('resource').map((it) => it.name)")
-        assert loaded
-        assert all(name.startswith(server.address) for name in loaded), loaded
-        assert not [entry for entry in browser.driver.get_log("browser") if entry["level"] == "SEVERE"]
 
 
 def test_nobody_is_told_about_it(server: Server) -> None:

@@ -103,9 +103,8 @@ class TestShelf:
             assert "Repo id" not in str(caught.value)
 
     def test_says_so_where_there_can_be_no_such_name(self, folders: dict[str, str]) -> None:
-        long = "x" * 300
         for name, message in (
-            (f"~/{long}", "There is no folder"),
+            (f"~/{'x' * 300}", "There is no folder"),
             ("a/" * 5000, "There is no folder a/a/"),
             ("a\0b", r"'a\x00b' is neither a folder that can be read nor a name on the Hub"),
             ("/tmp/\ud800", r"'/tmp/\ud800' is neither a folder"),

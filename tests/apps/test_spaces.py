@@ -1,12 +1,8 @@
-"""The folder of a Hugging Face Space: what its front matter says, that it is whole, and that its page runs."""
+"""The folder of a Hugging Face Space: what its front matter says, and that it is whole; test_app.py runs one."""
 
 import importlib
-import os
 import shlex
 import shutil
-import signal
-import subprocess
-import sys
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +15,6 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from vanilla_transformer.apps import spaces
-from vanilla_transformer.apps.answers import DemoModel, Settings, translate_text
 from vanilla_transformer.apps.spaces import save_space
 from vanilla_transformer.commands import app
 from vanilla_transformer.tasks import TASKS, record_task
@@ -148,37 +143,3 @@ def test_space_takes_over_the_options(
     with pytest.raises(SystemExit):
         app.main([f"--save_space={tmp_path / 'empty'}"])
     assert "There is no model to show" in capsys.readouterr().err
-
-
-def test_space_runs_from_anywhere_with_its_own_package(model: Path, tmp_path: Path) -> None:
-    space = save_space(tmp_path / "space", model_name_or_path=str(model), options=["--max_source_tokens=20"])
-    page = space / "vanilla_transformer" / "visualization" / "page.html"
-    page.write_text(page.read_text(encoding="utf-8").replace("<h1>", "<h1>Of the Space: "), encoding="utf-8")
-    environment = {**os.environ, "SPACE_ID": "someone/space", "GRADIO_SERVER_NAME": "127.0.0.1"}
-    errors, elsewhere = tmp_path / "errors.txt", tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    options: Any = {"text": True, "cwd": elsewhere, "env": environment}
-    with (
-        open(errors, "w") as stderr,
-        subprocess.Popen(
-            [sys.executable, space / "app.py"], stdout=subprocess.PIPE, stderr=stderr, **options
-        ) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line.startswith("The page is at "), errors.read_text()
-            client: Any = importlib.import_module("gradio_client").Client
-            client = client(line.split()[4], verbose=False, analytics_enabled=False)
-            answer, _, _, attention = client.predict("ab\ncd", 2, api_name="/translate")
-            demo = DemoModel("letters", type(make_letters_model()).from_pretrained(model), TOKENIZER)
-            assert answer == translate_text(demo, "ab\ncd", Settings(num_beams=2)).translations[0].text
-            assert "Of the Space: Where the model looks" in attention
-            labels = [component["props"].get("value") for component in client.config["components"]]
-            assert "# Generate, and see where the model looks" in labels
-            with pytest.raises(Exception, match="20 are the most"):
-                client.predict("abcdefgh" * 3, api_name="/translate")
-            process.send_signal(signal.SIGINT)
-            assert process.communicate(timeout=PATIENCE)[0] == "The page is closed.\n"
-        finally:
-            process.kill()

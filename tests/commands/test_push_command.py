@@ -1,66 +1,40 @@
 """A folder is checked, shown and pushed by the script, against a Hub of this machine.
 
-Starting a process costs seconds, so one process runs the script for all tests, mostly with a BART, which needs no
-trial without the package.
+Mostly with a BART, which needs no trial without the package: that takes a process of its own, and seconds.
 """
 
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hub_folders import append, contents, edit_json, edit_weights, save_single_stack, save_translator, write_pickle
+from huggingface_hub import constants
 from local_hub import LocalHub
-from remote_process import RemotePython, remote_python
 from tiny_seq2seq import make_model as make_bart
 from tiny_seq2seq import make_tokenizer as make_bart_tokenizer
 
+from vanilla_transformer.hub import checks
 from vanilla_transformer.hub.files import CODE_FOLDER
-
-DRIVER = """
-import contextlib, io, os, sys, time
-sys.path.insert(0, scripts)
-import huggingface_hub.constants
-import push_to_hub
 from vanilla_transformer.hub.push import PushError, plan_push
-time.sleep = lambda seconds: None  # between attempts
 
-def push(*argv, xet=True, endpoint=None):
-    huggingface_hub.constants.HF_HUB_DISABLE_XET = not xet  # the variables of these names were read at import
-    usual, huggingface_hub.constants.ENDPOINT = huggingface_hub.constants.ENDPOINT, endpoint or hub
-    said, errors = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(errors):
-        try:
-            push_to_hub.main(list(argv))
-            status = 0
-        except SystemExit as error:
-            status = error.code
-            if isinstance(status, str):  # as the interpreter does at its end
-                print(status, file=sys.stderr)
-                status = 1
-    return {"status": status, "said": said.getvalue(), "errors": " ".join(errors.getvalue().split())}
-"""
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's own
 
 
 @pytest.fixture(scope="module")
 def hub() -> Iterator[LocalHub]:
+    """The Hub of this process, with alice's token."""
     tokens = {"hf_alice": "alice", "hf_bob": "bob"}
-    with LocalHub(tokens=tokens, read_only_tokens={"hf_reader": "alice"}) as hub:
+    with LocalHub(tokens=tokens, read_only_tokens={"hf_reader": "alice"}) as hub, hub.client("hf_alice") as patch:
+        patch.setattr("time.sleep", lambda seconds: None)  # between attempts
         yield hub
-
-
-@pytest.fixture(scope="module")
-def python(hub: LocalHub, scripts_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemotePython]:
-    """A process that runs the script again and again, with alice's token."""
-    folder = tmp_path_factory.mktemp("python")
-    quick = {"HF_XET_CLIENT_RETRY_BASE_DELAY": "10ms", "HF_XET_CLIENT_RETRY_MAX_ATTEMPTS": "2"}
-    with remote_python(folder, hub.env("hf_alice", hf_home=folder / "home", **quick)) as python:
-        python.run(DRIVER, scripts=str(scripts_directory), hub=hub.endpoint)
-        yield python
 
 
 @pytest.fixture(scope="module")
@@ -77,18 +51,32 @@ def bart(saved_bart: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def push(python: RemotePython, bart: Path) -> Callable[..., SimpleNamespace]:
-    """Runs the script with the folder `bart` and these arguments."""
+def run(
+    hub: LocalHub, main: Callable[[str], Callable[..., None]], capsys: pytest.CaptureFixture[str]
+) -> Callable[..., SimpleNamespace]:
+    """Runs the script with a folder and these arguments; no token may be printed."""
 
-    def run(repo_id: str, *arguments: str, status: int = 0, **options: Any) -> SimpleNamespace:
-        argv = ["--model_name_or_path", str(bart), "--repo_id", repo_id, *arguments]
-        found = SimpleNamespace(**python.run("push(*argv, **options)", argv=argv, options=options))
-        assert found.status == status, found
+    def run(folder: Path, repo_id: str, *arguments: str, status: int = 0) -> SimpleNamespace:
+        ended: Any = 0
+        try:
+            main("push_to_hub")("--model_name_or_path", folder, "--repo_id", repo_id, *arguments)
+        except SystemExit as error:
+            ended = error.code
+        said, errors = capsys.readouterr()
+        if isinstance(ended, str):  # as the interpreter does at its end
+            errors, ended = errors + ended, 1
+        assert ended == status, (said, errors)
         for token in ("hf_alice", "hf_bob", "hf_reader", "hf_nobody"):
-            assert token not in found.said + found.errors
-        return found
+            assert token not in said + errors
+        return SimpleNamespace(said=said, errors=" ".join(errors.split()))
 
     return run
+
+
+@pytest.fixture
+def push(run: Callable[..., SimpleNamespace], bart: Path) -> Callable[..., SimpleNamespace]:
+    """Runs the script with the folder `bart`."""
+    return partial(run, bart)
 
 
 def edit_on_the_hub(hub: LocalHub, repo_id: str, path: str, old: str, new: str) -> None:
@@ -103,16 +91,14 @@ def commits(hub: LocalHub, repo_id: str) -> list[str]:
 
 
 Push = Callable[..., SimpleNamespace]
-TRANSPORTS = pytest.mark.parametrize("xet", [True, False], ids=["xet", "lfs"])
 
 
 class TestPush:
-    @TRANSPORTS
-    def test_one_commit_brings_it_all(self, hub: LocalHub, push: Push, bart: Path, xet: bool) -> None:
-        repo_id, before = f"alice/whole-{xet}", contents(bart)
+    def test_one_commit_brings_it_all(self, hub: LocalHub, push: Push, bart: Path) -> None:
+        repo_id, before = "alice/whole", contents(bart)
         write_pickle(bart / "training_args.bin")
         options = ["--license", "apache-2.0", "--datasets", "multi30k", "--private", "--commit_message", "The first"]
-        found = push(repo_id, *options, "--language", "en", "de", xet=xet)
+        found = push(repo_id, *options, "--language", "en", "de")
         commit = hub.repo(repo_id).find("main")["id"]
         assert found.said.splitlines()[-2:] == [
             f"Pushed: {hub.endpoint}/{repo_id}",
@@ -128,9 +114,8 @@ class TestPush:
         assert pushed.keys() - before.keys() == {"README.md", ".gitattributes"}
         assert b"license: apache-2.0" in pushed["README.md"]
         assert (bart / "README.md").read_bytes() == pushed["README.md"]
-        assert any("/_cas/" in request["path"] for request in hub.requests if request["method"] == "POST") or not xet
         # Again, there is nothing to do.
-        again = push(repo_id, xet=xet).said
+        again = push(repo_id).said
         assert again.splitlines()[-1] == f"Nothing has changed: {hub.endpoint}/{repo_id}"
         assert len(commits(hub, repo_id)) == 2
 
@@ -259,34 +244,30 @@ class TestCard:
 
 
 class TestTrouble:
-    @TRANSPORTS
     def test_a_failing_hub_leaves_all_as_it_was_and_the_next_push_completes(
-        self, hub: LocalHub, push: Push, bart: Path, xet: bool
+        self, hub: LocalHub, push: Push, bart: Path
     ) -> None:
-        repo_id, before = f"alice/unlucky-{xet}", contents(bart)
-        edit_weights(bart, lambda weights: weights["model.shared.weight"].add_(1e-3 * (1 + xet)))
+        edit_weights(bart, lambda weights: weights["model.shared.weight"].add_(1e-3))
         before = contents(bart)
-        upload = ["POST", "^/_cas/v1/xorbs/"] if xet else ["PUT", "^/_lfs/"]
-        for failure in ([*upload, 500, 1000], ["POST", "/commit/", 500, 1]):
+        for failure in (["PUT", "^/_lfs/", 500, 1000], ["POST", "/commit/", 500, 1]):
             hub.failures.append(failure)
-            errors = push(repo_id, status=1, xet=xet).errors
+            errors = push("alice/unlucky", status=1).errors
             hub.failures.clear()
             assert "The same command again sends nothing twice that arrived." in errors
-            assert set(hub.files(repo_id)) == {".gitattributes"}
+            assert set(hub.files("alice/unlucky")) == {".gitattributes"}
             assert contents(bart) == before
-        push(repo_id, xet=xet)
-        assert before.items() <= {name: hub.read(repo_id, name) for name in hub.files(repo_id)}.items()
-        assert len(commits(hub, repo_id)) == 2
+        push("alice/unlucky")
+        pushed = {name: hub.read("alice/unlucky", name) for name in hub.files("alice/unlucky")}
+        assert before.items() <= pushed.items()
+        assert len(commits(hub, "alice/unlucky")) == 2
 
-    def test_a_concurrent_push_is_not_overwritten(
-        self, hub: LocalHub, push: Push, bart: Path, python: RemotePython
-    ) -> None:
+    def test_a_concurrent_push_is_not_overwritten(self, hub: LocalHub, push: Push, bart: Path) -> None:
         push("alice/busy")
         edit_json(bart / "generation_config.json", max_new_tokens=5)
-        python.run('plan = plan_push(folder, "alice/busy")', folder=str(bart))
+        plan = plan_push(bart, "alice/busy")
         edit_on_the_hub(hub, "alice/busy", "config.json", "{", "{ ")
-        found = python.run("try:\n    plan.push()\nexcept PushError as error:\n    said = str(error)\nsaid")
-        assert "412" in found
+        with pytest.raises(PushError, match="412"):
+            plan.push()
         assert commits(hub, "alice/busy")[0] == "by hand"
 
     def test_tokens_that_may_not(self, hub: LocalHub, push: Push, bart: Path) -> None:
@@ -302,13 +283,9 @@ class TestTrouble:
             assert f"{status} " in push(repo_id, "--token", token, status=1).errors
         assert (hub.repo("alice/guarded").refs.copy(), set(hub.repos)) == before
 
-    def test_no_token(self, hub: LocalHub, push: Push, python: RemotePython) -> None:
-        python.run('token = os.environ.pop("HF_TOKEN")')
-        try:
-            found = push("alice/anonymous", status=1)
-        finally:
-            python.run('os.environ["HF_TOKEN"] = token')
-        assert "Log in with `hf auth login`" in found.errors
+    def test_no_token(self, hub: LocalHub, push: Push, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("HF_TOKEN")
+        assert "Log in with `hf auth login`" in push("alice/anonymous", status=1).errors
         assert "alice/anonymous" not in hub.repos
 
     def test_arguments_that_cannot_be(self, hub: LocalHub, push: Push) -> None:
@@ -327,18 +304,23 @@ class TestTrouble:
         )
         assert len(commits(hub, "alice/public")) == 2
 
-    def test_no_network(self, push: Push) -> None:
-        nobody = "http://127.0.0.1:9"
-        assert "refuses: ConnectError" in push("alice/far", status=1, endpoint=nobody).errors
-        assert f"{nobody} cannot be reached" in push("alice/far", "--dry_run", endpoint=nobody).said
+    def test_no_network(self, push: Push, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+        assert "refuses: ConnectError" in push("alice/far", status=1).errors
+        assert "http://127.0.0.1:9 cannot be reached" in push("alice/far", "--dry_run").said
 
 
-def test_a_single_stack_is_tried_at_its_own_task(hub: LocalHub, python: RemotePython, tmp_path: Path) -> None:
+def test_a_single_stack_is_tried_at_its_own_task(
+    hub: LocalHub, run: Push, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """test_push.py tries each kind without the package."""
+    tried = Mock(return_value=())
+    monkeypatch.setattr(checks, "_try_without_the_package", tried)
     folder = save_single_stack(tmp_path / "model", "VanillaTransformerForCausalLM")
-    arguments = ["--model_name_or_path", str(folder), "--repo_id", "alice/writer", "--base_model", "alice/translator"]
-    pushed = python.run("push(*argv)", argv=arguments)
-    assert f"Pushed: {hub.endpoint}/alice/writer" in pushed["said"].splitlines(), pushed
-    assert re.search(r"Tried: 'A man rides a horse\.' becomes .*, here and without this package\.", pushed["said"])
+    said = run(folder, "alice/writer", "--base_model", "alice/translator").said
+    assert f"Pushed: {hub.endpoint}/alice/writer" in said.splitlines()
+    assert re.search(r"Tried: 'A man rides a horse\.' becomes .*, here and without this package\.", said)
+    assert tried.call_args[0][1] == "text-generation"
     card = hub.read("alice/writer", "README.md").decode()
     for words in ("pipeline_tag: text-generation", "base_model: alice/translator", "base_model_relation: finetune"):
         assert f"\n{words}\n" in card
@@ -346,32 +328,31 @@ def test_a_single_stack_is_tried_at_its_own_task(hub: LocalHub, python: RemotePy
         assert hub.read("alice/writer", path.name) == path.read_bytes()
 
 
-def test_a_model_that_brings_its_code_is_tried_without_the_package(
-    hub: LocalHub, python: RemotePython, tmp_path: Path
-) -> None:
+def test_a_model_that_brings_its_code_is_tried_without_the_package(hub: LocalHub, run: Push, tmp_path: Path) -> None:
     folder = save_translator(tmp_path / "model")
     append(folder / "pipeline_vanilla_transformer.py", "raise ImportError('out of order')\n")
+    # Another interpreter, which fails at once; one that runs the code takes seconds, and is below.
+    interpreter = tmp_path / "python"
+    interpreter.write_text("#!/bin/sh\necho 'ImportError: out of order' >&2; exit 1\n")
+    interpreter.chmod(0o700)
     tasks = json.loads((folder / "config.json").read_text())["custom_pipelines"]
     edit_json(folder / "config.json", langs=None, custom_pipelines={"translation": tasks["translation"]})
     (folder / "arguments.json").write_text(json.dumps({"data": {"source_lang": "en", "target_lang": "de"}}))
     (folder / "test").mkdir()
     (folder / "test" / "sources.txt").write_text(f"{'a man rides ' * 20}\n")
-    arguments = ["--model_name_or_path", str(folder), "--repo_id", "alice/vanilla", "--code"]
     before = contents(folder)
-    refused = python.run("push(*argv)", argv=[*arguments, "folder"])
-    assert refused["status"] == 1
-    assert (
-        "in a process without this package loading or using the model fails: ImportError: out of order"
-        in (refused["errors"])
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(interpreter))
+        errors = run(folder, "alice/vanilla", "--code", "folder", status=1).errors
+    assert "in a process without this package loading or using the model fails: ImportError: out of order" in errors
     assert "alice/vanilla" not in hub.repos
     assert contents(folder) == before
-    pushed = python.run("push(*argv)", argv=[*arguments, "installed"])
-    assert "From the installed package, not from the folder: pipeline_vanilla_transformer.py." in pushed["said"]
-    assert "here and without this package." in pushed["said"]
-    assert "config.json gets langs=['en', 'de']." in pushed["said"]
-    assert f"Tried: '{('a man rides ' * 20)[:99]}…' becomes '" in pushed["said"]
-    assert f"Pushed: {hub.endpoint}/alice/vanilla" in pushed["said"].splitlines()
+    said = run(folder, "alice/vanilla", "--code", "installed").said
+    assert "From the installed package, not from the folder: pipeline_vanilla_transformer.py." in said
+    assert "here and without this package." in said
+    assert "config.json gets langs=['en', 'de']." in said
+    assert f"Tried: '{('a man rides ' * 20)[:99]}…' becomes '" in said
+    assert f"Pushed: {hub.endpoint}/alice/vanilla" in said.splitlines()
     config = json.loads(hub.read("alice/vanilla", "config.json"))
     assert (config["langs"], config["custom_pipelines"]) == (["en", "de"], tasks)
     assert hub.read("alice/vanilla", "config.json") == (folder / "config.json").read_bytes()

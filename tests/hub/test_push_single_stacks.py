@@ -133,6 +133,8 @@ def save_two_vocabularies(folder: Path) -> None:
 ENCODER, DECODER = "VanillaTransformerEncoderModel", "VanillaTransformerDecoderModel"
 TWO_LABELS = configure(id2label={"0": "a", "1": "b"}, label2id={"a": 0, "b": 1})
 
+GENERATION = "generation_config.json"
+
 # Of which model, what is done to it, which check must name it, and by which words.
 DAMAGES: dict[str, tuple[str, Damage, str, str]] = {
     "no head": (CLASSIFIER, weigh(lambda weights: weights.pop("score.bias")), "weights", "score.bias"),
@@ -143,14 +145,14 @@ DAMAGES: dict[str, tuple[str, Damage, str, str]] = {
         ENCODER,
         bring_weights_of_the_whole,
         "weights",
-        "these weights belong to no part of the model: decoder.layers.0.fc1.bias",
+        "part of the model: decoder.layers.0.fc1.bias",
     ),
     "no tokenizer": (TOKEN_CLASSIFIER, remove("tokenizer_config.json"), "tokenizer", "is missing"),
     "a larger tokenizer": (
         DECODER,
         larger_tokenizer,
         "tokenizer",
-        "the tokenizer has 280 source tokens, but config.json says vocab_size=275",
+        "has 280 source tokens, but config.json says vocab_size=275",
     ),
     "prompts that end": (LANGUAGE_MODEL, end_prompts, "tokenizer", "it ends prompts with </s>"),
     "a decoder that reads with the source's vocabulary": (
@@ -159,12 +161,7 @@ DAMAGES: dict[str, tuple[str, Damage, str, str]] = {
         "tokenizer",
         "save tokenizer.target_tokenizer into the folder",
     ),
-    "no generation config": (
-        LANGUAGE_MODEL,
-        remove("generation_config.json"),
-        "generation_config",
-        "generation_config.json",
-    ),
+    "no generation config": (LANGUAGE_MODEL, remove(GENERATION), "generation_config", GENERATION),
     "no names of code": (
         READER,
         configure(auto_map=None),

@@ -28,10 +28,7 @@ LANGUAGE_MODEL = "VanillaTransformerForCausalLM"
 PURPOSES = {
     "VanillaTransformerEncoderModel": ("feature-extraction", "makes a state of each token of a text."),
     "VanillaTransformerForSequenceClassification": ("text-classification", "with a head that classifies texts."),
-    "VanillaTransformerForTokenClassification": (
-        "token-classification",
-        "a head that classifies the tokens of a text.",
-    ),
+    "VanillaTransformerForTokenClassification": ("token-classification", "head that classifies the tokens of a text."),
     "VanillaTransformerForQuestionAnswering": ("question-answering", "where the answer to a question starts and ends."),
     "VanillaTransformerDecoderModel": ("feature-extraction", "makes a state of each token of a text from those up to"),
     "VanillaTransformerForCausalLM": ("text-generation", "as a language model."),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import huggingface_hub.constants
 import torch
 import train as training_script
 from datasets import Dataset
@@ -77,8 +76,7 @@ def train(trainer: str, *, resume: str | None = None, push: dict[str, Any] | Non
 
 
 def run_script(argv: list[str]) -> None:
-    """Runs scripts/train.py, whose model travels over LFS instead of xet."""
-    huggingface_hub.constants.HF_HUB_DISABLE_XET = True  # the variable of this name was read at import
+    """Runs scripts/train.py."""
     try:
         training_script.main(argv)
     except SystemExit as error:

@@ -3,12 +3,13 @@
     with LocalHub(tokens={"hf_alice": "alice"}, read_only_tokens={"hf_reader": "alice"}) as hub:
         hub.failures.append(["POST", "/commit/", 500, 1])      # the next commit fails
         env = hub.env("hf_alice", hf_home=tmp_path)            # for a process of its own: HF_ENDPOINT is read at import
-        ...
+        with hub.client("hf_alice"):                           # or for this one
+            ...
         hub.files("alice/model"), hub.requests                 # what arrived
 
 It speaks what huggingface_hub and transformers say to push and pull models: repositories, private ones too, branches,
-pull requests, commits, model cards, and large files over LFS and xet. It knows nothing of datasets and spaces, tags,
-organisations, gated models, LFS in parts, or git. Contents lie in a temporary folder, all else in memory.
+pull requests, commits, model cards, and large files over LFS, to which `env` keeps its clients. It knows no xet,
+datasets, spaces, tags, organisations, gated models or git. Contents lie in a temporary folder, all else in memory.
 """
 
 import base64
@@ -18,17 +19,17 @@ import os
 import re
 import tempfile
 import threading
-import time
 import traceback
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypedDict
 from urllib.parse import parse_qs, unquote, urlsplit
 
-import hf_xet  # type: ignore[import-untyped]  # it ships no types
+import pytest
+from huggingface_hub import constants
 from local_hub_repo import (
     GITATTRIBUTES,
     File,
@@ -40,7 +41,6 @@ from local_hub_repo import (
     is_large,
     lfs_pointer,
 )
-from local_hub_xet import XetStore
 
 
 class Request(TypedDict):
@@ -82,7 +82,6 @@ class LocalHub:
         self._folder = tempfile.TemporaryDirectory(prefix="local-hub-")
         self.root = Path(self._folder.name)
         (self.root / "blobs").mkdir()
-        self.xet = XetStore(self.root / "xorbs")
         self._server = _Server(self)
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
 
@@ -98,12 +97,9 @@ class LocalHub:
         self._folder.cleanup()
 
     def env(self, token: str | None = None, hf_home: str | Path | None = None, **extra: str) -> dict[str, str]:
-        """The environment of a client of this Hub, in a process of its own.
+        """The environment of a client in a process of its own, with this token (None: nobody's) and further variables.
 
-        Args:
-            token: whose requests they are; None for nobody's.
-            hf_home: the client's caches, one for several processes that share them; by default the Hub's own folder.
-            extra: further variables.
+        `hf_home` is for the client's caches, which processes may share; by default it is in the Hub's own folder.
         """
         foreign = ("HF_", "HUGGING_FACE_")
         env = {
@@ -116,8 +112,22 @@ class LocalHub:
             "HF_ENDPOINT": self.endpoint,
             "HF_HOME": str(hf_home or self.root / "hf_home"),
             "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_DISABLE_XET": "1",
         }
         return env | ({"HF_TOKEN": token} if token else {}) | extra
+
+    @contextmanager
+    def client(self, token: str) -> Iterator[pytest.MonkeyPatch]:
+        """Makes this process a client, whose constants were read from the environment at import."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(constants, "ENDPOINT", self.endpoint)
+            template = f"{self.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+            patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+            patch.setattr(constants, "HF_HUB_CACHE", str(self.root / "cache"))
+            patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+            patch.setattr(constants, "HF_HUB_OFFLINE", False)
+            patch.setenv("HF_TOKEN", token)
+            yield patch
 
     def repo(self, repo_id: str) -> Repo:
         """The repository of this name; KeyError if there is none."""
@@ -178,35 +188,18 @@ class LocalHub:
 
     def small_file(self, data: bytes) -> File:
         """A file that git itself holds."""
-        return File(oid=git_blob(data), size=len(data), sha256=self.store(data), lfs=False, xet=None)
+        return File(oid=git_blob(data), size=len(data), sha256=self.store(data), lfs=False)
 
     def large_file(self, sha256: str) -> File:
-        """A file whose contents came in before, over LFS or xet."""
-        if not self.has(sha256):
+        """A file whose contents came in before."""
+        if not self.content(sha256).exists():
             raise HubError(400, f"Your push was rejected because an LFS pointer points to nothing: {sha256}")
-        xet = self.xet.by_sha256.get(sha256)
-        size = self.xet.size(xet) if xet else self.content(sha256).stat().st_size
-        return File(oid=git_blob(lfs_pointer(sha256, size)), size=size, sha256=sha256, lfs=True, xet=xet)
-
-    def has(self, sha256: str) -> bool:
-        """Whether these contents came in."""
-        return (self.root / "blobs" / sha256).exists() or sha256 in self.xet.by_sha256
+        size = self.content(sha256).stat().st_size
+        return File(oid=git_blob(lfs_pointer(sha256, size)), size=size, sha256=sha256, lfs=True)
 
     def content(self, sha256: str) -> Path:
-        """A file with these contents; what came in over xet is put together by a client of that protocol."""
-        path = self.root / "blobs" / sha256
-        if not path.exists():
-            name = self.xet.by_sha256[sha256]
-            part = path.with_suffix(f".{threading.get_ident()}")
-            session, expiry = hf_xet.XetSession(), int(time.time()) + 3600
-            with session.new_file_download_group(
-                endpoint=f"{self.endpoint}/_cas", token="server", token_expiry_unix_secs=expiry
-            ) as group:
-                group.start_download_file(hf_xet.XetFileInfo(name, self.xet.size(name)), str(part))
-            if hashlib.sha256(part.read_bytes()).hexdigest() != sha256:
-                raise HubError(500, f"the xet file {name} is not {sha256}")
-            part.replace(path)
-        return path
+        """The file with these contents, if they came in."""
+        return self.root / "blobs" / sha256
 
 
 class _Server(ThreadingHTTPServer):
@@ -236,7 +229,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.hub.requests.append(self.record)
         failure = self.hub.take_failure(self.command, url.path)
         try:
-            self.record["body"] = self.read_body()
+            self.record["body"] = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             if failure is not None:
                 raise HubError(failure, "a failure that the test asked for")
             self.route(url.path)
@@ -251,24 +244,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_POST = do_PUT = handle_request  # noqa: N815 (the base class's names)
 
-    def read_body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        body = b""
-        while size := int(self.rfile.readline().split(b";")[0], 16):
-            body += self.rfile.read(size)
-            self.rfile.readline()
-        while self.rfile.readline().strip():
-            pass
-        return body
-
     def route(self, path: str) -> None:
         for method, pattern, name in _ROUTES:
             match = re.fullmatch(pattern, path)
             if match and method in (self.command, "GET" if self.command == "HEAD" else None):
                 parts = {key: unquote(value or "") for key, value in match.groupdict().items()}
-                # Contents are fetched by this process too, to put together what came in over xet.
-                with nullcontext() if path.startswith(("/_cas/", "/_cdn/")) else self.hub.lock:
+                with self.hub.lock:
                     getattr(self, name)(**parts)
                 return
         raise HubError(404, f"no such page: {self.command} {path}")
@@ -286,25 +267,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send(json.dumps(content).encode(), status, {"Content-Type": "application/json; charset=utf-8", **headers})
 
     def send_file(self, path: Path, headers: Mapping[str, str] = {}) -> None:
-        size = path.stat().st_size
-        start, stop = self.wanted_range(size)
-        with open(path, "rb") as file:
-            file.seek(start)
-            data = file.read(stop - start + 1)
-        headers = {"Content-Type": "application/octet-stream", "Accept-Ranges": "bytes", **headers}
-        if self.headers.get("Range"):
-            headers["Content-Range"] = f"bytes {start}-{stop}/{size}"
-        self.send(data, 206 if self.headers.get("Range") else 200, headers)
-
-    def wanted_range(self, size: int) -> tuple[int, int]:
-        """The first and the last byte of the range that the client asks for, by default of the whole."""
-        match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
-        if match is None:
-            return 0, size - 1
-        start, stop = int(match[1]), int(match[2] or size - 1)
-        if start >= size:
-            raise HubError(416, "Range Not Satisfiable", headers={"Content-Range": f"bytes */{size}"})
-        return start, min(stop, size - 1)
+        self.send(path.read_bytes(), 200, {"Content-Type": "application/octet-stream", **headers})
 
     @property
     def json(self) -> Any:
@@ -363,56 +326,27 @@ class _Handler(BaseHTTPRequestHandler):
         config = json.loads(self.text_of(files, "config.json") or "{}")
         library = card.get("library_name") or ("transformers" if "model_type" in config else None)
         tags = [library, *(card.get("tags") or []), "custom_code" if "auto_map" in config else None]
-        info: dict[str, Any] = {
-            "id": repo.id,
-            "sha": commit["id"],
-            "lastModified": commit["date"],
-            "createdAt": repo.created,
-        }
-        info |= {"private": repo.private, "gated": False, "disabled": False, "downloads": 0, "likes": 0}
+        info: dict[str, Any] = {"id": repo.id, "sha": commit["id"], "private": repo.private, "gated": False}
+        info |= {"lastModified": commit["date"], "createdAt": repo.created, "cardData": card, "library_name": library}
         info |= {"tags": [tag for tag in tags if tag], "pipeline_tag": card.get("pipeline_tag")}
-        info |= {"library_name": library, "cardData": card, "spaces": []}
-        info["siblings"] = [self.sibling(path, file) for path, file in sorted(files.items())]
+        info["siblings"] = [{"rfilename": path} for path in sorted(files)]
         self.send_json(info)
-
-    @staticmethod
-    def sibling(path: str, file: File) -> dict[str, Any]:
-        entry = {"rfilename": path, "size": file["size"], "blobId": file["oid"]}
-        if file["lfs"]:
-            pointer = len(lfs_pointer(file["sha256"], file["size"]))
-            entry["lfs"] = {"sha256": file["sha256"], "size": file["size"], "pointerSize": pointer}
-        return entry
 
     def text_of(self, files: dict[str, File], path: str) -> str:
         return self.hub.content(files[path]["sha256"]).read_text() if path in files else ""
 
     def tree(self, repo_id: str, revision: str, folder: str) -> None:
+        """All files in a folder, those in sub-folders of it included."""
         files = self.hub.readable(repo_id, self.user).find(revision)["files"]
         prefix = f"{folder}/" if folder else ""
-        inside = {path: file for path, file in sorted(files.items()) if path.startswith(prefix)}
-        if folder and not inside:
+        entries = [
+            {"type": "file", "path": path, "oid": file["oid"], "size": file["size"]}
+            for path, file in sorted(files.items())
+            if path.startswith(prefix)
+        ]
+        if folder and not entries:
             raise HubError(404, f"{folder} does not exist", "EntryNotFound")
-        entries: dict[str, dict[str, Any]] = {}
-        for path, file in inside.items():
-            names = path.removeprefix(prefix).split("/")
-            is_deep = self.query.get("recursive", "").lower() in ("true", "1")
-            for depth in range(1, len(names) if is_deep else min(len(names), 2)):
-                parent = prefix + "/".join(names[:depth])
-                entries[parent] = self.describe(parent, None)
-            if is_deep or len(names) == 1:
-                entries[path] = self.describe(path, file)
-        self.send_json(list(entries.values()))
-
-    @staticmethod
-    def describe(path: str, file: File | None) -> dict[str, Any]:
-        """A file, or a folder."""
-        if file is None:
-            return {"type": "directory", "path": path, "oid": hashlib.sha1(path.encode()).hexdigest(), "size": 0}
-        entry = {"type": "file", "path": path, "oid": file["oid"], "size": file["size"]}
-        if file["lfs"]:
-            pointer = len(lfs_pointer(file["sha256"], file["size"]))
-            entry["lfs"] = {"oid": file["sha256"], "size": file["size"], "pointerSize": pointer}
-        return entry | ({"xetHash": file["xet"]} if file["xet"] else {})
+        self.send_json(entries)
 
     def create_branch(self, repo_id: str, name: str) -> None:
         ref = f"refs/heads/{name}"
@@ -421,23 +355,6 @@ class _Handler(BaseHTTPRequestHandler):
             raise HubError(409, f"Reference already exists: {ref}")
         repo.refs[ref] = repo.find(self.json.get("startingPoint", "main"))["id"]
         self.send_json({}, 201)
-
-    # Pull requests
-
-    def open_pull_request(self, repo_id: str) -> None:
-        repo = self.hub.writable(repo_id, self.user, "refs/pr/")
-        if not self.json["pullRequest"]:
-            raise HubError(400, "discussions that are no pull requests are not kept here")
-        pull_request = repo.add_pull_request(self.json["title"], self.author)
-        self.send_json({"num": pull_request["num"], "pullRequest": True})
-
-    def pull_request(self, repo_id: str, number: str) -> None:
-        repo = self.hub.readable(repo_id, self.user)
-        pull_request = repo.pull_requests[int(number)]
-        author = {"name": pull_request["author"]}
-        details = {"isPullRequest": True, "repo": {"name": repo.id, "type": "model"}, "author": author}
-        details |= {"events": [], "filesWithConflicts": [], "changes": {"base": "refs/heads/main"}, "diff": ""}
-        self.send_json(pull_request | details)
 
     # Commits
 
@@ -466,7 +383,7 @@ class _Handler(BaseHTTPRequestHandler):
         summary, message = header["value"]["summary"], header["value"].get("description", "")
         answer = {"success": True, "hookOutput": ""}
         if ref == "refs/pr/":
-            number = repo.add_pull_request(summary, self.author)["num"]
+            number = repo.add_pull_request()
             ref = f"refs/pr/{number}"
             answer["pullRequestUrl"] = f"{self.hub.endpoint}/{repo.id}/discussions/{number}"
         changed = [operation["value"]["path"] for operation in operations]
@@ -481,9 +398,6 @@ class _Handler(BaseHTTPRequestHandler):
             files[path] = self.hub.large_file(value["oid"])
         elif key == "deletedFile" and path in files:
             del files[path]
-        elif key == "deletedFolder":
-            for inside in [other for other in files if other.startswith(path.rstrip("/") + "/")]:
-                del files[inside]
         else:
             raise HubError(404, f"no file to do {key} to: {path}", "EntryNotFound")
 
@@ -500,9 +414,6 @@ class _Handler(BaseHTTPRequestHandler):
         if not file["lfs"]:
             self.send_file(self.hub.content(file["sha256"]), headers | {"ETag": f'"{file["oid"]}"'})
             return
-        if file["xet"]:
-            token_page = f"{self.hub.endpoint}/api/models/{repo.id}/xet-read-token/{commit['id']}"
-            headers |= {"X-Xet-Hash": file["xet"], "Link": f'<{token_page}>; rel="xet-auth"'}
         headers |= {"X-Linked-Size": str(file["size"]), "X-Linked-ETag": f'"{file["sha256"]}"'}
         # Another name of the host, as on the real Hub: a client must not send its token there.
         address = self.hub.endpoint.replace("127.0.0.1", "localhost")
@@ -518,44 +429,17 @@ class _Handler(BaseHTTPRequestHandler):
         objects = []
         for wanted in self.json["objects"]:
             answer = {"oid": wanted["oid"], "size": wanted["size"], "authenticated": True}
-            if not self.hub.has(wanted["oid"]):
+            if not self.hub.content(wanted["oid"]).exists():
                 upload = {"href": f"{self.hub.endpoint}/_lfs/{wanted['oid']}", "header": {}}
                 answer["actions"] = {"upload": upload}
             objects.append(answer)
-        # Older clients leave the choice to the server; newer ones do not ask when they use xet.
-        transfer = "xet" if "xet" in self.json.get("transfers", []) else "basic"
-        self.send_json({"transfer": transfer, "objects": objects})
+        self.send_json({"transfer": "basic", "objects": objects})
 
     def lfs_upload(self, sha256: str) -> None:
         if hashlib.sha256(self.record["body"]).hexdigest() != sha256:
             raise HubError(400, f"these are not the contents of {sha256}")
         self.hub.store(self.record["body"])
         self.send_json({})
-
-    def xet_token(self, repo_id: str, access: str, revision: str) -> None:
-        if access == "write":
-            self.hub.writable(repo_id, self.user, self.target(revision))
-        else:
-            self.hub.readable(repo_id, self.user)
-        address, token, expiry = f"{self.hub.endpoint}/_cas", f"xet-{access}", int(time.time()) + 3600
-        headers = {"X-Xet-Cas-Url": address, "X-Xet-Access-Token": token, "X-Xet-Token-Expiration": str(expiry)}
-        self.send_json({"casUrl": address, "accessToken": token, "exp": expiry}, headers=headers)
-
-    def xorb(self, name: str) -> None:
-        self.send_file(self.hub.xet.root / name)
-
-    def add_xorb(self, name: str) -> None:
-        with self.hub.lock:
-            self.send_json({"was_inserted": self.hub.xet.add_xorb(name, self.record["body"])})
-
-    def add_shard(self) -> None:
-        with self.hub.lock:
-            self.hub.xet.add_shard(self.record["body"])
-        self.send_json({"result": 1})
-
-    def reconstruction(self, name: str) -> None:
-        start, stop = self.wanted_range(self.hub.xet.size(name))
-        self.send_json(self.hub.xet.reconstruction(name, f"{self.hub.endpoint}/_cas/xorbs", start, stop))
 
 
 # The names of owner and model are asked for without the owner too, by those who mistyped them.
@@ -571,19 +455,12 @@ _ROUTES = (
     ("POST", "/api/repos/create", "create_repo"),
     ("GET", f"/api/models/{_REPO}/tree/{_REVISION}(?:/(?P<folder>.+))?", "tree"),
     ("POST", f"/api/models/{_REPO}/branch/{_NAME}", "create_branch"),
-    ("POST", f"/api/models/{_REPO}/discussions", "open_pull_request"),
-    ("GET", rf"/api/models/{_REPO}/discussions/(?P<number>\d+)", "pull_request"),
     ("POST", f"/api/models/{_REPO}/preupload/{_REVISION}", "preupload"),
     ("POST", f"/api/models/{_REPO}/commit/{_REVISION}", "commit"),
-    ("GET", f"/api/models/{_REPO}/xet-(?P<access>read|write)-token/{_REVISION}", "xet_token"),
     ("GET", f"/api/models/{_REPO}/revision/{_REVISION}", "model_info"),
     ("GET", f"/api/models/{_REPO}", "model_info"),
     ("GET", f"/{_REPO}/resolve/{_REVISION}/(?P<path>.+)", "resolve"),
     ("POST", rf"/{_REPO}\.git/info/lfs/objects/batch", "lfs_batch"),
     ("PUT", f"/_lfs/{_SHA256}", "lfs_upload"),
     ("GET", f"/_cdn/{_SHA256}", "cdn"),
-    ("GET", f"/_cas/xorbs/{_NAME}", "xorb"),
-    ("POST", f"/_cas/v1/xorbs/[^/]+/{_NAME}", "add_xorb"),
-    ("POST", "/_cas/v1/shards", "add_shard"),
-    ("GET", f"/_cas/v1/reconstructions/{_NAME}", "reconstruction"),
 )

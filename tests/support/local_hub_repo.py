@@ -17,13 +17,12 @@ GITATTRIBUTES = "".join(f"{pattern} filter=lfs diff=lfs merge=lfs -text\n" for p
 
 
 class File(TypedDict):
-    """A file of a commit; `oid` is git's name for it, `xet` the content store's if it came in that way."""
+    """A file of a commit; `oid` is git's name for it."""
 
     oid: str
     size: int
     sha256: str
     lfs: bool
-    xet: str | None
 
 
 class Commit(TypedDict):
@@ -37,16 +36,6 @@ class Commit(TypedDict):
     author: str
     files: dict[str, File]
     changed: list[str]
-
-
-class PullRequest(TypedDict):
-    """A pull request; its commits are those of the reference refs/pr/<num>."""
-
-    num: int
-    title: str
-    author: str
-    createdAt: str
-    status: str
 
 
 class HubError(Exception):
@@ -114,7 +103,6 @@ class Repo:
         self.id, self.private, self.created = repo_id, private, _now()
         self.refs: dict[str, str] = {}
         self.commits: dict[str, Commit] = {}
-        self.pull_requests: dict[int, PullRequest] = {}
         self.commit("refs/heads/main", author, "initial commit", "", files, sorted(files))
 
     def commit(
@@ -151,10 +139,8 @@ class Repo:
             commits.append(self.commits[parent])
         return commits
 
-    def add_pull_request(self, title: str, author: str) -> PullRequest:
-        """A new pull request, which begins where the main branch is."""
-        number = len(self.pull_requests) + 1
-        pull_request = PullRequest(num=number, title=title, author=author, createdAt=_now(), status="draft")
-        self.pull_requests[number] = pull_request
+    def add_pull_request(self) -> int:
+        """The number of a new pull request from the main branch; its reference is refs/pr/<number>."""
+        number = 1 + sum(ref.startswith("refs/pr/") for ref in self.refs)
         self.refs[f"refs/pr/{number}"] = self.refs["refs/heads/main"]
-        return pull_request
+        return number

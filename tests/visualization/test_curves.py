@@ -1,11 +1,11 @@
 """Learning curves: the figure's lines checked against the log, the files, and scripts/plot_learning_curves.py."""
 
-import importlib
 import json
 import math
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,7 @@ entries = st.fixed_dictionaries(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(log=st.lists(entries, max_size=12))
 def test_gaps_and_repeated_steps(log: Log, figures: list[Figure], tmp_path: Path) -> None:
     expected = {}
@@ -258,11 +258,8 @@ def test_a_state_that_is_none_is_refused(content: str, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch, scripts_directory: Path) -> Callable[..., None]:
-    """The main function of scripts/plot_learning_curves.py."""
-    monkeypatch.syspath_prepend(str(scripts_directory))
-    function: Any = importlib.import_module("plot_learning_curves").main
-    return lambda *arguments: function(["--runs", *map(str, arguments)])
+def script(main: Callable[[str], Callable[..., None]]) -> Callable[..., None]:
+    return partial(main("plot_learning_curves"), "--runs")
 
 
 def test_the_script_draws_one_run_into_its_folder(

@@ -121,8 +121,7 @@ def for_people(function: Callable[..., Any]) -> Callable[..., Any]:
         except Exception as error:
             logger.exception("The page could not answer.")
             message = f"The program failed ({type(error).__name__}); its log says where."
-        gradio_error = import_gradio().Error
-        raise gradio_error(message, duration=_ERROR_SECONDS, print_exception=False)
+        raise import_gradio().Error(message, duration=_ERROR_SECONDS, print_exception=False)
 
     return wrapped
 
@@ -229,8 +228,7 @@ class _Page:
     def _connect(self) -> None:
         """Says what happens when a person wants something."""
         gr = self.gr
-        asked = [self.text, self.num_beams, self.length_penalty]
-        asked += [self.source_lang, self.target_lang, self.source_prefix]
+        asked = [self.text, self.num_beams, self.length_penalty, self.source_lang, self.target_lang, self.source_prefix]
         results = [self.translation, self.n_best, self.note, self.attention]
         request = {
             "fn": for_people(self.translate),

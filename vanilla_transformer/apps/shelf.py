@@ -126,12 +126,8 @@ class ModelShelf:
                 config = AutoConfig.from_pretrained(place, **source)
             if not config.is_encoder_decoder:
                 kind = (config.architectures or [f"{config.model_type} model"])[0]
-                raise DemoError(
-                    f"{name!r} holds a {kind}, which is not an encoder with a decoder: this page needs both."
-                )
+                raise ValueError(f"It holds a {kind}, which is not an encoder with a decoder: this page needs both.")
             model, tokenizer = load_model_and_tokenizer(place, device=self.device, dtype=self.dtype, **source)
-        except DemoError:
-            raise
         except Exception as error:
             # A bare KeyError says no more than the name of the key.
             reason = str(error) if " " in str(error).strip() else f"{type(error).__name__}: {error}"

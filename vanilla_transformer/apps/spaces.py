@@ -43,12 +43,8 @@ _README = """---
 {model}, on a page of [vanilla_transformer](./vanilla_transformer): text in, and out come what the model makes of it,
 the other candidates of beam search with their scores, and a map of where the model looks.
 
-| file | what it is |
-|---|---|
-| `app.py` | the page |
-| `app.args` | its options, as on a command line (`python app.py --help`) |
-| `requirements.txt` | what must be installed |
-| `vanilla_transformer/` | the package, which need not be installed |
+`app.py` is the page, `app.args` its options, as on a command line (`python app.py --help`), `requirements.txt` what
+must be installed, and `vanilla_transformer/` the package, which need not be installed.
 
 On your own machine, with Python {python_version} or newer:
 

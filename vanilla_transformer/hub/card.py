@@ -114,18 +114,12 @@ def build_model_card(
 ) -> ModelCard:
     """Makes the card of a model from the files in its folder, which must be one that `save_pretrained` wrote.
 
-    Scores of other weights, as of a checkpoint, are left out. Of local paths only the last part is told.
-
-    Args:
-        folder: The model's folder. Nothing is written to it, and its card is not looked at.
-        repo_id: The model's name on the Hub, `"user/name"`; without it the card names the folder.
-        revision: The branch that holds the model, if the main one does not.
-        config: The configuration, if it will not be what config.json holds now.
-        **metadata: What the files do not tell; `datasets` and `tags` are added to those that are known, `model_name`
-            is the title, and `base_model` the model on the Hub whose training was continued.
-
-    Returns:
-        The card.
+    Scores of other weights, as of a checkpoint, are left out. Of local paths only the last part is told. Nothing is
+    written, and a card that is there is not looked at. `repo_id` is the model's name on the Hub, "user/name" (without
+    it the card names the folder), `revision` the branch that holds the model, if the main one does not, and `config`
+    the configuration, if it will not be what config.json holds now. `metadata` is what the files do not tell:
+    `datasets` and `tags` are added to those that are known, `model_name` is the title, and `base_model` the model on
+    the Hub whose training was continued.
 
     Raises:
         FileNotFoundError: If the folder has no config.json.
@@ -139,10 +133,8 @@ def write_model_card(
 ) -> Path:
     """Writes the card of a model into its folder, or renews the one that is there by the rules of this module.
 
-    Args and errors are those of `build_model_card`; a card that cannot be read is a ValueError too.
-
-    Returns:
-        The card's file, README.md, which is replaced in one go.
+    Args and errors are those of `build_model_card`; a card that cannot be read is a ValueError too. Returns the path of
+    the card, README.md, which is replaced in one go.
     """
     path = Path(folder) / CARD_NAME
     existing = read_card(path)
@@ -170,10 +162,8 @@ def choose_card(here: Card | None, there: Card | None) -> Card | None:
         return there
     if there.own <= here.own or here.own <= there.own:
         return here if there.own <= here.own else there
-    raise ValueError(
-        f"{CARD_NAME} was edited both in the folder and on the Hub. Choose the one whose edits count with "
-        "--card folder or --card hub."
-    )
+    advice = "Choose the one whose edits count with --card folder or --card hub."
+    raise ValueError(f"{CARD_NAME} was edited both in the folder and on the Hub. {advice}")
 
 
 def make_card(
@@ -272,12 +262,10 @@ def _digest_items(items: Mapping[str, list[Any]]) -> set[str]:
 
 
 def _digest(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=_as_json)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _as_json(value: Any) -> Any:
-    return getattr(value, "__dict__", str(value))  # a result of the model-index, or a date
+    if not isinstance(value, str):
+        # What is no JSON is a result of the model-index, or a date.
+        value = json.dumps(value, sort_keys=True, default=lambda item: getattr(item, "__dict__", str(item)))
+    return hashlib.sha256(value.encode()).hexdigest()[:12]
 
 
 def _read_record(comment: str) -> dict[str, Any]:

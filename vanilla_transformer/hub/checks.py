@@ -82,17 +82,10 @@ def check_model_folder(
     and in a process without the package the model must do its task, translating say or, as a single stack, classifying,
     with the same outcome as here. Pickles and what looks like a secret are refused.
 
-    Args:
-        folder: A folder that `save_pretrained` or the Trainer wrote. It is not changed.
-        include: Files or sub-folders to push beyond those that `select_files` chooses.
-        code: What to do about code in the folder that differs from the installed package's: `"folder"` trusts and runs
-            it, `"installed"` checks the folder as if it had the package's. Default: it is a problem.
-
-    Returns:
-        All problems found, none if the folder can be pushed.
-
-    Raises:
-        ValueError: If there is no such folder, or something to include is not in it.
+    The folder, which `save_pretrained` or the Trainer wrote, is not changed. `include` are files or sub-folders to push
+    beyond those that `select_files` chooses. `code` says what to do about code in the folder that differs from the
+    installed package's: "folder" trusts and runs it, "installed" checks the folder as if it had the package's; by
+    default it is a problem. Returns all problems; a ValueError says that the folder, or what to include, is not there.
     """
     root = Path(folder)
     card = read_bytes(root / CARD_NAME)
@@ -200,12 +193,10 @@ def _check_parts(stage: Path, found: Inspection) -> Iterator[Problem]:
 
 def _check_weights(stage: Path) -> Iterator[Problem]:
     """Whether they are all there and whole; what stands in them is not looked at."""
-    pointers = [path.name for path in sorted(stage.glob("*.safetensors")) if "git-lfs" in (find_damage(path) or "")]
     for message in list_weights_problems(stage):
-        if message.partition(" ")[0] not in pointers:
-            yield Problem("weights", f"{message}.")
-    for name in pointers:
-        yield Problem("weights", f"{name} {find_damage(stage / name)}.")
+        name = message.partition(" ")[0]
+        damage = find_damage(stage / name) or ""
+        yield Problem("weights", f"{name} {damage}." if "git-lfs" in damage else f"{message}.")
     if (stage / SAFE_WEIGHTS_NAME).is_file() and (stage / SAFE_WEIGHTS_INDEX_NAME).is_file():
         names = f"{SAFE_WEIGHTS_NAME} and {SAFE_WEIGHTS_INDEX_NAME}"
         yield Problem("weights", f"{names} are both there: delete the old one.")
@@ -352,12 +343,9 @@ def _compare_code(folder: Path, found: Inspection, code: CodeChoice | None) -> I
             found.selection.left_out.pop(name, None)
         differing = [name for name in differing if name not in ours]
     if differing and code != "folder":
-        advice = (
-            "If you did not change the code yourself, give --code installed (the package's replace them); otherwise "
-            "--code folder (they are pushed as they are, after a trial in a process of its own)."
-        )
-        names_of = _join(differing)
-        yield Problem("code", f"{names_of} in the folder and in the installed package are not the same. {advice}")
+        advice = "--code installed takes the package's; --code folder, if you changed the code, tries and pushes that"
+        what = f"{_join(differing)} in the folder and in the installed package are not the same"
+        yield Problem("code", f"{what}: {advice}.")
 
 
 def _check_code(stage: Path, config: Any, stack: SingleStack | None) -> Iterator[Problem]:
@@ -432,12 +420,10 @@ def _try_without_the_package(
         "HF_TOKEN_PATH": str(stage.parent / "no-token"),
         "TRANSFORMERS_VERBOSITY": "error",
     }
-    program = str(Path(__file__).with_name("trial.py"))
-    command = [sys.executable, "-P", program, task, str(stage), str(report), *probes]
+    command = [sys.executable, "-P", str(Path(__file__).with_name("trial.py")), task, str(stage), str(report), *probes]
+    options: Any = {"capture_output": True, "cwd": stage.parent, "env": environment, "stdin": subprocess.DEVNULL}
     try:
-        ended = subprocess.run(
-            command, capture_output=True, cwd=stage.parent, env=environment, stdin=subprocess.DEVNULL, timeout=_TIMEOUT
-        )
+        ended = subprocess.run(command, timeout=_TIMEOUT, **options)
     except subprocess.TimeoutExpired:
         yield Problem("code", f"{where} nothing came out in {_TIMEOUT} seconds.")
         return
@@ -447,10 +433,8 @@ def _try_without_the_package(
         yield Problem("code", f"{where} loading or using the model fails: {lines[-1] if lines else 'no message'}")
         return
     known = ("transformers_modules.", "transformers.")
-    strangers = [name for name, module in result["modules"].items() if not module.startswith(known)]
-    if strangers:
-        origin = "neither from the folder's code nor from transformers"
-        yield Problem("code", f"{where} {_join(sorted(strangers))} came {origin}.")
+    if strangers := sorted(name for name, module in result["modules"].items() if not module.startswith(known)):
+        yield Problem("code", f"{where} {_join(strangers)} came neither from the folder's code nor from transformers.")
     yield from _compare_outcomes(where, probes, expected, result["outcomes"])
 
 

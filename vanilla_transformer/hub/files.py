@@ -70,15 +70,12 @@ class Selection:
 
 
 def select_files(folder: str | os.PathLike[str], include: Sequence[str] = ()) -> Selection:
-    """Tells what of a model's folder belongs on the Hub.
+    """Tells what of a model's folder belongs on the Hub; what is to be included, and is not there, is a ValueError.
 
     Only what is known to be a part of a model is chosen, so that nothing leaves this machine by accident: not the
     checkpoints, the optimizer's state and the logs of its training, not evaluations (their scores are in the card, and
     their reference translations are often somebody's property), and no record that names folders of this machine.
     `include` names files or sub-folders to push all the same, or patterns of them such as `test-*`.
-
-    Raises:
-        ValueError: If there is no such folder, or something to include is not in it.
     """
     root = Path(folder)
     if not root.is_dir():

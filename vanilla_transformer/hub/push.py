@@ -92,10 +92,7 @@ class PlannedPush:
         A repository that does not exist is made. If it has changed since the push was planned, nothing is pushed. Once
         it succeeded, the card that was pushed, the completed config.json and code taken from the installed package are
         in the folder too. A card with text that is not in the one that was pushed stays beside it, as README.md.bak-1.
-
-        Raises:
-            ValueError: If there are problems.
-            PushError: If the Hub refuses, or cannot be reached; the folder is as it was.
+        If there are problems (ValueError), or the Hub refuses or is not reached (PushError), the folder is as it was.
         """
         if self.problems:
             raise ValueError(self.describe_problems())
@@ -131,30 +128,17 @@ def plan_push(
 ) -> PlannedPush:
     """Checks a model's folder and finds out what pushing it would change; changes nothing itself.
 
-    The model card is built from the folder's records; what users wrote into it stays, by the rules of `card`. A
-    config.json of this package without `langs` gets them, and the task that they name, if the folder's arguments.json
-    or `language` tells them.
+    The model card is built from the folder's records; what users wrote into it stays. A config.json of this package
+    without `langs` gets them, and the task that they name, if the folder's arguments.json or `language` tells them.
 
-    Args:
-        folder: A folder that `save_pretrained` or the Trainer wrote.
-        repo_id: `namespace/name` on the Hub, or the name alone for the user's own namespace.
-        private: Whether a repository that does not exist shall be private.
-        revision: A branch, which is made if there is none. Default: the repository's main branch.
-        create_pr: Whether to open a pull request instead of a commit to the main branch.
-        token: A token of the Hub. Default: the one of `hf auth login` or of the variable HF_TOKEN.
-        include: Files or sub-folders, or patterns of them, to push beyond those that `files.select_files` chooses.
-        code: What to do about code in the folder that differs from the installed package's, as for
-            `check_model_folder`.
-        card: Whose README.md counts where the folder's and the Hub's were both edited. Default: it is a problem.
-        **metadata: What the card shall say of `license`, `datasets`, `language`, `tags`, `model_name` and
-            `base_model`.
+    `repo_id` is `namespace/name`, or the name alone for the user's own namespace. A repository that does not exist is
+    made, `private` or not, and so is a branch, `revision` (default: the main one). `create_pr` opens a pull request
+    instead of a commit to the main branch. The default of `token` is that of `hf auth login` or of the variable
+    HF_TOKEN. `include` and `code` are those of `check_model_folder`, and `metadata` those of `build_model_card`. `card`
+    says whose README.md counts where the folder's and the Hub's were both edited; by default that is a problem.
 
-    Returns:
-        The plan, with all problems of the folder.
-
-    Raises:
-        ValueError: If there is no such folder, or an argument is not legal.
-        PushError: If the Hub refuses. One that cannot be reached is noted in the plan only.
+    The folder's problems are in the plan. A ValueError says that there is none, or that an argument is not legal, and a
+    PushError what the Hub refuses; one that cannot be reached is noted in the plan only.
     """
     root = Path(folder)
     if create_pr and revision is not None:
@@ -168,31 +152,20 @@ def plan_push(
     if read_settings(root / "config.json"):  # or else the checks say so
         try:
             config = _complete_config(root, metadata.get("language"))
-            existing, backup = _find_card(root, target.read_card(), card)
-            place: dict[str, Any] = {"repo_id": target.repo_id, "revision": target.name_revision()}
-            text = make_card(root, existing, config=config, is_pushed=True, **place, **metadata)
-            notes += _note_card(existing, Card.parse(text.encode(), CARD_NAME), backup)
+            text, backup = _renew_card(target, root, card, {**metadata, "config": config}, notes)
         except PushError:
             raise
-        # Any record in the folder may be damaged.
-        except Exception as error:
+        except Exception as error:  # any record in the folder may be damaged
             problems.append(Problem("card", join_lines(error)))
     changes = {} if config is None else {"config.json": (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()}
     found = inspect_model_folder(root, card=text, include=include, code=code, changes=changes)
     problems += [problem for problem in found.problems if not problems or problem.check != "card"]
     made: dict[str, Path | bytes] = {} if text is None else {CARD_NAME: text.encode()}
-    files = {**found.files, **made}
-    return PlannedPush(
-        folder=root,
-        repo_id=target.repo_id,
-        problems=problems,
-        files=dict(sorted(files.items())),
-        deleted=[name for name in target.files if _WEIGHTS.fullmatch(name) and name not in files],
-        left_out=found.selection.left_out,
-        notes=[*notes, *_note_findings(found, config)],
-        _target=target,
-        _written={**found.replaced, **changes, **backup, **made},
-    )
+    files = dict(sorted({**found.files, **made}.items()))
+    deleted = [name for name in target.files if _WEIGHTS.fullmatch(name) and name not in files]
+    notes += _note_findings(found, config)
+    written = {**found.replaced, **changes, **backup, **made}
+    return PlannedPush(root, target.repo_id, problems, files, deleted, found.selection.left_out, notes, target, written)
 
 
 def push_model_folder(
@@ -201,14 +174,9 @@ def push_model_folder(
     """Checks a model's folder and pushes it to the Hub, in one commit or one pull request.
 
     The arguments and errors are those of `plan_push`, and a ValueError that lists all that is wrong with the folder.
+    Returns the address to look at: the repository's, its branch's or the pull request's.
 
-    Returns:
-        The address to look at: the repository's, its branch's or the pull request's.
-
-    Example:
-        ```python
         push_model_folder("out/my-model", "me/my-model", license="apache-2.0", datasets=["multi30k"])
-        ```
     """
     return plan_push(folder, repo_id, **kwargs).push(commit_message)
 
@@ -322,6 +290,17 @@ def _explain(error: Exception, token: str | None) -> PushError:
     secret = token or get_token()
     text = text.replace(secret, "<token>") if secret else text
     return PushError(f"{text} The same command again sends nothing twice that arrived.")
+
+
+def _renew_card(
+    target: _Target, root: Path, choice: CardChoice | None, metadata: dict[str, Any], notes: list[str]
+) -> tuple[str, dict[str, bytes]]:
+    """The card to push, and a copy of the folder's if that is lost; adds what one should know to `notes`."""
+    existing, backup = _find_card(root, target.read_card(), choice)
+    place: dict[str, Any] = {"repo_id": target.repo_id, "revision": target.name_revision()}
+    text = make_card(root, existing, is_pushed=True, **place, **metadata)
+    notes += _note_card(existing, Card.parse(text.encode(), CARD_NAME), backup)
+    return text, backup
 
 
 def _find_card(folder: Path, there: Card | None, choice: CardChoice | None) -> tuple[Card | None, dict[str, bytes]]:

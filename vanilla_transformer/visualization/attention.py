@@ -91,20 +91,13 @@ def collect_attention(
 
     The weights are those of the model's plain ("eager") attention, to which the model is switched meanwhile.
 
-    Args:
-        model: An encoder-decoder model.
-        tokenizer: Its tokenizer.
-        source: The source sentence.
-        target: A translation to be read; `None`: the model's own.
-        source_prefix: Put before the source, for models such as T5.
-        max_source_length: Tokens, special ones included; a longer source is truncated, with a warning. `None`: the
-            tokenizer's `model_max_length`, which is the limit of a given target too.
-        split_characters: Whether each Chinese and Japanese character is a word; see [`split_words`].
-        **generate_kwargs: Passed on to `model.generate`.
+    `target` is a translation to be read; `None`: the model's own, found with `generate_kwargs`. `source_prefix` is put
+    before the source, for models such as T5. A source of more tokens than `max_source_length`, special ones included,
+    is truncated, with a warning; `None`: the tokenizer's `model_max_length`, which is the limit of a given target too.
+    `split_characters` says whether each Chinese and Japanese character is a word; see [`split_words`].
 
-    Raises:
-        ValueError: If the source or the target has no words or is no text, the model is no encoder-decoder, or it does
-            not return a number for each pair of tokens.
+    A ValueError says that the source or the target has no words or is no text, that the model is no encoder-decoder, or
+    that it does not return a number for each pair of tokens.
     """
     _check_model(model)
     if not source.strip() or (target is not None and not target.strip()):
@@ -271,11 +264,9 @@ def align_words(attention: AttentionMap, *, layer: int | None = None, head: int 
     """Aligns each target word with the source word that the decoder looks at while it predicts it.
 
     `layer` and `head`, negative ones counted from the last, choose among the decoder's; `None`: the mean of all.
-
-    Returns:
-        (source word, target word) pairs, counted from 0, in the order of the target. What is looked at is summed over
-        the tokens of a source word, and averaged over those of a target word. Words that share their tokens, as Chinese
-        ones may, share their links.
+    Returns pairs (source word, target word), counted from 0, in the order of the target. What is looked at is summed
+    over the tokens of a source word, and averaged over those of a target word. Words that share tokens share their
+    links.
     """
     weights = average_heads(attention.cross, layer=layer, head=head)
     return _align(weights, attention.source_words, attention.target_words)

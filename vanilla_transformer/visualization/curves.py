@@ -88,11 +88,9 @@ def plot_learning_curves(
     Works without a display and in any thread. Only what was logged is drawn; evaluations after the training's end are
     left out, since they may be of another model, the best one. A value that is not finite leaves a gap.
 
-    Args:
-        log_history: A Trainer's `state.log_history`: a dictionary per logging step or evaluation, with its "step".
-        path: The picture to write, as .png, .svg or .pdf. It is replaced in one go: nobody ever sees half of it.
-        title: Written above it.
-        best_step: Step of the best checkpoint (`state.best_global_step`), to be marked.
+    `log_history` is a Trainer's `state.log_history`: a dictionary per logging step or evaluation, with its "step". The
+    picture, a .png, .svg or .pdf, is replaced in one go: nobody ever sees half of it. `best_step`, that of the best
+    checkpoint (`state.best_global_step`), is marked.
     """
     best_steps = None if best_step is None else {"": best_step}
     compare_learning_curves({"": log_history}, path, title=title, best_steps=best_steps)

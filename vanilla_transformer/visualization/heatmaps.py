@@ -75,21 +75,11 @@ def plot_attention(
 
     Works without a display and in any thread. Labels are written in whatever installed fonts have their characters.
 
-    Args:
-        attention: The weights.
-        path: The picture to write, as .png, .svg or .pdf.
-        kind: "encoder" and "decoder" for self-attention, "cross" for that from target to source.
-        layers: The layers to draw, counted from 0, negative ones from the last; `None`: all.
-        heads: The heads to draw, counted from 0; `None`: all.
-        average: "none": a heat map for each layer and head. "heads": one for each layer, the mean of the heads. "all":
-            one, the mean of all.
-        title: Written above the picture. `None`: the kind of attention.
-        overwrite: Whether an existing file may be replaced.
-
-    Raises:
-        FileExistsError: If the file exists and must not be replaced.
-        ValueError: If there is no such kind, layer or head, the picture would be too large to be read, or the name has
-            another ending.
+    `kind` is "encoder" or "decoder" for self-attention, "cross" for that from target to source; `layers` and `heads`
+    are those to draw, counted from 0, negative ones from the last (`None`: all). `average` is "none" for a heat map for
+    each layer and head, "heads" for the mean of each layer's heads, or "all" for one, the mean of all. `title` is
+    written above; `None`: the kind of attention. The picture is a .png, .svg or .pdf, and one that exists is replaced
+    only if `overwrite` says so; one that would be too large to be read is a ValueError.
     """
     figure_class = figures.import_figure("Attention maps")
     picture_format = figures.find_format(path)

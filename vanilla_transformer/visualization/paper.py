@@ -73,16 +73,9 @@ def plot_positions(
 ) -> None:
     """Draws a table of positions as a heat map, and the curves of a few of its dimensions below.
 
-    Args:
-        table: Numbers (L, D), such as [`position_table`] returns.
-        path: The picture to write, as .png, .svg or .pdf.
-        dimensions: Whose curves to draw, counted from 0. `None`: four, from the fastest to slower ones.
-        title: Written above the picture. `None`: the table's size.
-        overwrite: Whether an existing file may be replaced.
-
-    Raises:
-        FileExistsError: If the file exists and must not be replaced.
-        ValueError: If there is no such dimension, or the name has another ending.
+    `table` has numbers (L, D), such as [`position_table`] returns; `dimensions` are those whose curves to draw, counted
+    from 0 (`None`: four, from the fastest to slower ones). The picture is a .png, .svg or .pdf, and one that exists is
+    replaced only if `overwrite` says so. `title` is written above it; `None`: the table's size.
     """
     figure_class = figures.import_figure("Pictures of positions")
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -165,13 +158,9 @@ def plot_masks(
 ) -> None:
     """Draws the masks of a batch: padding, at which nobody looks, and the future, which the decoder must not see.
 
-    Args:
-        source: The tokens of each source, as a person reads them, B lists; shorter ones are padded as in a batch.
-        target: The tokens that the decoder is fed with each, B lists.
-        path: The picture to write, as .png, .svg or .pdf.
-        pad_token: How padding is called.
-        title: Written above the picture.
-        overwrite: Whether an existing file may be replaced.
+    `source` and `target` have, for each of B sentences, the tokens as a person reads them; shorter ones are padded with
+    `pad_token`, as in a batch. The picture is a .png, .svg or .pdf, and one that exists is replaced only if `overwrite`
+    says so.
     """
     figure_class = figures.import_figure("Pictures of masks")
     picture_format = figures.find_format(path)
