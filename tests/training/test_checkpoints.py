@@ -22,6 +22,7 @@ from transformers.trainer_utils import rotate_checkpoints, sort_checkpoints
 from vanilla_transformer.files import find_weights_problem, replacing_files
 from vanilla_transformer.training.checkpoints import (
     RecordWorldSize,
+    delete_old_checkpoints,
     find_last_whole_checkpoint,
     find_problem,
     list_checkpoints,
@@ -346,3 +347,14 @@ def test_old_files_stay_until_the_new_ones_are_whole(tmp_path: Path) -> None:
                 raise error
         assert names(folder) == {"a", "b"}
         assert [(folder / name).read_text() for name in ("a", "b")] == ["1", "1" if error else "2"]
+
+
+def test_the_first_steps_are_deleted_but_for_the_best_and_the_new_one(tmp_path: Path) -> None:
+    """Step 60 is of a part of the run that was given up: the run went on from an earlier step."""
+    for step in (5, 10, 15, 20, 60):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    (tmp_path / "_deleted-checkpoint-1").mkdir()  # a deletion that was cut off
+    delete_old_checkpoints(tmp_path, 4, step=20, best_step=5)
+    assert list(list_checkpoints(tmp_path)) == [5, 10, 15, 20]
+    delete_old_checkpoints(tmp_path, 1, step=20, best_step=5)
+    assert names(tmp_path) == {"checkpoint-5", "checkpoint-20"}

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import os
 import re
 import shutil
 from collections import Counter
@@ -318,3 +319,20 @@ class TestWarningsAfterLoading:
         shared = ["model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"]
         assert set(re.findall(r"'([\w.]+)'", missing)) == {name, *(shared if name == "model.shared.weight" else [])}
         assert any("unexpected keys" in message and "stranger" in message for message in warnings.messages)
+
+
+class TestOldCheckpoints:
+    """Which of them are deleted."""
+
+    @pytest.mark.parametrize("limit", [1, 2])
+    def test_steps_decide_and_not_the_folders_times(self, tmp_path: Path, limit: int) -> None:
+        """A copy of the run, or a clock that is set back, changes the times."""
+
+        class Reverse(TrainerCallback):
+            def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                for folder in tmp_path.glob("checkpoint-*"):
+                    os.utime(folder, (2e9, 2e9 - 100 * int(folder.name.partition("-")[2])))
+
+        settings = {"max_steps": 5, "save_strategy": "steps", "save_steps": 1, "save_total_limit": limit}
+        make_trainer(tmp_path, Dataset.from_list(make_rows(9)), callbacks=[Reverse()], **settings).train()
+        assert sorted(path.name for path in tmp_path.glob("*checkpoint-*")) == ["checkpoint-4", "checkpoint-5"][-limit:]

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ logger = logging.get_logger(__name__)
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 # The Trainer never uploads what begins with an underscore.
 _SET_ASIDE = "_incomplete-"
+_DELETED = "_deleted-"
 
 
 class RecordWorldSize(TrainerCallback, ExportableState):
@@ -94,6 +96,25 @@ def find_last_whole_checkpoint(
             f"but with other batches and other dropout than with {saved_by}."
         )
     return last
+
+
+def delete_old_checkpoints(
+    output_dir: str | os.PathLike[str], limit: int, *, step: int, best_step: int | None = None
+) -> None:
+    """Deletes a run's first checkpoints until `limit` are left. Those of `step`, just saved, and `best_step` stay.
+
+    Steps decide, not the folders' times, as they do for the library: a copy of the run, or a clock set back, changes
+    those. Each folder is renamed first, so that a deletion that is cut off leaves no half checkpoint.
+    """
+    folder = Path(output_dir)
+    for rest in folder.glob(f"{_DELETED}*"):
+        shutil.rmtree(rest, ignore_errors=True)
+    checkpoints = list_checkpoints(folder)
+    # Later ones are left from before the run went back to an earlier step: they go first.
+    old = sorted(checkpoints.keys() - {step, best_step}, key=lambda each: (each < step, each))
+    for each in old[: max(len(checkpoints) - limit, 0)]:
+        path = checkpoints[each]
+        shutil.rmtree(path.rename(path.with_name(_DELETED + path.name)), ignore_errors=True)
 
 
 def _set_aside(checkpoint: Path, problem: str, *, rename: bool) -> None:

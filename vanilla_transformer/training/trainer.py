@@ -42,7 +42,7 @@ from vanilla_transformer.model.loss_vanilla_transformer import IGNORED_LABEL
 from vanilla_transformer.model.pretrained_vanilla_transformer import VanillaTransformerPreTrainedModel
 
 from .averaging import AverageCheckpoints
-from .checkpoints import find_last_whole_checkpoint
+from .checkpoints import delete_old_checkpoints, find_last_whole_checkpoint
 from .sharding import drop_tied_copies, is_sharded, keep_tables_together, unsharded_class
 
 logger = logging.get_logger(__name__)
@@ -178,7 +178,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         model = cast(PreTrainedModel, self.model)
         if state_dict is not None and is_sharded(model):
             state_dict = drop_tied_copies(model, state_dict)
-        with unsharded_class(model), _put_away_token(self.args):
+        # The library pickles all arguments into training_args.bin, and the token must not be there.
+        with unsharded_class(model), _put_away(self.args, "hub_token"):
             if output_dir not in (None, self.args.output_dir) or not self.args.should_save:
                 super()._save(output_dir, state_dict=state_dict)
                 return
@@ -310,9 +311,14 @@ class TranslationTrainer(Seq2SeqTrainer):
                 logs["corpus_pass"] = self.stream.state_dict()["position"]["number"]
         super().log(logs, *args, **kwargs)
 
-    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         start = time.perf_counter()
-        super()._save_checkpoint(*args, **kwargs)
+        # The library would delete by the folders' times.
+        with _put_away(self.args, "save_total_limit"):
+            super()._save_checkpoint(model, trial)
+        if self.args.should_save and self.args.save_total_limit:
+            steps = {"step": self.state.global_step, "best_step": self.state.best_global_step}
+            delete_old_checkpoints(self._get_output_dir(trial), self.args.save_total_limit, **steps)
         self._pause += time.perf_counter() - start
 
     # Evaluating
@@ -478,13 +484,14 @@ def _upload_or_warn(upload: Callable[[], CommitInfo], message: str) -> None:
 
 
 @contextmanager
-def _put_away_token(arguments: TrainingArguments) -> Iterator[None]:
-    """Keeps `hub_token` out of training_args.bin, into which the library pickles all arguments."""
-    token, arguments.hub_token = arguments.hub_token, None
+def _put_away(arguments: TrainingArguments, name: str) -> Iterator[None]:
+    """Hides an argument from the library for a while."""
+    value = getattr(arguments, name)
+    setattr(arguments, name, None)
     try:
         yield
     finally:
-        arguments.hub_token = token
+        setattr(arguments, name, value)
 
 
 @contextmanager
