@@ -76,17 +76,29 @@ def new_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
         if path.is_dir():
             mode = stat.S_IMODE(path.stat().st_mode)
         else:
-            mask = os.umask(0)
-            os.umask(mask)
             # What mkdtemp makes is for its owner alone. What else it has is inherited.
-            mode = stat.S_IMODE(partial.stat().st_mode) | (0o777 & ~mask)
+            mode = stat.S_IMODE(partial.stat().st_mode) | (0o777 & ~_read_umask())
         partial.chmod(mode | stat.S_IRWXU)
         yield partial
+        open_weights(partial)
         check_new_folder(path)
         partial.chmod(mode)
         partial.replace(path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _read_umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def open_weights(folder: str | os.PathLike[str]) -> None:
+    """Gives weights the mode of every other new file: safetensors lets nobody but their owner read them."""
+    mode = 0o666 & ~_read_umask()
+    for path in Path(folder).glob("*.safetensors"):
+        path.chmod(mode)
 
 
 def check_new_file(path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
@@ -144,6 +156,7 @@ def replacing_files(folder: str | os.PathLike[str]) -> Iterator[Path]:
     partial.mkdir(parents=True)
     try:
         yield partial
+        open_weights(partial)
         for path in sorted(partial.iterdir()):
             path.replace(Path(folder) / path.name)
     finally:
@@ -170,10 +183,10 @@ def read_architecture(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """Its content, or `None` if there is none that can be read."""
+    """Its content, or `None` if there is no such file, or no JSON in it. One that may not be read is an error."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
         return None
 
 
@@ -184,6 +197,7 @@ def find_damage(path: str | os.PathLike[str]) -> str | None:
     """
     if not Path(path).is_file():
         return "is missing"
+    Path(path).open("rb").close()  # safetensors says of a file that may not be read that it is not there
     try:
         with safe_open(path, framework="pt"):
             return None

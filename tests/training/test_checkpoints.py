@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -358,3 +359,23 @@ def test_the_first_steps_are_deleted_but_for_the_best_and_the_new_one(tmp_path: 
     assert list(list_checkpoints(tmp_path)) == [5, 10, 15, 20]
     delete_old_checkpoints(tmp_path, 1, step=20, best_step=5)
     assert names(tmp_path) == {"checkpoint-5", "checkpoint-20"}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no modes of files")
+@pytest.mark.parametrize("name", ["trainer_state.json", "model.safetensors", "optimizer.pt"])
+def test_what_another_user_may_not_read_is_an_error_and_no_damage(name: str) -> None:
+    # pytest's own folder is closed to other users.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+        folder = Path(temporary)
+        folder.chmod(0o777)
+        checkpoint = write_checkpoint(folder / "checkpoint-3")
+        (checkpoint / "model.safetensors").chmod(0o644)
+        is_root, path = os.geteuid() == 0, checkpoint / name
+        path.chmod(0o600 if is_root else 0)
+        os.seteuid(65534 if is_root else os.geteuid())
+        try:
+            with pytest.raises(PermissionError, match=name):
+                find_last_whole_checkpoint(folder)
+        finally:
+            os.seteuid(0 if is_root else os.geteuid())
+        assert names(folder) == {"checkpoint-3"}

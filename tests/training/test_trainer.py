@@ -336,3 +336,17 @@ class TestOldCheckpoints:
         settings = {"max_steps": 5, "save_strategy": "steps", "save_steps": 1, "save_total_limit": limit}
         make_trainer(tmp_path, Dataset.from_list(make_rows(9)), callbacks=[Reverse()], **settings).train()
         assert sorted(path.name for path in tmp_path.glob("*checkpoint-*")) == ["checkpoint-4", "checkpoint-5"][-limit:]
+
+
+def test_others_may_read_the_weights_as_far_as_the_umask_allows(tmp_path: Path) -> None:
+    settings = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "average_checkpoints": 2}
+    old = os.umask(0o027)
+    try:
+        trainer = make_trainer(tmp_path, Dataset.from_list(make_rows(9)), **settings)
+        trainer.train()
+        trainer.save_model()
+    finally:
+        os.umask(old)
+    weights = [*tmp_path.rglob("*.safetensors")]
+    assert len(weights) == 4
+    assert {path.stat().st_mode & 0o777 for path in weights} == {0o640}

@@ -25,6 +25,7 @@ from vanilla_transformer.files import (
     check_new_folder,
     digest_files,
     find_weights_problem,
+    open_weights,
     read_json,
 )
 
@@ -83,6 +84,7 @@ def average_checkpoints(
             if entry.is_file() and not any(fnmatch(entry.name, pattern) for pattern in _NOT_COPIED):
                 shutil.copy(entry, partial)
         _write_mean(sources, partial, max_shard_size=max_shard_size, progress=progress)
+        open_weights(partial)
         if output.exists():
             output.rmdir()
         partial.rename(output)

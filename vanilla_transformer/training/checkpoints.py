@@ -170,11 +170,12 @@ def _part_problems(path: Path) -> Iterator[str]:
 
 def _is_whole_zip(path: Path) -> bool:
     """What torch.save writes ends with a table of contents; opening reads that table and nothing else."""
-    try:
-        with zipfile.ZipFile(path) as archive:
+    with path.open("rb") as file:  # one that may not be read is an error
+        try:
+            archive = zipfile.ZipFile(file)
             return all(entry.header_offset + entry.compress_size < archive.start_dir for entry in archive.infolist())
-    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
-        return False
+        except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
+            return False
 
 
 def _recorded(state: Any, part: str) -> dict[str, Any]:

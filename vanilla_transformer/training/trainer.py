@@ -33,7 +33,7 @@ from transformers.utils.hub import PushInProgress
 
 from vanilla_transformer.data.batching import IntArray, TokenBatchSampler, pair_lengths
 from vanilla_transformer.data.stream_batches import StreamingTokenBatches
-from vanilla_transformer.files import read_json, replacing_files
+from vanilla_transformer.files import open_weights, read_json, replacing_files
 from vanilla_transformer.hub.card import write_model_card
 from vanilla_transformer.hub.facts import is_hub_name
 from vanilla_transformer.hub.files import CARD_NAME, select_files
@@ -182,6 +182,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         with unsharded_class(model), _put_away(self.args, "hub_token"):
             if output_dir not in (None, self.args.output_dir) or not self.args.should_save:
                 super()._save(output_dir, state_dict=state_dict)
+                open_weights(output_dir or str(self.args.output_dir))
                 return
             # The tokenizer there is the one that a run which is resumed goes on with.
             with replacing_files(str(self.args.output_dir)) as partial_folder:
