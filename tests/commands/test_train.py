@@ -217,3 +217,9 @@ def test_impossible_wishes_are_refused(
     errors = capsys.readouterr().err
     assert message in errors
     assert "vocabulary has" not in errors, "said before a tokenizer is trained"
+
+
+def test_a_training_that_diverges_ends_with_a_message(settings: dict[str, Any]) -> None:
+    with pytest.raises(SystemExit, match="The training has diverged: at update 3 the gradient norm is nan"):
+        run({**settings, "learning_rate": 1e30, "eval_strategy": "no"})
+    assert not (Path(settings["output_dir"]) / "model.safetensors").exists()

@@ -350,3 +350,25 @@ def test_others_may_read_the_weights_as_far_as_the_umask_allows(tmp_path: Path) 
     weights = [*tmp_path.rglob("*.safetensors")]
     assert len(weights) == 4
     assert {path.stat().st_mode & 0o777 for path in weights} == {0o640}
+
+
+class TestDivergence:
+    SETTINGS: dict[str, Any] = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1}
+
+    @pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
+    def test_it_ends_the_training_before_anything_is_saved(self, tmp_path: Path, max_grad_norm: float) -> None:
+        data = Dataset.from_list(make_rows(9))
+        settings = {**self.SETTINGS, "learning_rate": 1e30, "warmup_steps": 1, "max_grad_norm": max_grad_norm}
+        trainer = make_trainer(tmp_path, data, **settings)
+        with pytest.raises(FloatingPointError, match=r"at update 3 the gradient norm is nan.* lower than 1e\+30"):
+            trainer.train()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2"]
+        assert all("loss" not in entry or entry["loss"] for entry in trainer.state.log_history)
+
+    def test_a_validation_loss_that_is_no_number_ends_it_too(self, tmp_path: Path) -> None:
+        data = Dataset.from_list(make_rows(9))
+        settings = {**self.SETTINGS, "eval_strategy": "steps", "eval_steps": 1, "predict_with_generate": False}
+        trainer = make_trainer(tmp_path, data, eval_dataset=data, learning_rate=1e30, **settings)
+        with pytest.raises(FloatingPointError, match="at update 2 the validation loss is nan"):
+            trainer.train()
+        assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]

@@ -295,6 +295,8 @@ def main(argv: list[str] | None = None) -> None:
     try:
         run = set_up(parser, *wishes)
         train(run)
+    except FloatingPointError as error:
+        raise SystemExit(str(error)) from error
     except KeyboardInterrupt:
         if run is not None:
             close_progress(run.trainer)

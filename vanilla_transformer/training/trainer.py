@@ -245,6 +245,23 @@ class TranslationTrainer(Seq2SeqTrainer):
         # The main process says that the checkpoint is whole, and deletes older ones, only when all have written.
         self.accelerator.wait_for_everyone()
 
+    # Stopping
+
+    def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
+        """Does what its name says, unless the update has spoilt the weights."""
+        # With float16 an update whose gradients overflow is left out.
+        if grad_norm is not None and not self.accelerator.optimizer_step_was_skipped:
+            self._stop_if_diverged("gradient norm", float(grad_norm))
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
+
+    def _stop_if_diverged(self, name: str, value: float) -> None:
+        if self.is_in_train and not math.isfinite(value):
+            raise FloatingPointError(
+                f"The training has diverged: at update {self.state.global_step:,} the {name} is {value}. Nothing was "
+                "saved since, but checkpoints shortly before may be spoilt too. Begin again in another output_dir, with "
+                f"a learning rate lower than {self.args.learning_rate:g} or a longer warm-up."
+            )
+
     # Counting
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -370,6 +387,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         sums, self._loss_sums = self._loss_sums, []
         if output.metrics is not None and sums:
             total, tokens = torch.stack(sums).sum(dim=0).tolist()
+            self._stop_if_diverged("validation loss", total)
             for name in [name for name in output.metrics if name.endswith("_loss")]:
                 output.metrics[name] = total / tokens if tokens else math.nan
                 output.metrics[name.removesuffix("loss") + "perplexity"] = to_perplexity(output.metrics[name])
