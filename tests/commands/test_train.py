@@ -223,3 +223,14 @@ def test_a_training_that_diverges_ends_with_a_message(settings: dict[str, Any]) 
     with pytest.raises(SystemExit, match="The training has diverged: at update 3 the gradient norm is nan"):
         run({**settings, "learning_rate": 1e30, "eval_strategy": "no"})
     assert not (Path(settings["output_dir"]) / "model.safetensors").exists()
+
+
+def test_a_named_checkpoint_that_is_damaged_is_refused(
+    settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run({**settings, "num_train_epochs": 1, "eval_strategy": "no"})
+    (checkpoint,) = Path(settings["output_dir"]).glob("checkpoint-*")
+    (checkpoint / "optimizer.pt").write_bytes(b"")
+    with pytest.raises(SystemExit):
+        run({**settings, "eval_strategy": "no", "resume_from_checkpoint": checkpoint})
+    assert f"resume_from_checkpoint={checkpoint}: optimizer.pt is cut off or damaged" in capsys.readouterr().err

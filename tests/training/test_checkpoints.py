@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -379,3 +380,50 @@ def test_what_another_user_may_not_read_is_an_error_and_no_damage(name: str) -> 
         finally:
             os.seteuid(0 if is_root else os.geteuid())
         assert names(folder) == {"checkpoint-3"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    TestNumberOfProcesses().make_trainer(folder, [RecordWorldSize()]).train()
+    return folder
+
+
+class TestDamage:
+    """Files of the right length with other bytes in them."""
+
+    @pytest.mark.parametrize(
+        ("name", "problem"),
+        [
+            ("model.safetensors", "model.safetensors is damaged: it has changed since it was saved"),
+            ("optimizer.pt", "optimizer.pt is cut off or damaged"),
+            ("rng_state.pth", "rng_state.pth is cut off or damaged"),
+            ("config.json", "config.json is damaged"),
+            ("trainer_state.json", "has fields that this version of transformers does not know: newer"),
+        ],
+    )
+    def test_the_run_goes_on_from_the_checkpoint_before(
+        self, run: Path, tmp_path: Path, name: str, problem: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        folder = tmp_path / "run"
+        shutil.copytree(run, folder)
+        assert find_last_whole_checkpoint(folder) == folder / "checkpoint-4"
+        path = folder / "checkpoint-4" / name
+        if name == "trainer_state.json":
+            path.write_text(json.dumps({**json.loads(path.read_text()), "newer": 1}))
+        else:
+            content = path.read_bytes()
+            half = len(content) // 2
+            path.write_bytes(content[:half] + bytes(len(content) // 4) + content[half + len(content) // 4 :])
+        assert find_last_whole_checkpoint(folder) == folder / "checkpoint-2"
+        assert problem in caplog.text
+        assert names(folder) == {"checkpoint-2", "_incomplete-checkpoint-4"}
+
+    def test_a_run_does_not_begin_again_because_all_are_damaged(self, run: Path, tmp_path: Path) -> None:
+        folder = tmp_path / "run"
+        shutil.copytree(run, folder)
+        for step in (2, 4):
+            (folder / f"checkpoint-{step}" / "optimizer.pt").write_bytes(b"")
+        with pytest.raises(ValueError, match=r"can be resumed \(checkpoint-4: optimizer\.pt is .*; checkpoint-2: opt"):
+            find_last_whole_checkpoint(folder)
+        assert names(folder) == {"checkpoint-2", "checkpoint-4"}

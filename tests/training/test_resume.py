@@ -146,7 +146,11 @@ def test_killed_while_an_old_checkpoint_is_deleted(trainings: Trainings, unbroke
     trainings.run("deleted", kill=kill)
     folder = trainings.folder / "deleted"
     last = folder / f"checkpoint-{3 * SAVE_STEPS}"
-    assert {entry.name for entry in folder.glob("*checkpoint-*")} == {"_deleted-checkpoint-2", "checkpoint-4", last.name}
+    assert {entry.name for entry in folder.glob("*checkpoint-*")} == {
+        "_deleted-checkpoint-2",
+        "checkpoint-4",
+        last.name,
+    }
     assert f"Resuming from {last}\n" in trainings.run("deleted")
     Result(folder).assert_equals(unbroken)
     # The next deletion took the rest of it, and no checkpoint in its place.

@@ -516,3 +516,14 @@ def test_arguments_that_change_what_a_run_comes_to_are_reported(
         claim_output_dir(tmp_path / "run", TINY, data, make_arguments(tmp_path / "run", **changes), TOKENIZER)
         assert bool(expected) == bool(caplog.text), caplog.text
         assert expected in caplog.text
+
+
+@pytest.mark.parametrize("name", [ARGUMENTS_FILE, "tokenizer.json", "tokenizer_config.json"])
+def test_a_damaged_file_of_the_run_is_named(tmp_path: Path, name: str) -> None:
+    data = DataArguments(train_file=["in memory"])
+    claim_output_dir(tmp_path, TINY, data, make_arguments(tmp_path), TOKENIZER)
+    path = tmp_path / name
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(ValueError, match=f"{name} is missing or damaged: put it back"):
+        check_output_dir(tmp_path, TINY, data)
+        load_or_train_tokenizer(TINY, make_dataset(4), tmp_path)

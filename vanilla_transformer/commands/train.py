@@ -142,8 +142,10 @@ def prepare(
 
 def find_checkpoint(arguments: TranslationTrainingArguments) -> str | None:
     """The checkpoint that is named, or the last whole one of this run."""
-    if arguments.resume_from_checkpoint:
-        return arguments.resume_from_checkpoint
+    if named := arguments.resume_from_checkpoint:
+        if problem := find_problem(named, world_size=arguments.world_size, contents=True):
+            raise ValueError(f"resume_from_checkpoint={named}: {problem}.")
+        return named
     if arguments.save_only_model and any(Path(str(arguments.output_dir)).glob("checkpoint-*")):
         raise ValueError(
             f"{arguments.output_dir} holds checkpoints, but with save_only_model none of them can be resumed: give "

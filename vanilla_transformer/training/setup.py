@@ -76,6 +76,8 @@ def load_or_train_tokenizer(
     # Of its files, the one that takes its place last.
     if name is None and (Path(output_dir) / "tokenizer_config.json").is_file():
         name = str(output_dir)
+        for file_name in ("tokenizer_config.json", "tokenizer.json"):
+            _read_own_file(Path(output_dir) / file_name)
     if name is not None:
         return AutoTokenizer.from_pretrained(name)
     pairs = train_dataset if isinstance(train_dataset, Dataset) else sample_pairs(train_dataset, sample)
@@ -84,6 +86,14 @@ def load_or_train_tokenizer(
     if arguments.separate_vocabularies:
         return train_separate_tokenizer(sources, targets, target_vocab_size=arguments.target_vocab_size, **sizes)
     return train_tokenizer(chain(sources, targets), length=2 * len(pairs), **sizes)
+
+
+def _read_own_file(path: Path) -> dict[str, Any]:
+    """A file that this run wrote when it began."""
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is missing or damaged: put it back, or begin again in another output_dir.")
+    return content
 
 
 def parse_overrides(text: str | None) -> dict[str, Any]:
@@ -193,7 +203,7 @@ def check_output_dir(
     folder = Path(output_dir)
     marker = folder / ARGUMENTS_FILE
     if marker.is_file():
-        found = json.loads(marker.read_text(encoding="utf-8"))
+        found = _read_own_file(marker)
         differences = [
             f"{name}: {found.get(part, {}).get(name)!r} there, {value!r} now"
             for part, settings in (("model", model_arguments), ("data", data_arguments))
