@@ -372,3 +372,18 @@ class TestDivergence:
         with pytest.raises(FloatingPointError, match="at update 2 the validation loss is nan"):
             trainer.train()
         assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
+
+
+@pytest.mark.parametrize("generate", [False, True])
+@pytest.mark.parametrize("budget", [None, BUDGET])
+def test_evaluating_changes_no_training(tmp_path: Path, budget: int | None, generate: bool) -> None:
+    """Neither its dropout nor its batches, which are drawn by the same generators."""
+    data = Dataset.from_list(make_rows(30))
+    settings = {"num_train_epochs": 2, "max_source_tokens": budget, "per_device_train_batch_size": 7}
+    settings |= {"predict_with_generate": generate, "generation_max_length": 4, "load_best_model_at_end": False}
+    trainers = []
+    for steps in (None, 2, 3):
+        own = {"eval_strategy": "no"} if steps is None else {"eval_strategy": "steps", "eval_steps": steps}
+        trainers.append(make_trainer(tmp_path, data, eval_dataset=data.take(9), **settings, **own))
+        trainers[-1].train()
+    assert all(same_weights(trainers[0].model, other.model) for other in trainers[1:])

@@ -258,7 +258,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         if self.is_in_train and not math.isfinite(value):
             raise FloatingPointError(
                 f"The training has diverged: at update {self.state.global_step:,} the {name} is {value}. Nothing was "
-                "saved since, but checkpoints shortly before may be spoilt too. Begin again in another output_dir, with "
+                "saved since, but checkpoints shortly before may be spoilt too. Begin again in another output_dir with "
                 f"a learning rate lower than {self.args.learning_rate:g} or a longer warm-up."
             )
 
@@ -342,9 +342,10 @@ class TranslationTrainer(Seq2SeqTrainer):
     # Evaluating
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluates as the library does."""
+        """Evaluates as the library does, but draws nothing from the random state of the training."""
         start, pause = time.perf_counter(), self._pause
-        metrics: dict[str, float] = super().evaluate(*args, **kwargs)
+        with torch.random.fork_rng([self.args.device] if self.args.device.type == "cuda" else []):
+            metrics: dict[str, float] = super().evaluate(*args, **kwargs)
         # Not in addition to what was counted inside: several evaluation sets are evaluated by calls of this method.
         self._pause = pause + time.perf_counter() - start
         return metrics
