@@ -234,3 +234,21 @@ def test_a_named_checkpoint_that_is_damaged_is_refused(
     with pytest.raises(SystemExit):
         run({**settings, "eval_strategy": "no", "resume_from_checkpoint": checkpoint})
     assert f"resume_from_checkpoint={checkpoint}: optimizer.pt is cut off or damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_files_whose_content_changed_are_other_data(
+    settings: dict[str, Any], tmp_path: Path, streaming: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = write_pairs(tmp_path, "own", 12)
+    settings |= {"train_file": files, "num_train_epochs": 1, "eval_strategy": "no", "save_strategy": "no"}
+    if streaming:
+        settings |= {"streaming": True, "max_steps": 2}
+    run(settings)
+    text = Path(files[1]).read_text()
+    Path(files[1]).write_text(text.replace("one", "three" if streaming else "eno"))
+    with pytest.raises(SystemExit):
+        run(settings)
+    assert f"holds a run with other data: {files[1]} changed since it began" in capsys.readouterr().err
+    Path(files[1]).write_text(text)
+    run(settings)

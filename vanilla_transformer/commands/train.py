@@ -41,7 +41,7 @@ from vanilla_transformer.training.arguments import (
     TranslationTrainingArguments,
 )
 from vanilla_transformer.training.checkpoints import find_last_whole_checkpoint, find_problem, list_checkpoints
-from vanilla_transformer.training.examples import Corpora, known_languages, load_corpora
+from vanilla_transformer.training.examples import Corpora, describe_files, known_languages, load_corpora
 from vanilla_transformer.training.recipe import paper_recipe
 from vanilla_transformer.training.records import close_progress, write_metrics
 from vanilla_transformer.training.setup import (
@@ -136,7 +136,8 @@ def prepare(
             name = f" ({config.architectures[0]})" if config.architectures else ""
             raise ValueError(f"{where} holds a single-stack model{name}; this command trains encoder-decoder models.")
         record_task(config, task, prefix=prefix, langs=langs)
-        claim_output_dir(output_dir, model_arguments, data_arguments, arguments, tokenizer)
+        files = describe_files(data_arguments) if arguments.should_save else None
+        claim_output_dir(output_dir, model_arguments, data_arguments, arguments, tokenizer, files=files)
     return corpora, tokenizer, config
 
 

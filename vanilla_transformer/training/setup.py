@@ -3,7 +3,7 @@
 import copy
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, fields
 from itertools import chain
@@ -208,8 +208,10 @@ def check_output_dir(
             f"{name}: {found.get(part, {}).get(name)!r} there, {value!r} now"
             for part, settings in (("model", model_arguments), ("data", data_arguments))
             for name, value in asdict(settings).items()
+            # Without empty lines both values of drop_empty_lines mean the same, and at an empty line the run stopped.
             # What an older version did not know was as it is by default.
             if found.get(part, {}).get(name, getattr(type(settings), name, None)) != value
+            and name != "drop_empty_lines"
         ]
         if differences:
             raise ValueError(
@@ -231,8 +233,10 @@ def claim_output_dir(
     data_arguments: DataArguments,
     training_arguments: TrainingArguments,
     tokenizer: PreTrainedTokenizerBase,
+    *,
+    files: Mapping[str, str | int] | None = None,
 ) -> None:
-    """Checks the output folder, and marks it as this run's with the arguments and the tokenizer.
+    """Checks the output folder, and marks it as this run's with the arguments, the tokenizer and what is in its files.
 
     Called once data, tokenizer and configuration are known to be good: a folder that was marked before would refuse
     the command in which a mistake is mended.
@@ -245,7 +249,15 @@ def claim_output_dir(
         "data": asdict(data_arguments),
         "training": training_arguments.to_sanitized_dict(),
     }
-    _report_changes(Path(output_dir) / ARGUMENTS_FILE, settings["training"])
+    marker = Path(output_dir) / ARGUMENTS_FILE
+    _report_changes(marker, settings["training"])
+    begun_with = (read_json(marker) or {}).get("files")
+    if begun_with and files and (changed := sorted(path for path, _ in begun_with.items() ^ files.items())):
+        raise ValueError(
+            f"{output_dir} holds a run with other data: {', '.join(dict.fromkeys(changed))} changed since it began. Put "
+            "the data back to resume it, or give another output_dir."
+        )
+    settings["files"] = dict(files or {})
     with replacing_files(output_dir) as partial:
         text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
         (partial / ARGUMENTS_FILE).write_text(text, encoding="utf-8")
