@@ -166,7 +166,7 @@ class TestRecipe:
         arguments: Any = trainer.args
         assert (arguments.lr_scheduler_type, arguments.warmup_steps) == ("inverse_sqrt", 4000)
         assert (arguments.predict_with_generate, arguments.load_best_model_at_end) == (True, True)
-        assert (arguments.metric_for_best_model, arguments.greater_is_better) == ("bleu", True)
+        assert (arguments.metric_for_best_model, arguments.greater_is_better) == ("chrf", True)
         # Beam search is what the model is saved with, greedy search what it is validated with.
         assert trainer.model.generation_config.num_beams == 4
         assert arguments.generation_num_beams == 1

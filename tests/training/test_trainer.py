@@ -24,6 +24,7 @@ from vanilla_transformer import (
 )
 from vanilla_transformer.data.stream_batches import StreamingTokenBatches
 from vanilla_transformer.training.arguments import DataArguments, TranslationTrainingArguments
+from vanilla_transformer.training.records import explain_choice
 from vanilla_transformer.training.setup import build_trainer, settle_training_arguments
 from vanilla_transformer.training.trainer import TranslationTrainer
 
@@ -387,3 +388,36 @@ def test_evaluating_changes_no_training(tmp_path: Path, budget: int | None, gene
         trainers.append(make_trainer(tmp_path, data, eval_dataset=data.take(9), **settings, **own))
         trainers[-1].train()
     assert all(same_weights(trainers[0].model, other.model) for other in trainers[1:])
+
+
+class TestBestCheckpoint:
+    def train(self, folder: Path, scores: list[float], **changes: Any) -> TranslationTrainer:
+        """Evaluates after each update, with these scores called BLEU; chrF is 10 less each time."""
+        data, remaining = Dataset.from_list(make_rows(9)), iter(scores)
+        settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+        settings |= {"load_best_model_at_end": True, "metric_for_best_model": "bleu", "generation_max_length": 3}
+        trainer = make_trainer(folder, data, eval_dataset=data, **{**settings, **changes})
+        trainer.compute_metrics = lambda _: {"bleu": next(remaining), "chrf": 10.0 * trainer.state.global_step}
+        trainer.train(resume_from_checkpoint=bool(changes.get("max_steps", 0) > 4))
+        return trainer
+
+    def test_of_equal_scores_the_lower_loss_decides(self, tmp_path: Path) -> None:
+        trainer = self.train(tmp_path, [0.0] * 4, max_steps=4)
+        losses = {entry["step"]: entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry}
+        assert trainer.state.best_global_step == min(losses, key=losses.__getitem__) > 1
+        assert explain_choice(trainer).startswith(
+            f"It is that of update {trainer.state.best_global_step}, the best by bleu of those evaluated"
+        )
+        assert f"loss {min(losses.values()):.4g}" in explain_choice(trainer)
+
+    def test_a_run_that_goes_on_compares_by_the_measure_that_is_given_now(self, tmp_path: Path) -> None:
+        """99 BLEU are not more than 50 chrF."""
+        self.train(tmp_path, [99.0, 0, 0, 0], max_steps=4)
+        trainer = self.train(tmp_path, [0.0], max_steps=5, metric_for_best_model="chrf")
+        assert (trainer.state.best_global_step, trainer.state.best_metric) == (5, 50)
+
+    @pytest.mark.parametrize("name", ["perplexity", "eval_perplexity", "loss"])
+    def test_a_lower_perplexity_is_better(self, tmp_path: Path, name: str) -> None:
+        trainer = self.train(tmp_path, [1.0] * 4, max_steps=4, metric_for_best_model=name)
+        values = [entry["eval_perplexity"] for entry in trainer.state.log_history if "eval_loss" in entry]
+        assert trainer.state.best_global_step == 1 + values.index(min(values))

@@ -43,7 +43,7 @@ from vanilla_transformer.training.arguments import (
 from vanilla_transformer.training.checkpoints import find_last_whole_checkpoint, find_problem, list_checkpoints
 from vanilla_transformer.training.examples import Corpora, describe_files, known_languages, load_corpora
 from vanilla_transformer.training.recipe import paper_recipe
-from vanilla_transformer.training.records import close_progress, write_metrics
+from vanilla_transformer.training.records import close_progress, explain_choice, write_metrics
 from vanilla_transformer.training.setup import (
     build_config,
     build_model,
@@ -252,6 +252,7 @@ def train(run: Run) -> None:
         take_average(trainer, run.model)
     trainer.save_model(_internal_call=True)  # else it is pushed here already, before its scores are known
     trainer.save_state()
+    choice = explain_choice(trainer)  # before the end's evaluation is logged, at the last step, for what was chosen
     metrics: dict[str, float] = {}
     # A finished run that is started again has nothing to add to the record of its training.
     if result.global_step > run.first_step:
@@ -269,7 +270,7 @@ def train(run: Run) -> None:
         trainer.save_metrics("eval", scores)
     write_metrics(str(arguments.output_dir), trainer.state, metrics, args=arguments, model=run.model)
     if trainer.is_world_process_zero():
-        print(f"The model is in {arguments.output_dir}")
+        print(f"The model is in {arguments.output_dir}. {choice}")
     if arguments.push_to_hub:
         push(trainer)
 

@@ -350,6 +350,31 @@ class TranslationTrainer(Seq2SeqTrainer):
         self._pause = pause + time.perf_counter() - start
         return metrics
 
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Whether this evaluation is the best so far; of equal ones, the one with the lower loss is.
+
+        What was logged is compared, for the run may have been begun with another `metric_for_best_model`.
+        """
+        if self.args.metric_for_best_model is None:
+            return False
+        name = "eval_" + self.args.metric_for_best_model.removeprefix("eval_")
+        if name not in metrics:
+            is_best: bool = super()._determine_best_metric(metrics, trial)  # which says what there is
+            return is_best
+        sign = 1 if self.args.greater_is_better else -1
+        ranks = {
+            entry["step"]: (sign * entry[name], -entry.get("eval_loss", math.inf))
+            for entry in self.state.log_history
+            if math.isfinite(entry.get(name, math.nan))
+        }
+        best, now = self.state.best_global_step, self.state.global_step
+        is_best = now in ranks and (best not in ranks or ranks[now] > ranks[best])
+        if is_best:
+            self.state.best_global_step = best = now
+        if best in ranks:
+            self.state.best_metric = sign * ranks[best][0]
+        return is_best
+
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Evaluates one batch, and keeps the sum of its tokens' losses."""
         if "labels" in inputs:
