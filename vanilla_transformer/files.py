@@ -5,14 +5,16 @@ import json
 import os
 import re
 import shutil
+import socket
 import stat
 import struct
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from safetensors import SafetensorError, safe_open
@@ -21,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 AVERAGED_FOLDER = "averaged"
 AVERAGING_FILE = "averaging.json"
 PARTIAL_FOLDER = "_partial"
+LOCK_FILE = "_lock"
 _SHARD = re.compile(r"(.+)-\d+-of-\d+\.safetensors")
 # The longest header that the format of safetensors allows.
 _MAX_HEADER_BYTES = 100_000_000
@@ -142,6 +145,33 @@ def new_file(path: str | os.PathLike[str], *, overwrite: bool = False) -> Iterat
         partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: str | os.PathLike[str], what: str) -> Iterator[None]:
+    """Lets one process at a time work on `what`. Any other is refused by a `BlockingIOError`, which names the first.
+
+    The lock is the operating system's, and ends with the process, however that ends; its file may then stay behind.
+    """
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    holder = file.read_text(encoding="utf-8") if file.is_file() else ""
+    lock = FileLock(file)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise BlockingIOError(
+            f"{what} is in use by {holder or 'another process'}. Wait for its end, or end it; two would spoil each "
+            "other's files."
+        ) from error
+    try:
+        with suppress(PermissionError):  # Windows lets nobody write into a locked file
+            file.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+        yield
+    finally:
+        with suppress(PermissionError):
+            file.unlink()
+        lock.release()
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """scripts/train.py beyond its defaults: recipe, averaging, two vocabularies, streams, and what it leaves behind."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.commands import train as script
+from vanilla_transformer.files import locked
 from vanilla_transformer.training import callbacks
 
 pytestmark = pytest.mark.usefixtures("no_curves")
@@ -249,6 +251,20 @@ def test_files_whose_content_changed_are_other_data(
     Path(files[1]).write_text(text.replace("one", "three" if streaming else "eno"))
     with pytest.raises(SystemExit):
         run(settings)
-    assert f"holds a run with other data: {files[1]} changed since it began" in capsys.readouterr().err
+    assert f"holds a run with other data: {files[1]} changed since" in capsys.readouterr().err
     Path(files[1]).write_text(text)
     run(settings)
+
+
+def test_a_run_that_is_under_way_is_not_started_again(
+    settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = Path(settings["output_dir"])
+    with locked(output / "_lock", "it"), pytest.raises(SystemExit):
+        run(settings)
+    assert f"{output} is in use by process {os.getpid()} on " in capsys.readouterr().err
+    assert not list(output.iterdir())
+    (output / "_lock").write_text("process 1 on a machine that was switched off")
+    run({**settings, "eval_strategy": "no", "save_strategy": "no", "num_train_epochs": 1})
+    assert (output / "model.safetensors").is_file()
+    assert not (output / "_lock").exists()

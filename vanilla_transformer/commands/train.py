@@ -13,6 +13,7 @@ A run that was stopped goes on from its last whole checkpoint when the same comm
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ from transformers import (
 )
 from transformers.trainer import TRAINER_STATE_NAME
 
-from vanilla_transformer.files import AVERAGED_FOLDER
+from vanilla_transformer.files import AVERAGED_FOLDER, LOCK_FILE, locked
 from vanilla_transformer.hub.push import PushError, check_token
 from vanilla_transformer.tasks import get_task, record_task
 from vanilla_transformer.training.arguments import (
@@ -116,9 +117,15 @@ def parse(parser: HfArgumentParser, argv: list[str]) -> Any:
 
 
 def prepare(
-    model_arguments: ModelArguments, data_arguments: DataArguments, arguments: TranslationTrainingArguments
+    model_arguments: ModelArguments,
+    data_arguments: DataArguments,
+    arguments: TranslationTrainingArguments,
+    held: ExitStack,
 ) -> tuple[Corpora, PreTrainedTokenizerBase, PreTrainedConfig]:
-    """Loads the pairs of texts, loads or trains the tokenizer, builds the configuration, and claims the folder."""
+    """Loads the pairs of texts, loads or trains the tokenizer, builds the configuration, and claims the folder.
+
+    `held` holds the folder's lock, so that the same command cannot run twice.
+    """
     output_dir = str(arguments.output_dir)
     task = get_task(data_arguments.task)
     langs = known_languages(data_arguments)
@@ -136,6 +143,8 @@ def prepare(
             name = f" ({config.architectures[0]})" if config.architectures else ""
             raise ValueError(f"{where} holds a single-stack model{name}; this command trains encoder-decoder models.")
         record_task(config, task, prefix=prefix, langs=langs)
+        if arguments.should_save:
+            held.enter_context(locked(Path(output_dir) / LOCK_FILE, output_dir))
         files = describe_files(data_arguments) if arguments.should_save else None
         claim_output_dir(output_dir, model_arguments, data_arguments, arguments, tokenizer, files=files)
     return corpora, tokenizer, config
@@ -208,6 +217,7 @@ def set_up(
     model_arguments: ModelArguments,
     data_arguments: DataArguments,
     arguments: TranslationTrainingArguments,
+    held: ExitStack,
 ) -> Run:
     """Checks what was asked for, makes everything that the training needs, and says what will be trained on what."""
     try:
@@ -216,7 +226,7 @@ def set_up(
         if arguments.push_to_hub and arguments.process_index == 0:
             check_token(arguments.hub_token)
         set_seed(arguments.seed)
-        corpora, tokenizer, config = prepare(model_arguments, data_arguments, arguments)
+        corpora, tokenizer, config = prepare(model_arguments, data_arguments, arguments, held)
         task, bpe_dropout = get_task(data_arguments.task), bool(data_arguments.bpe_dropout)
         validates = "validation" in corpora
         settle_training_arguments(arguments, config, validates=validates, bpe_dropout=bpe_dropout, task=task)
@@ -297,8 +307,9 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(str(error))
     arguments, run = wishes[-1], None
     try:
-        run = set_up(parser, *wishes)
-        train(run)
+        with ExitStack() as held:
+            run = set_up(parser, *wishes, held)
+            train(run)
     except FloatingPointError as error:
         raise SystemExit(str(error)) from error
     except KeyboardInterrupt:

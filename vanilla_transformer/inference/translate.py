@@ -23,7 +23,7 @@ from transformers.utils.logging import tqdm
 
 from vanilla_transformer.data.corpora import open_text
 from vanilla_transformer.data.vocabularies import check_text_target, get_vocabularies
-from vanilla_transformer.files import check_text_output
+from vanilla_transformer.files import check_text_output, locked
 from vanilla_transformer.model.pipeline_vanilla_transformer import (
     WINDOW_SIZE,
     count_sentences,
@@ -326,10 +326,24 @@ def translate_file(
     costs less than `window_size` lines. Returns the number of lines in `input_file`.
 
     Raises:
+        BlockingIOError: If another process is translating into `output_file`.
         FileExistsError: If `output_file` exists and `overwrite` is not set, or a partial file is of other settings.
         ValueError: If `output_file` ends in `.gz` or is the input file, or an option is illegal.
     """
     source, target = Path(input_file), Path(output_file)
+    with locked(target.with_name(target.name + ".partial.lock"), str(target)):
+        return _translate_file(model, tokenizer, source, target, overwrite=overwrite, **options)
+
+
+def _translate_file(
+    model: TranslationModel,
+    tokenizer: PreTrainedTokenizerBase,
+    source: Path,
+    target: Path,
+    *,
+    overwrite: bool,
+    **options: Any,
+) -> int:
     check_text_output(target, inputs=[source], overwrite=overwrite)
     unfinished = target.with_name(target.name + ".partial")
     state = target.with_name(target.name + ".partial.json")

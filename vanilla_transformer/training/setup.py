@@ -29,7 +29,7 @@ from transformers.utils import logging
 
 from vanilla_transformer.data.streams import sample_pairs
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
-from vanilla_transformer.files import PARTIAL_FOLDER, read_json, replacing_files
+from vanilla_transformer.files import LOCK_FILE, PARTIAL_FOLDER, read_json, replacing_files
 from vanilla_transformer.inference.evaluate import make_compute_metrics
 from vanilla_transformer.inference.scores import find_bleu_tokenizer
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -220,7 +220,9 @@ def check_output_dir(
             )
     elif folder.is_file():
         raise ValueError(f"{folder} is a file. Give another output_dir.")
-    elif folder.exists() and (strangers := sorted({entry.name for entry in folder.iterdir()} - {PARTIAL_FOLDER})):
+    elif folder.exists() and (
+        strangers := sorted({entry.name for entry in folder.iterdir()} - {PARTIAL_FOLDER, LOCK_FILE})
+    ):
         raise ValueError(
             f"{folder} is not empty and has no {ARGUMENTS_FILE} of an earlier run; it holds "
             f"{', '.join(strangers[:5])}. Give another output_dir."
@@ -254,7 +256,7 @@ def claim_output_dir(
     begun_with = (read_json(marker) or {}).get("files")
     if begun_with and files and (changed := sorted(path for path, _ in begun_with.items() ^ files.items())):
         raise ValueError(
-            f"{output_dir} holds a run with other data: {', '.join(dict.fromkeys(changed))} changed since it began. Put "
+            f"{output_dir} holds a run with other data: {', '.join(dict.fromkeys(changed))} changed since. Put "
             "the data back to resume it, or give another output_dir."
         )
     settings["files"] = dict(files or {})
