@@ -554,7 +554,7 @@ def test_two_runs_do_not_write_the_same_file(source_file: Path) -> None:
     output = source_file.with_name("output.txt")
     with (
         locked(f"{output}.partial.lock", "it"),
-        pytest.raises(BlockingIOError, match="output.txt is in use by process"),
+        pytest.raises(BlockingIOError, match=r"output\.txt is in use by process"),
     ):
         translate_file(MODEL, TOKENIZER, source_file, output, progress=False)
     assert not list(source_file.parent.glob("output.txt*"))

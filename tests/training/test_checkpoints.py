@@ -178,14 +178,23 @@ def test_later_broken_checkpoints_are_set_aside(tmp_path: Path, caplog: pytest.L
     assert "optimizer.pt is missing. It was renamed to _incomplete-checkpoint-6" in messages[1]
 
 
-def test_what_was_set_aside_earlier_is_kept(tmp_path: Path) -> None:
+def test_what_was_set_aside_earlier_is_cleared_unless_it_may_be_all_that_is_left(tmp_path: Path) -> None:
     for attempt in range(3):
         broken = write_checkpoint(tmp_path / "checkpoint-5")
         (broken / "trainer_state.json").unlink()
         (broken / "attempt").write_text(str(attempt))
+        (tmp_path / ".metrics.json-7.partial").write_text("{")
         assert find_last_whole_checkpoint(tmp_path) is None
-    aside = ["_incomplete-checkpoint-5", "_incomplete-checkpoint-5-2", "_incomplete-checkpoint-5-3"]
-    assert [(tmp_path / name / "attempt").read_text() for name in aside] == ["0", "1", "2"]
+        assert names(tmp_path) == {"_incomplete-checkpoint-5"}
+        assert (tmp_path / "_incomplete-checkpoint-5" / "attempt").read_text() == str(attempt)
+    write_state(tmp_path / "_incomplete-checkpoint-5")
+    assert find_last_whole_checkpoint(tmp_path) is None
+    assert names(tmp_path) == {"_incomplete-checkpoint-5"}
+    write_checkpoint(tmp_path / "checkpoint-3")
+    assert find_last_whole_checkpoint(tmp_path, set_aside=False)
+    assert names(tmp_path) == {"_incomplete-checkpoint-5", "checkpoint-3"}
+    assert find_last_whole_checkpoint(tmp_path)
+    assert names(tmp_path) == {"checkpoint-3"}
 
 
 def test_checkpoints_are_listed_by_step(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ import logging
 import math
 import os
 import re
+import resource
 import shutil
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -421,3 +423,32 @@ class TestBestCheckpoint:
         trainer = self.train(tmp_path, [1.0] * 4, max_steps=4, metric_for_best_model=name)
         values = [entry["eval_perplexity"] for entry in trainer.state.log_history if "eval_loss" in entry]
         assert trainer.state.best_global_step == 1 + values.index(min(values))
+
+
+class FullDisk(TrainerCallback):
+    """From a step on, files may be so many bytes long."""
+
+    def __init__(self, step: int, size: int) -> None:
+        self.step, self.size = step, size
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, resource.RLIM_INFINITY))
+
+
+# Less than model.safetensors has; less than optimizer.pt has, which torch writes.
+@pytest.mark.parametrize("size", [50_000, 300_000])
+def test_a_checkpoint_that_does_not_fit_on_the_disk_ends_the_training_with_a_message(tmp_path: Path, size: int) -> None:
+    settings = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "callbacks": [FullDisk(2, size)]}
+    trainer = make_trainer(tmp_path, Dataset.from_list(make_rows(9)), **settings)
+    try:
+        with pytest.raises(
+            OSError, match=r"checkpoint-2 could not be saved: .*If the disk is full, make room\. The same"
+        ):
+            trainer.train()
+        with pytest.raises(OSError, match="The model could not be saved") if size == 50_000 else nullcontext():
+            trainer.save_model()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert "checkpoint-1" in {path.name for path in tmp_path.iterdir()}
+    assert not list(tmp_path.glob("*checkpoint-2"))

@@ -162,7 +162,8 @@ def find_checkpoint(arguments: TranslationTrainingArguments) -> str | None:
             "another output_dir, or name one of them as model_name_or_path."
         )
     with arguments.main_process_first(local=False, desc="looking for a checkpoint"):
-        checkpoint = find_last_whole_checkpoint(str(arguments.output_dir), world_size=arguments.world_size)
+        own = {"world_size": arguments.world_size, "set_aside": arguments.should_save}
+        checkpoint = find_last_whole_checkpoint(str(arguments.output_dir), **own)
     return None if checkpoint is None else str(checkpoint)
 
 
@@ -310,7 +311,7 @@ def main(argv: list[str] | None = None) -> None:
         with ExitStack() as held:
             run = set_up(parser, *wishes, held)
             train(run)
-    except FloatingPointError as error:
+    except (FloatingPointError, OSError) as error:
         raise SystemExit(str(error)) from error
     except KeyboardInterrupt:
         if run is not None:

@@ -85,10 +85,11 @@ def find_last_whole_checkpoint(
     """Finds the checkpoint to resume from: the last one that is whole.
 
     A later one, half saved or damaged, is renamed to `_incomplete-checkpoint-...` with a warning, so that the Trainer
-    neither counts it nor writes into it. An earlier one, half deleted, gets an old date: the Trainer deletes the oldest
-    first, and the interrupted deletion has made this one look new. Without `set_aside` nothing is renamed or dated
-    back. One that was saved by another number of processes than `world_size` will do, with a warning. If there are
-    only damaged ones, that is a ValueError: a run must not begin again from nothing without a word.
+    neither counts it nor writes into it; what was set aside before is deleted. An earlier one, half deleted, gets an
+    old date: the Trainer deletes the oldest first, and the interrupted deletion has made this one look new. Without
+    `set_aside` nothing is renamed or dated back. One that was saved by another number of processes than `world_size`
+    will do, with a warning. If there are only damaged ones, that is a ValueError: a run must not begin again from
+    nothing without a word.
     """
     last: Path | None = None
     broken: dict[Path, str] = {}
@@ -106,6 +107,8 @@ def find_last_whole_checkpoint(
         raise ValueError(
             f"No checkpoint in {output_dir} can be resumed ({listed}). Mend one, or begin again in another output_dir."
         )
+    if set_aside:
+        _clear_leftovers(Path(output_dir), has_whole=last is not None)
     for checkpoint, problem in broken.items():
         _set_aside(checkpoint, problem, rename=set_aside)
     saved_by = read_world_size(last) if last is not None else None
@@ -136,12 +139,25 @@ def delete_old_checkpoints(
         shutil.rmtree(path.rename(path.with_name(_DELETED + path.name)), ignore_errors=True)
 
 
+def _clear_leftovers(folder: Path, *, has_whole: bool) -> None:
+    """Deletes what earlier parts of the run left when they were killed, and what they set aside.
+
+    Without a whole checkpoint, one that was whole once stays: its weights may be all that is left.
+    """
+    for path in [
+        entry for pattern in (f"{_DELETED}*", f"{_SET_ASIDE}*", ".*.partial") for entry in folder.glob(pattern)
+    ]:
+        if not path.is_dir():
+            path.unlink(missing_ok=True)
+        elif has_whole or not isinstance(read_json(path / TRAINER_STATE_NAME), dict):
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def _set_aside(checkpoint: Path, problem: str, *, rename: bool) -> None:
     message = f"Not resuming from {checkpoint}: {problem}."
     if rename:
-        suffixes = ["", *(f"-{number}" for number in range(2, 1000))]
-        candidates = (checkpoint.with_name(f"{_SET_ASIDE}{checkpoint.name}{suffix}") for suffix in suffixes)
-        aside = next(candidate for candidate in candidates if not candidate.exists())
+        aside = checkpoint.with_name(_SET_ASIDE + checkpoint.name)
+        shutil.rmtree(aside, ignore_errors=True)
         checkpoint.rename(aside)
         message += f" It was renamed to {aside.name}."
     logger.warning(message)

@@ -225,7 +225,7 @@ def check_output_dir(
     ):
         raise ValueError(
             f"{folder} is not empty and has no {ARGUMENTS_FILE} of an earlier run; it holds "
-            f"{', '.join(strangers[:5])}. Give another output_dir."
+            f"{', '.join(sorted(strangers)[:5])}. Give another output_dir."
         )
 
 

@@ -185,7 +185,7 @@ class TranslationTrainer(Seq2SeqTrainer):
                 open_weights(output_dir or str(self.args.output_dir))
                 return
             # The tokenizer there is the one that a run which is resumed goes on with.
-            with replacing_files(str(self.args.output_dir)) as partial_folder:
+            with _explaining_failure("The model"), replacing_files(str(self.args.output_dir)) as partial_folder:
                 super()._save(str(partial_folder), state_dict=state_dict)
 
     # Resuming
@@ -331,9 +331,15 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         start = time.perf_counter()
-        # The library would delete by the folders' times.
-        with _put_away(self.args, "save_total_limit"):
-            super()._save_checkpoint(model, trial)
+        name = f"checkpoint-{self.state.global_step}"
+        try:
+            # The library would delete by the folders' times.
+            with _put_away(self.args, "save_total_limit"), _explaining_failure(name):
+                super()._save_checkpoint(model, trial)
+        except OSError:
+            if self.args.should_save:  # room for the next attempt
+                shutil.rmtree(Path(self._get_output_dir(trial)) / name, ignore_errors=True)
+            raise
         if self.args.should_save and self.args.save_total_limit:
             steps = {"step": self.state.global_step, "best_step": self.state.best_global_step}
             delete_old_checkpoints(self._get_output_dir(trial), self.args.save_total_limit, **steps)
@@ -537,6 +543,18 @@ def _put_away(arguments: TrainingArguments, name: str) -> Iterator[None]:
         yield
     finally:
         setattr(arguments, name, value)
+
+
+@contextmanager
+def _explaining_failure(what: str) -> Iterator[None]:
+    """What torch and safetensors say of a full disk is of other kinds, and hard to read."""
+    try:
+        yield
+    except Exception as error:
+        raise OSError(
+            f"{what} could not be saved: {describe_error(error)}. If the disk is full, make room. The same command "
+            "goes on from the last whole checkpoint."
+        ) from error
 
 
 @contextmanager
