@@ -5,12 +5,20 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 import pytest
 
 from vanilla_transformer import files
-from vanilla_transformer.files import check_model_name, check_new_folder, check_text_output, new_file, new_folder
+from vanilla_transformer.files import (
+    check_model_name,
+    check_new_folder,
+    check_text_output,
+    locked,
+    new_file,
+    new_folder,
+)
 from vanilla_transformer.inference.loading import load_model_and_tokenizer
 
 
@@ -197,3 +205,18 @@ def test_a_name_that_the_hub_does_not_give_may_be_a_folder_that_is_not_there(tmp
     # What is wrong within a folder is said as it is.
     with pytest.raises(OSError, match=r"^the disk fails$"), files.explain_missing_model(tmp_path):
         raise OSError("the disk fails")
+
+
+def test_a_lock_is_held_by_one_and_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "_lock"
+    for _ in range(2):
+        with locked(path, "out/run"):
+            with pytest.raises(
+                BlockingIOError, match=rf"^out/run is in use by process {os.getpid()} on {gethostname()}"
+            ):
+                locked(path, "out/run").__enter__()
+            assert path.is_file(), "the one that was refused has not removed it"
+        assert not path.exists()
+    path.write_text("process 1 on a machine that was switched off")
+    with locked(path, "out/run"):
+        assert path.read_text() == f"process {os.getpid()} on {gethostname()}"

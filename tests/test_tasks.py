@@ -290,7 +290,7 @@ class TestArguments:
     @pytest.mark.parametrize(
         ("task", "options", "expected"),
         [
-            ("translation", {}, "bleu"),
+            ("translation", {}, "chrf"),
             ("summarization", {}, "rougeL"),
             ("text2text", {}, "chrf"),
             ("summarization", {"metric_for_best_model": "eval_rouge2"}, "eval_rouge2"),

@@ -5,14 +5,16 @@ import json
 import os
 import re
 import shutil
+import socket
 import stat
 import struct
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from safetensors import SafetensorError, safe_open
@@ -21,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 AVERAGED_FOLDER = "averaged"
 AVERAGING_FILE = "averaging.json"
 PARTIAL_FOLDER = "_partial"
+LOCK_FILE = "_lock"
 _SHARD = re.compile(r"(.+)-\d+-of-\d+\.safetensors")
 # The longest header that the format of safetensors allows.
 _MAX_HEADER_BYTES = 100_000_000
@@ -75,17 +78,29 @@ def new_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
         if path.is_dir():
             mode = stat.S_IMODE(path.stat().st_mode)
         else:
-            mask = os.umask(0)
-            os.umask(mask)
             # What mkdtemp makes is for its owner alone. What else it has is inherited.
-            mode = stat.S_IMODE(partial.stat().st_mode) | (0o777 & ~mask)
+            mode = stat.S_IMODE(partial.stat().st_mode) | (0o777 & ~_read_umask())
         partial.chmod(mode | stat.S_IRWXU)
         yield partial
+        open_weights(partial)
         check_new_folder(path)
         partial.chmod(mode)
         partial.replace(path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _read_umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def open_weights(folder: str | os.PathLike[str]) -> None:
+    """Gives weights the mode of every other new file: safetensors lets nobody but their owner read them."""
+    mode = 0o666 & ~_read_umask()
+    for path in Path(folder).glob("*.safetensors"):
+        path.chmod(mode)
 
 
 def check_new_file(path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
@@ -132,6 +147,33 @@ def new_file(path: str | os.PathLike[str], *, overwrite: bool = False) -> Iterat
 
 
 @contextmanager
+def locked(path: str | os.PathLike[str], what: str) -> Iterator[None]:
+    """Lets one process at a time work on `what`. Any other is refused by a `BlockingIOError`, which names the first.
+
+    The lock is the operating system's, and ends with the process, however that ends; its file may then stay behind.
+    """
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    holder = file.read_text(encoding="utf-8") if file.is_file() else ""
+    lock = FileLock(file)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise BlockingIOError(
+            f"{what} is in use by {holder or 'another process'}. Wait for its end, or end it; two would spoil each "
+            "other's files."
+        ) from error
+    try:
+        with suppress(PermissionError):  # Windows lets nobody write into a locked file
+            file.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+        yield
+    finally:
+        with suppress(PermissionError):
+            file.unlink()
+        lock.release()
+
+
+@contextmanager
 def replacing_files(folder: str | os.PathLike[str]) -> Iterator[Path]:
     """Writes files in such a way that a process that is killed leaves each of them as it was, or as it shall be.
 
@@ -143,6 +185,7 @@ def replacing_files(folder: str | os.PathLike[str]) -> Iterator[Path]:
     partial.mkdir(parents=True)
     try:
         yield partial
+        open_weights(partial)
         for path in sorted(partial.iterdir()):
             path.replace(Path(folder) / path.name)
     finally:
@@ -169,10 +212,10 @@ def read_architecture(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """Its content, or `None` if there is none that can be read."""
+    """Its content, or `None` if there is no such file, or no JSON in it. One that may not be read is an error."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
         return None
 
 
@@ -183,6 +226,7 @@ def find_damage(path: str | os.PathLike[str]) -> str | None:
     """
     if not Path(path).is_file():
         return "is missing"
+    Path(path).open("rb").close()  # safetensors says of a file that may not be read that it is not there
     try:
         with safe_open(path, framework="pt"):
             return None

@@ -1,6 +1,7 @@
 """scripts/train.py beyond its defaults: recipe, averaging, two vocabularies, streams, and what it leaves behind."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.commands import train as script
+from vanilla_transformer.files import locked
 from vanilla_transformer.training import callbacks
 
 pytestmark = pytest.mark.usefixtures("no_curves")
@@ -217,3 +219,52 @@ def test_impossible_wishes_are_refused(
     errors = capsys.readouterr().err
     assert message in errors
     assert "vocabulary has" not in errors, "said before a tokenizer is trained"
+
+
+def test_a_training_that_diverges_ends_with_a_message(settings: dict[str, Any]) -> None:
+    with pytest.raises(SystemExit, match="The training has diverged: at update 3 the gradient norm is nan"):
+        run({**settings, "learning_rate": 1e30, "eval_strategy": "no"})
+    assert not (Path(settings["output_dir"]) / "model.safetensors").exists()
+
+
+def test_a_named_checkpoint_that_is_damaged_is_refused(
+    settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run({**settings, "num_train_epochs": 1, "eval_strategy": "no"})
+    (checkpoint,) = Path(settings["output_dir"]).glob("checkpoint-*")
+    (checkpoint / "optimizer.pt").write_bytes(b"")
+    with pytest.raises(SystemExit):
+        run({**settings, "eval_strategy": "no", "resume_from_checkpoint": checkpoint})
+    assert f"resume_from_checkpoint={checkpoint}: optimizer.pt is cut off or damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_files_whose_content_changed_are_other_data(
+    settings: dict[str, Any], tmp_path: Path, streaming: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = write_pairs(tmp_path, "own", 12)
+    settings |= {"train_file": files, "num_train_epochs": 1, "eval_strategy": "no", "save_strategy": "no"}
+    if streaming:
+        settings |= {"streaming": True, "max_steps": 2}
+    run(settings)
+    text = Path(files[1]).read_text()
+    Path(files[1]).write_text(text.replace("one", "three" if streaming else "eno"))
+    with pytest.raises(SystemExit):
+        run(settings)
+    assert f"holds a run with other data: {files[1]} changed since" in capsys.readouterr().err
+    Path(files[1]).write_text(text)
+    run(settings)
+
+
+def test_a_run_that_is_under_way_is_not_started_again(
+    settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = Path(settings["output_dir"])
+    with locked(output / "_lock", "it"), pytest.raises(SystemExit):
+        run(settings)
+    assert f"{output} is in use by process {os.getpid()} on " in capsys.readouterr().err
+    assert not list(output.iterdir())
+    (output / "_lock").write_text("process 1 on a machine that was switched off")
+    run({**settings, "eval_strategy": "no", "save_strategy": "no", "num_train_epochs": 1})
+    assert (output / "model.safetensors").is_file()
+    assert not (output / "_lock").exists()

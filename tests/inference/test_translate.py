@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tiny_seq2seq import BROKEN_WORD, MAX_TOKENS, WORDS, make_model, make_tokenizer
 from transformers import NllbTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
+from vanilla_transformer.files import locked
 from vanilla_transformer.inference import translate as translation
 from vanilla_transformer.inference.loading import load_model_and_tokenizer, set_languages
 from vanilla_transformer.inference.translate import (
@@ -521,3 +522,13 @@ def test_the_scripts_folder_hides_no_module() -> None:
     program = f"import importlib.util as u; print([n for n in {sorted(names)!r} if u.find_spec(n) is not None])"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd="/", check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_two_runs_do_not_write_the_same_file(source_file: Path) -> None:
+    output = source_file.with_name("output.txt")
+    with (
+        locked(f"{output}.partial.lock", "it"),
+        pytest.raises(BlockingIOError, match=r"output\.txt is in use by process"),
+    ):
+        translate_file(MODEL, TOKENIZER, source_file, output, progress=False)
+    assert not list(source_file.parent.glob("output.txt*"))

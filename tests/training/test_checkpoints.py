@@ -4,6 +4,8 @@ import contextlib
 import json
 import os
 import random
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from transformers.trainer_utils import rotate_checkpoints, sort_checkpoints
 from vanilla_transformer.files import find_weights_problem, replacing_files
 from vanilla_transformer.training.checkpoints import (
     RecordWorldSize,
+    delete_old_checkpoints,
     find_last_whole_checkpoint,
     find_problem,
     list_checkpoints,
@@ -175,14 +178,23 @@ def test_later_broken_checkpoints_are_set_aside(tmp_path: Path, caplog: pytest.L
     assert "optimizer.pt is missing. It was renamed to _incomplete-checkpoint-6" in messages[1]
 
 
-def test_what_was_set_aside_earlier_is_kept(tmp_path: Path) -> None:
+def test_what_was_set_aside_earlier_is_cleared_unless_it_may_be_all_that_is_left(tmp_path: Path) -> None:
     for attempt in range(3):
         broken = write_checkpoint(tmp_path / "checkpoint-5")
         (broken / "trainer_state.json").unlink()
         (broken / "attempt").write_text(str(attempt))
+        (tmp_path / ".metrics.json-7.partial").write_text("{")
         assert find_last_whole_checkpoint(tmp_path) is None
-    aside = ["_incomplete-checkpoint-5", "_incomplete-checkpoint-5-2", "_incomplete-checkpoint-5-3"]
-    assert [(tmp_path / name / "attempt").read_text() for name in aside] == ["0", "1", "2"]
+        assert names(tmp_path) == {"_incomplete-checkpoint-5"}
+        assert (tmp_path / "_incomplete-checkpoint-5" / "attempt").read_text() == str(attempt)
+    write_state(tmp_path / "_incomplete-checkpoint-5")
+    assert find_last_whole_checkpoint(tmp_path) is None
+    assert names(tmp_path) == {"_incomplete-checkpoint-5"}
+    write_checkpoint(tmp_path / "checkpoint-3")
+    assert find_last_whole_checkpoint(tmp_path, set_aside=False)
+    assert names(tmp_path) == {"_incomplete-checkpoint-5", "checkpoint-3"}
+    assert find_last_whole_checkpoint(tmp_path)
+    assert names(tmp_path) == {"checkpoint-3"}
 
 
 def test_checkpoints_are_listed_by_step(tmp_path: Path) -> None:
@@ -345,3 +357,81 @@ def test_old_files_stay_until_the_new_ones_are_whole(tmp_path: Path) -> None:
                 raise error
         assert names(folder) == {"a", "b"}
         assert [(folder / name).read_text() for name in ("a", "b")] == ["1", "1" if error else "2"]
+
+
+def test_the_first_steps_are_deleted_but_for_the_best_and_the_new_one(tmp_path: Path) -> None:
+    """Step 60 is of a part of the run that was given up: the run went on from an earlier step."""
+    for step in (5, 10, 15, 20, 60):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    (tmp_path / "_deleted-checkpoint-1").mkdir()  # a deletion that was cut off
+    delete_old_checkpoints(tmp_path, 4, step=20, best_step=5)
+    assert list(list_checkpoints(tmp_path)) == [5, 10, 15, 20]
+    delete_old_checkpoints(tmp_path, 1, step=20, best_step=5)
+    assert names(tmp_path) == {"checkpoint-5", "checkpoint-20"}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no modes of files")
+@pytest.mark.parametrize("name", ["trainer_state.json", "model.safetensors", "optimizer.pt"])
+def test_what_another_user_may_not_read_is_an_error_and_no_damage(name: str) -> None:
+    # pytest's own folder is closed to other users.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+        folder = Path(temporary)
+        folder.chmod(0o777)
+        checkpoint = write_checkpoint(folder / "checkpoint-3")
+        (checkpoint / "model.safetensors").chmod(0o644)
+        is_root, path = os.geteuid() == 0, checkpoint / name
+        path.chmod(0o600 if is_root else 0)
+        os.seteuid(65534 if is_root else os.geteuid())
+        try:
+            with pytest.raises(PermissionError, match=name):
+                find_last_whole_checkpoint(folder)
+        finally:
+            os.seteuid(0 if is_root else os.geteuid())
+        assert names(folder) == {"checkpoint-3"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    TestNumberOfProcesses().make_trainer(folder, [RecordWorldSize()]).train()
+    return folder
+
+
+class TestDamage:
+    """Files of the right length with other bytes in them."""
+
+    @pytest.mark.parametrize(
+        ("name", "problem"),
+        [
+            ("model.safetensors", "model.safetensors is damaged: it has changed since it was saved"),
+            ("optimizer.pt", "optimizer.pt is cut off or damaged"),
+            ("rng_state.pth", "rng_state.pth is cut off or damaged"),
+            ("config.json", "config.json is damaged"),
+            ("trainer_state.json", "has fields that this version of transformers does not know: newer"),
+        ],
+    )
+    def test_the_run_goes_on_from_the_checkpoint_before(
+        self, run: Path, tmp_path: Path, name: str, problem: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        folder = tmp_path / "run"
+        shutil.copytree(run, folder)
+        assert find_last_whole_checkpoint(folder) == folder / "checkpoint-4"
+        path = folder / "checkpoint-4" / name
+        if name == "trainer_state.json":
+            path.write_text(json.dumps({**json.loads(path.read_text()), "newer": 1}))
+        else:
+            content = path.read_bytes()
+            half = len(content) // 2
+            path.write_bytes(content[:half] + bytes(len(content) // 4) + content[half + len(content) // 4 :])
+        assert find_last_whole_checkpoint(folder) == folder / "checkpoint-2"
+        assert problem in caplog.text
+        assert names(folder) == {"checkpoint-2", "_incomplete-checkpoint-4"}
+
+    def test_a_run_does_not_begin_again_because_all_are_damaged(self, run: Path, tmp_path: Path) -> None:
+        folder = tmp_path / "run"
+        shutil.copytree(run, folder)
+        for step in (2, 4):
+            (folder / f"checkpoint-{step}" / "optimizer.pt").write_bytes(b"")
+        with pytest.raises(ValueError, match=r"can be resumed \(checkpoint-4: optimizer\.pt is .*; checkpoint-2: opt"):
+            find_last_whole_checkpoint(folder)
+        assert names(folder) == {"checkpoint-2", "checkpoint-4"}

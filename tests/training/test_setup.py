@@ -166,7 +166,7 @@ class TestRecipe:
         arguments: Any = trainer.args
         assert (arguments.lr_scheduler_type, arguments.warmup_steps) == ("inverse_sqrt", 4000)
         assert (arguments.predict_with_generate, arguments.load_best_model_at_end) == (True, True)
-        assert (arguments.metric_for_best_model, arguments.greater_is_better) == ("bleu", True)
+        assert (arguments.metric_for_best_model, arguments.greater_is_better) == ("chrf", True)
         # Beam search is what the model is saved with, greedy search what it is validated with.
         assert trainer.model.generation_config.num_beams == 4
         assert arguments.generation_num_beams == 1
@@ -516,3 +516,25 @@ def test_arguments_that_change_what_a_run_comes_to_are_reported(
         claim_output_dir(tmp_path / "run", TINY, data, make_arguments(tmp_path / "run", **changes), TOKENIZER)
         assert bool(expected) == bool(caplog.text), caplog.text
         assert expected in caplog.text
+
+
+@pytest.mark.parametrize("name", [ARGUMENTS_FILE, "tokenizer.json", "tokenizer_config.json"])
+def test_a_damaged_file_of_the_run_is_named(tmp_path: Path, name: str) -> None:
+    data = DataArguments(train_file=["in memory"])
+    claim_output_dir(tmp_path, TINY, data, make_arguments(tmp_path), TOKENIZER)
+    path = tmp_path / name
+    path.write_bytes(bytes(path.stat().st_size))
+    message = pytest.raises(ValueError, match=f"{name} is missing or damaged: put it back")
+    if name == ARGUMENTS_FILE:
+        with message:
+            check_output_dir(tmp_path, TINY, data)
+    else:
+        with message:
+            load_or_train_tokenizer(TINY, make_dataset(4), tmp_path)
+
+
+def test_dropping_empty_lines_goes_on_with_the_same_run(tmp_path: Path) -> None:
+    """A stream says only at an empty line that this is the mend."""
+    data = {"train_file": ["in memory"], "streaming": True}
+    claim_output_dir(tmp_path, TINY, DataArguments(**data), make_arguments(tmp_path), TOKENIZER)
+    check_output_dir(tmp_path, TINY, DataArguments(**data, drop_empty_lines=True))

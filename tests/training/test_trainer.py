@@ -3,9 +3,12 @@
 import json
 import logging
 import math
+import os
 import re
+import resource
 import shutil
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from vanilla_transformer import (
 )
 from vanilla_transformer.data.stream_batches import StreamingTokenBatches
 from vanilla_transformer.training.arguments import DataArguments, TranslationTrainingArguments
+from vanilla_transformer.training.records import explain_choice
 from vanilla_transformer.training.setup import build_trainer, settle_training_arguments
 from vanilla_transformer.training.trainer import TranslationTrainer
 
@@ -316,3 +320,133 @@ class TestWarningsAfterLoading:
         shared = ["model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"]
         assert set(re.findall(r"'([\w.]+)'", missing)) == {name, *(shared if name == "model.shared.weight" else [])}
         assert any("unexpected keys" in message and "stranger" in message for message in warnings.messages)
+
+
+class TestOldCheckpoints:
+    """Which of them are deleted."""
+
+    @pytest.mark.parametrize("limit", [1, 2])
+    def test_steps_decide_and_not_the_folders_times(self, tmp_path: Path, limit: int) -> None:
+        """A copy of the run, or a clock that is set back, changes the times."""
+
+        class Reverse(TrainerCallback):
+            def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                for folder in tmp_path.glob("checkpoint-*"):
+                    os.utime(folder, (2e9, 2e9 - 100 * int(folder.name.partition("-")[2])))
+
+        settings = {"max_steps": 5, "save_strategy": "steps", "save_steps": 1, "save_total_limit": limit}
+        make_trainer(tmp_path, Dataset.from_list(make_rows(9)), callbacks=[Reverse()], **settings).train()
+        assert sorted(path.name for path in tmp_path.glob("*checkpoint-*")) == ["checkpoint-4", "checkpoint-5"][-limit:]
+
+
+def test_others_may_read_the_weights_as_far_as_the_umask_allows(tmp_path: Path) -> None:
+    settings = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "average_checkpoints": 2}
+    old = os.umask(0o027)
+    try:
+        trainer = make_trainer(tmp_path, Dataset.from_list(make_rows(9)), **settings)
+        trainer.train()
+        trainer.save_model()
+    finally:
+        os.umask(old)
+    weights = [*tmp_path.rglob("*.safetensors")]
+    assert len(weights) == 4
+    assert {path.stat().st_mode & 0o777 for path in weights} == {0o640}
+
+
+class TestDivergence:
+    SETTINGS: dict[str, Any] = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1}
+
+    @pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
+    def test_it_ends_the_training_before_anything_is_saved(self, tmp_path: Path, max_grad_norm: float) -> None:
+        data = Dataset.from_list(make_rows(9))
+        settings = {**self.SETTINGS, "learning_rate": 1e30, "warmup_steps": 1, "max_grad_norm": max_grad_norm}
+        trainer = make_trainer(tmp_path, data, **settings)
+        with pytest.raises(FloatingPointError, match=r"at update 3 the gradient norm is nan.* lower than 1e\+30"):
+            trainer.train()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2"]
+        assert all("loss" not in entry or entry["loss"] for entry in trainer.state.log_history)
+
+    def test_a_validation_loss_that_is_no_number_ends_it_too(self, tmp_path: Path) -> None:
+        data = Dataset.from_list(make_rows(9))
+        settings = {**self.SETTINGS, "eval_strategy": "steps", "eval_steps": 1, "predict_with_generate": False}
+        trainer = make_trainer(tmp_path, data, eval_dataset=data, learning_rate=1e30, **settings)
+        with pytest.raises(FloatingPointError, match="at update 2 the validation loss is nan"):
+            trainer.train()
+        assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
+
+
+@pytest.mark.parametrize("generate", [False, True])
+@pytest.mark.parametrize("budget", [None, BUDGET])
+def test_evaluating_changes_no_training(tmp_path: Path, budget: int | None, generate: bool) -> None:
+    """Neither its dropout nor its batches, which are drawn by the same generators."""
+    data = Dataset.from_list(make_rows(30))
+    settings = {"num_train_epochs": 2, "max_source_tokens": budget, "per_device_train_batch_size": 7}
+    settings |= {"predict_with_generate": generate, "generation_max_length": 4, "load_best_model_at_end": False}
+    trainers = []
+    for steps in (None, 2, 3):
+        own = {"eval_strategy": "no"} if steps is None else {"eval_strategy": "steps", "eval_steps": steps}
+        trainers.append(make_trainer(tmp_path, data, eval_dataset=data.take(9), **settings, **own))
+        trainers[-1].train()
+    assert all(same_weights(trainers[0].model, other.model) for other in trainers[1:])
+
+
+class TestBestCheckpoint:
+    def train(self, folder: Path, scores: list[float], **changes: Any) -> TranslationTrainer:
+        """Evaluates after each update, with these scores called BLEU; chrF is 10 less each time."""
+        data, remaining = Dataset.from_list(make_rows(9)), iter(scores)
+        settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+        settings |= {"load_best_model_at_end": True, "metric_for_best_model": "bleu", "generation_max_length": 3}
+        trainer = make_trainer(folder, data, eval_dataset=data, **{**settings, **changes})
+        trainer.compute_metrics = lambda _: {"bleu": next(remaining), "chrf": 10.0 * trainer.state.global_step}
+        trainer.train(resume_from_checkpoint=bool(changes.get("max_steps", 0) > 4))
+        return trainer
+
+    def test_of_equal_scores_the_lower_loss_decides(self, tmp_path: Path) -> None:
+        trainer = self.train(tmp_path, [0.0] * 4, max_steps=4)
+        losses = {entry["step"]: entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry}
+        assert trainer.state.best_global_step == min(losses, key=losses.__getitem__) > 1
+        assert explain_choice(trainer).startswith(
+            f"It is that of update {trainer.state.best_global_step}, the best by bleu of those evaluated"
+        )
+        assert f"loss {min(losses.values()):.4g}" in explain_choice(trainer)
+
+    def test_a_run_that_goes_on_compares_by_the_measure_that_is_given_now(self, tmp_path: Path) -> None:
+        """99 BLEU are not more than 50 chrF."""
+        self.train(tmp_path, [99.0, 0, 0, 0], max_steps=4)
+        trainer = self.train(tmp_path, [0.0], max_steps=5, metric_for_best_model="chrf")
+        assert (trainer.state.best_global_step, trainer.state.best_metric) == (5, 50)
+
+    @pytest.mark.parametrize("name", ["perplexity", "eval_perplexity", "loss"])
+    def test_a_lower_perplexity_is_better(self, tmp_path: Path, name: str) -> None:
+        trainer = self.train(tmp_path, [1.0] * 4, max_steps=4, metric_for_best_model=name)
+        values = [entry["eval_perplexity"] for entry in trainer.state.log_history if "eval_loss" in entry]
+        assert trainer.state.best_global_step == 1 + values.index(min(values))
+
+
+class FullDisk(TrainerCallback):
+    """From a step on, files may be so many bytes long."""
+
+    def __init__(self, step: int, size: int) -> None:
+        self.step, self.size = step, size
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, resource.RLIM_INFINITY))
+
+
+# Less than model.safetensors has; less than optimizer.pt has, which torch writes.
+@pytest.mark.parametrize("size", [50_000, 300_000])
+def test_a_checkpoint_that_does_not_fit_on_the_disk_ends_the_training_with_a_message(tmp_path: Path, size: int) -> None:
+    settings = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "callbacks": [FullDisk(2, size)]}
+    trainer = make_trainer(tmp_path, Dataset.from_list(make_rows(9)), **settings)
+    try:
+        with pytest.raises(
+            OSError, match=r"checkpoint-2 could not be saved: .*If the disk is full, make room\. The same"
+        ):
+            trainer.train()
+        with pytest.raises(OSError, match="The model could not be saved") if size == 50_000 else nullcontext():
+            trainer.save_model()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert "checkpoint-1" in {path.name for path in tmp_path.iterdir()}
+    assert not list(tmp_path.glob("*checkpoint-2"))

@@ -13,6 +13,7 @@ A run that was stopped goes on from its last whole checkpoint when the same comm
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ from transformers import (
 )
 from transformers.trainer import TRAINER_STATE_NAME
 
-from vanilla_transformer.files import AVERAGED_FOLDER
+from vanilla_transformer.files import AVERAGED_FOLDER, LOCK_FILE, locked
 from vanilla_transformer.hub.push import PushError, check_token
 from vanilla_transformer.tasks import get_task, record_task
 from vanilla_transformer.training.arguments import (
@@ -41,9 +42,9 @@ from vanilla_transformer.training.arguments import (
     TranslationTrainingArguments,
 )
 from vanilla_transformer.training.checkpoints import find_last_whole_checkpoint, find_problem, list_checkpoints
-from vanilla_transformer.training.examples import Corpora, known_languages, load_corpora
+from vanilla_transformer.training.examples import Corpora, describe_files, known_languages, load_corpora
 from vanilla_transformer.training.recipe import paper_recipe
-from vanilla_transformer.training.records import close_progress, write_metrics
+from vanilla_transformer.training.records import close_progress, explain_choice, write_metrics
 from vanilla_transformer.training.setup import (
     build_config,
     build_model,
@@ -116,9 +117,15 @@ def parse(parser: HfArgumentParser, argv: list[str]) -> Any:
 
 
 def prepare(
-    model_arguments: ModelArguments, data_arguments: DataArguments, arguments: TranslationTrainingArguments
+    model_arguments: ModelArguments,
+    data_arguments: DataArguments,
+    arguments: TranslationTrainingArguments,
+    held: ExitStack,
 ) -> tuple[Corpora, PreTrainedTokenizerBase, PreTrainedConfig]:
-    """Loads the pairs of texts, loads or trains the tokenizer, builds the configuration, and claims the folder."""
+    """Loads the pairs of texts, loads or trains the tokenizer, builds the configuration, and claims the folder.
+
+    `held` holds the folder's lock, so that the same command cannot run twice.
+    """
     output_dir = str(arguments.output_dir)
     task = get_task(data_arguments.task)
     langs = known_languages(data_arguments)
@@ -136,21 +143,27 @@ def prepare(
             name = f" ({config.architectures[0]})" if config.architectures else ""
             raise ValueError(f"{where} holds a single-stack model{name}; this command trains encoder-decoder models.")
         record_task(config, task, prefix=prefix, langs=langs)
-        claim_output_dir(output_dir, model_arguments, data_arguments, arguments, tokenizer)
+        if arguments.should_save:
+            held.enter_context(locked(Path(output_dir) / LOCK_FILE, output_dir))
+        files = describe_files(data_arguments) if arguments.should_save else None
+        claim_output_dir(output_dir, model_arguments, data_arguments, arguments, tokenizer, files=files)
     return corpora, tokenizer, config
 
 
 def find_checkpoint(arguments: TranslationTrainingArguments) -> str | None:
     """The checkpoint that is named, or the last whole one of this run."""
-    if arguments.resume_from_checkpoint:
-        return arguments.resume_from_checkpoint
+    if named := arguments.resume_from_checkpoint:
+        if problem := find_problem(named, world_size=arguments.world_size, contents=True):
+            raise ValueError(f"resume_from_checkpoint={named}: {problem}.")
+        return named
     if arguments.save_only_model and any(Path(str(arguments.output_dir)).glob("checkpoint-*")):
         raise ValueError(
             f"{arguments.output_dir} holds checkpoints, but with save_only_model none of them can be resumed: give "
             "another output_dir, or name one of them as model_name_or_path."
         )
     with arguments.main_process_first(local=False, desc="looking for a checkpoint"):
-        checkpoint = find_last_whole_checkpoint(str(arguments.output_dir), world_size=arguments.world_size)
+        own = {"world_size": arguments.world_size, "set_aside": arguments.should_save}
+        checkpoint = find_last_whole_checkpoint(str(arguments.output_dir), **own)
     return None if checkpoint is None else str(checkpoint)
 
 
@@ -205,6 +218,7 @@ def set_up(
     model_arguments: ModelArguments,
     data_arguments: DataArguments,
     arguments: TranslationTrainingArguments,
+    held: ExitStack,
 ) -> Run:
     """Checks what was asked for, makes everything that the training needs, and says what will be trained on what."""
     try:
@@ -213,7 +227,7 @@ def set_up(
         if arguments.push_to_hub and arguments.process_index == 0:
             check_token(arguments.hub_token)
         set_seed(arguments.seed)
-        corpora, tokenizer, config = prepare(model_arguments, data_arguments, arguments)
+        corpora, tokenizer, config = prepare(model_arguments, data_arguments, arguments, held)
         task, bpe_dropout = get_task(data_arguments.task), bool(data_arguments.bpe_dropout)
         validates = "validation" in corpora
         settle_training_arguments(arguments, config, validates=validates, bpe_dropout=bpe_dropout, task=task)
@@ -249,6 +263,7 @@ def train(run: Run) -> None:
         take_average(trainer, run.model)
     trainer.save_model(_internal_call=True)  # else it is pushed here already, before its scores are known
     trainer.save_state()
+    choice = explain_choice(trainer)  # before the end's evaluation is logged, at the last step, for what was chosen
     metrics: dict[str, float] = {}
     # A finished run that is started again has nothing to add to the record of its training.
     if result.global_step > run.first_step:
@@ -266,7 +281,7 @@ def train(run: Run) -> None:
         trainer.save_metrics("eval", scores)
     write_metrics(str(arguments.output_dir), trainer.state, metrics, args=arguments, model=run.model)
     if trainer.is_world_process_zero():
-        print(f"The model is in {arguments.output_dir}")
+        print(f"The model is in {arguments.output_dir}. {choice}")
     if arguments.push_to_hub:
         push(trainer)
 
@@ -293,8 +308,11 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(str(error))
     arguments, run = wishes[-1], None
     try:
-        run = set_up(parser, *wishes)
-        train(run)
+        with ExitStack() as held:
+            run = set_up(parser, *wishes, held)
+            train(run)
+    except (FloatingPointError, OSError) as error:
+        raise SystemExit(str(error)) from error
     except KeyboardInterrupt:
         if run is not None:
             close_progress(run.trainer)

@@ -364,7 +364,7 @@ def _is_table(path: str | Path) -> bool:
     return _kind(path) in _TABLES and not (_kind(path) == ".parquet" and _is_gzip(path))
 
 
-def _expand(files: Sequence[str | Path]) -> Iterator[str]:
+def expand_files(files: Sequence[str | Path]) -> Iterator[str]:
     """The files behind paths, folders and patterns such as `train-*.parquet`, in the order given."""
     for entry in map(Path, files):
         if entry.is_dir():
@@ -379,7 +379,7 @@ def _expand(files: Sequence[str | Path]) -> Iterator[str]:
 
 def divide_files(files: Sequence[str | Path], columns: Columns) -> list[Part]:
     """The parts of two aligned text files, or of any number of tables."""
-    paths = list(_expand(files))
+    paths = list(expand_files(files))
     texts = [path for path in paths if not _is_table(path)]
     if len(paths) == len(texts) == 2:
         return _divide_aligned(*paths)

@@ -23,7 +23,7 @@ from transformers.utils.logging import tqdm
 
 from vanilla_transformer.data.corpora import open_text
 from vanilla_transformer.data.vocabularies import check_text_target, get_vocabularies
-from vanilla_transformer.files import check_text_output
+from vanilla_transformer.files import check_text_output, locked
 from vanilla_transformer.model.pipeline_vanilla_transformer import (
     WINDOW_SIZE,
     count_sentences,
@@ -315,10 +315,24 @@ def translate_file(
 
     `input_file` is UTF-8 text, one source per line; `.gz` is decompressed. `overwrite` replaces an existing
     `output_file`, and starts anew instead of resuming; without it, that file, or a partial one of other settings, is a
-    `FileExistsError`. `options` are those of [`translate_lines`]; an interruption costs less than `window_size` lines.
-    Returns the number of lines in `input_file`.
+    `FileExistsError`. An `output_file` that another process translates into is a `BlockingIOError`. `options` are those
+    of [`translate_lines`]; an interruption costs less than `window_size` lines. Returns the number of lines in
+    `input_file`.
     """
     source, target = Path(input_file), Path(output_file)
+    with locked(target.with_name(target.name + ".partial.lock"), str(target)):
+        return _translate_file(model, tokenizer, source, target, overwrite=overwrite, **options)
+
+
+def _translate_file(
+    model: TranslationModel,
+    tokenizer: PreTrainedTokenizerBase,
+    source: Path,
+    target: Path,
+    *,
+    overwrite: bool,
+    **options: Any,
+) -> int:
     check_text_output(target, inputs=[source], overwrite=overwrite)
     unfinished = target.with_name(target.name + ".partial")
     state = target.with_name(target.name + ".partial.json")

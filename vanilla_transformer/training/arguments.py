@@ -9,6 +9,9 @@ from transformers.integrations.integration_utils import is_tensorboard_available
 from vanilla_transformer.options import option
 from vanilla_transformer.tasks import TASKS, TRANSLATION, Task, get_task
 
+# How the names of measures end of which a smaller value is better.
+LOWER_IS_BETTER = ("loss", "perplexity", "ppl", "ter", "wer", "cer")
+
 
 @dataclass
 class RecipeArguments:
@@ -196,6 +199,8 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         if self.metric_for_best_model is None and self.load_best_model_at_end:
             self.is_best_by_task = self.predict_with_generate
             self.metric_for_best_model = TRANSLATION.best_by if self.predict_with_generate else "loss"
+        if self.metric_for_best_model and self.greater_is_better is None:
+            self.greater_is_better = not self.metric_for_best_model.endswith(LOWER_IS_BETTER)
         super().__post_init__()
 
     def choose_metric(self, task: Task) -> None:

@@ -25,9 +25,11 @@ from vanilla_transformer.files import (
     check_new_folder,
     digest_files,
     find_weights_problem,
+    open_weights,
     read_json,
 )
 
+from .arguments import LOWER_IS_BETTER
 from .checkpoints import list_checkpoints
 
 logger = logging.get_logger(__name__)
@@ -40,7 +42,6 @@ _NOT_COPIED = (
     *(TRAINER_STATE_NAME, "data_state_*.json", "latest", "zero_to_fp32.py", AVERAGING_FILE),
     *("README.md", "arguments.json", "metrics.json", "*_results.json", "*.png"),
 )
-_LOWER_IS_BETTER = ("loss", "perplexity", "ppl", "ter", "wer", "cer")
 
 
 def average_checkpoints(
@@ -83,6 +84,7 @@ def average_checkpoints(
             if entry.is_file() and not any(fnmatch(entry.name, pattern) for pattern in _NOT_COPIED):
                 shutil.copy(entry, partial)
         _write_mean(sources, partial, max_shard_size=max_shard_size, progress=progress)
+        open_weights(partial)
         if output.exists():
             output.rmdir()
         partial.rename(output)
@@ -119,7 +121,7 @@ def select_checkpoints(
     if best is not None:
         values, metric = _read_metric(usable, metric)
         if greater_is_better is None:
-            greater_is_better = not metric.endswith(_LOWER_IS_BETTER)
+            greater_is_better = not metric.endswith(LOWER_IS_BETTER)
         sign = 1 if greater_is_better else -1
         steps = sorted(values, key=lambda step: (sign * values[step], step), reverse=True)
     if len(steps) < count:

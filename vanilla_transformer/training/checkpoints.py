@@ -2,34 +2,39 @@
 
 import os
 import re
+import shutil
 import zipfile
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
-from transformers.utils import logging
+from transformers.utils import CONFIG_NAME, logging
 
-from vanilla_transformer.files import list_weights_problems, read_json
+from vanilla_transformer.files import digest_weights, list_weights_problems, read_json
 
 logger = logging.get_logger(__name__)
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 # The Trainer never uploads what begins with an underscore.
 _SET_ASIDE = "_incomplete-"
+_DELETED = "_deleted-"
 
 
 class RecordWorldSize(TrainerCallback, ExportableState):
     """Writes into every checkpoint's trainer_state.json how many processes saved it, for `find_problem`.
 
-    Each saves its own random state and, with `streaming`, its place in the data, as `data_state_<rank>.json`.
+    Each saves its own random state and, with `streaming`, its place in the data, as `data_state_<rank>.json`. Digests
+    of the weights are recorded too, since safetensors has no checksum.
     """
 
     def __init__(self, streaming: bool = False) -> None:
         self.streaming = streaming
         self.world_size = 1
+        self._training: tuple[Path, TrainerState] | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Notes the number of this run's processes, which may differ from the one in a checkpoint it resumes."""
@@ -37,10 +42,15 @@ class RecordWorldSize(TrainerCallback, ExportableState):
         # A resumed state has only its checkpoint's entries, and the Trainer fails to update one that is not there.
         entries: Any = state.stateful_callbacks
         entries[type(self).__name__] = self.state()
+        self._training = (Path(str(args.output_dir)), state)
 
     def state(self) -> dict[str, Any]:
-        """What the Trainer writes."""
-        return {"args": {"streaming": self.streaming}, "attributes": {"world_size": self.world_size}}
+        """What the Trainer writes, once all other files of the checkpoint are there."""
+        attributes: dict[str, Any] = {"world_size": self.world_size}
+        if self._training is not None:
+            folder, state = self._training
+            attributes["weights"] = digest_weights(folder / f"checkpoint-{state.global_step}")
+        return {"args": {"streaming": self.streaming}, "attributes": attributes}
 
 
 def read_world_size(checkpoint: str | os.PathLike[str]) -> int | None:
@@ -57,15 +67,16 @@ def list_checkpoints(output_dir: str | os.PathLike[str]) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def find_problem(checkpoint: str | os.PathLike[str], *, world_size: int = 1) -> str | None:
+def find_problem(checkpoint: str | os.PathLike[str], *, world_size: int = 1, contents: bool = False) -> str | None:
     """Says what is missing from a checkpoint of the Trainer, so that training cannot go on from it.
 
     Nothing is unpickled, and no tensor is read: tables of contents say what must be there, and after a write that was
-    cut off it is not. Of DeepSpeed's checkpoints only the file `latest` is looked at, which is written last.
-    `world_size` counts where `RecordWorldSize` recorded none. Returns the first problem found, or `None`.
+    cut off it is not. With `contents` all is read, and compared with checksums. Of DeepSpeed's checkpoints only the
+    file `latest` is looked at, which is written last. `world_size` counts where `RecordWorldSize` recorded none.
+    Returns the first problem found, or `None`.
     """
     folder = Path(checkpoint)
-    return next(_problems(folder, read_world_size(folder) or world_size), None)
+    return next(_problems(folder, read_world_size(folder) or world_size, contents), None)
 
 
 def find_last_whole_checkpoint(
@@ -73,20 +84,33 @@ def find_last_whole_checkpoint(
 ) -> Path | None:
     """Finds the checkpoint to resume from: the last one that is whole.
 
-    A later one, half saved, is renamed to `_incomplete-checkpoint-...` with a warning, so that the Trainer neither
-    counts it nor writes into it. An earlier one, half deleted, gets an old date: the Trainer deletes the oldest first,
-    and the interrupted deletion has made this one look new. Without `set_aside` nothing is renamed or dated back. One
-    that was saved by another number of processes than `world_size` will do, with a warning.
+    A later one, half saved or damaged, is renamed to `_incomplete-checkpoint-...` with a warning, so that the Trainer
+    neither counts it nor writes into it; what was set aside before is deleted. An earlier one, half deleted, gets an
+    old date: the Trainer deletes the oldest first, and the interrupted deletion has made this one look new. Without
+    `set_aside` nothing is renamed or dated back. One that was saved by another number of processes than `world_size`
+    will do, with a warning. If there are only damaged ones, that is a ValueError: a run must not begin again from
+    nothing without a word.
     """
     last: Path | None = None
+    broken: dict[Path, str] = {}
     for checkpoint in reversed(list_checkpoints(output_dir).values()):
-        problem = find_problem(checkpoint, world_size=world_size)
+        problem = find_problem(checkpoint, world_size=world_size, contents=last is None)
         if problem is None:
             last = last or checkpoint
         elif last is None:
-            _set_aside(checkpoint, problem, rename=set_aside)
+            broken[checkpoint] = problem
         elif set_aside:
             os.utime(checkpoint, (0, 0))
+    # Without a state it was never whole.
+    if last is None and any(isinstance(read_json(folder / TRAINER_STATE_NAME), dict) for folder in broken):
+        listed = "; ".join(f"{folder.name}: {problem}" for folder, problem in broken.items())
+        raise ValueError(
+            f"No checkpoint in {output_dir} can be resumed ({listed}). Mend one, or begin again in another output_dir."
+        )
+    if set_aside:
+        _clear_leftovers(Path(output_dir), has_whole=last is not None)
+    for checkpoint, problem in broken.items():
+        _set_aside(checkpoint, problem, rename=set_aside)
     saved_by = read_world_size(last) if last is not None else None
     if saved_by is not None and saved_by != world_size:
         logger.warning(
@@ -96,64 +120,107 @@ def find_last_whole_checkpoint(
     return last
 
 
+def delete_old_checkpoints(
+    output_dir: str | os.PathLike[str], limit: int, *, step: int, best_step: int | None = None
+) -> None:
+    """Deletes a run's first checkpoints until `limit` are left. Those of `step`, just saved, and `best_step` stay.
+
+    Steps decide, not the folders' times, as they do for the library: a copy of the run, or a clock set back, changes
+    those. Each folder is renamed first, so that a deletion that is cut off leaves no half checkpoint.
+    """
+    folder = Path(output_dir)
+    for rest in folder.glob(f"{_DELETED}*"):
+        shutil.rmtree(rest, ignore_errors=True)
+    checkpoints = list_checkpoints(folder)
+    # Later ones are left from before the run went back to an earlier step: they go first.
+    old = sorted(checkpoints.keys() - {step, best_step}, key=lambda each: (each < step, each))
+    for each in old[: max(len(checkpoints) - limit, 0)]:
+        path = checkpoints[each]
+        shutil.rmtree(path.rename(path.with_name(_DELETED + path.name)), ignore_errors=True)
+
+
+def _clear_leftovers(folder: Path, *, has_whole: bool) -> None:
+    """Deletes what earlier parts of the run left when they were killed, and what they set aside.
+
+    Without a whole checkpoint, one that was whole once stays: its weights may be all that is left.
+    """
+    for path in [
+        entry for pattern in (f"{_DELETED}*", f"{_SET_ASIDE}*", ".*.partial") for entry in folder.glob(pattern)
+    ]:
+        if not path.is_dir():
+            path.unlink(missing_ok=True)
+        elif has_whole or not isinstance(read_json(path / TRAINER_STATE_NAME), dict):
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def _set_aside(checkpoint: Path, problem: str, *, rename: bool) -> None:
     message = f"Not resuming from {checkpoint}: {problem}."
     if rename:
-        suffixes = ["", *(f"-{number}" for number in range(2, 1000))]
-        candidates = (checkpoint.with_name(f"{_SET_ASIDE}{checkpoint.name}{suffix}") for suffix in suffixes)
-        aside = next(candidate for candidate in candidates if not candidate.exists())
+        aside = checkpoint.with_name(_SET_ASIDE + checkpoint.name)
+        shutil.rmtree(aside, ignore_errors=True)
         checkpoint.rename(aside)
         message += f" It was renamed to {aside.name}."
     logger.warning(message)
 
 
-def _problems(folder: Path, world_size: int) -> Iterator[str]:
+def _problems(folder: Path, world_size: int, contents: bool) -> Iterator[str]:
     # Written last of all by the main process.
     state = read_json(folder / TRAINER_STATE_NAME)
     if not isinstance(state, dict):
         yield f"{TRAINER_STATE_NAME} is missing or damaged"
         return
+    if unknown := sorted(state.keys() - {field.name for field in fields(TrainerState)}):
+        yield f"{TRAINER_STATE_NAME} has fields that this version of transformers does not know: {', '.join(unknown)}"
+    if (folder / CONFIG_NAME).is_file() and not isinstance(read_json(folder / CONFIG_NAME), dict):
+        yield f"{CONFIG_NAME} is damaged"
     if any(folder.glob("global_step*")):  # DeepSpeed's
         if not (folder / "latest").is_file():
             yield "latest is missing"
     else:
-        yield from _part_problems(folder / "scheduler.pt")
+        yield from _part_problems(folder / "scheduler.pt", contents)
         # FSDP's files or folders, or else the Trainer's own.
         for part in sorted(folder.glob("optimizer*")) or [folder / "optimizer.pt"]:
-            yield from _part_problems(part)
+            yield from _part_problems(part, contents)
         sharded = sorted(folder.glob("pytorch_model_fsdp*"))
         for part in sharded:
-            yield from _part_problems(part)
+            yield from _part_problems(part, contents)
         if not sharded:
             yield from list_weights_problems(folder)
+        saved = _recorded(state, "attributes").get("weights") if contents else None
+        for name, digest in digest_weights(folder).items() if isinstance(saved, dict) else ():
+            if saved.get(name, digest) != digest:
+                yield f"{name} is damaged: it has changed since it was saved"
     for name in ["rng_state.pth"] if world_size == 1 else [f"rng_state_{rank}.pth" for rank in range(world_size)]:
-        yield from _part_problems(folder / name)
+        yield from _part_problems(folder / name, contents)
     if (folder / "scaler.pt").exists():  # of mixed precision with float16 only
-        yield from _part_problems(folder / "scaler.pt")
+        yield from _part_problems(folder / "scaler.pt", contents)
     if _recorded(state, "args").get("streaming") or any(folder.glob("data_state_*.json")):
         for rank in range(world_size):
             if read_json(folder / f"data_state_{rank}.json") is None:
                 yield f"data_state_{rank}.json is missing or damaged"
 
 
-def _part_problems(path: Path) -> Iterator[str]:
+def _part_problems(path: Path, contents: bool) -> Iterator[str]:
     """Of a file that torch.save writes, or of a folder of torch's distributed checkpoints (`.metadata` comes last)."""
     if path.is_dir():
         if not (path / ".metadata").is_file():
             yield f"{path.name}/.metadata is missing"
     elif not path.is_file():
         yield f"{path.name} is missing"
-    elif not _is_whole_zip(path):
+    elif not _is_whole_zip(path, contents):
         yield f"{path.name} is cut off or damaged"
 
 
-def _is_whole_zip(path: Path) -> bool:
-    """What torch.save writes ends with a table of contents; opening reads that table and nothing else."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return all(entry.header_offset + entry.compress_size < archive.start_dir for entry in archive.infolist())
-    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
-        return False
+def _is_whole_zip(path: Path, contents: bool) -> bool:
+    """What torch.save writes ends with a table of contents, which is all that is read without `contents`."""
+    with path.open("rb") as file:  # one that may not be read is an error
+        try:
+            archive = zipfile.ZipFile(file)
+            ends = [entry.header_offset + entry.compress_size for entry in archive.infolist()]
+            is_whole = all(end < archive.start_dir for end in ends)
+            return is_whole and not (contents and archive.testzip())  # the first entry with a wrong checksum
+        except Exception:  # of many kinds, where bytes are not what they should be
+            return False
 
 
 def _recorded(state: Any, part: str) -> dict[str, Any]:

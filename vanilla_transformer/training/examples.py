@@ -13,9 +13,10 @@ from transformers.utils import logging
 from vanilla_transformer.data.batching import IntArray, pair_lengths
 from vanilla_transformer.data.bpe_dropout import BpeDropout, measure_length_growth
 from vanilla_transformer.data.corpora import load_parallel_corpus
+from vanilla_transformer.data.readers import expand_files
 from vanilla_transformer.data.stream_batches import StreamingTokenBatches
 from vanilla_transformer.data.streams import stream_parallel_corpus, tokenize_stream
-from vanilla_transformer.files import replacing_files
+from vanilla_transformer.files import digest_files, replacing_files
 from vanilla_transformer.tasks import get_task
 
 from .arguments import DataArguments, TranslationTrainingArguments
@@ -74,6 +75,16 @@ def _generate_corpora(arguments: DataArguments) -> Corpora:
     if arguments.max_eval_samples is not None:
         validation = validation.take(min(arguments.max_eval_samples, len(validation)))
     return {"train": generated["train"], "validation": validation}
+
+
+def describe_files(arguments: DataArguments) -> dict[str, str | int]:
+    """What tells the files of the corpora from other content of the same names, by path: digests, of a stream sizes."""
+    described: dict[str, str | int] = {}
+    for files in (arguments.train_file, arguments.validation_file):
+        is_stream = arguments.streaming and files is arguments.train_file
+        for path in map(Path, expand_files(files or [])):
+            described[str(path)] = path.stat().st_size if is_stream else digest_files([path])[path.name]
+    return described
 
 
 def known_languages(arguments: DataArguments) -> list[str] | None:

@@ -200,6 +200,22 @@ def _read_earlier_metrics(path: Path, steps: int) -> dict[str, Any]:
     return {}
 
 
+def explain_choice(trainer: Trainer) -> str:
+    """Says in a sentence which weights a training ended with, and why; the scores are those logged at their step."""
+    state, args, last = trainer.state, trainer.args, getattr(trainer.args, "average_checkpoints", 0)
+    if last:
+        return f"It is the average of the last {last} checkpoints."
+    if not args.load_best_model_at_end or state.best_model_checkpoint is None:
+        return f"It is that of the last update, {state.global_step:,}."
+    entries = (entry for entry in state.log_history if entry.get("step") == state.best_global_step)
+    scores = {name: value for entry in entries for name, value in entry.items() if _is_score(name, value)}
+    shown = ", ".join(f"{name.removeprefix('eval_')} {value:.4g}" for name, value in scores.items())
+    return (
+        f"It is that of update {state.best_global_step:,}, the best by {args.metric_for_best_model} of those evaluated "
+        f"(of equal ones, by loss): {shown}."
+    )
+
+
 def _describe_best(output_dir: Path, state: TrainerState, args: TrainingArguments) -> dict[str, Any] | None:
     if state.best_metric is None:
         return None

@@ -3,7 +3,7 @@
 import copy
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, fields
 from itertools import chain
@@ -29,7 +29,7 @@ from transformers.utils import logging
 
 from vanilla_transformer.data.streams import sample_pairs
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
-from vanilla_transformer.files import PARTIAL_FOLDER, read_json, replacing_files
+from vanilla_transformer.files import LOCK_FILE, PARTIAL_FOLDER, read_json, replacing_files
 from vanilla_transformer.inference.evaluate import make_compute_metrics
 from vanilla_transformer.inference.scores import find_bleu_tokenizer
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -76,6 +76,8 @@ def load_or_train_tokenizer(
     # Of its files, the one that takes its place last.
     if name is None and (Path(output_dir) / "tokenizer_config.json").is_file():
         name = str(output_dir)
+        for file_name in ("tokenizer_config.json", "tokenizer.json"):
+            _read_own_file(Path(output_dir) / file_name)
     if name is not None:
         return AutoTokenizer.from_pretrained(name)
     pairs = train_dataset if isinstance(train_dataset, Dataset) else sample_pairs(train_dataset, sample)
@@ -84,6 +86,14 @@ def load_or_train_tokenizer(
     if arguments.separate_vocabularies:
         return train_separate_tokenizer(sources, targets, target_vocab_size=arguments.target_vocab_size, **sizes)
     return train_tokenizer(chain(sources, targets), length=2 * len(pairs), **sizes)
+
+
+def _read_own_file(path: Path) -> dict[str, Any]:
+    """A file that this run wrote when it began."""
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is missing or damaged: put it back, or begin again in another output_dir.")
+    return content
 
 
 def parse_overrides(text: str | None) -> dict[str, Any]:
@@ -193,13 +203,15 @@ def check_output_dir(
     folder = Path(output_dir)
     marker = folder / ARGUMENTS_FILE
     if marker.is_file():
-        found = json.loads(marker.read_text(encoding="utf-8"))
+        found = _read_own_file(marker)
         differences = [
             f"{name}: {found.get(part, {}).get(name)!r} there, {value!r} now"
             for part, settings in (("model", model_arguments), ("data", data_arguments))
             for name, value in asdict(settings).items()
+            # Without empty lines both values of drop_empty_lines mean the same, and at an empty line the run stopped.
             # What an older version did not know was as it is by default.
             if found.get(part, {}).get(name, getattr(type(settings), name, None)) != value
+            and name != "drop_empty_lines"
         ]
         if differences:
             raise ValueError(
@@ -208,10 +220,12 @@ def check_output_dir(
             )
     elif folder.is_file():
         raise ValueError(f"{folder} is a file. Give another output_dir.")
-    elif folder.exists() and (strangers := sorted({entry.name for entry in folder.iterdir()} - {PARTIAL_FOLDER})):
+    elif folder.exists() and (
+        strangers := sorted({entry.name for entry in folder.iterdir()} - {PARTIAL_FOLDER, LOCK_FILE})
+    ):
         raise ValueError(
             f"{folder} is not empty and has no {ARGUMENTS_FILE} of an earlier run; it holds "
-            f"{', '.join(strangers[:5])}. Give another output_dir."
+            f"{', '.join(sorted(strangers)[:5])}. Give another output_dir."
         )
 
 
@@ -221,8 +235,10 @@ def claim_output_dir(
     data_arguments: DataArguments,
     training_arguments: TrainingArguments,
     tokenizer: PreTrainedTokenizerBase,
+    *,
+    files: Mapping[str, str | int] | None = None,
 ) -> None:
-    """Checks the output folder, and marks it as this run's with the arguments and the tokenizer.
+    """Checks the output folder, and marks it as this run's with the arguments, the tokenizer and what is in its files.
 
     Called once data, tokenizer and configuration are known to be good: a folder that was marked before would refuse
     the command in which a mistake is mended.
@@ -235,7 +251,15 @@ def claim_output_dir(
         "data": asdict(data_arguments),
         "training": training_arguments.to_sanitized_dict(),
     }
-    _report_changes(Path(output_dir) / ARGUMENTS_FILE, settings["training"])
+    marker = Path(output_dir) / ARGUMENTS_FILE
+    _report_changes(marker, settings["training"])
+    begun_with = (read_json(marker) or {}).get("files")
+    if begun_with and files and (changed := sorted(path for path, _ in begun_with.items() ^ files.items())):
+        raise ValueError(
+            f"{output_dir} holds a run with other data: {', '.join(dict.fromkeys(changed))} changed since. Put "
+            "the data back to resume it, or give another output_dir."
+        )
+    settings["files"] = dict(files or {})
     with replacing_files(output_dir) as partial:
         text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
         (partial / ARGUMENTS_FILE).write_text(text, encoding="utf-8")

@@ -33,7 +33,7 @@ from transformers.utils.hub import PushInProgress
 
 from vanilla_transformer.data.batching import IntArray, TokenBatchSampler, pair_lengths
 from vanilla_transformer.data.stream_batches import StreamingTokenBatches
-from vanilla_transformer.files import read_json, replacing_files
+from vanilla_transformer.files import open_weights, read_json, replacing_files
 from vanilla_transformer.hub.card import write_model_card
 from vanilla_transformer.hub.facts import is_hub_name
 from vanilla_transformer.hub.files import CARD_NAME, select_files
@@ -42,7 +42,7 @@ from vanilla_transformer.model.loss_vanilla_transformer import IGNORED_LABEL
 from vanilla_transformer.model.pretrained_vanilla_transformer import VanillaTransformerPreTrainedModel
 
 from .averaging import AverageCheckpoints
-from .checkpoints import find_last_whole_checkpoint
+from .checkpoints import delete_old_checkpoints, find_last_whole_checkpoint
 from .sharding import drop_tied_copies, is_sharded, keep_tables_together, unsharded_class
 
 logger = logging.get_logger(__name__)
@@ -178,12 +178,14 @@ class TranslationTrainer(Seq2SeqTrainer):
         model = cast(PreTrainedModel, self.model)
         if state_dict is not None and is_sharded(model):
             state_dict = drop_tied_copies(model, state_dict)
-        with unsharded_class(model), _put_away_token(self.args):
+        # The library pickles all arguments into training_args.bin, and the token must not be there.
+        with unsharded_class(model), _put_away(self.args, "hub_token"):
             if output_dir not in (None, self.args.output_dir) or not self.args.should_save:
                 super()._save(output_dir, state_dict=state_dict)
+                open_weights(output_dir or str(self.args.output_dir))
                 return
             # The tokenizer there is the one that a run which is resumed goes on with.
-            with replacing_files(str(self.args.output_dir)) as partial_folder:
+            with _explaining_failure("The model"), replacing_files(str(self.args.output_dir)) as partial_folder:
                 super()._save(str(partial_folder), state_dict=state_dict)
 
     # Resuming
@@ -242,6 +244,23 @@ class TranslationTrainer(Seq2SeqTrainer):
             path.write_text(json.dumps(self.stream.state_dict()), encoding="utf-8")
         # The main process says that the checkpoint is whole, and deletes older ones, only when all have written.
         self.accelerator.wait_for_everyone()
+
+    # Stopping
+
+    def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
+        """Does what its name says, unless the update has spoilt the weights."""
+        # With float16 an update whose gradients overflow is left out.
+        if grad_norm is not None and not self.accelerator.optimizer_step_was_skipped:
+            self._stop_if_diverged("gradient norm", float(grad_norm))
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
+
+    def _stop_if_diverged(self, name: str, value: float) -> None:
+        if self.is_in_train and not math.isfinite(value):
+            raise FloatingPointError(
+                f"The training has diverged: at update {self.state.global_step:,} the {name} is {value}. Nothing was "
+                "saved since, but checkpoints shortly before may be spoilt too. Begin again in another output_dir with "
+                f"a learning rate lower than {self.args.learning_rate:g} or a longer warm-up."
+            )
 
     # Counting
 
@@ -310,20 +329,57 @@ class TranslationTrainer(Seq2SeqTrainer):
                 logs["corpus_pass"] = self.stream.state_dict()["position"]["number"]
         super().log(logs, *args, **kwargs)
 
-    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         start = time.perf_counter()
-        super()._save_checkpoint(*args, **kwargs)
+        name = f"checkpoint-{self.state.global_step}"
+        try:
+            # The library would delete by the folders' times.
+            with _put_away(self.args, "save_total_limit"), _explaining_failure(name):
+                super()._save_checkpoint(model, trial)
+        except OSError:
+            if self.args.should_save:  # room for the next attempt
+                shutil.rmtree(Path(self._get_output_dir(trial)) / name, ignore_errors=True)
+            raise
+        if self.args.should_save and self.args.save_total_limit:
+            steps = {"step": self.state.global_step, "best_step": self.state.best_global_step}
+            delete_old_checkpoints(self._get_output_dir(trial), self.args.save_total_limit, **steps)
         self._pause += time.perf_counter() - start
 
     # Evaluating
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluates as the library does."""
+        """Evaluates as the library does, but draws nothing from the random state of the training."""
         start, pause = time.perf_counter(), self._pause
-        metrics: dict[str, float] = super().evaluate(*args, **kwargs)
+        with torch.random.fork_rng([self.args.device] if self.args.device.type == "cuda" else []):
+            metrics: dict[str, float] = super().evaluate(*args, **kwargs)
         # Not in addition to what was counted inside: several evaluation sets are evaluated by calls of this method.
         self._pause = pause + time.perf_counter() - start
         return metrics
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Whether this evaluation is the best so far; of equal ones, the one with the lower loss is.
+
+        What was logged is compared, for the run may have been begun with another `metric_for_best_model`.
+        """
+        if self.args.metric_for_best_model is None:
+            return False
+        name = "eval_" + self.args.metric_for_best_model.removeprefix("eval_")
+        if name not in metrics:
+            is_best: bool = super()._determine_best_metric(metrics, trial)  # which says what there is
+            return is_best
+        sign = 1 if self.args.greater_is_better else -1
+        ranks = {
+            entry["step"]: (sign * entry[name], -entry.get("eval_loss", math.inf))
+            for entry in self.state.log_history
+            if math.isfinite(entry.get(name, math.nan))
+        }
+        best, now = self.state.best_global_step, self.state.global_step
+        is_best = now in ranks and (best not in ranks or ranks[now] > ranks[best])
+        if is_best:
+            self.state.best_global_step = best = now
+        if best in ranks:
+            self.state.best_metric = sign * ranks[best][0]
+        return is_best
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Evaluates one batch, and keeps the sum of its tokens' losses."""
@@ -363,6 +419,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         sums, self._loss_sums = self._loss_sums, []
         if output.metrics is not None and sums:
             total, tokens = torch.stack(sums).sum(dim=0).tolist()
+            self._stop_if_diverged("validation loss", total)
             for name in [name for name in output.metrics if name.endswith("_loss")]:
                 output.metrics[name] = total / tokens if tokens else math.nan
                 output.metrics[name.removesuffix("loss") + "perplexity"] = to_perplexity(output.metrics[name])
@@ -478,13 +535,26 @@ def _upload_or_warn(upload: Callable[[], CommitInfo], message: str) -> None:
 
 
 @contextmanager
-def _put_away_token(arguments: TrainingArguments) -> Iterator[None]:
-    """Keeps `hub_token` out of training_args.bin, into which the library pickles all arguments."""
-    token, arguments.hub_token = arguments.hub_token, None
+def _put_away(arguments: TrainingArguments, name: str) -> Iterator[None]:
+    """Hides an argument from the library for a while."""
+    value = getattr(arguments, name)
+    setattr(arguments, name, None)
     try:
         yield
     finally:
-        arguments.hub_token = token
+        setattr(arguments, name, value)
+
+
+@contextmanager
+def _explaining_failure(what: str) -> Iterator[None]:
+    """What torch and safetensors say of a full disk is of other kinds, and hard to read."""
+    try:
+        yield
+    except Exception as error:
+        raise OSError(
+            f"{what} could not be saved: {describe_error(error)}. If the disk is full, make room. The same command "
+            "goes on from the last whole checkpoint."
+        ) from error
 
 
 @contextmanager
