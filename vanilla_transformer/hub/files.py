@@ -115,7 +115,7 @@ def follow_imports(folder: Path, names: Sequence[str]) -> list[Path]:
 
 
 def find_refused_files(folder: Path, selection: Selection) -> Iterator[Problem]:
-    """What must not be in a folder that is pushed: pickles instead of safetensors, and what looks like a secret."""
+    """What must not be in a folder that is pushed: pickles, what looks like a secret, other repositories' code."""
     for entry in sorted({*folder.iterdir(), *selection.files.values()}):
         name = entry.relative_to(folder).as_posix()
         named = _matches(name, _PICKLES) and not _matches(name, _TRAINING_ONLY)
@@ -127,6 +127,11 @@ def find_refused_files(folder: Path, selection: Selection) -> Iterator[Problem]:
             name = path.relative_to(folder).as_posix()
             yield Problem("files", f"{name} looks like a secret by its name: move it away.")
     for name, path in selection.files.items():
+        # The library runs `user/code--module.Class` from there, as whoever owns that repository may change it.
+        settings = read_settings(path) if name.endswith("config.json") else {}
+        if foreign := sorted({reference for reference in _references(settings) if "--" in reference}):
+            advice = "put the code into the folder, and name it without the repository and --"
+            yield Problem("code", f"{name} names code of another repository: {', '.join(foreign)}; {advice}.")
         if name != CARD_NAME:  # another may take its place
             yield from find_secrets(name, _text_of(path))
 
@@ -195,12 +200,17 @@ def _included(root: Path, pattern: str) -> Iterator[Path]:
 def _named_modules(folder: Path) -> Iterator[str]:
     """The modules named by `auto_map` and `custom_pipelines`; the entries may be damaged, or of another repository."""
     for name in ("config.json", "tokenizer_config.json"):
-        settings = read_settings(folder / name)
-        for entry in (settings.get("auto_map"), settings.get("custom_pipelines")):
-            for reference in _strings(entry):
-                module, dot, _ = reference.partition(".")
-                if dot and module.isidentifier():
-                    yield module
+        for reference in _references(read_settings(folder / name)):
+            module, dot, _ = reference.partition(".")
+            if dot and module.isidentifier():
+                yield module
+
+
+def _references(content: Any) -> Iterator[str]:
+    """All texts under `auto_map` and `custom_pipelines`, also those of a part's own configuration."""
+    if isinstance(content, dict):
+        for key, value in content.items():
+            yield from (_strings if key in ("auto_map", "custom_pipelines") else _references)(value)
 
 
 def _strings(content: Any) -> Iterator[str]:
