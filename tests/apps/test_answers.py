@@ -1,6 +1,7 @@
 """What the page of scripts/app.py asks of a model: translations, scores, attention, and errors for people."""
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -127,7 +128,8 @@ class TestTranslation:
         demo = DemoModel("letters", model, TOKENIZER)
         assert (demo.settings.num_beams, demo.settings.length_penalty, demo.languages) == (7, 0.6, [])
         model.config.langs = ["en", "de"]
-        assert demo.summary == f"vanilla_transformer, en to de, {model.num_parameters():,} parameters, on cpu"
+        size = f"{model.num_parameters():,} parameters"
+        assert demo.summary == f"Model `letters`: vanilla_transformer, en to de, {size}, on cpu"
 
 
 class TestTask:
@@ -171,3 +173,25 @@ class TestTask:
         translate_text(summarizer, "abcdefgh" * 100, Settings(num_beams=1))
         with pytest.raises(DemoError, match="tokens; 256 are the most"):
             translate_text(translator, "abcdefgh" * 100, Settings(num_beams=1))
+
+
+class TestMarkdown:
+    """What the page shows as Markdown: an image in it would tell a stranger's server of each visitor."""
+
+    def test_of_a_models_name_and_languages_is_escaped(self, tmp_path: Path) -> None:
+        model = make_letters_model()
+        model.config.langs = ["![image](http://a.example/x.png)", "<img src=http://a.example>"]
+        summary = DemoModel(str(tmp_path / "a`model"), model, TOKENIZER).summary
+        assert summary.startswith(
+            r"Model `a'model`: vanilla_transformer, !\[image\](http://a.example/x.png) to &lt;img src="
+        )
+        assert str(tmp_path) not in summary
+        assert DemoModel("me/my-model", model, TOKENIZER).summary.startswith("Model `me/my-model`: ")
+
+    def test_of_an_error_is_escaped(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: Any, **__: Any) -> None:
+            raise ValueError("![image](http://a.example/x.png)")
+
+        monkeypatch.setattr("vanilla_transformer.apps.answers.collect_attention", fail)
+        answer = translate_text(DemoModel("letters", make_letters_model(), TOKENIZER), "abc", Settings(num_beams=1))
+        assert answer.note == r"No attention can be shown: !\[image\](http://a.example/x.png)"

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from vanilla_transformer.hub.facts import public_name
+from vanilla_transformer.hub.words import as_code, escape
 from vanilla_transformer.inference.loading import is_multilingual, set_languages
 from vanilla_transformer.inference.translate import Translation, length_limit, one_line, translate_n_best
 from vanilla_transformer.model.pipeline_vanilla_transformer import is_vanilla
@@ -106,11 +108,12 @@ class DemoModel:
 
     @property
     def summary(self) -> str:
-        """What the model is, in a line."""
+        """What the model is, in a line of Markdown; of a folder its name alone, since others may read it."""
         config = self.model.config
         langs = getattr(config, "langs", None)
         pair = f"{langs[0]} to {langs[1]}, " if isinstance(langs, list) and len(langs) == 2 else ""
-        return f"{config.model_type}, {pair}{self.model.num_parameters():,} parameters, on {self.model.device}"
+        facts = f"{config.model_type}, {pair}{self.model.num_parameters():,} parameters, on {self.model.device}"
+        return f"Model {as_code(public_name(self.name))}: {escape(facts)}"
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,7 @@ class Answer:
     translations: tuple[Translation, ...]  # as many as there were beams, best first
     attention: AttentionMap | None  # of the best one
     seconds: float
-    note: str = ""  # why there is no attention
+    note: str = ""  # in Markdown: why there is no attention
 
 
 def translate_text(demo: DemoModel, text: str, settings: Settings) -> Answer:
@@ -214,7 +217,7 @@ def _look_inside(
     try:
         attention = collect_attention(demo.model, demo.tokenizer, source, translation, source_prefix=prefix)
     except (NotImplementedError, ValueError) as error:
-        return None, f"No attention can be shown: {error}"
+        return None, f"No attention can be shown: {escape(str(error))}"
     if attention.encoder.size + attention.decoder.size + attention.cross.size > MAX_MAP_WEIGHTS:
         return None, too_long
     return attention, ""
