@@ -31,7 +31,7 @@ class TestTranslation:
         model, tokenizer = MODELS[kind](), make_tokenizer()
         model.generation_config.max_new_tokens = 12
         settings = Settings(num_beams=num_beams, length_penalty=0.3)
-        answer = translate_text(DemoModel(kind, model, tokenizer), f" alpha\n{TEXT} ", settings)
+        answer = translate_text(DemoModel(kind, model, tokenizer), f" alpha {TEXT} ", settings)
         options: dict[str, Any] = {"length_penalty": 0.3} if num_beams > 1 else {}
         options |= {"num_beams": num_beams, "num_return_sequences": num_beams}
         options |= {"output_scores": True, "return_dict_in_generate": True, "max_new_tokens": 12}
@@ -195,3 +195,38 @@ class TestMarkdown:
         monkeypatch.setattr("vanilla_transformer.apps.answers.collect_attention", fail)
         answer = translate_text(DemoModel("letters", make_letters_model(), TOKENIZER), "abc", Settings(num_beams=1))
         assert answer.note == r"No attention can be shown: !\[image\](http://a.example/x.png)"
+
+
+class TestLines:
+    def test_are_sentences_of_their_own_and_come_back_as_lines(self) -> None:
+        model = make_letters_model()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.4 * torch.randn_like(parameter))  # so that sources matter
+        demo, settings = DemoModel("letters", model, TOKENIZER), Settings(num_beams=2)
+        alone = [translate_text(demo, text, settings) for text in ("abc", "de", "a")]
+        assert len({answer.text for answer in alone}) > 1
+        for separator in ("\n", "\r\n", "\r"):
+            answer = translate_text(demo, separator.join(["", "abc", " ", "de ", "a", ""]), settings)
+            assert answer.text == "\n".join(["", alone[0].text, "", alone[1].text, alone[2].text, ""])
+        assert [each.text for each in answer.translations] == [each.text for each in alone[0].translations]
+        assert answer.note == "The list and the attention are of the first line."
+        assert answer.attention is not None
+        assert alone[0].attention is not None
+        assert answer.attention.target == alone[0].attention.target
+        assert alone[0].note == ""
+
+    def test_have_one_limit_together(self) -> None:
+        demo = DemoModel("letters", make_letters_model(), TOKENIZER)
+        settings = Settings(num_beams=1, max_source_tokens=12)
+        assert translate_text(demo, "abc\nabc", settings).text
+        with pytest.raises(DemoError, match=r"The text has \d+ tokens; 12 are the most"):
+            translate_text(demo, "a\n" * 20, settings)
+
+    def test_stay_together_for_other_tasks(self) -> None:
+        model = make_letters_model()
+        record_task(model.config, TASKS["text2text"])
+        demo = DemoModel("letters", model, TOKENIZER)
+        answer = translate_text(demo, "ab\ncd", Settings(num_beams=1))
+        assert answer.text == answer.translations[0].text
+        assert answer.note == ""

@@ -175,6 +175,7 @@ class TestApi:
         assert 'sandbox="allow-scripts"' in attention
         assert "Of the Space: Where the model looks" in attention, "it is not the Space's own package"
         assert client.predict("abcd", 1, api_name="/translate")[1]["data"] == [[1, "", "dcba"]]
+        assert client.predict("ab\n\ncde", api_name="/translate")[0] == "ba\n\nedc"
 
     def test_has_nothing_but_that(self, client: Any) -> None:
         assert set(client.view_api(return_format="dict")["named_endpoints"]) == {"/translate"}

@@ -166,11 +166,11 @@ class _Page:
             summary = demo.summary
             most = demo.count_most_characters(self.settings.max_source_tokens)
         verb, result = _WORDS[task.name]
-        kind = "sentence" if task is TRANSLATION else "text"
+        what = "One sentence a line" if task is TRANSLATION else "A text"
         return {
             "heading": {"value": f"# {verb.capitalize()}, and see where the model looks"},
             "summary": {"value": summary},
-            "text": {"placeholder": f"A {kind}; Shift+Enter to {verb} it", "max_length": most},
+            "text": {"placeholder": f"{what}; Shift+Enter to {verb} it", "max_length": most},
             "button": {"value": verb.capitalize()},
             "translation": {"label": result},
             "n_best": {"headers": ["Rank", "Score", result]},
@@ -272,7 +272,7 @@ class _Page:
             for rank, (translation, score) in enumerate(answer.translations, start=1)
         ]
         frame = _NO_ATTENTION if answer.attention is None else _frame(answer.attention)
-        return answer.translations[0].text, rows, f"{answer.seconds:.2f} seconds. {answer.note}", frame
+        return answer.text, rows, f"{answer.seconds:.2f} seconds. {answer.note}", frame
 
     def show_model(self, name: str) -> list[Any]:
         """Fits the page to another model, and empties the results."""
