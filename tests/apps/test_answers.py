@@ -1,6 +1,7 @@
 """What the page of scripts/app.py asks of a model: translations, scores, attention, and errors for people."""
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ class TestTranslation:
         model, tokenizer = MODELS[kind](), make_tokenizer()
         model.generation_config.max_new_tokens = 12
         settings = Settings(num_beams=num_beams, length_penalty=0.3)
-        answer = translate_text(DemoModel(kind, model, tokenizer), f" alpha\n{TEXT} ", settings)
+        answer = translate_text(DemoModel(kind, model, tokenizer), f" alpha {TEXT} ", settings)
         options: dict[str, Any] = {"length_penalty": 0.3} if num_beams > 1 else {}
         options |= {"num_beams": num_beams, "num_return_sequences": num_beams}
         options |= {"output_scores": True, "return_dict_in_generate": True, "max_new_tokens": 12}
@@ -127,7 +128,8 @@ class TestTranslation:
         demo = DemoModel("letters", model, TOKENIZER)
         assert (demo.settings.num_beams, demo.settings.length_penalty, demo.languages) == (7, 0.6, [])
         model.config.langs = ["en", "de"]
-        assert demo.summary == f"vanilla_transformer, en to de, {model.num_parameters():,} parameters, on cpu"
+        size = f"{model.num_parameters():,} parameters"
+        assert demo.summary == f"Model `letters`: vanilla_transformer, en to de, {size}, on cpu"
 
 
 class TestTask:
@@ -171,3 +173,60 @@ class TestTask:
         translate_text(summarizer, "abcdefgh" * 100, Settings(num_beams=1))
         with pytest.raises(DemoError, match="tokens; 256 are the most"):
             translate_text(translator, "abcdefgh" * 100, Settings(num_beams=1))
+
+
+class TestMarkdown:
+    """What the page shows as Markdown: an image in it would tell a stranger's server of each visitor."""
+
+    def test_of_a_models_name_and_languages_is_escaped(self, tmp_path: Path) -> None:
+        model = make_letters_model()
+        model.config.langs = ["![image](http://a.example/x.png)", "<img src=http://a.example>"]
+        summary = DemoModel(str(tmp_path / "a`model"), model, TOKENIZER).summary
+        assert summary.startswith(
+            r"Model `a'model`: vanilla_transformer, !\[image\](http://a.example/x.png) to &lt;img src="
+        )
+        assert str(tmp_path) not in summary
+        assert DemoModel("me/my-model", model, TOKENIZER).summary.startswith("Model `me/my-model`: ")
+
+    def test_of_an_error_is_escaped(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: Any, **__: Any) -> None:
+            raise ValueError("![image](http://a.example/x.png)")
+
+        monkeypatch.setattr("vanilla_transformer.apps.answers.collect_attention", fail)
+        answer = translate_text(DemoModel("letters", make_letters_model(), TOKENIZER), "abc", Settings(num_beams=1))
+        assert answer.note == r"No attention can be shown: !\[image\](http://a.example/x.png)"
+
+
+class TestLines:
+    def test_are_sentences_of_their_own_and_come_back_as_lines(self) -> None:
+        model = make_letters_model()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.4 * torch.randn_like(parameter))  # so that sources matter
+        demo, settings = DemoModel("letters", model, TOKENIZER), Settings(num_beams=2)
+        alone = [translate_text(demo, text, settings) for text in ("abc", "de", "a")]
+        assert len({answer.text for answer in alone}) > 1
+        for separator in ("\n", "\r\n", "\r"):
+            answer = translate_text(demo, separator.join(["", "abc", " ", "de ", "a", ""]), settings)
+            assert answer.text == "\n".join(["", alone[0].text, "", alone[1].text, alone[2].text, ""])
+        assert [each.text for each in answer.translations] == [each.text for each in alone[0].translations]
+        assert answer.note == "The list and the attention are of the first line."
+        assert answer.attention is not None
+        assert alone[0].attention is not None
+        assert answer.attention.target == alone[0].attention.target
+        assert alone[0].note == ""
+
+    def test_have_one_limit_together(self) -> None:
+        demo = DemoModel("letters", make_letters_model(), TOKENIZER)
+        settings = Settings(num_beams=1, max_source_tokens=12)
+        assert translate_text(demo, "abc\nabc", settings).text
+        with pytest.raises(DemoError, match=r"The text has \d+ tokens; 12 are the most"):
+            translate_text(demo, "a\n" * 20, settings)
+
+    def test_stay_together_for_other_tasks(self) -> None:
+        model = make_letters_model()
+        record_task(model.config, TASKS["text2text"])
+        demo = DemoModel("letters", model, TOKENIZER)
+        answer = translate_text(demo, "ab\ncd", Settings(num_beams=1))
+        assert answer.text == answer.translations[0].text
+        assert answer.note == ""

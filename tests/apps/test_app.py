@@ -7,6 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -173,6 +175,7 @@ class TestApi:
         assert 'sandbox="allow-scripts"' in attention
         assert "Of the Space: Where the model looks" in attention, "it is not the Space's own package"
         assert client.predict("abcd", 1, api_name="/translate")[1]["data"] == [[1, "", "dcba"]]
+        assert client.predict("ab\n\ncde", api_name="/translate")[0] == "ba\n\nedc"
 
     def test_has_nothing_but_that(self, client: Any) -> None:
         assert set(client.view_api(return_format="dict")["named_endpoints"]) == {"/translate"}
@@ -409,3 +412,23 @@ class TestBrowser:
 
 def test_nobody_is_told_about_it(server: Server) -> None:
     assert set(server.hosts.read_text().split()) == {"127.0.0.1"}
+
+
+class TestWhatThePageTells:
+    def test_where_the_model_lies_is_not_told(self, server: Server) -> None:
+        for place in ("", "config"):
+            with urllib.request.urlopen(f"{server.address}{place}", timeout=PATIENCE) as answer:
+                text = answer.read().decode()
+            assert ": vanilla_transformer, " in text
+            assert str(server.hosts.parent) not in text
+
+    def test_files_are_not_taken(self, server: Server) -> None:
+        body = (
+            b'--x\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\n' + b"a" * 99 + b"\r\n--x--\r\n"
+        )
+        kind = {"Content-Type": "multipart/form-data; boundary=x"}
+        request = urllib.request.Request(f"{server.address}gradio_api/upload", body, kind)
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(request, timeout=PATIENCE)
+        with caught.value as refused:
+            assert refused.code == 413

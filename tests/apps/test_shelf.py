@@ -168,6 +168,16 @@ class TestReasons:
         assert "encoder.layers" in reason.whole
         assert len(str(reason).splitlines()) <= 9 < len(reason.whole.splitlines())
 
+    def test_of_the_pages_own_model_are_for_its_owner(self, folders: dict[str, str], tmp_path: Path) -> None:
+        folder = shutil.copytree(folders["untrained"], tmp_path / "model")
+        shelf = ModelShelf(str(folder))
+        shelf.get(str(folder))
+        (folder / "config.json").write_text("{nonsense")
+        with pytest.raises(DemoError, match="could not be loaded") as caught:
+            shelf.get(str(folder))
+        assert str(tmp_path) not in str(caught.value)
+        assert str(tmp_path) in caught.value.whole
+
 
 class TestExamples:
     def test_are_those_of_the_built_in_corpus(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from tiny_single_stacks import SINGLE_STACKS
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
 from vanilla_transformer.hub.checks import PROBES, check_model_folder, inspect_model_folder
-from vanilla_transformer.hub.files import CODE_FOLDER, select_files
+from vanilla_transformer.hub.files import CODE_FOLDER, find_refused_files, select_files
 
 # In parts, so that nobody takes this file for one with a secret.
 HUB_TOKEN = "hf_" + "abcDEF123" * 4
@@ -245,7 +245,7 @@ class TestCode:
 
     def test_classes_of_somebodys_own_code_are_not_known(self, folder: Path) -> None:
         (folder / "own_code.py").write_text("class Model: ...\n")
-        name_classes(folder, AutoModel="own_code.Model", AutoModelForSeq2SeqLM="bob/code--own_code.Model")
+        name_classes(folder, AutoModel="own_code.Model", AutoModelForSeq2SeqLM="own_code.Model")
         edit_json(folder / "generation_config.json", pad_token_id=5)  # so that nothing is tried
         assert {problem.check for problem in check_model_folder(folder, code="folder")} == {"tokenizer"}
 
@@ -303,3 +303,27 @@ def test_spare_rows_are_legal(folder: Path) -> None:
     model.save_pretrained(folder)
     (folder / "positions_vanilla_transformer.py").unlink()  # so that nothing is tried
     assert {problem.check for problem in check_model_folder(folder)} == {"code"}
+
+
+class TestCodeOfAnotherRepository:
+    def test_is_named_and_not_run(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("vanilla_transformer.hub.checks.subprocess.run", lambda *_, **__: pytest.fail("it ran"))
+        reference = "someone/theirs--pipe.TranslationPipeline"
+        tasks = json.loads((folder / "config.json").read_text())["custom_pipelines"]
+        tasks["translation"]["impl"] = reference
+        edit_json(folder / "config.json", custom_pipelines=tasks)
+        for code in (None, "folder", "installed"):
+            (problem,) = check_model_folder(folder, code=code)
+            assert problem.check == "code"
+            assert f"config.json names code of another repository: {reference}" in problem.message
+
+    @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "sub/processor_config.json"])
+    @pytest.mark.parametrize("entry", ["auto_map", "custom_pipelines"])
+    def test_is_refused_wherever_it_is_named(self, tmp_path: Path, name: str, entry: str) -> None:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"part": {entry: {"AutoTokenizer": [None, "someone/theirs--code.Tokenizer"]}}}))
+        (problem,) = find_refused_files(tmp_path, select_files(tmp_path, [name]))
+        assert f"{name} names code of another repository: someone/theirs--code.Tokenizer" in problem.message
+        path.write_text(json.dumps({entry: {"AutoTokenizer": "code.Tokenizer"}, "license": "a -- b"}))
+        assert not list(find_refused_files(tmp_path, select_files(tmp_path, [name])))

@@ -1,5 +1,6 @@
 """What looks like a secret or a pickle in a model's folder, and what only does so at first sight."""
 
+import json
 import pickle
 from pathlib import Path
 
@@ -77,3 +78,98 @@ def test_weights_that_begin_like_a_pickle_are_none(tmp_path: Path, start: bytes)
 def test_vocabularies_of_any_tokenizer_are_selected(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
     assert set(select_files(tmp_path).files) == {name}
+
+
+# Published prefixes, and keys that only their names tell; in parts, as above.
+MORE_SECRETS = {
+    "a key of AWS": 'aws_secret_access_key = "' + "wJalrXUtnFEMI/K7MDENG/" + 'bPxRfiCYEXAMPLEKEY"',
+    "a key of OpenAI": "sk-" + "aB3" * 16,
+    "a key of OpenAI ": "sk-proj-" + "aB3_-" * 20,
+    "a key of Anthropic": "sk-ant-api03-" + "aB3_-" * 18,
+    "a token of GitLab": "glpat-" + "aB3_-" * 4,
+    "a token of npm": "npm_" + "aB3" * 12,
+    "a token of PyPI": "pypi-AgEIcHlwaS5vcmc" + "aB3_-" * 12,
+    "a key of Azure": "AccountName=me;AccountKey=" + "aB3+/" * 17 + "a==",
+    "a key of Stripe": "sk_live_" + "aB3" * 8,
+    "a key of Stripe ": "whsec_" + "aB3" * 10,
+    "a JSON web token": "eyJhbGciOiJIUzI1NiJ9." + "eyJzdWIiOiIxMjM0In0." + "SflKxwRJSM_eKK-F2QT4",
+    "a password in an address": "https://user:" + "pw@example.org/repository",
+    "a password in an address ": "postgresql://user:" + "p%40ss@127.0.0.1:5432/base",
+    "a web hook": "https://hooks.slack.com/services/" + "T00000000/B00000000/aB3dE5fG7hJ9",
+    "a web hook ": "https://discord.com/api/webhooks/" + "1234567890/aB3dE5fG7hJ9_-",
+    "a token of Slack": "xapp-1-" + "A0123-456-abcdef",
+    "a key of Google": "GOCSPX-" + "aB3_-" * 5 + "abc",
+    "a key of Weights & Biases": "WANDB_API_KEY=" + "0123456789" * 4,
+    "a token of Telegram": "123456789:AA" + "aB3" * 11,
+    "a key of SendGrid": "SG." + "aB" * 11 + "." + "aB3" * 14 + "a",
+    "a key of Twilio": "SK" + "0123456789abcdef" * 2,
+    "a token of Replicate": "r8_" + "aB3" * 12 + "a",
+    "a token of DigitalOcean": "dop_v1_" + "0123456789abcdef" * 4,
+    "a token of Databricks": "dapi" + "0123456789abcdef" * 2,
+}
+
+
+@pytest.mark.parametrize("kind", MORE_SECRETS)
+def test_secrets_of_other_services_are_found(kind: str) -> None:
+    (problem,) = find_secrets("notes.md", f"one\ntwo <{MORE_SECRETS[kind]}>\n")
+    assert problem.message.startswith(f"notes.md, line 2, has what looks like {kind.strip()}:")
+    assert MORE_SECRETS[kind] not in problem.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://example.org/a:b@c http://127.0.0.1:7860 git+ssh://git@github.com/me/model https://{user}:{pw}@host",
+        "sk-learn is sklearn, sk-and-many-more-words-with-hyphens",
+        "npm_config pypi-server glpat eyJ.eyJ SG.1.2 r8_ dapi",
+        '"SKIP": 12, "user:me@example.org", "sk_live"',
+    ],
+)
+def test_what_only_looks_like_a_secret(text: str) -> None:
+    assert not list(find_secrets("notes.md", text))
+
+
+class TestLinks:
+    def test_out_of_the_folder_are_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "secretfile").write_text("mine")
+        folder = tmp_path / "model"
+        (folder / "sub").mkdir(parents=True)
+        (folder / "LICENSE").symlink_to("../secretfile")
+        (folder / "NOTICE").symlink_to("nothing")
+        (folder / "sub" / "deep.txt").symlink_to(tmp_path / "secretfile")
+        assert refusals(folder) == [
+            "LICENSE is a link to ../secretfile, out of the folder: put the file itself there, or delete the link.",
+            "NOTICE is a link to nothing, which is not there: put the file itself there, or delete the link.",
+        ]
+        *_, included = find_refused_files(folder, select_files(folder, ["sub"]))
+        assert included.message.startswith(f"sub/deep.txt is a link to {tmp_path}/secretfile, out of the folder")
+
+    def test_within_the_folder_are_followed(self, tmp_path: Path) -> None:
+        (tmp_path / "texts").mkdir()
+        (tmp_path / "texts" / "LICENSE").write_text("free")
+        (tmp_path / "LICENSE").symlink_to("texts/LICENSE")
+        (tmp_path / "link").symlink_to(tmp_path)
+        assert not refusals(tmp_path)
+        assert not refusals(tmp_path / "link")
+        assert set(select_files(tmp_path).files) == {"LICENSE"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["/home/me/x", "file:///home/me/x", r"\\server\share\x", "a,/home/me/x", "a;/home/me", "(/home/me/x)",
+     "C:/Users/me", "D:\\data", "~/x", "~me/x", "--output_dir=/tmp/x", "s3;file:/home/me"],
+)  # fmt: skip
+def test_records_with_absolute_paths_stay_here(tmp_path: Path, text: str) -> None:
+    for record in ({"data": {"train_file": [text]}}, {text: 1.0}):
+        (tmp_path / "metrics.json").write_text(json.dumps(record))
+        assert "metrics.json" in select_files(tmp_path).left_out
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["out/my-model", "https://huggingface.co/me/model", "s3://bucket/x", "and/or/else", "1/2/3", "me/model", "a: b",
+     "hdfs://host/x", "./out/x", "../x/y", "data/*/x", "a~b/c", "\\\\n"],
+)  # fmt: skip
+def test_records_with_other_texts_are_pushed(tmp_path: Path, text: str) -> None:
+    (tmp_path / "metrics.json").write_text(json.dumps({"data": text}))
+    assert "metrics.json" in select_files(tmp_path).files

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 from tiny_vanilla import SHARING, TWO_VOCABULARIES, assert_close, logits_of, make_model, make_sentences, pad, randomize
-from transformers import EncoderDecoderCache, GenerationConfig
+from transformers import EncoderDecoderCache, GenerationConfig, Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.generation import configuration_utils
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import (
@@ -371,3 +372,47 @@ def test_overridden_hooks_are_the_library_s() -> None:
         assert hasattr(GenerationMixin, name)
     assert GENERATION_MODES_MAPPING[GenerationMode.BEAM_SEARCH] == "_beam_search"
     assert "GENERATION_MODES_MAPPING[" in source, "generate() no longer looks up how to search by name"
+
+
+class TestAfterTheLibrarysTrainer:
+    """`Seq2SeqTrainer` writes the library's default of 20 tokens into the generation config of what it evaluates."""
+
+    def evaluate(self, model: Model, folder: Path) -> torch.Tensor:
+        row = {"input_ids": [5] * 9 + [EOS], "labels": [6] * 9 + [EOS]}
+        settings: dict[str, Any] = {"per_device_eval_batch_size": 1, "report_to": [], "disable_tqdm": True}
+        arguments = Seq2SeqTrainingArguments(str(folder), predict_with_generate=True, use_cpu=True, **settings)
+        trainer = Seq2SeqTrainer(model, arguments, data_collator=pad_rows)
+        return torch.as_tensor(trainer.predict(cast(Any, [row, row])).predictions)
+
+    def make_endless(self) -> Model:
+        model = make_model(seed=4)
+        model.generation_config.eos_token_id = None
+        return model
+
+    def test_no_output_is_cut_off(self, tmp_path: Path) -> None:
+        model, source = self.make_endless(), torch.tensor([[5] * 9 + [EOS]])
+        expected = model.generate(source)
+        assert expected.shape == (1, 1 + 10 + 50)
+        first, second = self.evaluate(model, tmp_path)
+        assert torch.equal(first, second), "batches after the first are cut off"
+        # A folder that the Trainer wrote before is read so too, also by a pipeline, which has a copy of the settings.
+        model.generation_config.save_pretrained(tmp_path)
+        settings = GenerationConfig.from_pretrained(tmp_path)
+        assert settings.max_length == 20
+        assert torch.equal(model.generate(source, generation_config=settings), expected)
+        model.save_pretrained(tmp_path)
+        assert GenerationConfig.from_pretrained(tmp_path).max_length is None
+        assert torch.equal(Model.from_pretrained(tmp_path).generate(source), expected)
+
+    @pytest.mark.parametrize("limit", [20, 30])
+    def test_a_limit_of_ones_own_stays(self, tmp_path: Path, limit: int) -> None:
+        model = self.make_endless()
+        model.generation_config.max_length = limit
+        if limit != 20:
+            self.evaluate(model, tmp_path)
+        model.save_pretrained(tmp_path)
+        assert Model.from_pretrained(tmp_path).generate(torch.tensor([[5] * 9 + [EOS]])).shape == (1, limit)
+
+
+def pad_rows(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+    return {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}

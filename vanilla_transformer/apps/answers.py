@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from vanilla_transformer.hub.facts import public_name
+from vanilla_transformer.hub.words import as_code, escape
 from vanilla_transformer.inference.loading import is_multilingual, set_languages
 from vanilla_transformer.inference.translate import Translation, length_limit, one_line, translate_n_best
 from vanilla_transformer.model.pipeline_vanilla_transformer import is_vanilla
@@ -106,41 +108,49 @@ class DemoModel:
 
     @property
     def summary(self) -> str:
-        """What the model is, in a line."""
+        """What the model is, in a line of Markdown; of a folder its name alone, since others may read it."""
         config = self.model.config
         langs = getattr(config, "langs", None)
         pair = f"{langs[0]} to {langs[1]}, " if isinstance(langs, list) and len(langs) == 2 else ""
-        return f"{config.model_type}, {pair}{self.model.num_parameters():,} parameters, on {self.model.device}"
+        facts = f"{config.model_type}, {pair}{self.model.num_parameters():,} parameters, on {self.model.device}"
+        return f"Model {as_code(public_name(self.name))}: {escape(facts)}"
 
 
 @dataclass(frozen=True)
 class Answer:
     """What the page shows for a text."""
 
-    translations: tuple[Translation, ...]  # as many as there were beams, best first
+    text: str  # of a model for translation as many lines as the text had
+    translations: tuple[Translation, ...]  # of the first line: as many as there were beams, best first
     attention: AttentionMap | None  # of the best one
     seconds: float
-    note: str = ""  # why there is no attention
+    note: str = ""  # in Markdown: of which line this is, and why there is no attention
 
 
 def translate_text(demo: DemoModel, text: str, settings: Settings) -> Answer:
     """Translates one text and looks into the model; a `DemoError` says why not. Several people wait for each other.
 
-    A model for translation gets the text as one line without white space around it; others get it as it is.
+    A model for translation gets each line as a sentence, without white space around it; others get the text as it is.
     """
     settings = _check_settings(settings)
-    source = _check_text(demo, settings, text)
+    sources = _check_text(demo, settings, text)
     with demo.lock:
         start = time.perf_counter()
         options = _choose_options(demo, settings)
-        num_tokens = _check_length(demo, settings, source)
+        num_tokens = _check_length(demo, settings, sources)
+        first = next(index for index, source in enumerate(sources) if source.strip())
         try:
-            (translations,) = translate_n_best(demo.model, demo.tokenizer, [source], **options)
+            found = translate_n_best(demo.model, demo.tokenizer, sources, **options)
             seconds = time.perf_counter() - start
-            attention, note = _look_inside(demo, settings, source, num_tokens, translations[0].text)
+            source, translations = sources[first], tuple(found[first])
+            attention, note = _look_inside(demo, settings, source, num_tokens[first], translations[0].text)
         except torch.OutOfMemoryError as error:
             raise DemoError("The memory is too small for this: take fewer beams or a shorter text.") from error
-    return Answer(translations=tuple(translations), attention=attention, seconds=seconds, note=note)
+    best = [each[0].text for each in found]
+    if len(sources) > 1:
+        best = [one_line(each) for each in best]
+        note = f"The list and the attention are of the first line. {note}".rstrip()
+    return Answer("\n".join(best), translations, attention, seconds, note)
 
 
 def _check_settings(settings: Settings) -> Settings:
@@ -153,8 +163,8 @@ def _check_settings(settings: Settings) -> Settings:
     return replace(settings, num_beams=int(settings.num_beams))
 
 
-def _check_text(demo: DemoModel, settings: Settings, text: str) -> str:
-    """What the model is to read, without its prefix; refuses what is no text, or far too long a one."""
+def _check_text(demo: DemoModel, settings: Settings, text: str) -> list[str]:
+    """What the model is to read, each without its prefix; refuses what is no text, or far too long a one."""
     num_characters = len(settings.source_prefix) + len(text)
     limit = demo.count_most_characters(settings.max_source_tokens)
     if num_characters > limit:
@@ -163,7 +173,7 @@ def _check_text(demo: DemoModel, settings: Settings, text: str) -> str:
         raise DemoError("There is no text yet: write one, or take one of the examples.")
     if re.search("[\ud800-\udfff]", settings.source_prefix + text):
         raise DemoError("The text holds half of a character (U+D800 to U+DFFF), which is no text.")
-    return one_line(text.strip()) if demo.task is TRANSLATION else text
+    return [line.strip() for line in re.split("\r\n?|\n", text)] if demo.task is TRANSLATION else [text]
 
 
 def _choose_options(demo: DemoModel, settings: Settings) -> dict[str, Any]:
@@ -187,13 +197,15 @@ def _choose_options(demo: DemoModel, settings: Settings) -> dict[str, Any]:
     return {**options, **languages}
 
 
-def _check_length(demo: DemoModel, settings: Settings, source: str) -> int:
-    """The number of the text's tokens, special ones included; refuses a text of too many, or of none."""
-    num_tokens = len(demo.tokenizer(settings.source_prefix + source, verbose=False)["input_ids"])
+def _check_length(demo: DemoModel, settings: Settings, sources: Sequence[str]) -> list[int]:
+    """The number of each source's tokens, special ones included; refuses too many together, or none at all."""
+    texts = [settings.source_prefix + source for source in sources]
+    num_tokens = [len(demo.tokenizer(text, verbose=False)["input_ids"]) for text in texts]
+    total = sum(number for number, source in zip(num_tokens, sources, strict=True) if source.strip())
     limit = demo.count_most_tokens(settings.max_source_tokens)
-    if num_tokens > limit:
-        raise DemoError(f"The text has {num_tokens} tokens; {limit} are the most that are taken here. Write less.")
-    if num_tokens <= demo.tokenizer.num_special_tokens_to_add():
+    if total > limit:
+        raise DemoError(f"The text has {total} tokens; {limit} are the most that are taken here. Write less.")
+    if max(num_tokens) <= demo.tokenizer.num_special_tokens_to_add():
         raise DemoError("The model's tokenizer finds nothing that it knows in this text.")
     return num_tokens
 
@@ -214,7 +226,7 @@ def _look_inside(
     try:
         attention = collect_attention(demo.model, demo.tokenizer, source, translation, source_prefix=prefix)
     except (NotImplementedError, ValueError) as error:
-        return None, f"No attention can be shown: {error}"
+        return None, f"No attention can be shown: {escape(str(error))}"
     if attention.encoder.size + attention.decoder.size + attention.cross.size > MAX_MAP_WEIGHTS:
         return None, too_long
     return attention, ""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vanilla_transformer.files import explain_missing
+from vanilla_transformer.hub.words import as_code
 from vanilla_transformer.tasks import TRANSLATION
 from vanilla_transformer.visualization.page import attention_page
 
@@ -102,6 +103,7 @@ def build_page(shelf: ModelShelf, settings: Settings | None = None) -> "gradio.B
 def launch_page(page: "gradio.Blocks", **options: Any) -> str:
     """Opens the page to browsers, and returns its address at once; `options` are those of Gradio's `launch`."""
     common = {"prevent_thread_lock": True, "quiet": True, "show_error": True, "enable_monitoring": False}
+    common["max_file_size"] = 0  # nothing on the page takes files, but Gradio would
     _, address, _ = page.launch(css=_CSS, head=_HEAD, footer_links=["api", "gradio"], **common, **options)
     return str(address)
 
@@ -161,14 +163,14 @@ class _Page:
                 given = {name: getattr(self.settings, name) for name in ("source_lang", "target_lang", "source_prefix")}
                 settings = replace(settings, **{name: value for name, value in given.items() if value})
             task, languages, examples = demo.task, demo.languages, [[example] for example in demo.examples]
-            summary = f"Model `{demo.name}`: {demo.summary}"
+            summary = demo.summary
             most = demo.count_most_characters(self.settings.max_source_tokens)
         verb, result = _WORDS[task.name]
-        kind = "sentence" if task is TRANSLATION else "text"
+        what = "One sentence a line" if task is TRANSLATION else "A text"
         return {
             "heading": {"value": f"# {verb.capitalize()}, and see where the model looks"},
             "summary": {"value": summary},
-            "text": {"placeholder": f"A {kind}; Shift+Enter to {verb} it", "max_length": most},
+            "text": {"placeholder": f"{what}; Shift+Enter to {verb} it", "max_length": most},
             "button": {"value": verb.capitalize()},
             "translation": {"label": result},
             "n_best": {"headers": ["Rank", "Score", result]},
@@ -270,13 +272,13 @@ class _Page:
             for rank, (translation, score) in enumerate(answer.translations, start=1)
         ]
         frame = _NO_ATTENTION if answer.attention is None else _frame(answer.attention)
-        return answer.translations[0].text, rows, f"{answer.seconds:.2f} seconds. {answer.note}", frame
+        return answer.text, rows, f"{answer.seconds:.2f} seconds. {answer.note}", frame
 
     def show_model(self, name: str) -> list[Any]:
         """Fits the page to another model, and empties the results."""
         demo = self.shelf.get(name)
         look = [self.gr.update(**arguments) for arguments in self._look(demo).values()]
-        return [f"`{demo.name}` is loaded.", demo.name, *look, *_EMPTY]
+        return [f"{as_code(demo.name)} is loaded.", demo.name, *look, *_EMPTY]
 
 
 def _frame(attention: "AttentionMap") -> str:

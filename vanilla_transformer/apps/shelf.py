@@ -119,7 +119,7 @@ class ModelShelf:
         try:
             check_model_name(place)
         except OSError as error:
-            raise _shortened(str(error)) from error
+            raise _shortened(str(error), is_first) from error
         # Strange files bring up errors of every kind, and none of them is the program's fault.
         try:
             with explain_missing_model(place):
@@ -131,7 +131,7 @@ class ModelShelf:
         except Exception as error:
             # A bare KeyError says no more than the name of the key.
             reason = str(error) if " " in str(error).strip() else f"{type(error).__name__}: {error}"
-            raise _shortened(f"{name!r} could not be loaded. {reason}") from error
+            raise _shortened(f"{name!r} could not be loaded. {reason}", is_first) from error
         data = read_training_data(place, revision)
         examples = make_examples(data) if self.examples is None else self.examples
         length = data.get("max_source_length")
@@ -147,8 +147,13 @@ def _stamp(folder: str) -> _Stamp:
     return frozenset((path.name, status.st_mtime_ns, status.st_size) for path, status in found)
 
 
-def _shortened(message: str) -> DemoError:
-    """An error that shows the first lines that say something on the page, and all in a terminal."""
+def _shortened(message: str, is_first: bool = False) -> DemoError:
+    """An error that shows the first lines that say something on the page, and all in a terminal.
+
+    Of the first model, which visitors have not named, the page shows nothing: the message may say where it lies.
+    """
+    if is_first:
+        return DemoError("The model of this page could not be loaded; the program's log says why.", whole=message)
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     shown = [
         line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}..." for line in lines[:_SHOWN_LINES]

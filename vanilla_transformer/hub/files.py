@@ -38,16 +38,41 @@ _SECRET_FILES = (
     "*.keystore *.ppk *.kdbx id_rsa* id_dsa* id_ecdsa* id_ed25519*"
 )
 _SECRET_WORDS = {"secret", "secrets", "password", "passwords", "passwd", "credential", "credentials", "apikey"}
-_SECRET_CONTENTS = {
-    "a token of the Hub": re.compile(r"\bhf_[A-Za-z0-9]{20,}"),
-    "a private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY"),
-    "a key of AWS": re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
-    "a token of GitHub": re.compile(r"\b(?:gh[opsru]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{30,})"),
-    "a token of Slack": re.compile(r"\bxox[abprs]-[A-Za-z0-9-]{10,}"),
-    "a key of Google": re.compile(r"\bAIza[0-9A-Za-z_-]{35}"),
-}
+# What it is, how it begins (published prefixes, parted by blanks, or the name before it), and how it goes on.
+_SECRET_CONTENTS = (
+    ("a token of the Hub", "hf_", r"[A-Za-z0-9]{20,}"),
+    ("a private key", "-----BEGIN", r" [A-Z ]*PRIVATE KEY"),
+    ("a key of AWS", "AKIA ASIA", r"[0-9A-Z]{16}\b"),
+    ("a key of AWS", "aws_secret_access_key AWS_SECRET_ACCESS_KEY", r"\W{1,5}[A-Za-z0-9/+]{40}"),
+    ("a token of GitHub", "gho_ ghp_ ghr_ ghs_ ghu_", r"[A-Za-z0-9]{36}"),
+    ("a token of GitHub", "github_pat_", r"\w{30,}"),
+    ("a token of GitLab", "glcbt- gldt- gloas- glpat- glptt- glrt- glsoat-", r"[\w-]{20,}"),
+    ("a token of Slack", "xapp- xoxa- xoxb- xoxe- xoxp- xoxr- xoxs-", r"[A-Za-z0-9-]{10,}"),
+    ("a web hook", "hooks.slack.com/ discord.com/api/webhooks/", r"\w+/[\w-]+"),
+    ("a key of Google", "AIza", r"[\w-]{35}"),
+    ("a key of Google", "GOCSPX- ya29.", r"[\w-]{20,}"),
+    ("a key of Anthropic", "sk-ant-", r"[\w-]{20,}"),
+    ("a key of OpenAI", "sk-admin- sk-or- sk-proj- sk-svcacct-", r"[\w-]{20,}"),
+    ("a key of OpenAI", "sk-", r"[A-Za-z0-9]{32,}"),
+    ("a key of Azure", "AccountKey= SharedAccessKey=", r"[A-Za-z0-9+/]{40,}="),
+    ("a key of Stripe", "rk_live_ rk_test_ sk_live_ sk_test_ whsec_", r"[A-Za-z0-9]{20,}"),
+    ("a key of SendGrid", "SG.", r"[\w-]{22}\.[\w-]{43}"),
+    ("a key of Twilio", "SK", r"[0-9a-f]{32}\b"),
+    ("a key of Weights & Biases", "wandb_api_key WANDB_API_KEY", r"\W{1,5}[0-9a-f]{40}"),
+    ("a token of npm", "npm_", r"[A-Za-z0-9]{36}"),
+    ("a token of PyPI", "pypi-AgE", r"[\w-]{20,}"),
+    ("a token of Telegram", ":AA", r"[\w-]{33}\b"),
+    ("a token of Replicate", "r8_", r"[A-Za-z0-9]{37}"),
+    ("a token of DigitalOcean", "doo_v1_ dop_v1_ dor_v1_", r"[0-9a-f]{64}"),
+    ("a token of Databricks", "dapi", r"[0-9a-f]{32}"),
+    ("a JSON web token", "eyJ", r"[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,}"),
+    ("a password in an address", "://", r"[^\s/:@\"'<>{}$]*:[^\s/@\"'<>{}$]+@[\w\[]"),
+)
 _LARGEST_TEXT = 20_000_000  # bytes; a tokenizer.json is larger than most texts
-_ABSOLUTE_PATH = re.compile(r"""(?:^|[\s'"=:\[])(?:/[\w.-]+/|~/|[A-Za-z]:\\)""")
+# On Unix, in a home, on Windows, on a server of Windows, or as an address.
+_ABSOLUTE_PATH = re.compile(
+    r"""(?:^|[\s'"`=:,;|({\[])(?:/[\w.-]+/|~\w*/|[A-Za-z]:(?:\\|/(?!/))|\\\\[\w.-]+\\|file:/)"""
+)
 
 
 @dataclass(frozen=True)
@@ -115,7 +140,7 @@ def follow_imports(folder: Path, names: Sequence[str]) -> list[Path]:
 
 
 def find_refused_files(folder: Path, selection: Selection) -> Iterator[Problem]:
-    """What must not be in a folder that is pushed: pickles instead of safetensors, and what looks like a secret."""
+    """What must not be in a folder that is pushed: pickles, what looks like a secret, other repositories' code."""
     for entry in sorted({*folder.iterdir(), *selection.files.values()}):
         name = entry.relative_to(folder).as_posix()
         named = _matches(name, _PICKLES) and not _matches(name, _TRAINING_ONLY)
@@ -127,17 +152,41 @@ def find_refused_files(folder: Path, selection: Selection) -> Iterator[Problem]:
             name = path.relative_to(folder).as_posix()
             yield Problem("files", f"{name} looks like a secret by its name: move it away.")
     for name, path in selection.files.items():
+        yield from _check_link(name, path, folder.resolve())
+        # The library runs `user/code--module.Class` from there, as whoever owns that repository may change it.
+        settings = read_settings(path) if name.endswith("config.json") else {}
+        if foreign := sorted({reference for reference in _references(settings) if "--" in reference}):
+            advice = "put the code into the folder, and name it without the repository and --"
+            yield Problem("code", f"{name} names code of another repository: {', '.join(foreign)}; {advice}.")
         if name != CARD_NAME:  # another may take its place
             yield from find_secrets(name, _text_of(path))
 
 
+def _check_link(name: str, path: Path, folder: Path) -> Iterator[Problem]:
+    target = path.resolve()
+    if not target.exists() or not target.is_relative_to(folder):
+        shown = path.readlink() if path.is_symlink() else target
+        reason = "out of the folder" if target.exists() else "which is not there"
+        advice = "put the file itself there, or delete the link"
+        yield Problem("files", f"{name} is a link to {shown}, {reason}: {advice}.")
+
+
 def find_secrets(name: str, text: str) -> Iterator[Problem]:
     """Where a text holds what looks like a secret; the secret itself is not repeated."""
-    for kind, pattern in _SECRET_CONTENTS.items():
-        # Instructions have hf_xxxx and the like.
-        if match := next((found for found in pattern.finditer(text) if len(set(found[0][-16:])) > 1), None):
-            line = text.count("\n", 0, match.start()) + 1
-            yield Problem("files", f"{name}, line {line}, has what looks like {kind}: take it out, and revoke it.")
+    for kind, starts, rest in _SECRET_CONTENTS:
+        for start in starts.split():
+            if match := _find_secret(start, rest, text):
+                line = text.count("\n", 0, match.start()) + 1
+                yield Problem("files", f"{name}, line {line}, has what looks like {kind}: take it out, and revoke it.")
+
+
+def _find_secret(start: str, rest: str, text: str) -> re.Match[str] | None:
+    if start not in text:  # a hundred times faster than the search
+        return None
+    word = r"\b" if start[0].isalnum() else ""
+    found = re.finditer(word + re.escape(start) + rest, text)
+    # Instructions have hf_xxxx and the like.
+    return next((match for match in found if len(set(match[0][-16:])) > 1), None)
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -195,12 +244,17 @@ def _included(root: Path, pattern: str) -> Iterator[Path]:
 def _named_modules(folder: Path) -> Iterator[str]:
     """The modules named by `auto_map` and `custom_pipelines`; the entries may be damaged, or of another repository."""
     for name in ("config.json", "tokenizer_config.json"):
-        settings = read_settings(folder / name)
-        for entry in (settings.get("auto_map"), settings.get("custom_pipelines")):
-            for reference in _strings(entry):
-                module, dot, _ = reference.partition(".")
-                if dot and module.isidentifier():
-                    yield module
+        for reference in _references(read_settings(folder / name)):
+            module, dot, _ = reference.partition(".")
+            if dot and module.isidentifier():
+                yield module
+
+
+def _references(content: Any) -> Iterator[str]:
+    """All texts under `auto_map` and `custom_pipelines`, also those of a part's own configuration."""
+    if isinstance(content, dict):
+        for key, value in content.items():
+            yield from (_strings if key in ("auto_map", "custom_pipelines") else _references)(value)
 
 
 def _strings(content: Any) -> Iterator[str]:
@@ -215,6 +269,7 @@ def _local_paths(content: Any, where: str = "") -> Iterator[str]:
     """The dotted names of those entries of a record in which there is an absolute path."""
     if isinstance(content, dict):
         for key, value in content.items():
+            yield from _local_paths(key, where)
             yield from _local_paths(value, f"{where}.{key}" if where else str(key))
     elif isinstance(content, list):
         for value in content:

@@ -45,6 +45,10 @@ if TYPE_CHECKING:
 # Section 6.1: "We set the maximum output length during inference to input length + 50".
 MAX_EXTRA_TOKENS = 50
 
+# No user of a translation model sets all of these. `Seq2SeqTrainer` does: after each batch that it generates for, it
+# writes all the library's defaults into the model's generation config, and its limit of 20 tokens (`max_length`).
+_TRAINERS_DEFAULTS = ("encoder_repetition_penalty", "epsilon_cutoff", "eta_cutoff", "min_length", "typical_p")
+
 # Held while older versions of the library put a cache where other threads would take it.
 _PREPARING_CACHE = threading.Lock()
 
@@ -65,11 +69,16 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         self, generation_config: GenerationConfig | None, **kwargs: Any
     ) -> tuple[GenerationConfig, dict[str, Any]]:
         """Lets `length_penalty_type` be given to `generate` like the settings that the library knows."""
+        configs = (self.generation_config, generation_config or self.generation_config)
+        for each in configs:
+            _remove_trainers_limit(each)
+        has_no_limit = kwargs.get("max_length") is None and all(each.max_length is None for each in configs)
         length_penalty_type = kwargs.pop("length_penalty_type", None)
         settings, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)  # type: ignore[misc]
         if length_penalty_type is not None:
             # Not by `update`, which would warn of the model's length penalty where the call asks for greedy search.
             vars(settings)["length_penalty_type"] = length_penalty_type
+        vars(settings)["_has_no_limit"] = has_no_limit
         length_penalty_type = getattr(settings, "length_penalty_type", None)
         if length_penalty_type not in (None, *LENGTH_PENALTIES):
             raise ValueError(
@@ -92,6 +101,8 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         inputs_tensor: torch.Tensor,
     ) -> GenerationConfig:
         """Sets the longest output to the (padded) input length + 50 where neither call nor configuration sets one."""
+        # The library has looked at the limit before it was removed.
+        has_default_max_length = has_default_max_length or getattr(generation_config, "_has_no_limit", False)
         if has_default_max_length and generation_config.max_new_tokens is None:
             limit = inputs_tensor.shape[1] + MAX_EXTRA_TOKENS
             if self.config.position_embedding_type == "learned":
@@ -276,6 +287,11 @@ class VanillaTransformerForConditionalGeneration(
         self.generation_config._from_model_config = False
         self.post_init()
 
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """Saves as the library does, without the limit of 20 tokens that `Seq2SeqTrainer` sets."""
+        _remove_trainers_limit(self.generation_config)
+        super().save_pretrained(*args, **kwargs)
+
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """Returns {target: source} of tied weights from the two independent flags of the configuration."""
         shared = self.model.get_expanded_tied_weights_keys() if all_submodels else {}
@@ -355,6 +371,11 @@ class VanillaTransformerForConditionalGeneration(
         return Seq2SeqLMOutput(
             loss=cast(torch.FloatTensor | None, loss), logits=cast(torch.FloatTensor | None, logits), **others
         )
+
+
+def _remove_trainers_limit(config: GenerationConfig) -> None:
+    if config.max_length == 20 and all(getattr(config, name, None) is not None for name in _TRAINERS_DEFAULTS):
+        config.max_length = None
 
 
 # The methods that a fast step takes the place of, as they are here.
