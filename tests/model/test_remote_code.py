@@ -371,3 +371,17 @@ class TestTheRuleForRemoteFiles:
             waiting = {more for found in waiting for more in siblings(REMOTE_FILES[found])} - reachable
         copied = {Path(file).name for file in get_relative_import_files(str(REMOTE_FILES[name]))}
         assert copied | {name} == reachable | {name}
+
+
+@pytest.mark.parametrize("name", ["my model", "a+b, c'd\"e", "größe\tdes 模型s"])
+def test_a_folder_may_have_any_name(
+    name: str, saved: Path, here: SimpleNamespace, tmp_path: Path, without_the_package: RemotePython
+) -> None:
+    folder = shutil.copytree(saved, tmp_path / name)
+    program = """
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
+batch = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)(texts, padding=True, return_tensors="pt")
+model.generate(**batch).tolist()
+"""
+    assert without_the_package.run(program, folder=str(folder), texts=TEXTS) == here.generated["1"]
