@@ -153,8 +153,9 @@ def _differentiate(
     return by_inputs, by_weight, rows.sum(dim=0) if wants_bias else None
 
 
-# In a compiled graph the operator above would be one whose weights never change. The module may be loaded twice: from the
-# installed package, and from beside a checkpoint, whose folder is in its name. torch takes ASCII letters and digits only.
+# In a compiled graph the operator above would be one whose weights never change. The name is the module's, which may be
+# loaded twice: from the installed package, and from beside a checkpoint, whose folder may have any name. It is hashed,
+# since torch takes ASCII letters, digits and "_" only.
 _NAMESPACE = f"vanilla_transformer_{hashlib.sha256(__name__.encode()).hexdigest()[:16]}"
 
 
