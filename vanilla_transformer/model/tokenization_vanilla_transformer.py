@@ -26,6 +26,15 @@ import os
 from collections.abc import Sequence
 from typing import Any, Self
 
+import transformers
+
+# As in the configuration; a tokenizer is loaded without it.
+if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 12):
+    raise ImportError(
+        f"This tokenizer needs transformers >= 5.12, and this is {transformers.__version__}: "
+        'pip install --upgrade "transformers>=5.12"'
+    )
+
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import BatchEncoding, PreTrainedTokenizerFast
 
