@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -344,3 +345,18 @@ def test_which_processors(
     monkeypatch.setattr(Path, "read_text", read_text)
     monkeypatch.setattr("platform.processor", lambda: f"AMD64 Family 26 Model 2 Stepping 1, {maker}")
     assert linear_module._find_out_whether_onednn_is_faster.__wrapped__() == faster
+
+
+def test_the_operator_has_a_legal_name_of_its_own_whatever_the_module_is_called() -> None:
+    """A folder's own code is imported under the folder's name."""
+    names = []
+    for folder in ("my-model", "my model", "my+model", "m'o\"del", "my\tmodel", "größe", "模型", ""):
+        spec = spec_from_file_location(f"transformers_modules.{folder}.linear", linear_module.__file__)
+        assert spec is not None
+        assert spec.loader is not None
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        inputs, weight = torch.randn(2, 3), torch.randn(4, 3)
+        torch.testing.assert_close(module._compiled_linear(inputs, weight, None), inputs @ weight.t())
+        names.append(module._compiled_linear._qualname)
+    assert len({*names, linear_module._compiled_linear._qualname}) == len(names) + 1

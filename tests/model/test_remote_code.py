@@ -19,8 +19,16 @@ from datasets import Dataset, DatasetDict
 from remote_process import RemotePython
 from tiny_single_stacks import SINGLE_STACKS as AUTO_CLASSES
 from tiny_vanilla import make_loud_model
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
-from transformers.dynamic_module_utils import get_relative_import_files
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    dynamic_module_utils,
+    pipeline,
+)
+from transformers.dynamic_module_utils import get_cached_module_file, get_relative_import_files
 
 import vanilla_transformer
 from vanilla_transformer import (
@@ -371,3 +379,66 @@ class TestTheRuleForRemoteFiles:
             waiting = {more for found in waiting for more in siblings(REMOTE_FILES[found])} - reachable
         copied = {Path(file).name for file in get_relative_import_files(str(REMOTE_FILES[name]))}
         assert copied | {name} == reachable | {name}
+
+
+@pytest.mark.parametrize("name", ["my model", "a+b, c'd\"e", "größe\tdes 模型s"])
+def test_a_folder_may_have_any_name(
+    name: str, saved: Path, here: SimpleNamespace, tmp_path: Path, without_the_package: RemotePython
+) -> None:
+    folder = shutil.copytree(saved, tmp_path / name)
+    program = """
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
+batch = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)(texts, padding=True, return_tensors="pt")
+model.generate(**batch).tolist()
+"""
+    assert without_the_package.run(program, folder=str(folder), texts=TEXTS) == here.generated["1"]
+
+
+@pytest.mark.parametrize("name", ["generation", "modeling", "encoder_only", "decoder_only"])
+def test_what_an_interrupted_first_use_left_out_is_copied_by_the_next(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model of the Hub; so it is with what another process is still copying."""
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    repository, commit = tmp_path / "hub" / "models--me--mine", "a" * 40
+    shutil.copytree(PACKAGE, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+
+    def copy() -> Path:
+        file = get_cached_module_file("me/mine", f"{name}_vanilla_transformer.py", cache_dir=tmp_path / "hub")
+        return tmp_path / "modules" / file
+
+    folder = copy().parent
+    copied = set(folder.glob("*_vanilla_transformer.py"))
+    assert len(copied) > 5
+    for file in copied:
+        file.unlink()
+        copy()
+        assert set(folder.glob("*_vanilla_transformer.py")) == copied, file
+
+
+@pytest.mark.parametrize("version", ["4.57.1", "5.11.2", "5.9.0.dev0"])
+@pytest.mark.parametrize("role", ["configuration", "tokenization"])
+def test_the_files_that_are_loaded_first_name_the_version_that_is_needed(
+    role: str, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = REMOTE_FILES[f"{role}_vanilla_transformer.py"].read_text(encoding="utf-8")
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", version)
+    for missing in ("huggingface_hub.dataclasses", "tokenizers"):  # which shows that they are not imported before
+        monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ImportError, match=f"needs transformers >= 5.12, and this is {version}: pip install --upgrade"):
+        exec(compile(source, role, "exec"), {"__name__": "transformers_modules.some"})
+
+
+def test_the_version_that_is_needed_is_the_packages() -> None:
+    root = PACKAGE.parent
+    needed = re.search(r"transformers>=([0-9.]+)", (root.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    assert needed is not None
+    for role in ("configuration", "tokenization"):
+        text = REMOTE_FILES[f"{role}_vanilla_transformer.py"].read_text(encoding="utf-8")
+        assert f"transformers >= {needed[1]}," in text
+    card = (root / "hub" / "model_card.md").read_text(encoding="utf-8")
+    assert f"transformers` (at least version {needed[1]})" in card

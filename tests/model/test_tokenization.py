@@ -357,3 +357,21 @@ def test_tokenizer_json_says_it_all(tmp_path: Path) -> None:
     assert plain.batch_decode(plain(texts)["input_ids"], skip_special_tokens=True) == texts
     rust = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert [encoding.ids for encoding in rust.encode_batch(texts)] == TOKENIZER(texts)["input_ids"]
+
+
+def test_a_first_character_that_nfc_takes_apart_gets_one_space() -> None:
+    """Symbols whose composition is excluded: two characters with the place of one. Nothing follows them here."""
+    characters = [chr(code) for code in (0x2ADC, *range(0x1D15E, 0x1D165), *range(0x1D1BB, 0x1D1C1))]
+    for text in (*characters, *(f"{character}\u0301a" for character in characters), "\u2764\ufe0fa"):
+        assert round_trip(TOKENIZER, text) == nfc(text)
+        assert round_trip(TOKENIZER, f"{text} {text}") == nfc(f"{text} {text}")
+
+
+def test_special_tokens_that_are_refused_change_nothing(tokenizer: VanillaTransformerTokenizer) -> None:
+    known = dict(tokenizer.special_tokens_map)
+    for refused in ({"pad_token": "é"}, {"extra_special_tokens": ["<x>", "é"]}, {"pad_token": "<p>", "sep": "<q>"}):
+        with pytest.raises(ValueError, match=r"é|sep"):
+            tokenizer.add_special_tokens(refused)
+        assert dict(tokenizer.special_tokens_map) == known
+        assert tokenizer.extra_special_tokens == []
+        assert len(tokenizer) == len(TOKENIZER)

@@ -11,6 +11,15 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, Literal, Self
 
+import transformers
+
+# Before all other imports, of which older versions lack some.
+if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 12):
+    raise ImportError(
+        f"This model needs transformers >= 5.12, and this is {transformers.__version__}: "
+        'pip install --upgrade "transformers>=5.12"'
+    )
+
 from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig

@@ -6,7 +6,7 @@ over: `VanillaTransformerForCausalLM.from_pretrained("a-translation-model")`.
 Shapes: B batch, T length, K keys (cached ones included), D d_model, V vocabulary.
 """
 
-from typing import Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import torch
 from torch import nn
@@ -27,6 +27,9 @@ from .loss_vanilla_transformer import IGNORED_LABEL, compute_logits_and_loss, sh
 from .modeling_vanilla_transformer import TransformerLayer, TransformerStack, VanillaTransformerEncoderLayer
 from .positions_vanilla_transformer import count_positions, count_tokens_before
 from .pretrained_vanilla_transformer import SingleStackModel
+
+if TYPE_CHECKING:  # see generation_vanilla_transformer.py: the file that only other files import
+    from .decoding_vanilla_transformer import match_rows as match_rows
 
 logger = logging.get_logger(__name__)
 

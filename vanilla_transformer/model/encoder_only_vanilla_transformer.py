@@ -10,7 +10,7 @@ Every `forward` takes tokens `input_ids` (B, S), or `inputs_embeds` (B, S, D), n
 Shapes: B batch, S length, D d_model, N number of labels.
 """
 
-from typing import Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import torch
 from torch import nn
@@ -26,6 +26,12 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .loss_vanilla_transformer import IGNORED_LABEL
 from .modeling_vanilla_transformer import VanillaTransformerEncoder
 from .pretrained_vanilla_transformer import SingleStackModel
+
+if TYPE_CHECKING:  # see generation_vanilla_transformer.py: the files that only other files import
+    from .attention_vanilla_transformer import SelfAttention as SelfAttention
+    from .decoding_vanilla_transformer import match_rows as match_rows
+    from .linear_vanilla_transformer import linear as linear
+    from .positions_vanilla_transformer import SinusoidalPositions as SinusoidalPositions
 
 
 class VanillaTransformerEncoderModel(SingleStackModel):

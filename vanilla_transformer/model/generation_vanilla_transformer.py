@@ -39,8 +39,11 @@ from .static_decoding_vanilla_transformer import make_sharing_decoder
 
 if TYPE_CHECKING:
     # Never executed. Saving a model copies the files that import lines name, and a process without this package finds
-    # there the pipelines that config.json names.
+    # there the pipelines that config.json names. The other two are named for models of the Hub: the library copies the
+    # files that this one names wherever one is missing, but what those import only together with them.
+    from .linear_vanilla_transformer import linear as linear
     from .pipeline_vanilla_transformer import TranslationPipeline as TranslationPipeline
+    from .positions_vanilla_transformer import SinusoidalPositions as SinusoidalPositions
 
 # Section 6.1: "We set the maximum output length during inference to input length + 50".
 MAX_EXTRA_TOKENS = 50

@@ -5,6 +5,7 @@ oneDNN takes about half the time there. Torch has no setting for this, but an op
 """
 
 import functools
+import hashlib
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -153,8 +154,12 @@ def _differentiate(
 
 
 # In a compiled graph the operator above would be one whose weights never change. The name is the module's, which may be
-# loaded twice: from the installed package, and from beside a checkpoint.
-@torch.library.custom_op(f"{__name__.replace('.', '_')}::linear", mutates_args=())
+# loaded twice: from the installed package, and from beside a checkpoint, whose folder may have any name. It is hashed,
+# since torch takes ASCII letters, digits and "_" only.
+_NAMESPACE = f"vanilla_transformer_{hashlib.sha256(__name__.encode()).hexdigest()[:16]}"
+
+
+@torch.library.custom_op(f"{_NAMESPACE}::linear", mutates_args=())
 def _compiled_linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return linear(inputs, weight, bias).contiguous()
 

@@ -8,8 +8,8 @@ What happens to a text, in this order:
    is the only normalisation: case, control characters, line ends and each single space stay as they are, and
    `decode(encode(text), skip_special_tokens=True) == unicodedata.normalize("NFC", text)`. The tables for it come with
    the tokenizers library (Unicode 9); characters that are newer than these stay as they are.
-3. It is cut into words with the space before them, single digits, runs of punctuation and runs of spaces. A word keeps
-   its combining marks (Hindi's vowel signs are marks). Digits stand alone because byte pairs cut "1987" and "1986" in
+3. It is cut into words with the space before them, single digits, runs of punctuation and runs of spaces. Words and
+   punctuation keep their combining marks (Hindi's vowel signs are marks). Digits stand alone because byte pairs cut "1987" and "1986" in
    unrelated ways, while number by digit is what a small corpus can teach.
 4. The first piece gets a space in front, so that a word has the same tokens at the start of a sentence as within it.
    Decoding takes exactly that one space off again; a text's own leading spaces survive. With `add_bos_token=True`, as
@@ -26,13 +26,23 @@ import os
 from collections.abc import Sequence
 from typing import Any, Self
 
+import transformers
+
+# As in the configuration; a tokenizer is loaded without it.
+if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 12):
+    raise ImportError(
+        f"This tokenizer needs transformers >= 5.12, and this is {transformers.__version__}: "
+        'pip install --upgrade "transformers>=5.12"'
+    )
+
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import BatchEncoding, PreTrainedTokenizerFast
 
-# English contractions ('s, 'll), words, digits, punctuation, spaces before a space, spaces.
+# English contractions ('s, 'll), words, digits, punctuation, spaces before a space, spaces. Punctuation keeps its marks:
+# NFC makes both of one character in places ("⫝̸"), and step 4 would put a space before each piece of a first character.
 _PIECES = (
     r"(?i:['’](?:[sdmt]|ll|ve|re)(?![\p{L}\p{M}]))"  # noqa: RUF001
-    r"| ?[\p{L}\p{M}]+| ?\p{N}| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
+    r"| ?[\p{L}\p{M}]+| ?\p{N}| ?[^\s\p{L}\p{M}\p{N}]+\p{M}*|\s+(?!\S)|\s+"
 )
 _SPACE = "Ġ"  # how a byte-level vocabulary writes the space
 _TARGET_FILE = "target_tokenizer.json"
@@ -259,6 +269,15 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
                 " it on source_tokenizer and target_tokenizer, or use tokenizer_training.train_separate_tokenizer."
             )
         return super().train_new_from_iterator(*args, **kwargs)
+
+    def add_special_tokens(self, special_tokens_dict: dict[str, Any], replace_extra_special_tokens: bool = True) -> int:
+        """Adds special tokens as the library does, but changes none where one of them cannot be added."""
+        before = dict(self._special_tokens_map), list(self._extra_special_tokens)
+        try:
+            return super().add_special_tokens(special_tokens_dict, replace_extra_special_tokens)
+        except ValueError:
+            self._special_tokens_map, self._extra_special_tokens = before
+            raise
 
     def _add_tokens(self, new_tokens: Sequence[str | AddedToken], special_tokens: bool = False) -> int:
         if self._target_backend is not None:
