@@ -1,6 +1,8 @@
 """Why a model cannot be brought in or out."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+import torch
 
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 
@@ -21,6 +23,12 @@ def find_differences(settings: object, wanted: dict[str, tuple[object, ...]]) ->
     found = {name: getattr(settings, name, None) for name in wanted}
     different = [name for name, value in found.items() if value not in wanted[name]]
     return [f"{name} is {found[name]!r} (can be: {', '.join(map(repr, wanted[name]))})" for name in different]
+
+
+def find_non_finite(weights: Mapping[str, torch.Tensor]) -> list[str]:
+    """Returns a reason for each weight that holds NaN or infinity, of which every translation would be nonsense."""
+    counts = {name: tensor.numel() - int(tensor.isfinite().sum()) for name, tensor in weights.items()}
+    return [f"{name} holds NaN or infinity ({count} of its numbers)" for name, count in counts.items() if count]
 
 
 def list_head_sizes(config: VanillaTransformerConfig) -> tuple[int | None, ...]:

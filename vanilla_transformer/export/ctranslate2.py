@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 
-from vanilla_transformer.conversion.errors import refuse
+from vanilla_transformer.conversion.errors import find_non_finite, refuse
 from vanilla_transformer.data.vocabularies import get_vocabularies, load_tokenizer
 from vanilla_transformer.files import check_new_folder, explain_missing, new_folder
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -111,7 +111,7 @@ def find_reasons(
     config = model.config
     if not isinstance(config, VanillaTransformerConfig):
         return [f"it is {type(model).__name__}, not a model of this package"]
-    reasons = _find_strange_maps(model)
+    reasons = _find_strange_maps(model) or find_non_finite(model.state_dict())
     if config.activation_function not in ACTIVATIONS:
         names = ", ".join(map(repr, ACTIVATIONS))
         reasons.append(f"activation_function is {config.activation_function!r} (can be: {names})")

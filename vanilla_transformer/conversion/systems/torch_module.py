@@ -24,7 +24,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.conversion.converted import Batch, as_float32, check_counterpart
-from vanilla_transformer.conversion.errors import find_differences, list_head_sizes, refuse
+from vanilla_transformer.conversion.errors import find_differences, find_non_finite, list_head_sizes, refuse
 from vanilla_transformer.files import new_folder
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -159,7 +159,7 @@ def to_torch_nn(model: VanillaTransformerForConditionalGeneration) -> TorchTrans
     dtypes = sorted({str(tensor.dtype) for tensor in state.values()})
     if len(dtypes) > 1 or not model.dtype.is_floating_point:
         reasons.append(f"the weights are of the types {', '.join(dtypes)} (can be: one floating-point type)")
-    refuse("torch.nn.Transformer cannot hold this model", reasons)
+    refuse("torch.nn.Transformer cannot hold this model", [*reasons, *find_non_finite(state)])
     norm_biases = [tensor for name, tensor in state.items() if name.endswith("layer_norm.bias")]
     bias = config.attention_bias or config.ffn_bias or any(map(torch.any, norm_biases))
     module = TorchTransformer(config, bias=bias).to(model.dtype)
