@@ -1,6 +1,7 @@
 """Folders that are complete or absent, what a file of text must not replace, names of models that are no folders."""
 
 import os
+import struct
 import subprocess
 import sys
 import tempfile
@@ -10,7 +11,15 @@ from typing import Any
 import pytest
 
 from vanilla_transformer import files
-from vanilla_transformer.files import check_model_name, check_new_folder, check_text_output, new_file, new_folder
+from vanilla_transformer.files import (
+    check_model_name,
+    check_new_folder,
+    check_text_output,
+    find_damage,
+    new_file,
+    new_folder,
+    read_json,
+)
 from vanilla_transformer.inference.loading import load_model_and_tokenizer
 
 
@@ -197,3 +206,12 @@ def test_a_name_that_the_hub_does_not_give_may_be_a_folder_that_is_not_there(tmp
     # What is wrong within a folder is said as it is.
     with pytest.raises(OSError, match=r"^the disk fails$"), files.explain_missing_model(tmp_path):
         raise OSError("the disk fails")
+
+
+def test_json_that_is_nested_too_deeply_is_damage(tmp_path: Path) -> None:
+    nested = b"[" * 200_000
+    (tmp_path / "config.json").write_bytes(nested)
+    assert read_json(tmp_path / "config.json") is None
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(struct.pack("<Q", len(nested)) + nested)
+    assert str(find_damage(weights)).startswith("is damaged: its header cannot be read")
