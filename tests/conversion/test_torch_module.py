@@ -208,3 +208,11 @@ def test_settings_that_are_nested_too_deeply_or_of_other_kinds_are_refused(
     (tmp_path / "settings.json").write_text(settings)
     with pytest.raises(ConversionError, match=rf"settings\.json.*(?s:.*){message}"):
         convert_torch_nn(tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize("save", [save_as_torch_nn, save_as_marian])
+def test_a_tokenizer_with_more_ids_than_the_model_is_not_saved(tmp_path: Path, save: Any) -> None:
+    tokenizer = make_tokenizer()
+    with pytest.raises(ConversionError, match=rf"target vocabulary has the id {len(tokenizer) - 1}, and the model"):
+        save(random_model(vocab_size=len(tokenizer) - 1, **EQUAL_HEADS), tokenizer, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -378,8 +378,8 @@ def test_all_reasons_against_a_model_are_given_together(tokenizer: PreTrainedTok
         "  - activation_function is 'mish' (can be: 'relu', 'gelu'",
         "  - max_positions is 9, but learned positions end where their table ends",
         "  - decoder_start_token_id is None: CTranslate2 needs one",
-        f"  - the tokenizer has source tokens up to id {len(tokenizer) - 1}, the model 20 embeddings",
-        f"  - the tokenizer has target tokens up to id {len(tokenizer) - 1}, the model 20 embeddings",
+        f"  - the source vocabulary has the id {len(tokenizer) - 1}, and the model 20 tokens",
+        f"  - the target vocabulary has the id {len(tokenizer) - 1}, and the model 20 tokens",
         "  - quantization is 'int4' (can be: float32, float16",
     ]
     assert [line[: len(beginning)] for line, beginning in zip(lines, beginnings, strict=True)] == beginnings

@@ -19,9 +19,8 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreT
 from transformers.utils.hub import cached_file, has_file
 
 from vanilla_transformer.conversion.converted import Batch, ConvertedModel, as_float32, build_model, compare_with
-from vanilla_transformer.conversion.errors import ConversionError, refuse
+from vanilla_transformer.conversion.errors import ConversionError, find_excess_tokens, refuse
 from vanilla_transformer.conversion.weights import CODE_IN_PICKLE, Rule, check_sinusoids
-from vanilla_transformer.data.vocabularies import get_vocabularies
 from vanilla_transformer.files import read_json
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 
@@ -174,14 +173,8 @@ def take_generation_config(original: Any) -> GenerationConfig:
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: VanillaTransformerConfig, source: str) -> None:
     """Refuses a tokenizer that has ids beyond the model's."""
-    sizes = {"source": config.vocab_size, "target": config.target_vocab_size}
-    largest = [max(vocabulary.values(), default=-1) for vocabulary in get_vocabularies(tokenizer)]
-    reasons = [
-        f"the {name} vocabulary has the id {found}, and the model {sizes[name]} tokens"
-        for name, found in zip(sizes, largest, strict=True)
-        if found >= sizes[name]
-    ]
-    refuse(f"The tokenizer of {source} ({type(tokenizer).__name__}) does not belong to its model", reasons)
+    subject = f"The tokenizer of {source} ({type(tokenizer).__name__}) does not belong to its model"
+    refuse(subject, find_excess_tokens(tokenizer, config))
 
 
 def convert_loaded(

@@ -24,7 +24,13 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.conversion.converted import Batch, as_float32, check_counterpart
-from vanilla_transformer.conversion.errors import find_differences, find_non_finite, list_head_sizes, refuse
+from vanilla_transformer.conversion.errors import (
+    find_differences,
+    find_excess_tokens,
+    find_non_finite,
+    list_head_sizes,
+    refuse,
+)
 from vanilla_transformer.files import new_folder
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -186,6 +192,7 @@ def save_as_torch_nn(
     heads = (config.encoder_attention_heads, config.decoder_attention_heads)
     unequal = [f"encoder_attention_heads and decoder_attention_heads are {heads} (can be: equal)"]
     refuse("nn.Transformer has one number of heads", unequal if len(set(heads)) > 1 else [])
+    refuse("The tokenizer does not belong to the model", find_excess_tokens(tokenizer, config))
     same = ["layer_norm_eps", "dropout", "scale_embedding", "position_embedding_type"]
     same += [f"{name}_token_id" for name in ("bos", "pad", "eos", "decoder_start")]
     settings = {
