@@ -1,6 +1,7 @@
 """Folders that are complete or absent, what a file of text must not replace, names of models that are no folders."""
 
 import os
+import struct
 import subprocess
 import sys
 import tempfile
@@ -15,9 +16,11 @@ from vanilla_transformer.files import (
     check_model_name,
     check_new_folder,
     check_text_output,
+    find_damage,
     locked,
     new_file,
     new_folder,
+    read_json,
 )
 from vanilla_transformer.inference.loading import load_model_and_tokenizer
 
@@ -220,3 +223,12 @@ def test_a_lock_is_held_by_one_and_names_it(tmp_path: Path) -> None:
     path.write_text("process 1 on a machine that was switched off")
     with locked(path, "out/run"):
         assert path.read_text() == f"process {os.getpid()} on {gethostname()}"
+
+
+def test_json_that_is_nested_too_deeply_is_damage(tmp_path: Path) -> None:
+    nested = b"[" * 200_000
+    (tmp_path / "config.json").write_bytes(nested)
+    assert read_json(tmp_path / "config.json") is None
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(struct.pack("<Q", len(nested)) + nested)
+    assert str(find_damage(weights)).startswith("is damaged: its header cannot be read")

@@ -215,7 +215,8 @@ def read_json(path: Path) -> Any:
     """Its content, or `None` if there is no such file, or no JSON in it. One that may not be read is an error."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
+    # RecursionError: nested too deeply.
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, RecursionError):
         return None
 
 
@@ -251,7 +252,7 @@ def _explain_damage(path: Path, error: SafetensorError) -> str:
     try:
         entries = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
         expected = 8 + header_size + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-    except (ValueError, AttributeError, LookupError, TypeError):
+    except (ValueError, AttributeError, LookupError, TypeError, RecursionError):
         return f"is damaged: its header cannot be read ({error})"
     if size < expected:
         return f"is cut off: its header announces {expected} bytes, and the file has {size}"

@@ -220,10 +220,38 @@ class TestRefusals:
         with pytest.raises(ConversionError, match=f"the target vocabulary has the id {len(vocabulary)}"):
             convert_fsmt(str(folder))
         (folder / "vocab-tgt.json").write_text("{")
-        with pytest.raises(ConversionError, match="cannot be read as a FSMT model"):
+        with pytest.raises(ConversionError, match=r"vocab-tgt\.json is no vocabulary"):
             convert_fsmt(str(folder))
 
     def test_without_sacremoses_the_extra_is_named(self, wmt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "sacremoses", None)
         with pytest.raises(ImportError, match=r"pip install 'vanilla-transformer\[convert\]'"):
             convert_fsmt(str(wmt))
+
+    @pytest.mark.parametrize(
+        ("damage", "message"),
+        [
+            (lambda ids: {**ids, "a": [7], "b": "x"}, r"'a' has the id \[7\]"),
+            (list, "an id for each token"),
+        ],
+    )
+    @pytest.mark.parametrize("name", ["vocab-src.json", "vocab-tgt.json"])
+    def test_a_vocabulary_without_ids_is_refused_by_its_name(
+        self, wmt: Path, tmp_path: Path, name: str, damage: Any, message: str
+    ) -> None:
+        folder = shutil.copytree(wmt, tmp_path / "model")
+        (folder / name).write_text(json.dumps(damage(json.loads((folder / name).read_text()))))
+        with pytest.raises(ConversionError, match=rf"{name} is no vocabulary.*(?s:.*){message}"):
+            convert_fsmt(str(folder))
+
+    @pytest.mark.parametrize("content", ["[1]", "[" * 200_000])
+    @pytest.mark.parametrize(
+        "name", ["config.json", "tokenizer_config.json", "generation_config.json", "vocab-src.json"]
+    )
+    def test_json_of_another_kind_or_nested_too_deeply_is_refused(
+        self, wmt: Path, tmp_path: Path, name: str, content: str
+    ) -> None:
+        folder = shutil.copytree(wmt, tmp_path / "model")
+        (folder / name).write_text(content)
+        with pytest.raises(ConversionError, match=str(folder)):
+            convert_fsmt(str(folder))

@@ -295,3 +295,16 @@ def test_folders_that_are_no_trainings(tmp_path: Path) -> None:
     torch.save({"state": {}}, tmp_path / "3.ckpt")
     with pytest.raises(ConversionError, match="no entry 'model_state'"):
         convert_joeynmt(tmp_path)
+
+
+def test_settings_without_embeddings_or_nested_too_deeply_are_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(change(SETTINGS, {"model.decoder.embeddings": 3})))
+    with pytest.raises(
+        ConversionError, match=r"config\.yaml is no .*\n  - there is no section embeddings in model\.decoder"
+    ):
+        convert_joeynmt(tmp_path)
+    config.write_text("[" * 20_000)
+    with pytest.raises(ConversionError, match=r"config\.yaml, the model's configuration, cannot be read"):
+        convert_joeynmt(tmp_path)

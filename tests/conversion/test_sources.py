@@ -281,3 +281,17 @@ def test_an_interrupted_conversion_leaves_nothing(tmp_path: Path, marian: str, m
     assert caught.value.code == 130
     assert capsys.readouterr().err.endswith("\nInterrupted: nothing was written.\n")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[" * 200_000, "cannot be read: maximum recursion"),
+        ('["marian"]', "is no conf"),
+        ('{"model_type": [1]}', "Nothing"),
+    ],
+)
+def test_a_configuration_of_another_kind_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ConversionError, match=message):
+        convert(str(tmp_path))

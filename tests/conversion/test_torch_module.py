@@ -182,3 +182,37 @@ def test_what_computes_something_else_is_not_saved(tmp_path: Path, save: Any, ki
         save(model, None, tmp_path / "bad")
     assert not (tmp_path / "bad").exists()
     assert save(model, None, tmp_path / "bad", check=False).is_dir()
+
+
+@pytest.mark.parametrize("save", [save_as_torch_nn, save_as_marian])
+def test_weights_that_are_not_finite_are_not_taken_out(tmp_path: Path, save: Any) -> None:
+    model: Any = random_model(**EQUAL_HEADS)
+    with torch.no_grad():
+        model.model.encoder.layers[0].fc1.weight[2, 3] = torch.nan
+    with pytest.raises(ConversionError, match=r"model\.encoder\.layers\.0\.fc1\.weight holds NaN or infinity \(1 of"):
+        save(model, None, tmp_path / "out", check=False)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("[" * 200_000, "is no JSON: maximum recursion"),
+        ('{"nhead": [4], "norm_first": 1}', r"nhead is \[4\] .*\n.* is 1 "),
+    ],
+)
+def test_settings_that_are_nested_too_deeply_or_of_other_kinds_are_refused(
+    tmp_path: Path, settings: str, message: str
+) -> None:
+    torch.save(make_tutorial(nhead=4).state_dict(), tmp_path / "model.pt")
+    (tmp_path / "settings.json").write_text(settings)
+    with pytest.raises(ConversionError, match=rf"settings\.json.*(?s:.*){message}"):
+        convert_torch_nn(tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize("save", [save_as_torch_nn, save_as_marian])
+def test_a_tokenizer_with_more_ids_than_the_model_is_not_saved(tmp_path: Path, save: Any) -> None:
+    tokenizer = make_tokenizer()
+    with pytest.raises(ConversionError, match=rf"target vocabulary has the id {len(tokenizer) - 1}, and the model"):
+        save(random_model(vocab_size=len(tokenizer) - 1, **EQUAL_HEADS), tokenizer, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -219,3 +219,17 @@ def test_what_is_no_state_dict_is_refused() -> None:
             check_weights(content, "f.pt", "its entry 'model'")
     with pytest.raises(ConversionError, match=r"f\.pt holds more than weights: 'epoch'"):
         check_weights({"a": torch.ones(1), "epoch": 3}, "f.pt")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_weights_that_are_not_finite_are_named_unless_the_model_does_not_need_them(value: float) -> None:
+    weights = make_weights(2)
+    weights["encoder.version"].fill_(value)
+    assert rename_weights(weights, RULES, make_shapes(2), source="it", ties=TIES)
+    weights["layers.1.in_proj"][3:5, 1] = value
+    weights["embed.source"][0, 0] = value
+    with pytest.raises(ConversionError) as caught:
+        rename_weights(weights, RULES, make_shapes(2), source="it", ties=TIES)
+    for name, count in (("layers.1.in_proj", 2), ("embed.source", 1)):
+        assert f"{name} holds NaN or infinity ({count} of its numbers)" in str(caught.value)
+    assert "layers.0" not in str(caught.value)

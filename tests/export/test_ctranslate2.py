@@ -194,7 +194,7 @@ def test_each_sentence_has_its_own_limit(tmp_path: Path) -> None:
     assert expected.shape[1] == 1 + 59
     lengths = (expected != PAD).sum(dim=1)
     assert lengths.unique().numel() > 1
-    beams, _ = both(theirs, ours, num_beams=3, suppress_tokens=[END])
+    beams, _ = both(theirs, ours, num_beams=3, suppress_tokens=[END], renormalize_logits=True)
     assert (beams != PAD).sum(dim=1).tolist() == [60, 53, 56]
 
 
@@ -272,6 +272,21 @@ def test_all_settings_without_a_counterpart_are_refused_together(tmp_path: Path)
         "  - length_penalty_type is 'none' (can be: gnmt, transformers)",
         "  - num_return_sequences is 3, more than num_beams, 1",
     ]
+
+
+@pytest.mark.parametrize(
+    "name", ["min_length", "min_new_tokens", "no_repeat_ngram_size", "suppress_tokens", "bad_words_ids"]
+)
+def test_beam_search_refuses_to_forbid_tokens_in_another_way_than_the_library(name: str, tmp_path: Path) -> None:
+    values: dict[str, Any] = {"suppress_tokens": [5], "bad_words_ids": [[5]]}
+    settings = {name: values.get(name, 2), "max_new_tokens": 9}
+    ours = make(seed=4, scale=0.3)
+    theirs = export(ours, tmp_path)
+    assert torch.equal(*both(ours, theirs, **settings))
+    with pytest.raises(
+        ConversionError, match=rf"{name} is .*, which changes other .*renormalize_logits=True, num_beams=1"
+    ):
+        both(theirs, ours, num_beams=3, **settings)
 
 
 # Vocabularies and folders
@@ -363,8 +378,8 @@ def test_all_reasons_against_a_model_are_given_together(tokenizer: PreTrainedTok
         "  - activation_function is 'mish' (can be: 'relu', 'gelu'",
         "  - max_positions is 9, but learned positions end where their table ends",
         "  - decoder_start_token_id is None: CTranslate2 needs one",
-        f"  - the tokenizer has source tokens up to id {len(tokenizer) - 1}, the model 20 embeddings",
-        f"  - the tokenizer has target tokens up to id {len(tokenizer) - 1}, the model 20 embeddings",
+        f"  - the source vocabulary has the id {len(tokenizer) - 1}, and the model 20 tokens",
+        f"  - the target vocabulary has the id {len(tokenizer) - 1}, and the model 20 tokens",
         "  - quantization is 'int4' (can be: float32, float16",
     ]
     assert [line[: len(beginning)] for line, beginning in zip(lines, beginnings, strict=True)] == beginnings
@@ -431,8 +446,7 @@ def test_ids_that_are_no_tokens_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("padding", [0, 2])
-def test_a_forced_end_without_a_limit_is_that_of_the_batchs_longest(padding: int, tmp_path: Path) -> None:
-    """The sentence whose limit is the batch's ends with it; shorter ones do not, nor do any in a wider batch."""
+def test_a_forced_end_without_a_limit_is_at_each_sentences_own(padding: int, tmp_path: Path) -> None:
     ours = make(lm_head_bias=True, seed=2, scale=0.2)
     with torch.no_grad():
         ours.lm_head.bias[END] = -9.0
@@ -441,7 +455,7 @@ def test_a_forced_end_without_a_limit_is_that_of_the_batchs_longest(padding: int
     settings: dict[str, Any] = {"forced_eos_token_id": END}
     expected, found = (model.generate(input_ids=ids, attention_mask=mask, **settings) for model in (ours, theirs))
     assert torch.equal(found, expected)
-    assert int((expected == END).sum()) == (1 if padding == 0 else 0)
+    assert (expected == END).sum(dim=1).tolist() == [1, 1, 1]
 
 
 def test_the_extra_is_named_where_ctranslate2_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

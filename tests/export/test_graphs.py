@@ -106,3 +106,11 @@ def test_what_is_refused() -> None:
     model.hf_quantizer = object()
     with pytest.raises(ConversionError, match="its weights are quantized"):
         copy_for_tracing(model)
+
+
+def test_weights_that_are_not_finite_are_refused() -> None:
+    model: Any = make_model()
+    with torch.no_grad():
+        model.model.decoder.layers[0].fc2.bias[1:3] = torch.inf
+    with pytest.raises(ConversionError, match=r"model\.decoder\.layers\.0\.fc2\.bias holds NaN or infinity \(2 of"):
+        copy_for_tracing(model)

@@ -158,4 +158,10 @@ def check_counterpart(
 def as_float32(model: Any) -> Any:
     """Returns a model, or a copy of it if it is not in float32."""
     is_precise = all(tensor.dtype == torch.float32 for tensor in model.parameters())
-    return model if is_precise else copy.deepcopy(model).float()
+    if is_precise:
+        return model
+    copied = copy.deepcopy(model).float()
+    # Sinusoids are computed anew with the type; the other side of a comparison has those that are rounded.
+    for name, buffer in model.named_buffers():
+        copied.get_buffer(name).copy_(buffer)
+    return copied

@@ -1,7 +1,11 @@
 """Why a model cannot be brought in or out."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from vanilla_transformer.data.vocabularies import get_vocabularies
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 
 
@@ -21,6 +25,24 @@ def find_differences(settings: object, wanted: dict[str, tuple[object, ...]]) ->
     found = {name: getattr(settings, name, None) for name in wanted}
     different = [name for name, value in found.items() if value not in wanted[name]]
     return [f"{name} is {found[name]!r} (can be: {', '.join(map(repr, wanted[name]))})" for name in different]
+
+
+def find_non_finite(weights: Mapping[str, torch.Tensor]) -> list[str]:
+    """Returns a reason for each weight that holds NaN or infinity, of which every translation would be nonsense."""
+    counts = {name: tensor.numel() - int(tensor.isfinite().sum()) for name, tensor in weights.items()}
+    return [f"{name} holds NaN or infinity ({count} of its numbers)" for name, count in counts.items() if count]
+
+
+def find_excess_tokens(tokenizer: PreTrainedTokenizerBase | None, config: VanillaTransformerConfig) -> list[str]:
+    """Returns a reason for each side of a tokenizer, if there is one, that has ids beyond the model's embeddings."""
+    sizes = {"source": config.vocab_size, "target": config.target_vocab_size}
+    vocabularies = () if tokenizer is None else get_vocabularies(tokenizer)
+    largest = [max(vocabulary.values(), default=-1) for vocabulary in vocabularies]
+    return [
+        f"the {name} vocabulary has the id {found}, and the model {sizes[name]} tokens"
+        for name, found in zip(sizes, largest, strict=False)
+        if found >= sizes[name]
+    ]
 
 
 def list_head_sizes(config: VanillaTransformerConfig) -> tuple[int | None, ...]:

@@ -19,6 +19,7 @@ from .systems.annotated import AnnotatedSettings, convert_annotated
 from .systems.fairseq import convert_fairseq
 from .systems.fsmt import convert_fsmt
 from .systems.joeynmt import convert_joeynmt
+from .systems.library import READING_ERRORS
 from .systems.marian import convert_marian, save_as_marian
 from .systems.opennmt_py import convert_opennmt_py
 from .systems.torch_module import WEIGHTS_NAME, save_as_torch_nn
@@ -103,14 +104,19 @@ def _detect_library_model(name: str) -> str | None:
     try:
         # The fields alone, since a class for them may be code of the model's own.
         fields, _ = PreTrainedConfig.get_config_dict(name)
-    except (OSError, ValueError) as error:
+    except READING_ERRORS as error:
         if os.path.isdir(name):
+            file = Path(name, "config.json")
+            if file.exists():
+                raise ConversionError(f"{file}, which is to name the system, cannot be read: {error}") from error
             return None
         raise ConversionError(f"{name} is no file or folder, nor to be read from the Hub: {error}") from error
+    if not isinstance(fields, dict):
+        raise ConversionError(f"The config.json of {name} is no configuration: it holds a {type(fields).__name__}.")
     model_type = fields.get("model_type")
     if model_type is None:
         return None
-    if model_type not in SOURCES:
+    if model_type not in list(SOURCES):
         known = "this package's own" if model_type == "vanilla_transformer" else "another architecture"
         raise ConversionError(f"{name} is a model of the type {model_type}: {known}. Nothing to convert.")
     return str(model_type)

@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
 
-from .errors import ConversionError, refuse
+from .errors import ConversionError, find_non_finite, refuse
 
 StateDict = Mapping[str, torch.Tensor]
 
@@ -165,8 +165,8 @@ def rename_weights(
     """Returns the weights by the names of another model, which are those of `shapes`; the first matching rule counts.
 
     `ties` maps names of weights to the names of those that they are: one of each pair is enough, and both must be
-    equal. What no rule knows, what two weights become, what is missing, wrongly shaped or not what it must be is listed
-    in a `ConversionError`.
+    equal. What no rule knows, what two weights become, what is missing, wrongly shaped, not finite or not what it must
+    be is listed in a `ConversionError`.
     """
     rules = tuple(rules)
     renamed: dict[str, torch.Tensor] = {}
@@ -185,6 +185,7 @@ def rename_weights(
         except ValueError as error:
             wrong.append(f"{name} {error}")
             continue
+        wrong += find_non_finite({name: tensor} if new else {})
         wrong += [f"{name} becomes {twice}, which another weight became already" for twice in new if twice in renamed]
         renamed |= new
     wrong += _share(renamed, ties or {})

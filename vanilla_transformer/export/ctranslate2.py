@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 
-from vanilla_transformer.conversion.errors import refuse
+from vanilla_transformer.conversion.errors import find_excess_tokens, find_non_finite, refuse
 from vanilla_transformer.data.vocabularies import get_vocabularies, load_tokenizer
 from vanilla_transformer.files import check_new_folder, explain_missing, new_folder
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -111,7 +111,7 @@ def find_reasons(
     config = model.config
     if not isinstance(config, VanillaTransformerConfig):
         return [f"it is {type(model).__name__}, not a model of this package"]
-    reasons = _find_strange_maps(model)
+    reasons = _find_strange_maps(model) or find_non_finite(model.state_dict())
     if config.activation_function not in ACTIVATIONS:
         names = ", ".join(map(repr, ACTIVATIONS))
         reasons.append(f"activation_function is {config.activation_function!r} (can be: {names})")
@@ -121,13 +121,7 @@ def find_reasons(
         reasons.append(f"max_positions is {max_positions}, but learned positions end where their table ends")
     special = _find_special_ids(model)
     reasons += [f"{name} is None: CTranslate2 needs one" for name, value in special.items() if value is None]
-    if tokenizer is not None:
-        sizes = {"source": config.vocab_size, "target": config.target_vocab_size}
-        for (side, size), vocabulary in zip(sizes.items(), get_vocabularies(tokenizer), strict=True):
-            largest = max(vocabulary.values())
-            if largest >= size:
-                reasons.append(f"the tokenizer has {side} tokens up to id {largest}, the model {size} embeddings")
-    return reasons
+    return reasons + find_excess_tokens(tokenizer, config)
 
 
 def _find_strange_maps(model: nn.Module) -> list[str]:

@@ -45,6 +45,8 @@ _WITHOUT_EFFECT = {
     *("use_cache", "cache_implementation", "cache_config", "disable_compile", "renormalize_logits"),
     *("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "transformers_version"),
 }
+# Those that forbid tokens: before probabilities are computed, while the library does it afterwards.
+_FORBIDDING = ("min_length", "min_new_tokens", "no_repeat_ngram_size", "bad_words_ids", "suppress_tokens")
 # Values that switch a setting off; so do None, False, 0 and empty lists.
 _OFF = {"repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "num_beam_groups": 1, "guidance_scale": 1}
 
@@ -60,9 +62,9 @@ def is_exported_to_ctranslate2(folder: str | os.PathLike[str]) -> bool:
 
 
 class _Search:
-    """The settings of one call of `generate`; `default_limit` is the batch's limit of new tokens if they set none."""
+    """The settings of one call of `generate`."""
 
-    def __init__(self, chosen: GenerationConfig, default_limit: int) -> None:
+    def __init__(self, chosen: GenerationConfig) -> None:
         end, forced, pad = chosen.eos_token_id, chosen.forced_eos_token_id, chosen.pad_token_id
         self.end_ids = end if isinstance(end, list) else [] if end is None else [end]
         self.forced_end_id = forced[0] if isinstance(forced, list) else forced
@@ -74,8 +76,6 @@ class _Search:
         self.penalize = LENGTH_PENALTIES[getattr(chosen, "length_penalty_type", None) or "transformers"]
         self.early_stopping = chosen.early_stopping is True
         self.limit = _find_limit(chosen)  # None: as many as the source has, and 50 more
-        # At this limit, and none that is shorter, translations that have not ended get the forced token.
-        self.longest = default_limit if self.limit is None else self.limit
         least = (chosen.min_length or 0) - 1 if chosen.min_new_tokens is None else chosen.min_new_tokens
         self.min_new_tokens = max(least, 0)
         self.suppressed = [*(chosen.bad_words_ids or []), *([token_id] for token_id in chosen.suppress_tokens or [])]
@@ -100,7 +100,7 @@ class CTranslate2Model(nn.Module):
     - One limit of length holds for a batch. Where nothing sets it, longer translations are cut at the limit of their
       own sentence (its length + 50). Greedy search finds the same in this way; beam search might find others.
     - Forbidden tokens (`min_new_tokens`, `no_repeat_ngram_size`, `bad_words_ids`, `suppress_tokens`) are left out
-      before probabilities are computed, as in the library with `renormalize_logits=True`.
+      before probabilities are computed. In beam search the library must be told so: `renormalize_logits=True`.
     - To `no_repeat_ngram_size` the start symbol is no part of the translation.
     - A source of special tokens only gives an empty translation, without asking the model.
 
@@ -206,7 +206,7 @@ class CTranslate2Model(nn.Module):
         as `sequences` and, from beam search, `sequences_scores`.
         """
         chosen = self._choose(generation_config, settings)
-        search = _Search(chosen, min(input_ids.shape[1] + MAX_EXTRA_TOKENS, self.max_positions))
+        search = _Search(chosen)
         # As in the library, pad tokens are padding unless they end sentences.
         padding = None if search.pad_id in search.end_ids else search.pad_id
         found = self._search(self._read_sources(input_ids, attention_mask, padding), search)
@@ -271,9 +271,8 @@ class CTranslate2Model(nn.Module):
         """The wanted translations of each source, best first."""
         limits = [search.limit or min(len(source) + MAX_EXTRA_TOKENS, self.max_positions) for source in sources]
         longest = max(limits)
-        forced_end_id = search.forced_end_id if longest == search.longest else None
         # The last token, where it is given, need not be searched for.
-        num_steps = longest if forced_end_id is None else max(longest - 1, 1)
+        num_steps = longest if search.forced_end_id is None else max(longest - 1, 1)
         patience = 1.0 if search.early_stopping else self.patience
         results = self.translator.translate_batch(
             sources,
@@ -292,14 +291,10 @@ class CTranslate2Model(nn.Module):
             no_repeat_ngram_size=search.no_repeat_ngram_size,
             max_batch_size=self.max_batch_size,
         )
-        found = []
-        for result, limit in zip(results, limits, strict=True):
-            # Only where the batch's limit is the sentence's own.
-            last_id = forced_end_id if limit == longest else None
-            found.append(self._read_result(result, search, limit, last_id)[: search.num_wanted])
-        return found
+        pairs = zip(results, limits, strict=True)
+        return [self._read_result(result, search, limit)[: search.num_wanted] for result, limit in pairs]
 
-    def _read_result(self, result: Any, search: _Search, limit: int, last_id: int | None) -> list[_Found]:
+    def _read_result(self, result: Any, search: _Search, limit: int) -> list[_Found]:
         """The translations of a sentence, at most `limit` tokens each, best first by our own length penalty."""
         found = []
         scores = result.scores or [0.0] * len(result.hypotheses)
@@ -308,8 +303,8 @@ class CTranslate2Model(nn.Module):
             log_probability = score * max(len(tokens), 1) ** search.length_penalty
             ids = [self._target_ids[token] for token in tokens[:limit]]
             is_cut = not ids or ids[-1] not in search.end_ids
-            if last_id is not None and is_cut and len(ids) >= limit - 1:
-                ids = [*ids[: limit - 1], last_id]
+            if search.forced_end_id is not None and is_cut and len(ids) >= limit - 1:
+                ids = [*ids[: limit - 1], search.forced_end_id]
             penalty = search.penalize(max(len(ids), len(tokens), 1), search.length_penalty)
             found.append(_Found(ids, log_probability / penalty))
         return sorted(found, key=lambda one: one.score, reverse=True)
@@ -365,6 +360,11 @@ def _find_reasons(chosen: GenerationConfig, max_positions: int) -> list[str]:
     if penalty_type not in (None, *LENGTH_PENALTIES):
         reasons.append(f"length_penalty_type is {penalty_type!r} (can be: {', '.join(LENGTH_PENALTIES)})")
     num_beams, num_wanted = chosen.num_beams or 1, chosen.num_return_sequences or 1
+    if num_beams > 1 and not chosen.renormalize_logits:
+        advice = (
+            "which changes other probabilities in its beam search (can be: with renormalize_logits=True, num_beams=1)"
+        )
+        reasons += [f"{name} is {getattr(chosen, name)!r}, {advice}" for name in _FORBIDDING if getattr(chosen, name)]
     if num_wanted > num_beams:
         reasons.append(f"num_return_sequences is {num_wanted}, more than num_beams, {num_beams}")
     limit = _find_limit(chosen)

@@ -27,7 +27,7 @@ from torch.export import Dim
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 from transformers import __version__ as transformers_version
 
-from vanilla_transformer.conversion.errors import ConversionError
+from vanilla_transformer.conversion.errors import ConversionError, find_excess_tokens, refuse
 from vanilla_transformer.data.vocabularies import load_tokenizer
 from vanilla_transformer.files import check_new_folder, explain_missing, new_folder
 from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -80,6 +80,7 @@ def export_onnx(
         tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer
         model = AutoModelForSeq2SeqLM.from_pretrained(model, dtype="auto", trust_remote_code=False)
     copied = copy_for_tracing(cast(Any, model))
+    refuse("The tokenizer does not belong to the model", find_excess_tokens(tokenizer, copied.config))
     copied.config.dtype = torch.float32
     with new_folder(folder) as partial:
         _save(_export_encoder(copied, opset), partial / ENCODER_FILE)

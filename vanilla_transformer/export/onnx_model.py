@@ -150,6 +150,10 @@ class OnnxModel(VanillaTransformerGenerationMixin, PreTrainedModel, GenerationMi
         config: Any = self.config
         return shift_tokens_right(labels, config.pad_token_id, config.decoder_start_token_id)
 
+    def has_own_methods(self) -> bool:
+        """Returns `False`: the original's decoder, which may be called without `forward`, is not there."""
+        return False
+
     def get_encoder(self, modality: str | None = None) -> nn.Module:
         """Returns the encoder."""
         return self.encoder

@@ -121,7 +121,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     """Returns the four sections of a `config.yaml` that say what a model is."""
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise ConversionError(f"{path}, the model's configuration, cannot be read: {error}") from error
     sections: dict[str, Any] = {"data": None, "model": None, "training": {}, "testing": {}}
     found = sections | settings if isinstance(settings, dict) else {}
@@ -131,6 +131,11 @@ def read_settings(path: Path) -> dict[str, Any]:
         f"there is no section {name} in {section}"
         for section, name in places
         if isinstance(found.get(section), dict) and not isinstance(found[section].get(name), dict)
+    ]
+    reasons += [
+        f"there is no section embeddings in model.{name}"
+        for name in _STACKS
+        if not reasons and not isinstance(found["model"][name].get("embeddings"), dict)
     ]
     refuse(f"{path} is no configuration of JoeyNMT", reasons)
     return found

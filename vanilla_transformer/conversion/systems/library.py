@@ -16,12 +16,12 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils.hub import has_file
+from transformers.utils.hub import cached_file, has_file
 
 from vanilla_transformer.conversion.converted import Batch, ConvertedModel, as_float32, build_model, compare_with
-from vanilla_transformer.conversion.errors import ConversionError, refuse
+from vanilla_transformer.conversion.errors import ConversionError, find_excess_tokens, refuse
 from vanilla_transformer.conversion.weights import CODE_IN_PICKLE, Rule, check_sinusoids
-from vanilla_transformer.data.vocabularies import get_vocabularies
+from vanilla_transformer.files import read_json
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 
 _LAYER_RULES = (
@@ -45,8 +45,8 @@ IGNORED_FIELDS: dict[str, tuple[object, ...]] = {
     "static_position_embeddings": (None, True),
     "quantization_config": (None,),
 }
-_READING_ERRORS = (
-    *(OSError, TypeError, ValueError, RuntimeError, KeyError, EOFError),
+READING_ERRORS = (
+    *(OSError, TypeError, ValueError, RuntimeError, LookupError, AttributeError, EOFError),
     *(pickle.UnpicklingError, SafetensorError, StrictDataclassError),
 )
 
@@ -72,8 +72,8 @@ class LibraryModel:
             raise ConversionError(f"{path} is no folder. Name one with a {self.kind} model, or a model on the Hub.")
         with self._explain_errors():
             fields, _ = PreTrainedConfig.get_config_dict(self.name_or_path, revision=self.revision)
-        if not fields:
-            raise ConversionError(f"{self.name_or_path} is no {self.kind} model: it has no config.json.")
+        if not fields or not isinstance(fields, dict):
+            raise ConversionError(f"{self.name_or_path} is no {self.kind} model: it has no config.json with settings.")
         if fields.get("model_type") != config_class.model_type:
             found = f"the model_type in its config.json is {fields.get('model_type')!r}"
             raise ConversionError(f"{self.name_or_path} is no {self.kind} model: {found}.")
@@ -123,6 +123,9 @@ class LibraryModel:
                 refuse(f"The vocabulary of {self.source} is not whole", [f"{name} is missing" for name in absent])
                 if any(name.endswith(".spm") for name in files) and find_spec("sentencepiece") is None:
                     raise extra
+            for name in (*files, "target_vocab.json"):
+                if name.endswith(".json") and self._has(name):
+                    self._check_ids(name)
         try:
             with self._explain_errors():
                 return AutoTokenizer.from_pretrained(self.name_or_path, revision=self.revision, trust_remote_code=False)
@@ -131,13 +134,22 @@ class LibraryModel:
         except AssertionError as error:  # what tokenizers raise where a file is missing
             raise ConversionError(f"The tokenizer of {self.source} cannot be read: {error}") from error
 
+    def _check_ids(self, name: str) -> None:
+        """Refuses a vocabulary that does not give each token an id; the library would read anything."""
+        path = cached_file(self.name_or_path, name, revision=self.revision)
+        vocabulary = read_json(Path(cast(str, path)))
+        if not isinstance(vocabulary, dict):
+            raise ConversionError(f"{path} is no vocabulary, a JSON object with an id for each token.")
+        wrong = [f"{token!r} has the id {given!r}" for token, given in vocabulary.items() if type(given) is not int]
+        refuse(f"{path} is no vocabulary (ids can be: whole numbers)", wrong[:8])
+
     @contextmanager
     def _explain_errors(self) -> Iterator[None]:
         try:
             yield
         except ConversionError:
             raise
-        except _READING_ERRORS as error:
+        except READING_ERRORS as error:
             code = CODE_IN_PICKLE.search(str(error)) if isinstance(error, pickle.UnpicklingError) else None
             reason = f"a file is missing, truncated or of another kind ({str(error).strip().splitlines()[0]})"
             if code is not None:
@@ -161,14 +173,8 @@ def take_generation_config(original: Any) -> GenerationConfig:
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: VanillaTransformerConfig, source: str) -> None:
     """Refuses a tokenizer that has ids beyond the model's."""
-    sizes = {"source": config.vocab_size, "target": config.target_vocab_size}
-    largest = [max(vocabulary.values(), default=-1) for vocabulary in get_vocabularies(tokenizer)]
-    reasons = [
-        f"the {name} vocabulary has the id {found}, and the model {sizes[name]} tokens"
-        for name, found in zip(sizes, largest, strict=True)
-        if found >= sizes[name]
-    ]
-    refuse(f"The tokenizer of {source} ({type(tokenizer).__name__}) does not belong to its model", reasons)
+    subject = f"The tokenizer of {source} ({type(tokenizer).__name__}) does not belong to its model"
+    refuse(subject, find_excess_tokens(tokenizer, config))
 
 
 def convert_loaded(

@@ -14,7 +14,7 @@ import torch
 from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerBase
 
 from vanilla_transformer.conversion.converted import Batch, ConvertedModel, as_float32, check_counterpart
-from vanilla_transformer.conversion.errors import find_differences, list_head_sizes, refuse
+from vanilla_transformer.conversion.errors import find_differences, find_excess_tokens, list_head_sizes, refuse
 from vanilla_transformer.conversion.weights import Rule, make_config, rename_weights
 from vanilla_transformer.files import new_folder
 from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -161,9 +161,10 @@ def save_as_marian(
     library has no such tokenizer. The folder is complete or absent; where there is something already, it is a
     `FileExistsError`. With `check`, logits of a random batch are compared before anything is saved.
     """
+    reasons = find_excess_tokens(tokenizer, model.config)
     if isinstance(tokenizer, VanillaTransformerTokenizer) and tokenizer.separate_vocabs:
-        reason = "it has two vocabularies (separate_vocabs=True), and the library's fast tokenizers have one"
-        refuse("The tokenizer cannot be saved for use without this package", [reason])
+        reasons.append("it has two vocabularies (separate_vocabs=True), and the library's fast tokenizers have one")
+    refuse("The tokenizer cannot be saved for use without this package", reasons)
     with new_folder(folder) as partial:
         marian = to_marian(model)
 

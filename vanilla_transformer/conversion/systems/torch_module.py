@@ -24,7 +24,13 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.conversion.converted import Batch, as_float32, check_counterpart
-from vanilla_transformer.conversion.errors import find_differences, list_head_sizes, refuse
+from vanilla_transformer.conversion.errors import (
+    find_differences,
+    find_excess_tokens,
+    find_non_finite,
+    list_head_sizes,
+    refuse,
+)
 from vanilla_transformer.files import new_folder
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -159,7 +165,7 @@ def to_torch_nn(model: VanillaTransformerForConditionalGeneration) -> TorchTrans
     dtypes = sorted({str(tensor.dtype) for tensor in state.values()})
     if len(dtypes) > 1 or not model.dtype.is_floating_point:
         reasons.append(f"the weights are of the types {', '.join(dtypes)} (can be: one floating-point type)")
-    refuse("torch.nn.Transformer cannot hold this model", reasons)
+    refuse("torch.nn.Transformer cannot hold this model", [*reasons, *find_non_finite(state)])
     norm_biases = [tensor for name, tensor in state.items() if name.endswith("layer_norm.bias")]
     bias = config.attention_bias or config.ffn_bias or any(map(torch.any, norm_biases))
     module = TorchTransformer(config, bias=bias).to(model.dtype)
@@ -186,6 +192,7 @@ def save_as_torch_nn(
     heads = (config.encoder_attention_heads, config.decoder_attention_heads)
     unequal = [f"encoder_attention_heads and decoder_attention_heads are {heads} (can be: equal)"]
     refuse("nn.Transformer has one number of heads", unequal if len(set(heads)) > 1 else [])
+    refuse("The tokenizer does not belong to the model", find_excess_tokens(tokenizer, config))
     same = ["layer_norm_eps", "dropout", "scale_embedding", "position_embedding_type"]
     same += [f"{name}_token_id" for name in ("bos", "pad", "eos", "decoder_start")]
     settings = {

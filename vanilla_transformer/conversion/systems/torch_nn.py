@@ -129,12 +129,17 @@ def read_torch_settings(path: str | os.PathLike[str]) -> dict[str, Any] | None:
         return None
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConversionError(f"{file}, which is to tell what the weights do not, is no JSON: {error}") from error
     if not isinstance(content, dict) or not {"nhead", "norm_first"} <= set(content):
         return None
-    known = [field.name for field in fields(TorchSettings)]
+    known: dict[str, Any] = {field.name: field.type for field in fields(TorchSettings)}
     reasons = [f"{name} (can be: {', '.join(known)})" for name in content if name not in known]
+    reasons += [
+        f"{name} is {value!r} (can be: {getattr(known[name], '__name__', known[name])})"
+        for name, value in content.items()
+        if name in known and not isinstance(value, known[name])
+    ]
     refuse(f"{file} has settings that are not known", reasons)
     return content
 
