@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from chromium import PATIENCE
 from letters import TOKENIZER, make_letters_model
 from library_models import MODELS, make_m2m100, make_nllb_tokenizer, make_t5, make_tokenizer
 
@@ -14,7 +15,6 @@ from vanilla_transformer.tasks import TASKS, record_task
 
 TEXT = "alpha delta echo papa"
 LANGUAGES = ("eng_Latn", "deu_Latn", "fra_Latn")
-PATIENCE = 30  # seconds, on a busy machine
 
 
 def make_nllb() -> DemoModel:

@@ -21,7 +21,6 @@ from vanilla_transformer.tasks import TASKS, record_task
 
 pytest.importorskip("gradio", reason="a Space needs Gradio: the extra [demo]")
 
-PATIENCE = 60  # seconds, on a busy machine
 SECRET = "hf_" + "AbCdEfGhIj" * 3
 
 

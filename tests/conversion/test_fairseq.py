@@ -27,6 +27,7 @@ from naive_fairseq import (
     write_checkpoint,
     write_dictionaries,
 )
+from test_weights import Bomb
 from tiny_codes import PIECES, write_codes
 from tiny_vanilla import assert_close, logits_of, pad
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -321,31 +322,27 @@ def test_a_norm_at_the_end_of_one_side_only_and_other_tasks_are_refused(tmp_path
         convert_fairseq(checkpoint)
 
 
-class Malice:
-    def __reduce__(self) -> Any:
-        return (print, ("something of the file was run",))
-
-
-def test_files_that_are_no_checkpoints_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_are_no_checkpoints_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     checkpoint, _ = write_checkpoint(tmp_path)
     state = torch.load(checkpoint, weights_only=False)
     cases: list[tuple[Any, str]] = [
-        ({**state, "cfg": {**state["cfg"], "model": Malice()}}, "holds more than weights: it needs print"),
+        ({**state, "cfg": {**state["cfg"], "model": Bomb()}}, r"holds more than weights: it needs .*mkdir"),
         (state["model"], "is no checkpoint of fairseq's, which is a dictionary with the entry 'model'"),
         ({"model": state["model"]}, r"holds weights and no settings .* it has 'model' only"),
         ({**state, "model": []}, "its entry 'model', is no state dict"),
         ({**state, "model": {"weight": torch.ones(2)}}, "has no table encoder.embed_tokens.weight"),
         ([state], "is no checkpoint of fairseq's"),
-        ({**state, "extra_state": Malice()}, "holds more than weights: it needs print"),
+        ({**state, "extra_state": Bomb()}, r"holds more than weights: it needs .*mkdir"),
     ]
     for written, message in cases:
         torch.save(written, checkpoint)
         with pytest.raises(ConversionError, match=message):
             convert_fairseq(checkpoint)
     torch.save(cases[-1][0], checkpoint, _use_new_zipfile_serialization=False)
-    with pytest.raises(ConversionError, match="holds more than weights: it needs print"):
+    with pytest.raises(ConversionError, match=r"holds more than weights: it needs .*mkdir"):
         convert_fairseq(checkpoint)
-    assert capsys.readouterr().out == ""
+    assert not Path("exploded").exists()
 
 
 @pytest.mark.parametrize("is_archive", [True, False])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from sister_systems import RandomWeights, Weights, attend, interleaved_sinusoids, linear, norm
+from sister_systems import RandomWeights, Stack, Weights, interleaved_sinusoids, linear
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer.conversion.errors import ConversionError
@@ -44,22 +44,30 @@ def change(settings: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def make_weights(settings: dict[str, Any], source: list[str], target: list[str]) -> dict[str, torch.Tensor]:
-    model, weights = settings["model"], RandomWeights(D)
-    for stack, attentions, norms in (
+def make_stacks(model: dict[str, Any], weights: Any) -> dict[str, Stack]:
+    """Encoder and decoder: norm(x + f(x)), or x + f(norm(x)) and one more norm at the end."""
+    activations = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "swish": torch.nn.functional.silu}
+    same: dict[str, Any] = {"projections": [f"{part}_layer" for part in ("q", "k", "v", "output")], "eps": EPS}
+    same["feed_forward"] = ("feed_forward.pwff_layer.0", "feed_forward.pwff_layer.3")
+    stacks = {}
+    for side, attentions, norms in (
         ("encoder", ["src_src_att"], ["layer_norm"]),
         ("decoder", ["trg_trg_att", "src_trg_att"], ["x_layer_norm", "dec_layer_norm"]),
     ):
-        weights[f"{stack}.pe.pe"] = interleaved_sinusoids(20, D).float()[None]
-        for layer in (f"{stack}.layers.{index}" for index in range(model[stack]["num_layers"])):
-            for attention in attentions:
-                for part in ("k", "v", "q", "output"):
-                    weights.add_linear(f"{layer}.{attention}.{part}_layer", D, D)
-            weights.add_linear(f"{layer}.feed_forward.pwff_layer.0", FFN, D)
-            weights.add_linear(f"{layer}.feed_forward.pwff_layer.3", D, FFN)
-            weights.add_norms(*(f"{layer}.{each}" for each in (*norms, "feed_forward.layer_norm")))
-        if model[stack].get("layer_norm") == "pre":
-            weights.add_norms(f"{stack}.layer_norm")
+        settings, pre_norm = model[side], model[side].get("layer_norm") == "pre"
+        names: dict[str, Any] = {"attentions": attentions, "norms": [*norms, "feed_forward.layer_norm"]}
+        names |= {"last_norm": f"{side}.layer_norm" if pre_norm else None, "pre_norm": pre_norm}
+        names["activation"] = activations.get(settings.get("activation", "relu"))
+        sizes = settings["num_layers"], settings["num_heads"]
+        stacks[side] = Stack(weights, f"{side}.layers", *sizes, **names, **same)
+    return stacks
+
+
+def make_weights(settings: dict[str, Any], source: list[str], target: list[str]) -> dict[str, torch.Tensor]:
+    model, weights = settings["model"], RandomWeights(D)
+    for side, stack in make_stacks(model, weights).items():
+        weights[f"{side}.pe.pe"] = interleaved_sinusoids(20, D).float()[None]
+        stack.draw(FFN)
     weights["src_embed.lut.weight"] = weights.draw(len(source), D)
     weights["trg_embed.lut.weight"] = weights.draw(len(target), D)
     if model["tied_embeddings"]:
@@ -82,45 +90,15 @@ def write(folder: Path, options: Any = None, *, source: Any = SOURCE, target: An
 
 
 def compute(model: dict[str, Any], weights: Weights, source: list[int], target: list[int]) -> torch.Tensor:
-    """JoeyNMT's equations: norm(x + f(x)), or x + f(norm(x)) and one more norm at the end."""
-
-    def enter(stack: str, name: str, x: torch.Tensor) -> torch.Tensor:
-        return norm(weights, name, x, EPS) if model[stack]["layer_norm"] == "pre" else x
-
-    def leave(stack: str, name: str, x: torch.Tensor) -> torch.Tensor:
-        return x if model[stack]["layer_norm"] == "pre" else norm(weights, name, x, EPS)
+    """JoeyNMT's logits."""
 
     def embed(side: str, stack: str, ids: list[int]) -> torch.Tensor:
         scale = D**0.5 if model[stack]["embeddings"]["scale"] else 1.0
         return weights[f"{side}_embed.lut.weight"].double()[ids] * scale + interleaved_sinusoids(len(ids), D)
 
-    def attention(stack: str, name: str, x: torch.Tensor, memory: torch.Tensor, causal: bool = False) -> torch.Tensor:
-        names = (f"{name}.q_layer", f"{name}.k_layer", f"{name}.v_layer", f"{name}.output_layer")
-        return attend(weights, names, x, memory, heads=model[stack]["num_heads"], causal=causal)
-
-    def feed_forward(stack: str, layer: str, x: torch.Tensor) -> torch.Tensor:
-        activation = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "swish": torch.nn.functional.silu}
-        inner = linear(weights, f"{layer}.pwff_layer.0", x)
-        inner = activation[model[stack].get("activation", "relu")](inner)
-        return linear(weights, f"{layer}.pwff_layer.3", inner)
-
-    def run(stack: str, x: torch.Tensor, memory: torch.Tensor | None) -> torch.Tensor:
-        for layer in (f"{stack}.layers.{index}" for index in range(model[stack]["num_layers"])):
-            first = f"{layer}.layer_norm" if memory is None else f"{layer}.x_layer_norm"
-            own = f"{layer}.src_src_att" if memory is None else f"{layer}.trg_trg_att"
-            h = enter(stack, first, x)
-            x = leave(stack, first, x + attention(stack, own, h, h, causal=memory is not None))
-            if memory is not None:
-                h = enter(stack, f"{layer}.dec_layer_norm", x)
-                x = x + attention(stack, f"{layer}.src_trg_att", h, memory)
-                x = leave(stack, f"{layer}.dec_layer_norm", x)
-            inner = f"{layer}.feed_forward"
-            h = enter(stack, f"{inner}.layer_norm", x)
-            x = leave(stack, f"{inner}.layer_norm", x + feed_forward(stack, inner, h))
-        return enter(stack, f"{stack}.layer_norm", x)
-
-    memory = run("encoder", embed("src", "encoder", source), None)
-    x = run("decoder", embed("trg", "encoder" if model["tied_embeddings"] else "decoder", target), memory)
+    stacks = make_stacks(model, weights)
+    memory = stacks["encoder"].run(embed("src", "encoder", source))
+    x = stacks["decoder"].run(embed("trg", "encoder" if model["tied_embeddings"] else "decoder", target), memory)
     return linear(weights, "decoder.output_layer", x)
 
 

@@ -16,6 +16,7 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from remote_process import RemotePython
+from test_weights import Bomb
 from tiny_vanilla import ALL_SHARING, assert_close, logits_of, make_model, pad, randomize
 from transformers import (
     AutoModelForSeq2SeqLM,
@@ -342,10 +343,10 @@ class TestRefusals:
     ) -> None:
         monkeypatch.chdir(tmp_path)
         folder = shutil.copytree(opus, tmp_path / "model")
-        torch.save({"weight": Trap()}, folder / "pytorch_model.bin", pickle_module=pickle)
-        with pytest.raises(ConversionError, match=r"holds more than weights: it needs \w+\.open"):
+        torch.save({"weight": Bomb()}, folder / "pytorch_model.bin", pickle_module=pickle)
+        with pytest.raises(ConversionError, match=r"holds more than weights: it needs \w+\.mkdir"):
             convert_marian(str(folder))
-        assert not Path("trace").exists()
+        assert not Path("exploded").exists()
 
     def test_a_vocabulary_of_another_model_or_not_whole_is_refused(self, opus: Path, tmp_path: Path) -> None:
         folder = shutil.copytree(opus, tmp_path / "model")
@@ -358,11 +359,6 @@ class TestRefusals:
             (folder / name).unlink()
         with pytest.raises(ConversionError, match=r"  - source\.spm is missing\n  - vocab\.json is missing"):
             convert_marian(str(folder))
-
-
-class Trap:
-    def __reduce__(self) -> Any:
-        return open, ("trace", "w")
 
 
 class TestOut:

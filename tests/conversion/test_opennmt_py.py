@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 from safetensors.torch import save_file
-from sister_systems import RandomWeights, Weights, attend, interleaved_sinusoids, linear, norm, tensor2tensor_sinusoids
+from sister_systems import RandomWeights, Stack, interleaved_sinusoids, linear, tensor2tensor_sinusoids
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer.conversion.errors import ConversionError
@@ -29,77 +29,55 @@ OPT |= {"dropout": [0.3, 0.1], "attention_dropout": [0.2], "label_smoothing": 0.
 OPT |= {"self_attn_type": "scaled-dot-flash", "transforms": [], "_all_transform": set()}
 
 
+def make_stacks(opt: argparse.Namespace, weights: Any) -> dict[str, Stack]:
+    """Encoder and decoder: x + f(norm(x)), and one more norm at the end."""
+    parts = ("linear_query", "linear_keys", "linear_values", "final_linear")
+    same: dict[str, Any] = {"projections": parts, "feed_forward": ("feed_forward.w_1", "feed_forward.w_2")}
+    same |= {"pre_norm": True, "eps": opt.norm_eps, "heads": opt.heads}
+    same["activation"] = torch.nn.functional.gelu if opt.pos_ffn_activation_fn == "gelu" else torch.relu
+    encoder: dict[str, Any] = {"attentions": ["self_attn"], "norms": ["layer_norm", "feed_forward.layer_norm"]}
+    decoder: dict[str, Any] = {"attentions": ["self_attn", "context_attn"]}
+    decoder["norms"] = ["layer_norm_1", "layer_norm_2", "feed_forward.layer_norm"]
+    encoder |= {"name": "encoder.transformer", "layers": opt.enc_layers}
+    decoder |= {"name": "decoder.transformer_layers", "layers": opt.dec_layers}
+    return {
+        side: Stack(weights, last_norm=f"{side}.layer_norm", **names, **same)
+        for side, names in (("encoder", encoder), ("decoder", decoder))
+    }
+
+
 def make_checkpoint(*, source: Any = SOURCE, target: Any = TARGET, biases: bool = False, **options: Any) -> Any:
-    opt = {**OPT, **options}
+    opt = argparse.Namespace(**{**OPT, **options})
     weights = RandomWeights(D)
-
-    def add_attention(name: str) -> None:
-        for part in ("keys", "values", "query"):
-            weights.add_linear(f"{name}.linear_{part}", D, D, bias=biases)
-        weights.add_linear(f"{name}.final_linear", D, D, bias=biases)
-
-    concatenated = opt["position_encoding_type"] == "SinusoidalConcat"
+    concatenated = opt.position_encoding_type == "SinusoidalConcat"
     sinusoids = tensor2tensor_sinusoids if concatenated else interleaved_sinusoids
-    for stack, layers, vocab in (
-        ("encoder.transformer", opt["enc_layers"], source),
-        ("decoder.transformer_layers", opt["dec_layers"], target),
-    ):
-        side = stack.split(".")[0]
-        weights[f"{side}.embeddings.make_embedding.emb_luts.0.weight"] = weights.draw(len(vocab), D)
-        weights[f"{side}.embeddings.make_embedding.pe.pe"] = sinusoids(ROWS, D).float()[:, None]
-        for layer in (f"{stack}.{index}" for index in range(layers)):
-            add_attention(f"{layer}.self_attn")
-            norms = ["layer_norm"] if side == "encoder" else ["layer_norm_1", "layer_norm_2"]
-            if side == "decoder":
-                add_attention(f"{layer}.context_attn")
-            weights.add_linear(f"{layer}.feed_forward.w_1", FFN, D, bias=biases)
-            weights.add_linear(f"{layer}.feed_forward.w_2", D, FFN, bias=biases)
-            weights.add_norms(*(f"{layer}.{each}" for each in (*norms, "feed_forward.layer_norm")))
-        weights.add_norms(f"{side}.layer_norm")
     tables = [f"{side}.embeddings.make_embedding.emb_luts.0.weight" for side in ("encoder", "decoder")]
-    if opt["share_embeddings"]:
+    for table, vocab, (side, stack) in zip(tables, (source, target), make_stacks(opt, weights).items(), strict=True):
+        weights[table] = weights.draw(len(vocab), D)
+        weights[f"{side}.embeddings.make_embedding.pe.pe"] = sinusoids(ROWS, D).float()[:, None]
+        stack.draw(FFN, bias=biases)
+    if opt.share_embeddings:
         weights[tables[1]] = weights[tables[0]]
     output = {"weight": weights.draw(len(target), D), "bias": weights.draw(len(target))}
-    if opt["share_decoder_embeddings"]:
+    if opt.share_decoder_embeddings:
         output["weight"] = weights[tables[1]]
     vocabs = {"src": source, "tgt": target, "data_task": "seq2seq", "decoder_start_token": "<s>"}
-    rest = {"opt": argparse.Namespace(**opt), "optim": {"training_step": 3, "optimizer": {"state": {}}}}
+    rest = {"opt": opt, "optim": {"training_step": 3, "optimizer": {"state": {}}}}
     return {"model": dict(weights), "generator": output, "vocab": vocabs, **rest}
 
 
 def compute(checkpoint: dict[str, Any], source: list[int], target: list[int]) -> torch.Tensor:
-    """OpenNMT-py's equations: x + f(norm(x)), one more norm at the end, embeddings times sqrt(d) plus positions."""
-    weights: Weights = checkpoint["model"]
-    opt = checkpoint["opt"]
-    activation = {"relu": torch.relu, "gelu": torch.nn.functional.gelu}[opt.pos_ffn_activation_fn]
+    """OpenNMT-py's logits; its embeddings are times sqrt(d), plus positions."""
+    weights = checkpoint["model"]
+    stacks = make_stacks(checkpoint["opt"], weights)
 
     def embed(side: str, ids: list[int]) -> torch.Tensor:
         prefix = f"{side}.embeddings.make_embedding"
         table, positions = weights[f"{prefix}.emb_luts.0.weight"].double(), weights[f"{prefix}.pe.pe"][:, 0].double()
         return table[ids] * D**0.5 + positions[: len(ids)]
 
-    def attention(name: str, x: torch.Tensor, memory: torch.Tensor, *, causal: bool = False) -> torch.Tensor:
-        parts = ("linear_query", "linear_keys", "linear_values", "final_linear")
-        names = (f"{name}.{parts[0]}", f"{name}.{parts[1]}", f"{name}.{parts[2]}", f"{name}.{parts[3]}")
-        return attend(weights, names, x, memory, heads=opt.heads, causal=causal)
-
-    def feed_forward(layer: str, x: torch.Tensor) -> torch.Tensor:
-        inner = linear(weights, f"{layer}.w_1", norm(weights, f"{layer}.layer_norm", x, opt.norm_eps))
-        return x + linear(weights, f"{layer}.w_2", activation(inner))
-
-    x = embed("encoder", source)
-    for layer in (f"encoder.transformer.{index}" for index in range(opt.enc_layers)):
-        h = norm(weights, f"{layer}.layer_norm", x, opt.norm_eps)
-        x = feed_forward(f"{layer}.feed_forward", x + attention(f"{layer}.self_attn", h, h))
-    memory = norm(weights, "encoder.layer_norm", x, opt.norm_eps)
-    x = embed("decoder", target)
-    for layer in (f"decoder.transformer_layers.{index}" for index in range(opt.dec_layers)):
-        h = norm(weights, f"{layer}.layer_norm_1", x, opt.norm_eps)
-        x = x + attention(f"{layer}.self_attn", h, h, causal=True)
-        x = x + attention(f"{layer}.context_attn", norm(weights, f"{layer}.layer_norm_2", x, opt.norm_eps), memory)
-        x = feed_forward(f"{layer}.feed_forward", x)
-    x = norm(weights, "decoder.layer_norm", x, opt.norm_eps)
-    return x @ checkpoint["generator"]["weight"].double().T + checkpoint["generator"]["bias"].double()
+    x = stacks["decoder"].run(embed("decoder", target), stacks["encoder"].run(embed("encoder", source)))
+    return linear({f"generator.{name}": tensor for name, tensor in checkpoint["generator"].items()}, "generator", x)
 
 
 def save(checkpoint: dict[str, Any], folder: Path) -> Path:

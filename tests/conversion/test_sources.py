@@ -3,7 +3,6 @@
 import inspect
 import itertools
 import json
-import os
 import pickle
 import signal
 import zipfile
@@ -15,17 +14,10 @@ import pytest
 import torch
 from library_models import SIZES, make_marian
 from safetensors.torch import save_file
+from test_weights import Bomb
 from tiny_vanilla import make_loud_model
 from torch import nn
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    BartConfig,
-    BartForConditionalGeneration,
-    FSMTConfig,
-    FSMTForConditionalGeneration,
-    MarianMTModel,
-)
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BartConfig, FSMTConfig, MarianMTModel
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.commands import convert as script
@@ -52,10 +44,9 @@ def marian(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_models_of_the_library_are_recognised_by_their_configuration(tmp_path: Path, marian: str) -> None:
     assert detect_format(marian) == "marian"
-    fsmt = FSMTForConditionalGeneration(FSMTConfig(langs=["en", "de"], src_vocab_size=9, tgt_vocab_size=9, **SIZES))
-    fsmt.config.save_pretrained(tmp_path / "fsmt")
+    FSMTConfig(langs=["en", "de"], src_vocab_size=9, tgt_vocab_size=9, **SIZES).save_pretrained(tmp_path / "fsmt")
     assert detect_format(str(tmp_path / "fsmt")) == "fsmt"
-    BartForConditionalGeneration(BartConfig(**SIZES)).config.save_pretrained(tmp_path / "bart")
+    BartConfig(**SIZES).save_pretrained(tmp_path / "bart")
     with pytest.raises(ConversionError, match="of the type bart: another architecture"):
         detect_format(str(tmp_path / "bart"))
     VanillaTransformerConfig.from_preset("tiny").save_pretrained(tmp_path / "ours")
@@ -81,11 +72,6 @@ def test_checkpoints_are_recognised_by_the_names_in_them(tmp_path: Path) -> None
     (tmp_path / "it.safetensors").write_bytes(b"nothing")
     with pytest.raises(ConversionError, match="not a whole safetensors file"):
         detect_format(str(tmp_path / "it.safetensors"))
-
-
-class Bomb:
-    def __reduce__(self) -> Any:
-        return os.mkdir, ("exploded",)
 
 
 def test_finding_out_runs_nothing_and_says_what_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ def random_model(seed: int = 0, **changes: Any) -> VanillaTransformerForConditio
     position_offset=st.integers(0, 2),
     sharing=st.sampled_from([name for name in ALL_SHARING if name.count("-") == 1]),
     layer_norm_eps=st.sampled_from([1e-5, 1e-2]),
+    attention=st.sampled_from(["eager", "sdpa"]),
     seed=st.integers(0, 1000),
 )
 def test_out_and_in_again(sharing: str, positions: str, position_offset: int, seed: int, **changes: Any) -> None:

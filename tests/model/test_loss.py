@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch.distributed as dist
 from accelerate.big_modeling import cpu_offload
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_vanilla import ALL_SHARING, make_model, make_sentences, pad
+from tiny_vanilla import ALL_SHARING, loss_and_gradients, make_model, make_sentences, pad
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -50,18 +49,21 @@ def gradients(loss: torch.Tensor, hidden_states: torch.Tensor, layer: nn.Module)
     return {"loss": loss.detach(), **dict(zip(names, found, strict=True))}
 
 
+def definition(logits: torch.Tensor, labels: torch.Tensor, smoothing: float, count: float | None) -> torch.Tensor:
+    """The negative log-likelihood of all labels but -100 under (1 - eps) one-hot + eps uniform, in float64."""
+    scores, labels = logits.double()[labels != -100], labels[labels != -100]
+    targets = (1 - smoothing) * nn.functional.one_hot(labels, logits.shape[-1]) + smoothing / logits.shape[-1]
+    return -(targets * scores.log_softmax(dim=-1)).sum() / (count or len(labels))
+
+
 def oracle(
     layer: nn.Linear, hidden_states: torch.Tensor, labels: torch.Tensor, smoothing: float, count: float | None
 ) -> dict[str, torch.Tensor]:
-    """Definition of the loss in float64: the negative log-likelihood under (1 - eps) one-hot + eps uniform."""
+    """The definition and its gradients in float64."""
     precise = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, dtype=torch.float64)
     precise.load_state_dict(layer.state_dict())
     hidden_states = hidden_states.detach().double().requires_grad_()
-    scores = precise(hidden_states)[labels != -100]
-    one_hot = nn.functional.one_hot(labels[labels != -100], layer.out_features)
-    targets = (1 - smoothing) * one_hot + smoothing / layer.out_features
-    total = -(targets * scores.log_softmax(dim=-1)).sum()
-    return gradients(total / (count or len(scores)), hidden_states, precise)
+    return gradients(definition(precise(hidden_states), labels, smoothing, count), hidden_states, precise)
 
 
 def assert_close(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float = 1e-5) -> None:
@@ -83,39 +85,22 @@ def largest_allocation(step: Callable[[], Any]) -> int:
 
 # The definition
 
-LABELS = [[4, 5, 6, 2], [7, 8, 2, -100], [9, 2, -100, -100]]
-
-
-def written_out_loss(logits: torch.Tensor, smoothing: float, divisor: float | None = None) -> float:
-    """Cross-entropy against 1 - eps on the label and eps spread over the whole vocabulary, of all labels but -100."""
-    total, count = 0.0, 0
-    for sentence, labels in zip(logits.to(torch.float64), LABELS, strict=True):
-        for scores, label in zip(sentence.tolist(), labels, strict=True):
-            if label == -100:
-                continue
-            log_normalizer = math.log(sum(math.exp(score) for score in scores))
-            for token, score in enumerate(scores):
-                target = smoothing / len(scores) + (1.0 - smoothing if token == label else 0.0)
-                total -= target * (score - log_normalizer)
-            count += 1
-    return total / (divisor or count)
-
 
 @pytest.mark.parametrize("divisor", [None, 5])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])
 def test_loss_is_smoothed_in_training_only(smoothing: float, divisor: int | None) -> None:
     model = make_model(label_smoothing=smoothing, lm_head_bias=True)
     inputs: dict[str, Any] = {"input_ids": torch.tensor([[4, 5, 2], [6, 7, 2], [8, 9, 2]])}
-    inputs |= {"labels": torch.tensor(LABELS)} | ({} if divisor is None else {"num_items_in_batch": divisor})
+    inputs |= {"labels": torch.tensor([[4, 5, 6, 2], [7, 8, 2, -100], [9, 2, -100, -100]])}
+    inputs |= {} if divisor is None else {"num_items_in_batch": divisor}
     with torch.no_grad():
         evaluated = model.eval()(**inputs)
         trained = model.train()(**inputs)
         with_logits = model(**inputs, skip_logits=False)
     torch.testing.assert_close(with_logits.logits, evaluated.logits, rtol=0.0, atol=0.0)
-    assert evaluated.loss.item() == pytest.approx(written_out_loss(evaluated.logits, 0.0, divisor), rel=1e-5)
-    expected = written_out_loss(evaluated.logits, smoothing, divisor)
-    assert trained.loss.item() == pytest.approx(expected, rel=1e-5)
-    assert with_logits.loss.item() == pytest.approx(expected, rel=1e-5)
+    for outputs, used in ((evaluated, 0.0), (trained, smoothing), (with_logits, smoothing)):
+        expected = definition(evaluated.logits, inputs["labels"], used, divisor)
+        assert outputs.loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("compute", ["plain", "fused"])
@@ -225,15 +210,6 @@ def make_batch(labels_of: list[int] | None = None) -> dict[str, torch.Tensor]:
     ids, mask = pad(make_sentences([3, 6, 2]))
     labels, counted = pad(make_sentences(labels_of or [4, 2, 5], seed=1))
     return {"input_ids": ids, "attention_mask": mask, "labels": labels.masked_fill(counted == 0, -100)}
-
-
-def loss_and_gradients(model: nn.Module, **inputs: Any) -> dict[str, torch.Tensor]:
-    """One backward pass of the model: the loss and the gradient of every parameter."""
-    model.zero_grad()
-    loss = model(**inputs).loss
-    loss.backward()
-    found = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return {"loss": loss.detach(), **{name: grad.clone() for name, grad in found.items() if grad is not None}}
 
 
 @pytest.mark.parametrize("sharing", ALL_SHARING)

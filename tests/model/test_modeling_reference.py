@@ -1,8 +1,7 @@
-"""The model against the paper's equations written naively and torch; tests/conversion has Marian and FSMT."""
+"""The model against the paper's equations written naively; tests/conversion has torch.nn.Transformer and Marian."""
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -184,106 +183,6 @@ def test_labels_alone_shift_into_decoder_inputs() -> None:
     start = 0  # the default start token
     assert_equal_to_scale(logits[0], naive.logits([4, 5, 2], [start, 4, 5, 6]))
     assert_equal_to_scale(logits[1, :3], naive.logits([6, 7, 2], [start, 7, 8]))
-
-
-def torch_layer_state(state: Mapping[str, torch.Tensor], name: str, is_decoder: bool) -> dict[str, torch.Tensor]:
-    """Rename one layer's parameters to torch's and pack its q, k and v projections into one."""
-    layer: dict[str, torch.Tensor] = {}
-    attentions = {"self_attn": "self_attn", **({"encoder_attn": "multihead_attn"} if is_decoder else {})}
-    for ours, theirs in attentions.items():
-        for kind in ("weight", "bias"):
-            parts = [state[f"{name}.{ours}.{part}_proj.{kind}"] for part in ("q", "k", "v")]
-            layer[f"{theirs}.in_proj_{kind}"] = torch.cat(parts)
-            layer[f"{theirs}.out_proj.{kind}"] = state[f"{name}.{ours}.out_proj.{kind}"]
-    norms = [*(f"{ours}_layer_norm" for ours in attentions), "final_layer_norm"]
-    renamed = {"fc1": "linear1", "fc2": "linear2"} | {norm: f"norm{i}" for i, norm in enumerate(norms, start=1)}
-    for ours, theirs in renamed.items():
-        for kind in ("weight", "bias"):
-            layer[f"{theirs}.{kind}"] = state[f"{name}.{ours}.{kind}"]
-    return layer
-
-
-def make_torch_transformer(config: VanillaTransformerConfig, state: Mapping[str, torch.Tensor]) -> nn.Transformer:
-    """Build torch.nn.Transformer with our weights; a norm after each stack, torch's default, only where we have one."""
-    common: dict[str, Any] = {"dropout": 0.0, "activation": config.activation_function, "batch_first": True}
-    common |= {"layer_norm_eps": config.layer_norm_eps, "norm_first": config.normalize_before}
-    has_last_norm = "model.encoder.layer_norm.weight" in state
-
-    def last_norm() -> nn.LayerNorm | None:
-        return nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if has_last_norm else None
-
-    encoder_layer = nn.TransformerEncoderLayer(
-        d_model=config.d_model, nhead=config.encoder_attention_heads, dim_feedforward=config.encoder_ffn_dim, **common
-    )
-    decoder_layer = nn.TransformerDecoderLayer(
-        d_model=config.d_model, nhead=config.decoder_attention_heads, dim_feedforward=config.decoder_ffn_dim, **common
-    )
-    encoder = nn.TransformerEncoder(
-        encoder_layer, num_layers=config.encoder_layers, norm=last_norm(), enable_nested_tensor=False
-    )
-    decoder = nn.TransformerDecoder(decoder_layer, num_layers=config.decoder_layers, norm=last_norm())
-    transformer = nn.Transformer(
-        d_model=config.d_model, batch_first=True, custom_encoder=encoder, custom_decoder=decoder
-    )
-    theirs: dict[str, torch.Tensor] = {}
-    for stack in ("encoder", "decoder"):
-        for layer in range(getattr(config, f"{stack}_layers")):
-            renamed = torch_layer_state(state, name=f"model.{stack}.layers.{layer}", is_decoder=stack == "decoder")
-            theirs |= {f"{stack}.layers.{layer}.{key}": value for key, value in renamed.items()}
-        if has_last_norm:
-            theirs |= {f"{stack}.norm.{kind}": state[f"model.{stack}.layer_norm.{kind}"] for kind in ("weight", "bias")}
-    transformer.load_state_dict(theirs)
-    return transformer.to(state["model.shared.weight"].dtype).eval()
-
-
-def embed_for_torch(
-    config: VanillaTransformerConfig, table: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor
-) -> torch.Tensor:
-    rows = [position_encoding(config.position_embedding_type, p, config.d_model) for p in range(ids.shape[1])]
-    positions = torch.tensor(np.stack(rows), dtype=table.dtype)
-    return table[ids] * math.sqrt(config.d_model) + positions[(mask.cumsum(-1) - 1).clamp(min=0)]
-
-
-@pytest.mark.parametrize("source_padding", ["right", "left"])
-@pytest.mark.parametrize("activation_function", ["relu", "gelu"])
-@pytest.mark.parametrize("add_final_layer_norm", [False, True])
-@pytest.mark.parametrize("normalize_before", [False, True])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_logits_equal_torch_nn_transformer(
-    normalize_before: bool, add_final_layer_norm: bool, activation_function: str, source_padding: str, attention: str
-) -> None:
-    sizes: dict[str, Any] = {
-        "vocab_size": 23,
-        "d_model": 16,
-        "encoder_layers": 2,
-        "decoder_layers": 3,
-        "encoder_ffn_dim": 24,
-    }
-    sizes |= {"decoder_ffn_dim": 20, "encoder_attention_heads": 2, "decoder_attention_heads": 4}
-    norms: dict[str, Any] = {"normalize_before": normalize_before, "add_final_layer_norm": add_final_layer_norm}
-    config = VanillaTransformerConfig(**sizes, **norms, attention_bias=True, activation_function=activation_function)
-    model = make_model(config=config, attention=attention)
-    batch = make_batch(config=config, padding=source_padding)
-    # torch has no defined answer for a query that may look at nothing, so its targets are padded on the right.
-    target_ids, target_mask = pad(batch.targets, junk=5)
-    batch.inputs |= {"decoder_input_ids": target_ids, "decoder_attention_mask": target_mask}
-    state = model.state_dict()
-    table = state["model.shared.weight"]
-    source_ids, source_mask = batch.inputs["input_ids"], batch.inputs["attention_mask"]
-    padding = {f"{name}_key_padding_mask": ~source_mask.bool() for name in ("src", "memory")}
-    padding["tgt_key_padding_mask"] = ~target_mask.bool()
-    look_ahead = torch.ones(target_ids.shape[1], target_ids.shape[1]).triu(diagonal=1).bool()
-    transformer = make_torch_transformer(config=config, state=state)
-    with torch.no_grad():
-        source, target = (
-            embed_for_torch(config, table, *side) for side in ((source_ids, source_mask), (target_ids, target_mask))
-        )
-        hidden_states = transformer(source, target, tgt_mask=look_ahead, **padding)
-        expected = hidden_states @ table.T
-        logits = model(**batch.inputs).logits
-    for ours, theirs in zip(real_rows(logits, target_mask), real_rows(expected, target_mask), strict=True):
-        assert_equal_to_scale(ours, theirs)
-    assert_equals_naive(model=model, batch=batch)
 
 
 def make_positions(kind: str, d_model: int, **fields: Any) -> nn.Module:

@@ -6,12 +6,13 @@ from typing import Any, cast
 
 import pytest
 import torch
-from tiny_vanilla import assert_close, gradients_of, make_model, make_sentences, pad
+from test_single_stack import labels_for
+from tiny_single_stacks import TRAINABLE, make_single_stack
+from tiny_vanilla import assert_close, loss_and_gradients, make_model, make_sentences, pad
 from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.model.attention_vanilla_transformer import (
     fold_rows,
     in_float32,
@@ -19,32 +20,33 @@ from vanilla_transformer.model.attention_vanilla_transformer import (
     unfold_weights,
 )
 
-Model = VanillaTransformerForConditionalGeneration
-
 
 @pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("normalize_before", [False, True])
-def test_gradients_under_checkpointing(normalize_before: bool, reentrant: bool) -> None:
-    model = make_model(normalize_before=normalize_before, dropout=0.2, attention_dropout=0.1).train()
+@pytest.mark.parametrize("name", ["post-norm", "pre-norm", *TRAINABLE])
+def test_gradients_under_checkpointing(name: str, reentrant: bool) -> None:
+    changes: dict[str, Any] = {"dropout": 0.2, "attention_dropout": 0.1, "normalize_before": name == "pre-norm"}
+    model: Any = make_single_stack(name, **changes) if name in TRAINABLE else make_model(**changes)
     ids, mask = pad(make_sentences([3, 6]))
-    labels = torch.tensor(make_sentences([4, 4], seed=1))
+    labels = labels_for(name, ids, mask) if name in TRAINABLE else {"labels": torch.tensor([[4, 5, 6], [7, 8, 2]])}
+    inputs = {"input_ids": ids, "attention_mask": mask, **labels}
     calls: list[int] = []
-    for layer in [*model.get_encoder().layers, *model.get_decoder().layers]:
-        layer.fc1.register_forward_hook(lambda *_: calls.append(1))
+    for module_name, module in model.train().named_modules():
+        if module_name.endswith("fc1"):
+            module.register_forward_hook(lambda *_: calls.append(1))
 
-    def step() -> torch.Tensor:
-        model.zero_grad()
+    def step() -> dict[str, torch.Tensor]:
         calls.clear()
         torch.manual_seed(3)
-        loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
-        loss.backward()
-        return cast(torch.Tensor, loss.detach())
+        return loss_and_gradients(model, **inputs)
 
-    loss, gradients, plain_calls = step(), gradients_of(model), len(calls)
+    expected, plain_calls = step(), len(calls)
+    assert len(expected) == 1 + len(list(model.parameters()))
+    assert all(gradient.abs().max() > 0 for gradient in expected.values())
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    torch.testing.assert_close(step(), loss, atol=0.0, rtol=0.0)
+    found = step()
+    assert found["loss"].equal(expected["loss"])
     assert len(calls) == 2 * plain_calls
-    torch.testing.assert_close(gradients_of(model), gradients, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
 
 
 def attention_step(function: Any, mask: torch.Tensor | None, dtype: torch.dtype, causal: bool) -> list[torch.Tensor]:
@@ -129,13 +131,6 @@ def make_inputs(lengths: list[int], vocab_size: int = 13) -> dict[str, torch.Ten
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
 
 
-def take_step(model: Model, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-    model.zero_grad()
-    loss = model(**inputs).loss
-    loss.backward()
-    return {"loss": loss.detach(), **gradients_of(model)}
-
-
 def test_a_loss_without_gradients_is_the_same_loss() -> None:
     model, inputs = make_model(label_smoothing=0.1).train(), make_inputs([3, 6, 2])
     expected = model(**inputs).loss
@@ -155,7 +150,7 @@ def test_gradients_by_function_transforms() -> None:
         return cast(torch.Tensor, torch.func.functional_call(model, parameters, (), inputs).loss)
 
     found = torch.func.grad(loss_of)(dict(model.named_parameters()))
-    expected = take_step(model, **inputs)
+    expected = loss_and_gradients(model, **inputs)
     for name, gradient in found.items():
         assert_close(gradient, expected[name])
 
@@ -167,5 +162,5 @@ def test_a_step_gives_the_same_bits_every_time() -> None:
     inputs, results = make_inputs([22, 20, 24, 19] * 8, vocab_size=700), []
     for _ in range(2):
         torch.manual_seed(0)
-        results.append(take_step(model, **inputs))
+        results.append(loss_and_gradients(model, **inputs))
     torch.testing.assert_close(results[0], results[1], rtol=0.0, atol=0.0)

@@ -6,17 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_vanilla import SHARING, make_model, make_sentences, pad
+from tiny_vanilla import SHARING, logits_of, make_model, make_sentences, pad
 from transformers import AutoModelForSeq2SeqLM
 
 IDS, MASK = pad(make_sentences([4, 2]))
 SOURCES = {"input_ids": IDS, "attention_mask": MASK}
 INPUTS = {**SOURCES, "decoder_input_ids": torch.tensor([[0, 7, 8], [0, 4, 9]])}
-
-
-def logits_of(model: Any) -> torch.Tensor:
-    with torch.no_grad():
-        return model(**INPUTS).logits
 
 
 def is_tied(model: Any) -> bool:
@@ -29,15 +24,14 @@ def test_loading_in_a_type_is_casting_to_it(name: str, kind: str, tmp_path: Path
     dtype = getattr(torch, name)
     model: Any = make_model(position_embedding_type=kind)
     model.save_pretrained(tmp_path)
-    expected = logits_of(model.to(dtype=dtype))
+    expected = logits_of(model.to(dtype=dtype), **INPUTS)
     assert expected.dtype == dtype
     for settings in ({"dtype": dtype}, {"dtype": name}, {"dtype": dtype, "device_map": "auto"}):
         loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, **settings)
         assert loaded.dtype == dtype
         assert is_tied(loaded)
         inputs = {key: tensor.to(loaded.device) for key, tensor in INPUTS.items()}
-        with torch.no_grad():
-            torch.testing.assert_close(loaded(**inputs).logits.cpu(), expected)
+        torch.testing.assert_close(logits_of(loaded, **inputs).cpu(), expected)
 
 
 @pytest.mark.parametrize("saved_in", [torch.float32, torch.bfloat16])
@@ -69,5 +63,5 @@ def test_what_does_not_fit_into_memory_is_read_from_disk(sharing: str, share: fl
 
     loaded.eval().save_pretrained(tmp_path / "again")
     again: Any = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "again")
-    assert torch.equal(logits_of(again), logits_of(model.eval()))
+    assert torch.equal(logits_of(again, **INPUTS), logits_of(model.eval(), **INPUTS))
     assert is_tied(again) == SHARING[sharing]["tie_word_embeddings"]

@@ -8,25 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_vanilla import make_model
 
-from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
 
 benchmark: Any = importlib.import_module("benchmark_generation")
 models: Any = importlib.import_module("benchmark_models")
 # CTranslate2 is no requirement of the tests; where it is installed, these hold for it too.
 TINY = ["--size=tiny", "--rounds=1", "--source_length=8", "--new_tokens=5"]
-
-
-def make_model(**settings: Any) -> VanillaTransformerForConditionalGeneration:
-    """A tiny model in which no bias is zero and no gain is one."""
-    torch.manual_seed(0)
-    model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig.from_preset("tiny", **settings))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter.add_(0.3 * torch.randn_like(parameter))
-    return model.eval()
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
@@ -101,7 +90,7 @@ def test_static_memory_is_for_our_side_alone() -> None:
 def test_sentences_are_translated_alike_by_the_same_weights(tmp_path: Path) -> None:
     texts = ["a man rides a horse .", "two dogs run", "", "the sun is shining on the old house", "a dog"]
     tokenizer = train_tokenizer(texts, vocab_size=300)
-    model = make_model(vocab_size=len(tokenizer))
+    model = make_model(vocab_size=len(tokenizer), encoder_attention_heads=2)
     # What a trained model of this package may ask for, and no other side knows.
     model.generation_config.update(length_penalty_type="gnmt", allow_custom_entries=True)
     model.save_pretrained(tmp_path)

@@ -33,11 +33,7 @@ def make_letters_model(**changes: Any) -> VanillaTransformerForConditionalGenera
 
 
 def train_on_letters(model: Any, output_dir: Path, *, reverse: bool = False, steps: int = 200) -> list[float]:
-    """Trains on one to four letters and their copy, or their reverse.
-
-    Returns:
-        The loss of every ten steps.
-    """
+    """Trains on one to four letters and their copy, or their reverse; returns the loss of every ten steps."""
     generator = np.random.default_rng(0)
     words = ["".join(generator.choice(list("abcdefgh"), size=generator.integers(1, 5))) for _ in range(2000)]
     arguments = TranslationTrainingArguments(

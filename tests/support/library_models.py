@@ -3,41 +3,20 @@
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    M2M100Config,
-    M2M100ForConditionalGeneration,
-    MarianConfig,
-    MarianMTModel,
-    NllbTokenizer,
-    PreTrainedTokenizerFast,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+import transformers
+from tiny_seq2seq import make_word_tokenizer
 
 # No word is inside two others set side by side, so that a stop sequence is found where it is written.
 WORDS = ["alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "hotel", "india", "juliet", "kilo", "lima"]
 WORDS += ["mike", "oscar", "papa", "quebec"]
 PREFIXES = {"translation_en_to_de": "alpha bravo ", "translation_en_to_fr": "golf hotel ", "summarization": "kilo "}
 TEXTS = ["alpha delta echo", "papa", "mike lima kilo juliet india", "bravo quebec"]
-SIZES: dict[str, Any] = {
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-}
-SIZES |= {"d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+SIZES: dict[str, Any] = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
+SIZES |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
 
 
-def make_tokenizer(**kwargs: Any) -> PreTrainedTokenizerFast:
-    vocabulary = ["<s>", "<pad>", "</s>", "<unk>", *WORDS]
-    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(vocabulary)}, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
-    special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **{**special, **kwargs})
+def make_tokenizer(**kwargs: Any) -> transformers.PreTrainedTokenizerFast:
+    return make_word_tokenizer(WORDS, **kwargs)
 
 
 def settle(model: Any) -> Any:
@@ -50,52 +29,46 @@ def settle(model: Any) -> Any:
     return model.eval()
 
 
-def make_marian(**kwargs: Any) -> MarianMTModel:
+def make_marian(**kwargs: Any) -> transformers.MarianMTModel:
     config: dict[str, Any] = {"vocab_size": len(WORDS) + 4, "pad_token_id": 1, "eos_token_id": 2}
     config["max_position_embeddings"] = 300
     config |= {"bos_token_id": 0, "decoder_start_token_id": 1, "forced_eos_token_id": None}
-    return settle(MarianMTModel(MarianConfig(**{**SIZES, **config, **kwargs})))
+    return settle(transformers.MarianMTModel(transformers.MarianConfig(**{**SIZES, **config, **kwargs})))
 
 
-def make_bart() -> BartForConditionalGeneration:
-    config = BartConfig(vocab_size=len(WORDS) + 4, max_position_embeddings=300, decoder_start_token_id=2, **SIZES)
-    return settle(BartForConditionalGeneration(config))
+def make_bart() -> transformers.BartForConditionalGeneration:
+    sizes = {**SIZES, "vocab_size": len(WORDS) + 4, "max_position_embeddings": 300}
+    config = transformers.BartConfig(**sizes, decoder_start_token_id=2)
+    return settle(transformers.BartForConditionalGeneration(config))
 
 
-def make_t5() -> T5ForConditionalGeneration:
-    config = T5Config(
-        vocab_size=len(WORDS) + 4,
-        d_model=16,
-        d_kv=8,
-        d_ff=32,
-        num_layers=1,
-        num_heads=2,
-        pad_token_id=1,
-        eos_token_id=2,
-    )
+def make_t5() -> transformers.T5ForConditionalGeneration:
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    config = transformers.T5Config(**sizes, vocab_size=len(WORDS) + 4, pad_token_id=1, eos_token_id=2)
     config.decoder_start_token_id = 1
     config.task_specific_params = {
         task: {"prefix": prefix, "max_length": 12, "num_beams": 3, "early_stopping": True, "unknown": 1}
         for task, prefix in PREFIXES.items()
     }
-    model = settle(T5ForConditionalGeneration(config))
+    model = settle(transformers.T5ForConditionalGeneration(config))
     model.generation_config.decoder_start_token_id = 1
     return model
 
 
-def make_m2m100(vocab_size: int) -> M2M100ForConditionalGeneration:
-    config = M2M100Config(vocab_size=vocab_size, max_position_embeddings=300, decoder_start_token_id=2, **SIZES)
-    return settle(M2M100ForConditionalGeneration(config))
+def make_m2m100(vocab_size: int) -> transformers.M2M100ForConditionalGeneration:
+    sizes = {**SIZES, "vocab_size": vocab_size, "max_position_embeddings": 300}
+    config = transformers.M2M100Config(**sizes, decoder_start_token_id=2)
+    return settle(transformers.M2M100ForConditionalGeneration(config))
 
 
 MODELS: dict[str, Any] = {"marian": make_marian, "bart": make_bart, "t5": make_t5}
 LANGUAGES = ["eng_Latn", "deu_Latn", "fra_Latn"]
 
 
-def make_nllb_tokenizer() -> NllbTokenizer:
+def make_nllb_tokenizer() -> transformers.NllbTokenizer:
     letters = ["▁", *"abcdefghijklmnopqrstuvwxyz"]
     vocabulary = {piece: index for index, piece in enumerate(["<s>", "<pad>", "</s>", "<unk>", *letters])}
-    return NllbTokenizer(vocab=vocabulary, merges=[], extra_special_tokens=LANGUAGES)
+    return transformers.NllbTokenizer(vocab=vocabulary, merges=[], extra_special_tokens=LANGUAGES)
 
 
 def generate_by_hand(model: Any, tokenizer: Any, text: str, **kwargs: Any) -> list[str]:

@@ -11,12 +11,11 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from sister_systems import attend, linear, norm, tensor2tensor_sinusoids
+from sister_systems import RandomWeights, Stack, linear, norm, tensor2tensor_sinusoids
 from torch import Tensor
 
 PAD, EOS, UNK = 1, 2, 3
@@ -45,32 +44,34 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def make_stacks(settings: Mapping[str, Any], weights: Any) -> dict[str, Stack]:
+    """Encoder and decoder; there is a norm at their end where the checkpoint has one, and in new ones with pre-norm."""
+    projections, activation = ("q_proj", "k_proj", "v_proj", "out_proj"), ACTIVATIONS.get(settings["activation_fn"])
+    same: dict[str, Any] = {"projections": projections, "feed_forward": ("fc1", "fc2"), "activation": activation}
+    stacks = {}
+    for side, attentions in (("encoder", ["self_attn"]), ("decoder", ["self_attn", "encoder_attn"])):
+        names: dict[str, Any] = {"norms": [f"{name}_layer_norm" for name in (*attentions, "final")]}
+        names |= {"attentions": attentions, "pre_norm": settings["encoder_normalize_before"]}
+        is_last = f"{side}.layer_norm.weight" in weights if weights else names["pre_norm"]
+        names["last_norm"] = f"{side}.layer_norm" if is_last else None
+        sizes = settings[f"{side}_layers"], settings[f"{side}_attention_heads"]
+        stacks[side] = Stack(weights, f"{side}.layers", *sizes, **names, **same)
+    return stacks
+
+
 def make_weights(settings: Mapping[str, Any], source_size: int, target_size: int, seed: int = 0) -> dict[str, Tensor]:
     """Random weights by the names of today's checkpoints."""
-    generator = torch.Generator().manual_seed(seed)
     width = settings["encoder_embed_dim"]
-    shapes: dict[str, tuple[int, ...]] = {}
-    for side, size in (("encoder", source_size), ("decoder", target_size)):
-        shapes[f"{side}.embed_tokens.weight"] = (size, width)
+    weights = RandomWeights(width, seed)
+    for side, stack in make_stacks(settings, weights).items():
+        stack.draw(settings[f"{side}_ffn_embed_dim"])
+        weights[f"{side}.embed_tokens.weight"] = weights.draw(source_size if side == "encoder" else target_size, width)
         if settings["encoder_learned_pos"]:
-            shapes[f"{side}.embed_positions.weight"] = (settings["max_source_positions"] + PAD + 1, width)
-        norms = ["layernorm_embedding"] if settings["layernorm_embedding"] else []
-        norms += ["layer_norm"] if settings["encoder_normalize_before"] else []
-        attentions = ["self_attn"] if side == "encoder" else ["self_attn", "encoder_attn"]
-        for layer in range(settings[f"{side}_layers"]):
-            place = f"layers.{layer}"
-            norms += [f"{place}.{name}_layer_norm" for name in (*attentions, "final")]
-            for name in (f"{place}.{a}.{p}_proj" for a in attentions for p in ("q", "k", "v", "out")):
-                shapes |= {f"{side}.{name}.weight": (width, width), f"{side}.{name}.bias": (width,)}
-            inner = settings[f"{side}_ffn_embed_dim"]
-            shapes |= {f"{side}.{place}.fc1.weight": (inner, width), f"{side}.{place}.fc1.bias": (inner,)}
-            shapes |= {f"{side}.{place}.fc2.weight": (width, inner), f"{side}.{place}.fc2.bias": (width,)}
-        shapes |= {f"{side}.{norm}.{part}": (width,) for norm in norms for part in ("weight", "bias")}
-    shapes["decoder.output_projection.weight"] = (target_size, width)
-    weights = {
-        name: 0.4 * torch.randn(shape, generator=generator) + float("norm" in name and name.endswith("weight"))
-        for name, shape in shapes.items()
-    }
+            rows = settings["max_source_positions"] + PAD + 1
+            weights[f"{side}.embed_positions.weight"] = weights.draw(rows, width)
+        if settings["layernorm_embedding"]:
+            weights.add_norms(f"{side}.layernorm_embedding")
+    weights["decoder.output_projection.weight"] = weights.draw(target_size, width)
     if settings["share_all_embeddings"]:
         weights["decoder.embed_tokens.weight"] = weights["encoder.embed_tokens.weight"]
     if settings["share_all_embeddings"] or settings["share_decoder_input_output_embed"]:
@@ -78,15 +79,15 @@ def make_weights(settings: Mapping[str, Any], source_size: int, target_size: int
     buffers = [f"{side}.version" for side in ("encoder", "decoder")]
     if not settings["encoder_learned_pos"]:
         buffers += [f"{side}.embed_positions._float_tensor" for side in ("encoder", "decoder")]
-    return weights | {name: torch.full((1,), 3.0) for name in buffers}
+    return {**weights, **{name: torch.full((1,), 3.0) for name in buffers}}
 
 
 class NaiveFairseq:
     """Computes what fairseq computes from weights and settings."""
 
     def __init__(self, settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-        self.settings = settings
-        self.weights = {name: weight.double() for name, weight in weights.items()}
+        self.settings, self.weights = settings, weights
+        self.stacks = make_stacks(settings, weights)
 
     def logits(self, source: list[int], target: list[int]) -> Tensor:
         """Scores (T, V) of the token behind each one of the target's."""
@@ -94,23 +95,12 @@ class NaiveFairseq:
 
     def encode(self, source: list[int]) -> Tensor:
         """The encoder's output (S, D)."""
-        x = self.embed("encoder", source)
-        for layer in range(self.settings["encoder_layers"]):
-            place = f"encoder.layers.{layer}"
-            x = self.sublayer(x, partial(self.look, f"{place}.self_attn"), f"{place}.self_attn_layer_norm")
-            x = self.sublayer(x, partial(self.feed_forward, place), f"{place}.final_layer_norm")
-        return self.last_norm("encoder", x)
+        return self.stacks["encoder"].run(self.embed("encoder", source))
 
     def decode(self, target: list[int], memory: Tensor) -> Tensor:
         """Scores (T, V), given the encoder's output (S, D)."""
-        x = self.embed("decoder", target)
-        for layer in range(self.settings["decoder_layers"]):
-            place = f"decoder.layers.{layer}"
-            x = self.sublayer(x, partial(self.look, f"{place}.self_attn"), f"{place}.self_attn_layer_norm")
-            cross_attention = partial(self.attend, f"{place}.encoder_attn", memory)
-            x = self.sublayer(x, cross_attention, f"{place}.encoder_attn_layer_norm")
-            x = self.sublayer(x, partial(self.feed_forward, place), f"{place}.final_layer_norm")
-        return self.last_norm("decoder", x) @ self.weights["decoder.output_projection.weight"].T
+        states = self.stacks["decoder"].run(self.embed("decoder", target), memory)
+        return linear(self.weights, "decoder.output_projection", states)
 
     def embed(self, side: str, tokens: list[int]) -> Tensor:
         """Embeddings times sqrt(D), plus positions that are counted from the padding's index + 1."""
@@ -121,36 +111,9 @@ class NaiveFairseq:
             positions = self.weights[f"{side}.embed_positions.weight"][first:last]
         else:
             positions = tensor2tensor_sinusoids(last, width)[first:]
-        x = scale * self.weights[f"{side}.embed_tokens.weight"][tokens] + positions
-        return self.norm(f"{side}.layernorm_embedding", x) if self.settings["layernorm_embedding"] else x
-
-    def sublayer(self, x: Tensor, function: Callable[[Tensor], Tensor], norm: str) -> Tensor:
-        """A residual connection with its norm before or behind."""
-        if self.settings["encoder_normalize_before"]:
-            return x + function(self.norm(norm, x))
-        return self.norm(norm, x + function(x))
-
-    def last_norm(self, side: str, x: Tensor) -> Tensor:
-        """The norm at the end of a stack, where the checkpoint has one."""
-        return self.norm(f"{side}.layer_norm", x) if f"{side}.layer_norm.weight" in self.weights else x
-
-    def norm(self, name: str, x: Tensor) -> Tensor:
-        return norm(self.weights, name, x, eps=1e-5)
-
-    def feed_forward(self, place: str, x: Tensor) -> Tensor:
-        """Position by position."""
-        inner = ACTIVATIONS[self.settings["activation_fn"]](linear(self.weights, f"{place}.fc1", x))
-        return linear(self.weights, f"{place}.fc2", inner)
-
-    def look(self, name: str, x: Tensor) -> Tensor:
-        """Attends to the same sequence, in the decoder up to the own position."""
-        return self.attend(name, x, x, causal=name.startswith("decoder"))
-
-    def attend(self, name: str, memory: Tensor, x: Tensor, causal: bool = False) -> Tensor:
-        """Attention, one head after the other; the decoder's number of heads counts for both of its attentions."""
-        heads = self.settings[f"{name.split('.')[0]}_attention_heads"]
-        names = (f"{name}.q_proj", f"{name}.k_proj", f"{name}.v_proj", f"{name}.out_proj")
-        return attend(self.weights, names, x, memory, heads=heads, causal=causal)
+        x = scale * self.weights[f"{side}.embed_tokens.weight"][tokens].double() + positions
+        name = f"{side}.layernorm_embedding"
+        return norm(self.weights, name, x, eps=1e-5) if self.settings["layernorm_embedding"] else x
 
     def translate(self, source: list[int], beam: int, lenpen: float, longest: int) -> list[int]:
         """Searches as fairseq does: a translation is done when as many have ended as there are beams."""

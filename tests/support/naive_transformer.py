@@ -29,11 +29,7 @@ def softmax(scores: list[float]) -> list[float]:
 
 
 def scaled_dot_product_attention(query: Array, keys: list[Array], values: list[Array]) -> tuple[Array, list[float]]:
-    """Equation 1 for one query: softmax(q . k_j / sqrt(d_k)) weighs the values (section 3.2.1).
-
-    Returns:
-        The context, shape (d_v,), and the weight of each key.
-    """
+    """Equation 1 for one query (3.2.1): its context (d_v,), and the keys' weights, softmax(q . k_j / sqrt(d_k))."""
     weights = softmax([float(query @ key) / math.sqrt(len(query)) for key in keys])
     context = np.zeros(len(values[0]))
     for weight, value in zip(weights, values, strict=True):
@@ -49,11 +45,7 @@ def layer_norm(vector: Array, weight: Array, bias: Array, eps: float) -> Array:
 
 
 def position_encoding(kind: str, position: int, d_model: int) -> Array:
-    """One row of a sinusoidal table, element by element (section 3.5 and the two published variants).
-
-    Raises:
-        ValueError: `kind` is no sinusoidal table.
-    """
+    """One row of a sinusoidal table, element by element (section 3.5 and the two published variants)."""
     half = d_model // 2
     row = np.zeros(d_model)
     for i in range(half):
@@ -81,10 +73,8 @@ ACTIVATIONS: dict[str, Callable[[float], float]] = {
 class NaiveTransformer:
     """Evaluates a model from its configuration and its state dict (BART's parameter names).
 
-    Args:
-        config: any object with the fields of `VanillaTransformerConfig`.
-        state: the parameters by name. Tied matrices are looked up under one name only, by what the configuration says
-            is tied, so weights that are tied in name alone give other logits.
+    Tied matrices are looked up under one name only, by what the configuration says is tied, so weights that are tied
+    in name alone give other logits.
     """
 
     def __init__(self, config: Any, state: Mapping[str, torch.Tensor]) -> None:
@@ -155,10 +145,8 @@ class NaiveTransformer:
     def embed(self, tokens: list[int], stack: str) -> Array:
         """Embeddings times sqrt(d_model) plus positions (sections 3.4 and 3.5)."""
         scale = math.sqrt(self.d_model) if self.config.scale_embedding else 1.0
-        rows = []
-        for index, token in enumerate(tokens):
-            rows.append(scale * self.embeddings[stack][token] + self.position(index, stack))
-        x = np.stack(rows)
+        table = self.embeddings[stack]
+        x = np.stack([scale * table[token] + self.position(index, stack) for index, token in enumerate(tokens)])
         return self.normalize(x, f"model.{stack}.layernorm_embedding") if self.config.normalize_embedding else x
 
     def position(self, index: int, stack: str) -> Array:
@@ -189,21 +177,15 @@ class NaiveTransformer:
     def linear(self, vector: Array, name: str) -> Array:
         """W x + b for one position; b is absent where the configuration says so."""
         output: Array = self.state[f"{name}.weight"] @ vector
-        return output + self.state[f"{name}.bias"] if self.has_bias(name) else output
-
-    def has_bias(self, name: str) -> bool:
-        """Whether the configuration gives this linear map a bias."""
-        if name.endswith((".fc1", ".fc2")):
-            return bool(self.config.ffn_bias)
-        return bool(self.config.attention_bias)
+        has_bias = self.config.ffn_bias if name.endswith((".fc1", ".fc2")) else self.config.attention_bias
+        return output + self.state[f"{name}.bias"] if has_bias else output
 
     def multi_head(
         self, x: Array, memory: Array, name: str, heads: int, causal: bool
     ) -> tuple[Array, list[list[list[float]]]]:
         """Section 3.2.2: Concat(head_1, ..., head_h) W_O with head_i = Attention(x W_Q_i, memory W_K_i, memory W_V_i).
 
-        Returns:
-            The output, shape (length of x, d_model), and the weights by head, query and key.
+        The output is (length of x, d_model), the weights are by head, query and key.
         """
         d_k = self.config.d_k if self.config.d_k is not None else self.d_model // heads
         d_v = self.config.d_v if self.config.d_v is not None else self.d_model // heads

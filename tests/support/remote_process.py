@@ -40,9 +40,7 @@ class RemoteError(Exception):
 class RemotePython:
     """A process that runs what it is given, in one namespace, as at a prompt.
 
-    Args:
-        folder: Its working directory; what it says goes to `said.txt` there.
-        environment: Its environment, whole.
+    It works in `folder`, where what it says goes to `said.txt`; `environment` is all that it has.
     """
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
@@ -59,14 +57,7 @@ class RemotePython:
             )
 
     def run(self, source: str, **names: Any) -> Any:
-        """Runs the program there, in which `names` have these values, all of them JSON.
-
-        Returns:
-            The value of its last line, which is JSON too.
-
-        Raises:
-            RemoteError: If the program raises.
-        """
+        """The value of the program's last line, which is JSON, as are the values that `names` have in it."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):

@@ -1,5 +1,7 @@
 """A tiny BART with random weights and a word-level tokenizer: to batch translation, a model like any other."""
 
+from typing import Any
+
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BartConfig, BartForConditionalGeneration, PreTrainedTokenizerFast
@@ -9,20 +11,19 @@ BROKEN_WORD = "two\nlines"
 MAX_TOKENS = 24
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Splits at white space, appends </s>, takes up to `MAX_TOKENS` tokens."""
-    vocabulary = ["<s>", "<pad>", "</s>", "<unk>", *WORDS, BROKEN_WORD]
-    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(vocabulary)}, unk_token="<unk>"))
+def make_word_tokenizer(words: list[str], **kwargs: Any) -> PreTrainedTokenizerFast:
+    """Splits at white space, appends </s>; four special tokens come before the words."""
+    names = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    vocabulary = {word: index for index, word in enumerate([*names.values(), *words])}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        bos_token="<s>",
-        pad_token="<pad>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        model_max_length=MAX_TOKENS,
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **{**names, **kwargs})
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Takes up to `MAX_TOKENS` tokens."""
+    return make_word_tokenizer([*WORDS, BROKEN_WORD], model_max_length=MAX_TOKENS)
 
 
 def make_model(seed: int = 0) -> BartForConditionalGeneration:

@@ -5,28 +5,21 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
+import transformers
 from naive_transformer import Array, NaiveTransformer
 from tiny_vanilla import SHARING, make_config, randomize
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTextEncoding,
-    AutoModelForTokenClassification,
-)
 from transformers.utils.generic import ModelOutput
 
 import vanilla_transformer as package
 
 # By which Auto class each single-stack model is found.
 SINGLE_STACKS: dict[str, Any] = {
-    "VanillaTransformerEncoderModel": AutoModelForTextEncoding,
-    "VanillaTransformerForSequenceClassification": AutoModelForSequenceClassification,
-    "VanillaTransformerForTokenClassification": AutoModelForTokenClassification,
-    "VanillaTransformerForQuestionAnswering": AutoModelForQuestionAnswering,
-    "VanillaTransformerDecoderModel": AutoModel,
-    "VanillaTransformerForCausalLM": AutoModelForCausalLM,
+    "VanillaTransformerEncoderModel": transformers.AutoModelForTextEncoding,
+    "VanillaTransformerForSequenceClassification": transformers.AutoModelForSequenceClassification,
+    "VanillaTransformerForTokenClassification": transformers.AutoModelForTokenClassification,
+    "VanillaTransformerForQuestionAnswering": transformers.AutoModelForQuestionAnswering,
+    "VanillaTransformerDecoderModel": transformers.AutoModel,
+    "VanillaTransformerForCausalLM": transformers.AutoModelForCausalLM,
 }
 DECODERS = ("VanillaTransformerDecoderModel", "VanillaTransformerForCausalLM")
 ENCODERS = tuple(name for name in SINGLE_STACKS if name not in DECODERS)

@@ -114,5 +114,14 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float 
     torch.testing.assert_close(actual, expected, atol=tolerance * scale, rtol=0.0)
 
 
+def loss_and_gradients(model: nn.Module, **inputs: Any) -> dict[str, torch.Tensor]:
+    """One backward pass of the model: the loss and the gradient of every parameter that has one."""
+    model.zero_grad()
+    loss = model(**inputs).loss
+    loss.backward()
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return {"loss": loss.detach(), **{name: grad.clone() for name, grad in found.items() if grad is not None}}
+
+
 def gradients_of(model: VanillaTransformerForConditionalGeneration) -> dict[str, torch.Tensor]:
     return {name: cast(torch.Tensor, parameter.grad).clone() for name, parameter in model.named_parameters()}
