@@ -308,11 +308,9 @@ def measure(workloads: list[Workload]) -> list[list[Measurement]]:
     Returns:
         For each workload the measurements of every round.
     """
-    servers = []
-    for workload in workloads:
-        connection, process = start_process(serve, workload)
+    servers = [start_process(serve, workload) for workload in workloads]
+    for connection, _ in servers:
         connection.recv()
-        servers.append((connection, process))
     rounds: list[list[Measurement]] = []
     for _ in range(1 + workloads[0].arguments.rounds):
         rounds.append([])

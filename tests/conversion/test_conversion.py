@@ -21,9 +21,7 @@ SAME = (Rule(r"(.*)", r"\1"),)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("sharing", [{}, {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 9}])
-def test_a_model_is_built_with_the_weights_type_ties_and_generation_config(
-    dtype: torch.dtype, sharing: dict[str, Any]
-) -> None:
+def test_a_model_has_the_weights_type_ties_and_generation_config(dtype: torch.dtype, sharing: dict[str, Any]) -> None:
     original: Any = make_model(lm_head_bias=True, **sharing)
     original.to(dtype)
     weights = {name: tensor for name, tensor in original.state_dict().items() if name != "lm_head.weight"}

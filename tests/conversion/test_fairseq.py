@@ -180,12 +180,9 @@ def test_a_checkpoint_of_2018_is_read(version: float | None, tmp_path: Path, mon
             self.sum, self.value = 3.0, np.float64(1.5)
 
     pretend_package(monkeypatch, fairseq__meters__AverageMeter=Meter)
-    state = {
-        "args": Namespace(**settings),
-        "model": old,
-        "optimizer_history": [{"best_loss": np.float32(2.5), "num_updates": np.int64(7)}],
-        "extra_state": {"train_meters": OrderedDict(loss=Meter())},
-    }
+    state: dict[str, Any] = {"args": Namespace(**settings), "model": old}
+    state["optimizer_history"] = [{"best_loss": np.float32(2.5), "num_updates": np.int64(7)}]
+    state["extra_state"] = {"train_meters": OrderedDict(loss=Meter())}
     checkpoint = tmp_path / "checkpoint.pt"
     torch.save(state, checkpoint, _use_new_zipfile_serialization=False)
     monkeypatch.undo()  # from here on there is no fairseq, as in the user's process
@@ -296,7 +293,7 @@ def test_a_refusal_names_every_obstacle(tmp_path: Path) -> None:
         (PRE_NORM, None),
     ],
 )
-def test_settings_and_weights_that_disagree_are_refused(
+def test_settings_that_weights_contradict_are_refused(
     changes: dict[str, Any], message: str | None, tmp_path: Path
 ) -> None:
     checkpoint, _ = write_checkpoint(tmp_path, LEARNED if "encoder_learned_pos" in changes else {})
@@ -313,18 +310,14 @@ def test_settings_and_weights_that_disagree_are_refused(
         convert_fairseq(checkpoint)
 
 
-def test_a_norm_at_the_end_of_one_side_only_is_refused(tmp_path: Path) -> None:
+def test_a_norm_at_the_end_of_one_side_only_and_other_tasks_are_refused(tmp_path: Path) -> None:
     checkpoint, naive = write_checkpoint(tmp_path, {**PRE_NORM, "no_decoder_final_norm": True})
     edit(checkpoint, model={name: w for name, w in naive.weights.items() if "decoder.layer_norm" not in name})
-    with pytest.raises(ConversionError, match="only one of encoder and decoder ends with a norm"):
-        convert_fairseq(checkpoint)
-
-
-def test_other_tasks_are_refused(tmp_path: Path) -> None:
-    checkpoint, _ = write_checkpoint(tmp_path)
     cfg = torch.load(checkpoint, weights_only=False)["cfg"]
     edit(checkpoint, cfg={**cfg, "task": {"_name": "translation_multi_simple_epoch"}})
-    with pytest.raises(ConversionError, match="the task is 'translation_multi_simple_epoch'"):
+    with pytest.raises(
+        ConversionError, match=r"(?s)task is 'translation_multi_.* only one of encoder and decoder ends"
+    ):
         convert_fairseq(checkpoint)
 
 
@@ -335,28 +328,21 @@ class Malice:
 
 def test_files_that_are_no_checkpoints_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint, _ = write_checkpoint(tmp_path)
-    state, content = torch.load(checkpoint, weights_only=False), checkpoint.read_bytes()
+    state = torch.load(checkpoint, weights_only=False)
     cases: list[tuple[Any, str]] = [
-        (content[: len(content) // 2], r"checkpoint_best.pt \([\d,]+ bytes\) is truncated or damaged"),
-        (b"", "truncated or damaged|no checkpoint that torch.save wrote"),
-        (b"no checkpoint at all", "no checkpoint that torch.save wrote"),
-        ({**state, "extra_state": Malice()}, "holds more than weights: it needs print"),
         ({**state, "cfg": {**state["cfg"], "model": Malice()}}, "holds more than weights: it needs print"),
         (state["model"], "is no checkpoint of fairseq's, which is a dictionary with the entry 'model'"),
         ({"model": state["model"]}, r"holds weights and no settings .* it has 'model' only"),
-        ({**state, "model": {**state["model"], "step": 3}}, "its entry 'model', holds more than weights: 'step'"),
         ({**state, "model": []}, "its entry 'model', is no state dict"),
         ({**state, "model": {"weight": torch.ones(2)}}, "has no table encoder.embed_tokens.weight"),
         ([state], "is no checkpoint of fairseq's"),
+        ({**state, "extra_state": Malice()}, "holds more than weights: it needs print"),
     ]
     for written, message in cases:
-        if isinstance(written, bytes):
-            checkpoint.write_bytes(written)
-        else:
-            torch.save(written, checkpoint)
+        torch.save(written, checkpoint)
         with pytest.raises(ConversionError, match=message):
             convert_fairseq(checkpoint)
-    torch.save({**state, "extra_state": Malice()}, checkpoint, _use_new_zipfile_serialization=False)
+    torch.save(cases[-1][0], checkpoint, _use_new_zipfile_serialization=False)
     with pytest.raises(ConversionError, match="holds more than weights: it needs print"):
         convert_fairseq(checkpoint)
     assert capsys.readouterr().out == ""
@@ -488,9 +474,10 @@ def test_sentencepiece_cuts_texts_and_the_dictionary_numbers_them(model_type: st
 
 def test_files_that_cut_texts_must_belong_together(tmp_path: Path) -> None:
     checkpoint, _ = write_checkpoint(tmp_path)
-    with pytest.raises(ConversionError, match="target_codes is given without codes"):
-        convert_fairseq(checkpoint, target_codes="codes")
-    with pytest.raises(ConversionError, match="target_sentencepiece_model is given without sentencepiece_model"):
-        convert_fairseq(checkpoint, codes="codes", target_sentencepiece_model="it.model")
-    with pytest.raises(ConversionError, match="not by both"):
-        convert_fairseq(checkpoint, codes="codes", sentencepiece_model="it.model")
+    for files, message in (
+        ({"target_codes": "it"}, "target_codes is given without codes"),
+        ({"codes": "it", "target_sentencepiece_model": "it"}, "target_sentencepiece_model is given without sentence"),
+        ({"codes": "it", "sentencepiece_model": "it"}, "not by both"),
+    ):
+        with pytest.raises(ConversionError, match=message):
+            convert_fairseq(checkpoint, **files)

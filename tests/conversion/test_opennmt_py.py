@@ -29,9 +29,7 @@ OPT |= {"dropout": [0.3, 0.1], "attention_dropout": [0.2], "label_smoothing": 0.
 OPT |= {"self_attn_type": "scaled-dot-flash", "transforms": [], "_all_transform": set()}
 
 
-def make_checkpoint(
-    *, source: list[str] = SOURCE, target: list[str] = TARGET, biases: bool = False, **options: Any
-) -> dict[str, Any]:
+def make_checkpoint(*, source: Any = SOURCE, target: Any = TARGET, biases: bool = False, **options: Any) -> Any:
     opt = {**OPT, **options}
     weights = RandomWeights(D)
 
@@ -65,14 +63,8 @@ def make_checkpoint(
     if opt["share_decoder_embeddings"]:
         output["weight"] = weights[tables[1]]
     vocabs = {"src": source, "tgt": target, "data_task": "seq2seq", "decoder_start_token": "<s>"}
-    optim = {"training_step": 3, "optimizer": {"state": {}}}
-    return {
-        "model": dict(weights),
-        "generator": output,
-        "vocab": vocabs,
-        "opt": argparse.Namespace(**opt),
-        "optim": optim,
-    }
+    rest = {"opt": argparse.Namespace(**opt), "optim": {"training_step": 3, "optimizer": {"state": {}}}}
+    return {"model": dict(weights), "generator": output, "vocab": vocabs, **rest}
 
 
 def compute(checkpoint: dict[str, Any], source: list[int], target: list[int]) -> torch.Tensor:
@@ -116,6 +108,7 @@ def save(checkpoint: dict[str, Any], folder: Path) -> Path:
 
 
 SENTENCES = [(["ein", "Hund", "la@@", "uft"], ["a", "dog", "ru@@", "ns"]), (["schnell"], ["a"])]
+ONE_TABLE = {"share_embeddings": True, "share_decoder_embeddings": True}
 
 
 @pytest.mark.parametrize(
@@ -124,12 +117,7 @@ SENTENCES = [(["ein", "Hund", "la@@", "uft"], ["a", "dog", "ru@@", "ns"]), (["sc
         {},
         {"biases": True, "pos_ffn_activation_fn": "gelu", "norm_eps": 1e-3, "heads": 4, "self_attn_type": "scaled-dot"},
         {"share_decoder_embeddings": True, "enc_layers": 1, "dec_layers": 3},
-        {
-            "target": SOURCE,
-            "share_embeddings": True,
-            "share_decoder_embeddings": True,
-            "position_encoding_type": "SinusoidalConcat",
-        },
+        {"target": SOURCE, **ONE_TABLE, "position_encoding_type": "SinusoidalConcat"},
         {"target": SOURCE, "biases": True},
         # Special tokens anywhere, which the model must have in the same places on both sides.
         {"target": ["a", "<s>", "dog", "</s>", "ru@@", "ns", "<blank>", "<unk>", "cat"], "biases": True},
@@ -145,9 +133,8 @@ def test_it_computes_what_the_original_does(options: dict[str, Any], tmp_path: P
     batch = tokenizer([" ".join(words) for words, _ in SENTENCES], padding=True, return_tensors="pt")
     for row, (words, translation) in enumerate(SENTENCES):
         target = [word if word in vocab["tgt"] else "<unk>" for word in ["<s>", *translation]]
-        expected = compute(
-            checkpoint, [vocab["src"].index(word) for word in words], [vocab["tgt"].index(word) for word in target]
-        )
+        both = zip(("src", "tgt"), (words, target), strict=True)
+        expected = compute(checkpoint, *([vocab[side].index(word) for word in text] for side, text in both))
         ids = tokenizer.target_tokenizer.convert_tokens_to_ids(target)
         with torch.no_grad():
             logits = model(**batch, decoder_input_ids=torch.tensor([ids] * len(SENTENCES))).logits[row]
@@ -157,13 +144,8 @@ def test_it_computes_what_the_original_does(options: dict[str, Any], tmp_path: P
 
 
 def test_all_of_it_is_saved_and_found_again(tmp_path: Path) -> None:
-    options: dict[str, Any] = {
-        "src_lang": "de",
-        "tgt_lang": "en",
-        "transforms": ["filtertoolong"],
-        "_all_transform": {"bpe"},
-    }
-    converted = convert_opennmt_py(save(make_checkpoint(**options), tmp_path))
+    options: dict[str, Any] = {"transforms": ["filtertoolong"], "_all_transform": {"bpe"}}
+    converted = convert_opennmt_py(save(make_checkpoint(src_lang="de", tgt_lang="en", **options), tmp_path))
     assert "by its transforms bpe, filtertoolong" in converted.notes[0]
     config = converted.model.config
     assert (config.dropout, config.activation_dropout, config.attention_dropout) == (0.1, 0.1, 0.2)
@@ -270,9 +252,6 @@ def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
     path = save({"model": {}}, tmp_path)
     with pytest.raises(ConversionError, match="has no settings"):
         convert_opennmt_py(path)
-    for vocab, message in (
-        ({"src": SOURCE}, "no vocabularies as OpenNMT-py 3 writes them"),
-        (Fields(), "needs .*Fields"),
-    ):
+    for vocab, message in (({"src": SOURCE}, "no vocabularies as OpenNMT-py 3 writes"), (Fields(), "needs .*Fields")):
         with pytest.raises(ConversionError, match=message):
             convert_opennmt_py(save(make_checkpoint() | {"vocab": vocab}, tmp_path))

@@ -3,7 +3,6 @@
 import functools
 import io
 import json
-import os
 import random
 import sys
 import warnings
@@ -15,7 +14,6 @@ import pytest
 import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from remote_process import BLOCK_THE_PACKAGE, remote_python
 from sentencepiece import sentencepiece_model_pb2 as sentencepiece_protocol
 from tokenizers import normalizers
 from transformers import AutoTokenizer
@@ -162,7 +160,7 @@ TEXTS = st.lists(CHARACTERS, max_size=10).map("".join)
 def test_any_text_has_equal_ids(name: str, converted: Converted) -> None:
     tokenizer, processor = converted(name)
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=100)
     @given(st.one_of(TEXTS, st.lists(st.sampled_from(PARTS), max_size=6).map("".join)))
     def check(text: str) -> None:
         check_equal(tokenizer, processor, text, ties=True)
@@ -170,7 +168,7 @@ def test_any_text_has_equal_ids(name: str, converted: Converted) -> None:
     check()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150)
 @given(text=TEXTS)
 @pytest.mark.parametrize("rule", ["nmt_nfkc", "nfkc_cf"])
 def test_text_is_normalised_as_sentencepiece_does(rule: str, text: str) -> None:
@@ -234,21 +232,13 @@ class TestVocabulary:
         ("name", "options", "message"),
         [
             ("unigram", {"vocabulary": SPECIALS}, r"lacks \d+ of the \d+ pieces of .*unigram\.model.*append_absent"),
-            (
-                "unigram",
-                {"vocabulary": ["</s>"], "pad_token": "<blank>"},
-                "lacks '<blank>'; the source vocabulary lacks",
-            ),
-            (
-                "bpe_bytes",
-                {"vocabulary": [*SPECIALS, "中"], "append_absent": True},
-                "'中', a character that .* in bytes",
-            ),
+            ("unigram", {"vocabulary": ["</s>"], "pad_token": "<blank>"}, "lacks '<blank>'; the source vocabulary la"),
+            ("bpe_bytes", {"vocabulary": [*SPECIALS, "中"], "append_absent": True}, "'中', a character that .* in by"),
             ("identity", {"target_vocabulary": ["<s>"]}, "without the source's"),
         ],
     )
-    def test_what_does_not_belong_together_is_refused(
-        self, name: str, options: dict[str, Any], message: str, model_files: dict[str, Path]
+    def test_what_does_not_fit_is_refused(
+        self, name: str, options: Any, message: str, model_files: dict[str, Path]
     ) -> None:
         with pytest.raises(ConversionError, match=message):
             convert_sentencepiece(model_files[name], **options)
@@ -256,12 +246,9 @@ class TestVocabulary:
     def test_other_names_and_no_start_token(self, model_files: dict[str, Path], tmp_path: Path) -> None:
         processor = sentencepiece.SentencePieceProcessor(model_file=str(model_files["identity"]))
         pieces = [processor.id_to_piece(index) for index in range(3, processor.get_piece_size())]
-        names: dict[str, Any] = {
-            "vocabulary": ["</s>", "UNK", *pieces, "<blank>"],
-            "unk_token": "UNK",
-            "pad_token": "<blank>",
-        }
-        tokenizer = convert_sentencepiece(model_files["identity"], **names)
+        tokens = ["</s>", "UNK", *pieces, "<blank>"]
+        names: dict[str, Any] = {"unk_token": "UNK", "pad_token": "<blank>"}
+        tokenizer = convert_sentencepiece(model_files["identity"], vocabulary=tokens, **names)
         assert tokenizer.bos_token_id is None
         assert (tokenizer.eos_token_id, tokenizer.unk_token_id) == (0, 1)
         assert tokenizer.pad_token_id == len(pieces) + 2
@@ -310,7 +297,7 @@ class TestTwoSides:
             convert_sentencepiece(model_files["identity"], target_model_file=model_files["bpe_symbols"])
 
 
-def test_it_is_saved_and_loaded_with_and_without_the_package(converted: Converted, tmp_path: Path) -> None:
+def test_it_is_saved_and_loaded_anywhere(converted: Converted, tmp_path: Path, without_the_package: Any) -> None:
     texts = [*make_texts(20, seed=6), *(text for text in PARTS if text not in SPECIALS)]
     expected = {}
     for name in ("unigram", "bpe_bytes", "bpe_symbols"):
@@ -323,10 +310,9 @@ def test_it_is_saved_and_loaded_with_and_without_the_package(converted: Converte
         file = (tmp_path / "again" / "tokenizer.json").read_text()
         assert json.loads(file) == json.loads((tmp_path / name / "tokenizer.json").read_text())
         expected[name] = tokenizer(texts)["input_ids"]
-    program = "{name: PreTrainedTokenizerFast.from_pretrained(name)(texts)['input_ids'] for name in names}"
-    with remote_python(tmp_path, os.environ) as python:
-        python.run(f"{BLOCK_THE_PACKAGE}\nfrom transformers import PreTrainedTokenizerFast")
-        assert python.run(program, names=list(expected), texts=texts) == expected
+    program = "import transformers\ntransformers.PreTrainedTokenizerFast.from_pretrained(folder)(texts).input_ids"
+    for name, ids in expected.items():
+        assert without_the_package.run(program, folder=str(tmp_path / name), texts=texts) == ids
 
 
 def test_own_rules_are_kept(tmp_path: Path) -> None:
@@ -390,9 +376,7 @@ class TestRefusals:
             convert_sentencepiece(tmp_path / "none.model")
 
     @pytest.mark.parametrize("missing", ["sentencepiece", "google.protobuf"])
-    def test_a_missing_package_is_named_with_the_extra(
-        self, missing: str, model_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_missing_package_is_named(self, missing: str, model_files: dict[str, Path], monkeypatch: Any) -> None:
         monkeypatch.setitem(sys.modules, missing, None)
         monkeypatch.delitem(sys.modules, "sentencepiece.sentencepiece_model_pb2")
         with pytest.raises(ImportError, match=r'pip install "vanilla-transformer\[convert\]"'):

@@ -1,6 +1,7 @@
 """Which system a model is of, what may be said of it, and the command that converts."""
 
 import inspect
+import itertools
 import json
 import os
 import pickle
@@ -71,14 +72,10 @@ CHECKPOINTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("is_zip", [True, False])
-@pytest.mark.parametrize("name", CHECKPOINTS)
-def test_checkpoints_are_recognised_by_the_names_in_them(tmp_path: Path, name: str, is_zip: bool) -> None:
-    torch.save(CHECKPOINTS[name], tmp_path / "it.pt", _use_new_zipfile_serialization=is_zip)
-    assert detect_format(str(tmp_path / "it.pt")) == name
-
-
-def test_a_safetensors_file_is_recognised_too(tmp_path: Path) -> None:
+def test_checkpoints_are_recognised_by_the_names_in_them(tmp_path: Path) -> None:
+    for name, is_zip in itertools.product(CHECKPOINTS, (True, False)):
+        torch.save(CHECKPOINTS[name], tmp_path / "it.pt", _use_new_zipfile_serialization=is_zip)
+        assert detect_format(str(tmp_path / "it.pt")) == name
     save_file(dict(Translator().state_dict()), tmp_path / "it.safetensors")
     assert detect_format(str(tmp_path / "it.safetensors")) == "torch_nn"
     (tmp_path / "it.safetensors").write_bytes(b"nothing")
@@ -91,9 +88,7 @@ class Bomb:
         return os.mkdir, ("exploded",)
 
 
-def test_finding_out_runs_nothing_and_says_what_it_did_not_recognise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finding_out_runs_nothing_and_says_what_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"model": Bomb()}, "bomb.pt")
     Path("text.pt").write_text("not a pickle")
@@ -118,9 +113,7 @@ def test_folders_of_other_systems_are_recognised(tmp_path: Path) -> None:
         detect_format(str(fairseq))
 
 
-def test_code_that_comes_with_a_model_is_not_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_code_that_comes_with_a_model_is_not_run(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     # Whoever is asked whether to trust it says yes.
     monkeypatch.setattr("builtins.input", lambda *_: "y")
@@ -154,7 +147,7 @@ def test_a_damaged_checkpoint_is_not_recognised_whatever_its_bytes_say(tmp_path:
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_every_option_has_a_type_a_default_and_a_help_text(name: str) -> None:
+def test_every_option_has_a_type_a_default_and_a_help_text(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     source = SOURCES[name]
     options = source.list_options()
     if source.settings is not None:
@@ -162,11 +155,15 @@ def test_every_option_has_a_type_a_default_and_a_help_text(name: str) -> None:
     else:
         signature = inspect.signature(source.convert)
         assert [option.name for option in options] == list(signature.parameters)[1:]
+    with pytest.raises(SystemExit):
+        script.main(["--format", name, "--help"])
+    printed = capsys.readouterr().out
     for option in options:
         assert option.type in (str, int, float, bool)
         assert option.default is None or isinstance(option.default, option.type)
         assert len(option.help) > 10
         assert option.help.endswith(".")
+        assert f"--{option.name}" in printed
 
 
 def test_unknown_formats_and_options_are_named(marian: str) -> None:
@@ -185,9 +182,8 @@ def test_the_command_converts_and_saves(tmp_path: Path, marian: str, capsys: pyt
     ours, theirs = AutoModelForSeq2SeqLM.from_pretrained(folder), MarianMTModel.from_pretrained(marian)
     assert isinstance(ours, VanillaTransformerForConditionalGeneration)
     ids = torch.tensor([[5, 6, 7, 0]])
-    torch.testing.assert_close(
-        ours(input_ids=ids, decoder_input_ids=ids).logits, theirs(input_ids=ids, decoder_input_ids=ids).logits
-    )
+    logits = [model(input_ids=ids, decoder_input_ids=ids).logits for model in (ours, theirs)]
+    torch.testing.assert_close(*logits)
     record = json.loads((folder / "conversion.json").read_text())
     assert 0 <= record.pop("largest_difference_of_logits") < 1e-5
     assert record == {"system": "marian", "name": "marian", "revision": None}
@@ -233,11 +229,10 @@ def test_the_command_takes_a_model_out(tmp_path: Path, capsys: pytest.CaptureFix
     VanillaTransformerTokenizer().save_pretrained(tmp_path / "ours")
     arguments = ["--model_name_or_path", str(tmp_path / "ours"), "--to", "marian"]
     script.main([*arguments, "--output_dir", str(tmp_path / "marian")])
-    theirs = MarianMTModel.from_pretrained(tmp_path / "marian")
+    theirs: Any = MarianMTModel.from_pretrained(tmp_path / "marian")
     ids = torch.tensor([[5, 6, 7, 2]])
-    torch.testing.assert_close(
-        theirs(input_ids=ids, decoder_input_ids=ids).logits, ours(input_ids=ids, decoder_input_ids=ids).logits
-    )
+    logits = [model(input_ids=ids, decoder_input_ids=ids).logits for model in (ours, theirs)]
+    torch.testing.assert_close(*logits)
     assert (tmp_path / "marian" / "tokenizer.json").is_file()
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / "ours" / name).unlink()
@@ -273,9 +268,7 @@ def test_torch_s_model_is_brought_back(tmp_path: Path, capsys: pytest.CaptureFix
     assert (other.encoder_attention_heads, other.eos_token_id) == (4, 3)
 
 
-def test_an_interrupted_conversion_says_so_and_leaves_nothing(
-    tmp_path: Path, marian: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_conversion_leaves_nothing(tmp_path: Path, marian: str, monkeypatch: Any, capsys: Any) -> None:
     save = VanillaTransformerForConditionalGeneration.save_pretrained
 
     def save_and_press(model: Any, folder: Path, **options: Any) -> None:
@@ -288,11 +281,3 @@ def test_an_interrupted_conversion_says_so_and_leaves_nothing(
     assert caught.value.code == 130
     assert capsys.readouterr().err.endswith("\nInterrupted: nothing was written.\n")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_help_of_a_format_lists_its_options(capsys: pytest.CaptureFixture[str]) -> None:
-    for name, source in SOURCES.items():
-        with pytest.raises(SystemExit):
-            script.main(["--format", name, "--help"])
-        printed = capsys.readouterr().out
-        assert all(f"--{option.name}" in printed for option in source.list_options())

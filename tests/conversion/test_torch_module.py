@@ -27,7 +27,7 @@ def random_model(seed: int = 0, **changes: Any) -> VanillaTransformerForConditio
     return make_model(seed=seed, scale=0.2, **{"vocab_size": 19, "dropout": 0.1, "activation_dropout": 0.3, **changes})
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10)
 @given(
     normalize_before=st.booleans(),
     add_final_layer_norm=st.none() | st.booleans(),

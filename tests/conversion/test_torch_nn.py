@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ def test_the_tutorial_s_checkpoint_needs_the_number_of_heads_alone(tmp_path: Pat
 
 # What torch does with padding where it can, and says that it may change.
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10)
 @given(
     norm_first=st.booleans(),
     bias=st.booleans(),
@@ -58,9 +57,7 @@ def test_the_tutorial_s_checkpoint_needs_the_number_of_heads_alone(tmp_path: Pat
     sharing=st.sampled_from(["none", "embeddings", "output", "all"]),
     seed=st.integers(0, 1000),
 )
-def test_a_module_is_read_and_computes_the_same(
-    layers: tuple[int, int], last_norms: bool, sharing: str, seed: int, **transformer: Any
-) -> None:
+def test_a_module_computes_the_same(layers: Any, last_norms: bool, sharing: str, seed: int, **transformer: Any) -> None:
     both = {"num_encoder_layers": layers[0], "num_decoder_layers": layers[1]}
     original = make_tutorial(seed, vocabularies=(23, 23), **both, **transformer)
     if not last_norms:
@@ -216,38 +213,29 @@ def test_half_precision_stays_and_is_compared_in_float32() -> None:
 # Refusals
 
 
-def drop(name: str) -> Callable[[dict[str, torch.Tensor]], None]:
-    return lambda weights: weights.__delitem__(name)
-
-
-def add(name: str, *shape: int) -> Callable[[dict[str, torch.Tensor]], None]:
-    return lambda weights: weights.update({name: torch.zeros(shape)})
-
-
 SOURCE, TARGET = "src_tok_emb.embedding.weight", "tgt_tok_emb.embedding.weight"
 
 
 @pytest.mark.parametrize(
-    ("change", "messages"),
+    ("name", "shape", "message"),
     [
-        (drop("transformer.decoder.layers.0.multihead_attn.in_proj_weight"), ["several encoders", "no decoder"]),
-        (add("other.layers.0.self_attn.in_proj_weight", 3, 3), ["several encoders: 'transformer.encoder.', 'other.'"]),
-        (drop("transformer.encoder.layers.0.linear1.weight"), ["encoder.layers.0.linear1.weight is missing"]),
-        (drop("transformer.encoder.norm.weight"), ["only the decoder has one (can be: both stacks or none)"]),
-        (drop(TARGET), ["lm_head.weight has the shape (19, 16) instead of (23, 16)"]),
-        (add("embed_more.weight", 9, 16), ["no place for", "embed_more.weight (9, 16)"]),
-        (add("transformer.decoder.layers.0.adapter.weight", 4, 16), ["no place for", "0.adapter.weight (4, 16)"]),
-        (drop("transformer.encoder.layers.1.norm2.bias"), ["missing", "encoder.layers.1.final_layer_norm.bias"]),
-        (add("generator.bias", 18), ["lm_head.bias has the shape (18,) instead of (19,)"]),
+        ("transformer.decoder.layers.0.multihead_attn.in_proj_weight", None, "several encoders.*no decoder"),
+        ("other.layers.0.self_attn.in_proj_weight", (3, 3), r"several encoders: 'transformer\.encoder\.', 'other\.'"),
+        ("transformer.encoder.layers.0.linear1.weight", None, r"encoder\.layers\.0\.linear1\.weight is missing"),
+        ("transformer.encoder.norm.weight", None, r"only the decoder has one \(can be: both stacks or none\)"),
+        (TARGET, None, r"lm_head\.weight has the shape \(19, 16\) instead of \(23, 16\)"),
+        ("embed_more.weight", (9, 16), r"no place for.*embed_more\.weight \(9, 16\)"),
+        ("transformer.decoder.layers.0.adapter.weight", (4, 16), r"no place for.*0\.adapter\.weight \(4, 16\)"),
+        ("transformer.encoder.layers.1.norm2.bias", None, r"missing.*encoder\.layers\.1\.final_layer_norm\.bias"),
+        ("generator.bias", (18,), r"lm_head\.bias has the shape \(18,\) instead of \(19,\)"),
     ],
 )
-def test_what_does_not_fit_is_named(change: Callable[[dict[str, torch.Tensor]], None], messages: list[str]) -> None:
-    weights = dict(make_tutorial().state_dict())
-    change(weights)
-    with pytest.raises(ConversionError) as caught:
+def test_what_does_not_fit_is_named(name: str, shape: tuple[int, ...] | None, message: str) -> None:
+    weights = {**make_tutorial().state_dict(), name: torch.zeros(shape or 1)}
+    if shape is None:
+        del weights[name]
+    with pytest.raises(ConversionError, match=f"(?s){message}"):
         convert_torch_nn(weights, EIGHT_HEADS)
-    for message in messages:
-        assert message in str(caught.value)
 
 
 def test_other_names_can_be_given() -> None:
@@ -286,10 +274,9 @@ def test_modules_that_are_not_torch_s_or_differ_are_refused() -> None:
         convert_torch_nn(make_tutorial(activation=nn.GELU()))
     layers: Any = original.transformer.encoder.layers
     layers[1].norm1.eps, layers[1].activation = 0.5, torch.tanh
-    with pytest.raises(ConversionError) as caught:
+    message = r"(?s)activation is not the same.*layer_norm_eps is not the same.*\(can be: 'relu', 'gelu', 'silu'\)"
+    with pytest.raises(ConversionError, match=message):
         convert_torch_nn(original)
-    for message in ("layer_norm_eps is not the same", "activation is not the same", "(can be: 'relu', 'gelu', 'silu')"):
-        assert message in str(caught.value)
     layers[1] = Layer()
     with pytest.raises(ConversionError, match="a layer is of the class Layer, which is not torch's"):
         convert_torch_nn(original)

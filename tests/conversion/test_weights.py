@@ -88,10 +88,7 @@ def test_all_that_does_not_fit_is_named_together(lost: set[str], strange: set[st
     [
         ({"table": torch.zeros(5)}, "table is not all ones"),
         ({"layers.0.in_proj": torch.zeros(7, 3)}, r"in_proj has the shape \(7, 3\), which cannot be divided by 3"),
-        (
-            {"decoder.version": torch.ones(1), "embed.source ": torch.ones(1)},
-            r"no place for:\n    embed.source  \(1,\)",
-        ),
+        ({"decoder.version": torch.ones(1), "embed. ": torch.ones(1)}, r"no place for:\n    embed.  \(1,\)"),
     ],
 )
 def test_what_is_wrong_is_named(changes: dict[str, torch.Tensor], message: str) -> None:

@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-import torch
 from datasets import Dataset, IterableDataset
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -18,13 +17,9 @@ from tokenizers import Tokenizer, models
 from torch.utils.data import DataLoader
 from transformers import (
     ByT5Tokenizer,
-    DataCollatorForSeq2Seq,
     PreTrainedTokenizerFast,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
 )
 
-from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.bpe_dropout import BpeDropout, measure_length_growth
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
 
@@ -163,25 +158,6 @@ def test_a_copy_draws_too() -> None:
     dropout = pickle.loads(pickle.dumps(BpeDropout(SEPARATE, 0.5, 20)))
     assert (dropout.p, dropout.max_source_length, dropout.max_target_length) == (0.5, 20, None)
     assert len(set(draws(dropout, "two men ride two horses", 20))) > 10
-
-
-def test_the_trainer_learns_from_drawn_tokens(tmp_path: Any) -> None:
-    torch.manual_seed(0)
-    sizes: Any = {"vocab_size": 290, "decoder_vocab_size": 295, "share_encoder_decoder_embeddings": False}
-    model: Any = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig.from_preset("tiny", **sizes))
-    options: Any = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1}
-    arguments = Seq2SeqTrainingArguments(
-        str(tmp_path), max_steps=30, learning_rate=5e-3, remove_unused_columns=False, **options
-    )
-    trainer = Seq2SeqTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=Dataset.from_dict(PAIRS).with_transform(BpeDropout(SEPARATE, 0.1)),
-        data_collator=DataCollatorForSeq2Seq(SEPARATE, model=model),
-    )
-    trainer.train()
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert losses[-1] < 0.7 * losses[0]
 
 
 def test_growth_of_lengths() -> None:

@@ -39,17 +39,11 @@ def load(path: Path, **options: Any) -> Pairs:
     return to_pairs(load_parallel_corpus(files=[path], **options))
 
 
-TABLES: dict[str, Callable[..., Path]] = {
-    ".tsv": write_tsv,
-    ".csv": write_csv,
-    ".json": write_json,
-    ".jsonl": write_json,
-}
+TABLES: dict[str, Callable[..., Path]] = {".tsv": write_tsv, ".csv": write_csv}
+TABLES |= dict.fromkeys((".json", ".jsonl"), write_json)
 
 
-@pytest.mark.parametrize("gz", ["", ".gz", ".GZ"])
-@pytest.mark.parametrize("crlf", [False, True])
-@pytest.mark.parametrize("bom", [False, True])
+@pytest.mark.parametrize(("gz", "crlf", "bom"), [("", False, True), (".gz", True, False), (".GZ", True, True)])
 def test_every_text_format_gives_the_same_pairs(tmp_path: Path, gz: str, crlf: bool, bom: bool) -> None:
     files = write_aligned(tmp_path, PAIRS, gz, gz, crlf=crlf, bom=bom)
     assert to_pairs(load_parallel_corpus(files=files)) == PAIRS
@@ -57,9 +51,8 @@ def test_every_text_format_gives_the_same_pairs(tmp_path: Path, gz: str, crlf: b
         assert load(write_table(tmp_path / f"corpus{suffix}{gz}", PAIRS, crlf=crlf, bom=bom)) == PAIRS, suffix
 
 
-@pytest.mark.parametrize("type_name", ["large_string", "string"])
-def test_parquet_gives_the_same_pairs(tmp_path: Path, type_name: str) -> None:
-    features = Features({"id": Value("int64"), "target": Value(type_name), "source": Value(type_name)})
+def test_parquet_gives_the_same_pairs(tmp_path: Path) -> None:
+    features = Features({"id": Value("int64"), "target": Value("large_string"), "source": Value("large_string")})
     rows = [{"id": 1, "target": target, "source": source} for source, target in PAIRS]
     Dataset.from_list(rows, features=features).to_parquet(tmp_path / "corpus.parquet")
     assert load(tmp_path / "corpus.parquet") == PAIRS
@@ -76,9 +69,7 @@ def pairs_of(texts: st.SearchStrategy[str]) -> st.SearchStrategy[Pairs]:
 
 # A byte order mark is written, lest a text that begins with U+FEFF be taken for one.
 @given(pairs=pairs_of(text(exclude="\t\n\r")))
-def test_any_unicode_text_survives_tsv_and_aligned_files(
-    tmp_path_factory: pytest.TempPathFactory, pairs: Pairs
-) -> None:
+def test_any_unicode_text_survives_tsv_and_text_files(tmp_path_factory: pytest.TempPathFactory, pairs: Pairs) -> None:
     folder = tmp_path_factory.getbasetemp()
     assert load(write_tsv(folder / "any.tsv", pairs, bom=True)) == pairs
     assert to_pairs(load_parallel_corpus(files=write_aligned(folder, pairs, bom=True))) == pairs
@@ -100,15 +91,11 @@ def test_read_lines_splits_at_line_feeds_only(tmp_path: Path) -> None:
     path = write(tmp_path / "text", "a\u2028b\x85\x0b\n\r\nc\rd\r\r\n\nlast")
     assert read_lines(path) == ["a\u2028b\x85\x0b", "", "c\rd\r", "", "last"]
     assert read_lines(str(path)) == read_lines(path)
-
-
-def test_open_text_reads_plain_and_compressed_text(tmp_path: Path) -> None:
     for name in ("text", "text.gz"):
         with open_text(write(tmp_path / name, "é\u2028\r\nb\n", bom=True)) as file:
             assert list(file) == ["é\u2028\r\n", "b\n"]
 
 
-@pytest.mark.parametrize("suffix", [".tsv", ".csv"])
 @pytest.mark.parametrize(
     ("header", "options"),
     [
@@ -117,11 +104,11 @@ def test_open_text_reads_plain_and_compressed_text(tmp_path: Path) -> None:
         (["German", "source", "English"], {"source_column": "English", "target_column": "German"}),
     ],
 )
-def test_header_says_which_columns(tmp_path: Path, suffix: str, header: list[str], options: dict[str, str]) -> None:
+def test_header_says_which_columns(tmp_path: Path, header: list[str], options: dict[str, str]) -> None:
     rows = [header, ["Ja", "1", "yes"], ["Nein", "2", "no"]]
-    path = tmp_path / f"corpus{suffix}"
-    write_lines(path, ["\t".join(row) for row in rows]) if suffix == ".tsv" else write_csv(path, rows)
-    assert load(path, **options) == [("yes", "Ja"), ("no", "Nein")]
+    tsv = write_lines(tmp_path / "corpus.tsv", ["\t".join(row) for row in rows])
+    for path in (tsv, write_csv(tmp_path / "corpus.csv", rows)):
+        assert load(path, **options) == [("yes", "Ja"), ("no", "Nein")]
 
 
 def test_without_a_known_header_all_lines_are_data(tmp_path: Path) -> None:
@@ -203,16 +190,6 @@ def test_damaged_gzip_is_refused(tmp_path: Path) -> None:
     path.write_text("plain text")
     with pytest.raises(ValueError, match=r"text\.gz, after line 0: truncated or damaged gzip file"):
         read_lines(path)
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [("a.tsv", "id\ttext\n1\t2\n"), ("a.csv", "id,text\n1,2\n"), ("a.json", '{"id": 1, "text": "b"}\n')],
-)
-def test_missing_columns_list_those_there_are(tmp_path: Path, name: str, text: str) -> None:
-    message = rf"{name}, line 1: no column 'en' and no column 'de'; the columns are 'id', 'text'\."
-    with pytest.raises(ValueError, match=message):
-        load(write(tmp_path / name, text), source_column="en", target_column="de")
 
 
 def test_missing_columns_and_numbers_of_a_dataset(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Token batches from streams: completeness over ranks and passes, budgets, and resuming to the very same batches."""
 
+import functools
 import json
 import logging
+import pickle
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -64,17 +66,21 @@ def split_lines(row: dict[str, Any]) -> dict[str, str]:
     return {"source": source, "target": target}
 
 
-def open_stream(folder: Path, kind: str, shards: int, batch_size: int = 10) -> datasets.IterableDataset:
+@functools.cache
+def pickle_stream(folder: Path, kind: str, shards: int, batch_size: int) -> bytes:
     """The files as a stream that is tokenised while it is read."""
-    path = folder / f"{kind}-{shards}"
-    files = sorted(map(str, path.iterdir())) if path.exists() else write_shards(path, kind, shards)
+    files = write_shards(folder / f"{kind}-{shards}-{batch_size}", kind, shards)
     names = {"parquet": "parquet", "txt": "text"}
-    dataset = load_dataset(
-        names[kind], data_files=files, split="train", streaming=True, cache_dir=str(folder / "cache")
-    )
+    dataset = load_dataset(names[kind], data_files=files, split="train", streaming=True, cache_dir=f"{folder}/cache")
     if kind == "txt":
         dataset = dataset.map(split_lines, remove_columns=["text"])
-    return dataset.map(tokenize, batched=True, batch_size=batch_size, remove_columns=["source", "target"])
+    return pickle.dumps(dataset.map(tokenize, batched=True, batch_size=batch_size, remove_columns=["source", "target"]))
+
+
+def open_stream(folder: Path, kind: str, shards: int, batch_size: int = 10) -> datasets.IterableDataset:
+    """A stream of its own, for which the files are looked at once."""
+    stream: datasets.IterableDataset = pickle.loads(pickle_stream(folder, kind, shards, batch_size))
+    return stream
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +118,7 @@ LAYOUTS = [("parquet", 1), ("parquet", 4), ("txt", 1), ("txt", 3)]
 class TestPasses:
     @pytest.mark.parametrize("ranks", [1, 2, 3])
     @pytest.mark.parametrize(("kind", "shards"), LAYOUTS)
-    def test_each_example_once_in_each_pass_over_all_ranks(
-        self, folder: Path, kind: str, shards: int, ranks: int
-    ) -> None:
+    def test_each_example_once_in_a_pass_over_all_ranks(self, folder: Path, kind: str, shards: int, ranks: int) -> None:
         """Also where shards do not go up in ranks, or are fewer."""
         streams = [
             make_stream(open_stream(folder, kind, shards), num_replicas=ranks, rank=rank) for rank in range(ranks)
@@ -178,13 +182,13 @@ class TestPasses:
 
 
 class TestResuming:
-    @settings(max_examples=20)
+    @settings(max_examples=15)
     @given(
         layout=st.sampled_from(LAYOUTS),
         ranks=st.integers(1, 3),
         data=st.data(),
         window=st.sampled_from([1, 7, 50, 1000]),
-        batch_size=st.sampled_from([1, 10, 64]),
+        batch_size=st.sampled_from([1, 10]),
     )
     def test_a_fresh_stream_goes_on_with_the_same_batches(
         self, folder: Path, layout: tuple[str, int], ranks: int, data: st.DataObject, window: int, batch_size: int
@@ -329,19 +333,14 @@ class TestLeftOut:
 
 
 class TestWrongDatasets:
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
+    def test_arguments_kinds_shuffled_and_split_ones(self) -> None:
+        for options, message in (
             ({"window": 0}, "window=0: must be at least 1"),
             ({"max_source_tokens": 0}, "max_source_tokens=0: must be at least 1"),
             ({"rank": 1}, "rank=1: must be at least 0 and less than num_replicas=1"),
-        ],
-    )
-    def test_arguments(self, options: dict[str, int], message: str) -> None:
-        with pytest.raises(ValueError, match=message):
-            make_stream(from_lengths([(3, 3)]), **options)
-
-    def test_kinds_shuffled_and_split_ones(self) -> None:
+        ):
+            with pytest.raises(ValueError, match=message):
+                make_stream(from_lengths([(3, 3)]), **options)
         with pytest.raises(ValueError, match=r"dataset is a Dataset: it must be a datasets\.IterableDataset"):
             make_stream(Dataset.from_dict({"input_ids": [[1]], "labels": [[1]]}))
         dataset = from_lengths([(3, 3)] * 4, [(3, 3)])

@@ -59,6 +59,10 @@ def write_shards(folder: Path, pairs: Pairs) -> Path:
     return folder
 
 
+def write_two_tables(folder: Path) -> list[Path]:
+    return [write_tsv(folder / "b.tsv", PAIRS[:9]), write_json(folder / "a.jsonl.gz", PAIRS[9:])]
+
+
 def to_pairs(examples: Iterable[dict[str, str]]) -> Pairs:
     examples = list(examples)
     assert all(list(example) == ["source", "target"] for example in examples)
@@ -77,15 +81,9 @@ CORPORA: dict[str, tuple[Callable[[Path], dict[str, Any]], int]] = {
     "jsonl": (lambda folder: {"files": [write_json(folder / "a.jsonl", PAIRS)]}, 8),
     "json.gz": (lambda folder: {"files": [write_json(folder / "a.json.gz", PAIRS)]}, 1),
     "row groups": (lambda folder: {"files": [write_parquet(folder / "a.parquet", PAIRS)]}, 6),
-    "small row groups": (lambda folder: {"files": [write_parquet(folder / "a.parquet", PAIRS, 2)]}, 12),
     "folder": (lambda folder: {"files": [write_shards(folder / "shards", PAIRS)]}, 8),
     "pattern": (lambda folder: {"files": [write_shards(folder / "shards", PAIRS) / "*-*.parquet"]}, 8),
-    "two tables": (
-        lambda folder: {
-            "files": [write_tsv(folder / "b.tsv", PAIRS[:9]), write_json(folder / "a.jsonl.gz", PAIRS[9:])]
-        },
-        4,
-    ),
+    "two tables": (lambda folder: {"files": write_two_tables(folder)}, 4),
     "saved": (lambda folder: {"dataset_name": str(save(folder / "saved", PAIRS))}, 7),
     "local dataset": (lambda folder: {"dataset_name": str(write_shards(folder / "shards", PAIRS))}, 4),
 }
@@ -134,8 +132,8 @@ LINES = st.text(st.sampled_from("ab é\r\x85\u2028\ufeff"), max_size=4)
     ended=st.booleans(),
     drop=st.booleans(),
 )
-def test_any_aligned_files_are_taken_or_refused_alike(
-    tmp_path_factory: pytest.TempPathFactory, pairs: Pairs, more: str, ended: bool, drop: bool
+def test_any_aligned_files_are_read_alike(
+    tmp_path_factory: Any, pairs: Pairs, more: str, ended: bool, drop: bool
 ) -> None:
     source, target = ("\n".join(pair[index] for pair in pairs) + "\n" * ended for index in (0, 1))
     agree(tmp_path_factory.getbasetemp(), {"any.en": source + more, "any.de": target}, drop=drop)
@@ -151,8 +149,8 @@ RECORDS = st.fixed_dictionaries({"source": VALUES, "target": VALUES}) | st.none(
     records=st.lists(RECORDS, max_size=9),
     drop=st.booleans(),
 )
-def test_any_tables_are_taken_or_refused_alike(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]], records: list[dict[str, Any] | None], drop: bool
+def test_any_tables_are_read_alike(
+    tmp_path_factory: Any, rows: list[list[str]], records: list[Any], drop: bool
 ) -> None:
     folder = tmp_path_factory.getbasetemp()
     agree(folder, {"any.tsv": "".join("\t".join(row) + "\n" for row in rows)}, drop=drop)
@@ -170,21 +168,16 @@ def test_nested_and_named_columns_are_found(tmp_path: Path) -> None:
     dataset.to_json(tmp_path / "folder" / "train.jsonl")
     direction: Any = {"source_lang": "de", "target_lang": "en"}
     outright: Any = {"source_column": "translation.de", "target_column": "translation.en"}
-    corpora: list[dict[str, Any]] = [
-        {"files": [tmp_path / "a.parquet"]},
-        {"files": [tmp_path / "folder" / "train.jsonl"]},
-        {"dataset_name": str(tmp_path / "saved")},
-        {"dataset_name": str(tmp_path / "folder")},
-    ]
-    for where in corpora:
-        for columns in (direction, outright):
-            load: Any
-            for load in (stream_parallel_corpus, load_parallel_corpus):
-                assert to_pairs(load(**where, **columns)) == [(target, source) for source, target in PAIRS]
-        wrong: list[Any] = [{}, {"source_lang": "en", "target_lang": "fr"}]
-        for columns in wrong:
-            with pytest.raises(ValueError, match=r"columns are .*'translation\.de', 'translation\.en'"):
-                stream_parallel_corpus(**where, **columns)
+    corpora: list[Any] = [{"files": [tmp_path / name]} for name in ("a.parquet", "folder/train.jsonl")]
+    corpora += [{"dataset_name": str(tmp_path / name)} for name in ("saved", "folder")]
+    load: Any
+    for where, columns in itertools.product(corpora, (direction, outright)):
+        for load in (stream_parallel_corpus, load_parallel_corpus):
+            assert to_pairs(load(**where, **columns)) == [(target, source) for source, target in PAIRS]
+    wrong: list[Any] = [{}, {"source_lang": "en", "target_lang": "fr"}]
+    for where, columns in itertools.product(corpora, wrong):
+        with pytest.raises(ValueError, match=r"columns are .*'translation\.de', 'translation\.en'"):
+            stream_parallel_corpus(**where, **columns)
 
 
 def tokenize(stream: IterableDataset, **options: Any) -> IterableDataset:
@@ -198,11 +191,10 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     return {kind: CORPORA[kind][0](tmp_path_factory.mktemp("corpus")) for kind in CORPORA}
 
 
-@pytest.mark.parametrize("kind", ["aligned", "aligned.gz", "row groups", "two tables"])
-@pytest.mark.parametrize("tokenized", [False, True])
-def test_a_stream_goes_on_where_its_state_was_taken(
-    corpora: dict[str, dict[str, Any]], kind: str, tokenized: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("kind", "tokenized"), [("aligned", True), ("aligned.gz", False), ("row groups", True), ("two tables", False)]
+)
+def test_a_stream_goes_on_where_its_state_was_taken(corpora: Any, kind: str, tokenized: bool, monkeypatch: Any) -> None:
     """At every position, in two passes with the shards in different orders, and twice in a row."""
     monkeypatch.setattr(streaming_data, "_TOKENIZED_TOGETHER", 5)
 
@@ -214,10 +206,10 @@ def test_a_stream_goes_on_where_its_state_was_taken(
         stream.set_epoch(epoch)
         return stream
 
-    for epoch in (0, 1):
+    for epoch, step in ((0, 1), (1, 3)):
         whole = list(fresh(epoch))
         assert len(whole) == len(PAIRS)
-        for position in range(len(PAIRS) + 1):
+        for position in range(0, len(PAIRS) + 1, step):
             stream = fresh(epoch)
             assert list(itertools.islice(stream, position)) == whole[:position]
             state = json.loads(json.dumps(stream.state_dict()))
@@ -236,10 +228,8 @@ def test_a_stream_goes_on_where_its_state_was_taken(
     position=st.integers(min_value=0, max_value=30),
     together=st.integers(min_value=1, max_value=8),
 )
-@settings(max_examples=30)
-def test_any_number_of_shards_of_any_size_is_resumed(
-    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], position: int, together: int
-) -> None:
+@settings(max_examples=20)
+def test_shards_of_any_size_are_resumed(tmp_path_factory: Any, sizes: list[int], position: int, together: int) -> None:
     folder = tmp_path_factory.mktemp("shards")
     pairs: Pairs = [(f"s{number}", f"t{number}") for number in range(sum(sizes))]
     remaining = iter(pairs)
@@ -277,23 +267,19 @@ def test_resuming_does_not_read_the_shards_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", CORPORA)
-@pytest.mark.parametrize("world_size", [2, 3, 7])
-def test_ranks_share_the_pairs_among_them(corpora: dict[str, dict[str, Any]], kind: str, world_size: int) -> None:
+def test_ranks_share_the_pairs_among_them(corpora: dict[str, dict[str, Any]], kind: str) -> None:
     stream = stream_parallel_corpus(**corpora[kind])
-    ranks = [to_pairs(split_dataset_by_node(stream, rank=rank, world_size=world_size)) for rank in range(world_size)]
-    assert all(ranks)
-    assert sorted(itertools.chain.from_iterable(ranks)) == sorted(PAIRS)
+    for world_size in (2, 7):
+        parts = [split_dataset_by_node(stream, rank=rank, world_size=world_size) for rank in range(world_size)]
+        ranks = list(map(to_pairs, parts))
+        assert all(ranks)
+        assert sorted(itertools.chain.from_iterable(ranks)) == sorted(PAIRS)
 
 
-@pytest.mark.parametrize("kind", ["aligned", "row groups", "saved"])
-def test_workers_share_the_pairs_among_them(corpora: dict[str, dict[str, Any]], kind: str) -> None:
-    stream = stream_parallel_corpus(**corpora[kind])
+def test_workers_share_the_pairs_and_shuffling_reorders_the_shards(tmp_path: Path) -> None:
+    stream = stream_parallel_corpus(files=write_aligned(tmp_path, PAIRS))
     loader: DataLoader[Any] = DataLoader(stream, batch_size=None, num_workers=2, multiprocessing_context="fork")
     assert sorted(to_pairs(loader)) == sorted(PAIRS)
-
-
-def test_shuffling_reorders_the_shards(tmp_path: Path) -> None:
-    stream = stream_parallel_corpus(files=write_aligned(tmp_path, PAIRS))
     passes = [to_pairs(stream.shuffle(seed=seed, buffer_size=1)) for seed in range(4)]
     assert all(sorted(pairs) == sorted(PAIRS) for pairs in passes)
     assert len({tuple(pairs) for pairs in [PAIRS, *passes]}) == 5
@@ -313,7 +299,7 @@ def test_max_samples_keeps_the_first_pairs_whole(corpora: dict[str, dict[str, An
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     peaks = []
-    for size in (5_000, 25_000):
+    for size in (4_000, 16_000):
         pairs = [(f"source sentence number {number}", f"Zielsatz Nummer {number}") for number in range(size)]
         files = write_aligned(tmp_path, pairs), [write_parquet(tmp_path / "a.parquet", pairs, row_group_size=2000)]
         del pairs
@@ -327,13 +313,11 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, monkeypatch: pytes
 
 
 def test_misaligned_files_are_noticed_at_once_or_when_reached(tmp_path: Path) -> None:
-    files = write_aligned(tmp_path, [("a", "b")] * 7)
-    write(files[1], "b\n" * 5)
-    with pytest.raises(
-        ValueError, match=r"corpus\.en has 7 lines, but .*corpus\.de has 5\. Line n of one must translate"
-    ):
-        stream_parallel_corpus(files=files)
-    short, long = write(tmp_path / "short.de.gz", "b\n" * 5), files[0]
+    long, other = write_aligned(tmp_path, [("a", "b")] * 7)
+    write(other, "b\n" * 5)
+    with pytest.raises(ValueError, match=r"corpus\.en has 7 lines, but .*corpus\.de has 5\. Line n of one must tr"):
+        stream_parallel_corpus(files=[long, other])
+    short = write(tmp_path / "short.de.gz", "b\n" * 5)
     for order in ([long, short], [short, long]):
         iterator = iter(stream_parallel_corpus(files=order))
         assert len(list(itertools.islice(iterator, 5))) == 5
@@ -354,6 +338,7 @@ def test_columns_of_every_file_are_checked_at_once(tmp_path: Path) -> None:
     names: Any = {"source_column": "en", "target_column": "de"}
     for bad, where in (
         (write(tmp_path / "b.tsv", "en\tfr\nx\ty\n"), ", line 1"),
+        (write(tmp_path / "b.csv", "en,fr\nx,y\n"), ", line 1"),
         (write(tmp_path / "b.jsonl", '\n{"en": "x"}\n'), ", line 2"),
         (write_parquet(tmp_path / "b.parquet", PAIRS), ""),
     ):
@@ -377,15 +362,13 @@ def test_what_is_no_corpus_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "header.csv", "source,target\n")
     write_parquet(tmp_path / "rows.parquet", [])
     (tmp_path / "nothing").mkdir()
+    without_pairs = ("blank.jsonl", "header.tsv", "header.csv", "rows.parquet")
     for files, message in (
         (["a.txt"], r"give two aligned text files, .*a\.txt is no table"),
         (["a.txt", "header.tsv"], r"a\.txt is no table"),
         ([], r"files=\[\]: give two aligned"),
         (["empty.tsv"], r"empty\.tsv: the file is empty"),
-        (["blank.jsonl"], r"blank\.jsonl: no pair of source and target in it"),
-        (["header.tsv"], r"header\.tsv: no pair of source and target in it"),
-        (["header.csv"], r"header\.csv: no pair of source and target in it"),
-        (["rows.parquet"], r"rows\.parquet: no pair of source and target in it"),
+        *(([name], f"{name}: no pair of source and target in it") for name in without_pairs),
         (["nothing"], r"nothing'\]: give two aligned text files"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -439,7 +422,7 @@ def test_a_callable_may_encode_instead(tmp_path: Path) -> None:
         list(stream)
 
 
-@pytest.mark.parametrize("kind", ["aligned", "aligned.gz", "saved", "local dataset"])
+@pytest.mark.parametrize("kind", ["aligned.gz", "local dataset"])
 def test_a_sample_leaves_the_stream_alone(corpora: dict[str, dict[str, Any]], kind: str) -> None:
     stream = stream_parallel_corpus(**corpora[kind])
     iterator = iter(stream)
@@ -468,11 +451,8 @@ def test_a_sample_comes_from_many_places(tmp_path: Path, monkeypatch: pytest.Mon
         sample_pairs(empty, 1)
 
 
-def test_the_benchmark_reads_a_corpus_and_resumes_in_it(
-    monkeypatch: pytest.MonkeyPatch, scripts_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(scripts_directory)
-    benchmark = importlib.import_module("benchmark_streaming")
+def test_the_benchmark_reads_a_corpus_and_resumes_in_it(monkeypatch: Any, tmp_path: Path, capsys: Any) -> None:
+    benchmark: Any = importlib.import_module("benchmark_streaming")
     monkeypatch.setattr(benchmark, "in_own_process", lambda function, *arguments: function(*arguments))
     sizes = {"pairs": 700, "window": 100, "vocab_size": 300, "max_source_tokens": 3000, "max_target_tokens": 3000}
     options = [f"--{name}={value}" for name, value in sizes.items()] + ["--disable_tqdm"]
@@ -486,9 +466,7 @@ def test_the_benchmark_reads_a_corpus_and_resumes_in_it(
     assert [mark["same_batch"] for mark in results["resuming"]] == [True] * 3
     files, written = benchmark.write_corpus(benchmark.BenchmarkArguments(data_dir=str(folder), pairs=700))
     assert written == 0, "the files are used again"
-    pairs = to_pairs(stream_parallel_corpus(files=files))
-    assert len(set(pairs)) == 700
-    assert 10 < sum(len(source.split()) for source, _ in pairs) / 700 < 30
+    assert len(set(to_pairs(stream_parallel_corpus(files=files)))) == 700
     with pytest.raises(SystemExit):
         benchmark.main(["--data_dir=x", "--pairs=0"])
     assert "--pairs is 0; it must be at least 1" in capsys.readouterr().err

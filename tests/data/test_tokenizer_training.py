@@ -1,6 +1,5 @@
 """Training of the vocabulary, against byte-pair encoding written out by hand, and the script that runs it."""
 
-import gzip
 import importlib.util
 import json
 import logging
@@ -15,7 +14,8 @@ from typing import Any
 
 import pytest
 from conftest import RunPython
-from hypothesis import given
+from corpus_files import write_lines
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -74,6 +74,7 @@ ascii_words = st.lists(st.sampled_from("abcd"), min_size=1, max_size=6).map(
 )
 
 
+@settings(max_examples=25)
 @given(st.lists(st.lists(ascii_words, min_size=1).map(" ".join), min_size=1), st.integers(1, 3))
 def test_merges_are_those_of_the_textbook(texts: list[str], min_frequency: int) -> None:
     expected = byte_pair_merges(words_of(texts), count=20, min_frequency=min_frequency)
@@ -105,7 +106,7 @@ def test_ids_have_no_gaps_and_begin_with_the_special_tokens() -> None:
 
 def test_the_same_texts_give_the_same_files(tmp_path: Path, run_python: RunPython, repository_root: Path) -> None:
     """Whatever their order, the number of threads, and the seed of Python's hashes."""
-    texts = TEXTS * 700  # several batches
+    texts = TEXTS * 200  # several batches
     train(texts).save_pretrained(tmp_path / "here")
     random.shuffle(texts)
     program = """
@@ -183,10 +184,7 @@ def test_a_small_corpus_and_a_small_side_are_reported(caplog: pytest.LogCaptureF
     [
         (ENGLISH, GERMAN, {"target_vocab_size": 259}, "target_vocab_size=259 .* at least 260"),
         (ENGLISH, GERMAN, {"vocab_size": 259}, "^vocab_size=259 .* at least 260"),
-        (ENGLISH, GERMAN, {"min_frequency": 0}, "min_frequency=0: must be at least 1"),
-        (ENGLISH, GERMAN, {"model_max_length": 0}, "model_max_length=0: must be at least 1"),
         (ENGLISH, "ein Mann", {}, "target_texts is a single string, 'ein Mann'"),
-        ("a man", GERMAN, {}, "source_texts is a single string, 'a man'"),
         (ENGLISH, ["", " "], {}, "target_texts holds no text at all"),
         (["a", None], GERMAN, {}, r"source_texts\[1\] is None"),
     ],
@@ -201,8 +199,7 @@ def test_the_side_of_an_error_is_named(source: Any, target: Any, options: dict[s
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    module = importlib.import_module("vanilla_transformer.commands.train_tokenizer")
-    yield module
+    yield importlib.import_module("vanilla_transformer.commands.train_tokenizer")
     # main() turned it up for its process.
     logging.getLogger("vanilla_transformer").setLevel(logging.NOTSET)
 
@@ -210,11 +207,10 @@ def script() -> Iterator[ModuleType]:
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     """Two text files, one of them compressed, and the same pairs as a table."""
-    (tmp_path / "train.en").write_text("".join(f"{line}\n" for line in ENGLISH), encoding="utf-8")
-    with gzip.open(tmp_path / "train.de.gz", "wt", encoding="utf-8") as file:
-        file.writelines(f"{line}\n" for line in GERMAN)
+    write_lines(tmp_path / "train.en", ENGLISH)
+    write_lines(tmp_path / "train.de.gz", GERMAN)
     pairs = ({"translation": {"en": en, "de": de}} for en, de in zip(ENGLISH, GERMAN, strict=True))
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs), encoding="utf-8")
+    write_lines(tmp_path / "train.jsonl", list(map(json.dumps, pairs)))
     return tmp_path
 
 
@@ -249,9 +245,7 @@ def test_script_trains_on_files(script: ModuleType, corpus: Path, capsys: pytest
     assert merges_of(VanillaTransformerTokenizer.from_pretrained(corpus / "table")) == merges_of(train(TEXTS))
 
 
-def test_script_trains_a_vocabulary_for_each_side(
-    script: ModuleType, corpus: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_script_trains_two_vocabularies(script: ModuleType, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--vocab_size", "275", "--target_vocab_size", "280"]
     out = ["--output_dir", f"{corpus}/out", "--overwrite_output_dir", "--separate_vocabularies", *sizes]
     texts = ["--source_files", f"{corpus}/train.en", "--target_files", f"{corpus}/train.de.gz"]
@@ -290,7 +284,7 @@ def test_script_must_know_the_sides(script: ModuleType, corpus: Path, capsys: py
     assert not (corpus / "out").exists()
 
 
-def test_script_keeps_what_the_output_folder_holds(
+def test_script_keeps_what_the_folder_holds(
     script: ModuleType, corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--files", f"{corpus}/train.en", "--output_dir", f"{corpus}/out", "--vocab_size"]

@@ -1,13 +1,12 @@
 """Tokenizers with two vocabularies, FSMT's above all, and models without any tokenizer."""
 
-import importlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from corpus_files import write_lines
 from library_models import make_tokenizer
 from tiny_vanilla import make_model
 from transformers import FSMTTokenizer, PreTrainedTokenizerBase
@@ -19,9 +18,8 @@ from vanilla_transformer.export.ctranslate2_model import CTranslate2Model, load_
 from vanilla_transformer.hub.checks import check_model_folder
 from vanilla_transformer.inference.loading import load_model_and_tokenizer
 from vanilla_transformer.inference.scores import score_loss
-from vanilla_transformer.inference.translate import translate, translate_file
+from vanilla_transformer.inference.translate import _settings, translate, translate_file
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 TEXTS = ["a man rides a horse", "two dogs run"]
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 SETTINGS: dict[str, Any] = {"max_new_tokens": 6, "progress": False}
@@ -50,17 +48,10 @@ def make_model_for(tokenizer: PreTrainedTokenizerBase, **changes: Any) -> Any:
     return model
 
 
-@pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Runs a script, imported as Python runs it: with the scripts' folder first on the path."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    return lambda name, *words: importlib.import_module(name).main([str(word) for word in words])
-
-
-def refuse(main: Callable[..., Any], *words: Any, capsys: pytest.CaptureFixture[str]) -> str:
+def refuse(script: Any, *words: Any, capsys: pytest.CaptureFixture[str]) -> str:
     """Expects a script to end with an error, and returns what it says."""
     with pytest.raises(SystemExit) as end:
-        main(*words)
+        script(*words)
     assert end.value.code == 2
     return capsys.readouterr().err
 
@@ -87,22 +78,13 @@ def test_two_vocabularies_of_fsmt(tmp_path: Path) -> None:
     assert source["a"] != target["a"]
 
 
-def test_a_target_vocabulary_decides_whether_a_file_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_vocabulary_decides_whether_a_file_is_resumed(tmp_path: Path) -> None:
     tokenizer, other = make_fsmt_tokenizer(tmp_path / "a"), make_fsmt_tokenizer(tmp_path / "b", target="abc.&;ü")
     model = make_model_for(tokenizer)
-    source, target = tmp_path / "source.txt", tmp_path / "target.txt"
-    source.write_text("".join(f"{text}\n" for text in TEXTS), encoding="utf-8")
-
-    def stop(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(model, "generate", stop)
-        with pytest.raises(KeyboardInterrupt):
-            translate_file(model, tokenizer, source, target, **SETTINGS)
-    with pytest.raises(FileExistsError, match=r"begun with other settings \(vocabulary\)"):
-        translate_file(model, other, source, target, **SETTINGS)
-    assert translate_file(model, tokenizer, source, target, **SETTINGS) == 2
+    source = write_lines(tmp_path / "source.txt", TEXTS)
+    own, others = (_settings(model, each, source, {}) for each in (tokenizer, other))
+    assert [name for name in own if own[name] != others[name]] == ["vocabulary"]
+    assert translate_file(model, tokenizer, source, tmp_path / "target.txt", **SETTINGS) == 2
 
 
 def test_ctranslate2_has_both_vocabularies_of_fsmt(tmp_path: Path) -> None:
@@ -129,19 +111,16 @@ def test_a_model_with_fsmts_tokenizer_can_be_pushed(tmp_path: Path) -> None:
     assert any("has 66 target tokens, but config.json says decoder_vocab_size=64" in message for message in messages)
 
 
-def test_references_for_fsmt_are_refused_before_anything_is_translated(
-    main: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_references_for_fsmt_are_refused_at_once(main: Any, tmp_path: Path, capsys: Any) -> None:
     tokenizer = make_fsmt_tokenizer(tmp_path / "model")
     model = make_model_for(tokenizer)
     with pytest.raises(ValueError, match="FSMTTokenizer cannot encode target texts"):
         score_loss(model, tokenizer, TEXTS, TEXTS, progress=False)
     model.save_pretrained(tmp_path / "model")
-    for name in ("test.en", "test.de"):
-        (tmp_path / name).write_text("".join(f"{text}\n" for text in TEXTS), encoding="utf-8")
-    words = ["--model_name_or_path", tmp_path / "model", "--test_file", tmp_path / "test.en", tmp_path / "test.de"]
+    test_files = [write_lines(tmp_path / name, TEXTS) for name in ("test.en", "test.de")]
+    words = ["--model_name_or_path", tmp_path / "model", "--test_file", *test_files]
     words += ["--device", "cpu", "--output_dir", tmp_path / "scores"]
-    said = refuse(main, "evaluate_translation", *words, capsys=capsys)
+    said = refuse(main("evaluate_translation"), *words, capsys=capsys)
     assert "give the file to scripts/evaluate_translation.py --compare" in " ".join(said.split())
     assert not list((tmp_path / "scores").iterdir())
 
@@ -163,15 +142,13 @@ def test_a_tokenizer_is_found_where_there_is_one(tmp_path: Path) -> None:
         load_tokenizer(tmp_path / "nowhere" / "at" / "all")
 
 
-def test_a_model_without_a_tokenizer_is_exported_as_it_is_and_translates_no_text(
-    main: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_without_a_tokenizer_is_exported_but_translates_no_text(main: Any, tmp_path: Path, capsys: Any) -> None:
     pytest.importorskip("ctranslate2")
     ours: Any = make_model(vocab_size=17)
     ours.save_pretrained(tmp_path / "model")
     (tmp_path / "text.txt").write_text("a man\n", encoding="utf-8")
     place = ["--model_name_or_path", tmp_path / "model"]
-    main("export_model", *place, "--format", "ctranslate2", "--output_dir", tmp_path / "exported")
+    main("export_model")(*place, "--format", "ctranslate2", "--output_dir", tmp_path / "exported")
     assert "The model has no tokenizer" in capsys.readouterr().out
     tokens = json.loads((tmp_path / "exported" / "shared_vocabulary.json").read_text(encoding="utf-8"))
     assert tokens == [str(index) for index in range(17)]
@@ -179,7 +156,7 @@ def test_a_model_without_a_tokenizer_is_exported_as_it_is_and_translates_no_text
     export_ctranslate2(tmp_path / "model", tmp_path / "again")
     for folder, engine in (("model", "transformers"), ("model", "ctranslate2"), ("exported", "ctranslate2")):
         words = ["--model_name_or_path", tmp_path / folder, "--engine", engine, "--device", "cpu"]
-        said = refuse(main, "translate", *words, "--input_file", tmp_path / "text.txt", capsys=capsys)
+        said = refuse(main("translate"), *words, "--input_file", tmp_path / "text.txt", capsys=capsys)
         assert f"{folder} has no tokenizer" in " ".join(said.split())
     ids = torch.tensor([[5, 6, 2]])
     theirs = CTranslate2Model(tmp_path / "again", device="cpu")

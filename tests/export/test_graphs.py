@@ -1,6 +1,7 @@
 """torch.export of the whole model: one program for every batch and length, that needs nothing but torch."""
 
 import functools
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,9 @@ from vanilla_transformer.export.graphs import DecoderGraph, copy_for_tracing, ex
 from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
 
 # The position tables have 24 rows.
-MODELS: dict[str, dict[str, Any]] = {
-    "sinusoidal_tensor2tensor": {
-        "position_offset": 2,
-        "lm_head_bias": True,
-        **TWO_VOCABULARIES["two-vocabularies-tied"],
-    },
-    "learned": {"position_offset": 1, "normalize_before": True, "d_k": 3, "d_v": 5, "attention_bias": True},
-}
+TENSOR2TENSOR = {**TWO_VOCABULARIES["two-vocabularies-tied"], "position_offset": 2, "lm_head_bias": True}
+LEARNED = {"position_offset": 1, "normalize_before": True, "d_k": 3, "d_v": 5, "attention_bias": True}
+MODELS: dict[str, dict[str, Any]] = {"sinusoidal_tensor2tensor": TENSOR2TENSOR, "learned": LEARNED}
 LONGEST = {"learned": 23}
 # The program alone, in a process that knows torch only.
 ALONE = """
@@ -38,11 +34,8 @@ if {"transformers", "vanilla_transformer"} & sys.modules.keys():
 
 def make_inputs(lengths: list[int], target_length: int, side: str = "right") -> dict[str, torch.Tensor]:
     input_ids, attention_mask = pad(make_sentences(lengths), side=side)
-    return {
-        "input_ids": input_ids,
-        "attention_mask": attention_mask,
-        "decoder_input_ids": torch.tensor(make_sentences([target_length] * len(lengths), seed=1)),
-    }
+    targets = torch.tensor(make_sentences([target_length] * len(lengths), seed=1))
+    return {"input_ids": input_ids, "attention_mask": attention_mask, "decoder_input_ids": targets}
 
 
 @functools.cache
@@ -56,12 +49,8 @@ def test_one_program_does_for_every_batch_and_length(positions: str) -> None:
     model, exported = make_program(positions)
     program = exported.module()
     longest = LONGEST.get(positions, 70)
-    for inputs in (
-        make_inputs([1], 1),
-        make_inputs([5, 3, 9], 7),
-        make_inputs([4, 8], 2, side="left"),
-        make_inputs([longest, 6], longest),
-    ):
+    sizes: list[Any] = [([1], 1), ([5, 3, 9], 7), ([4, 8], 2, "left"), ([longest, 6], longest)]
+    for inputs in itertools.starmap(make_inputs, sizes):
         assert_close(program(**inputs), logits_of(model, **inputs))
     if positions in LONGEST:
         with pytest.raises(AssertionError, match=r"Guard failed: input_ids.*<= 23"):

@@ -1,12 +1,10 @@
 """ONNX: what was exported, run by ONNX Runtime, computes and generates what the model does."""
 
-import functools
 import json
 import logging
 import runpy
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import pytest
 import torch
 from conftest import RunPython
 from letters import TOKENIZER
-from tiny_vanilla import TWO_VOCABULARIES, assert_close, logits_of, make_model, make_sentences, pad
+from tiny_vanilla import assert_close, logits_of, make_model, make_sentences, pad
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer.conversion.errors import ConversionError
@@ -36,17 +34,10 @@ onnx_ir = pytest.importorskip("onnx_ir")
 
 TESTS = Path(__file__).parents[1]
 SOURCES = ["A man.", "Two big dogs run", "", "x"]
-# Between them all kinds of layers, tables, heads and biases. Others are traced in test_graphs.py.
-LEARNED = {"position_embedding_type": "learned", "position_offset": 1, "d_k": 3, "d_v": 5}
-MODELS: dict[str, dict[str, Any]] = {
-    "paper": {"decoder_layers": 1, "vocab_size": len(TOKENIZER), "max_position_embeddings": 64},
-    "other": {
-        "decoder_layers": 1,
-        **dict.fromkeys(("normalize_before", "normalize_embedding", "attention_bias", "lm_head_bias"), True),
-        **LEARNED,
-        **TWO_VOCABULARIES["two-vocabularies-untied"],
-    },
-}
+# All kinds of maps, heads, norms and biases. Other models are traced in test_graphs.py.
+FLAGS = ("normalize_before", "normalize_embedding", "attention_bias", "lm_head_bias")
+MODEL: dict[str, Any] = {"decoder_layers": 1, "vocab_size": len(TOKENIZER), "max_position_embeddings": 64}
+MODEL |= {**dict.fromkeys(FLAGS, True), "d_k": 3, "d_v": 5}
 SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "beams": {"num_beams": 3, "max_new_tokens": 9},
@@ -56,34 +47,25 @@ SEARCHES: dict[str, dict[str, Any]] = {
 }
 
 
-Export = Callable[[str], tuple[Any, Path]]
-
-
 @pytest.fixture(scope="module")
-def export(tmp_path_factory: pytest.TempPathFactory, scripts_directory: Path) -> Export:
-    @functools.cache
-    def export_one(name: str) -> tuple[Any, Path]:
-        # Only random logits that differ much are decided alike by two implementations.
-        model: Any = make_model(scale=1.0, **MODELS[name])
-        folder = tmp_path_factory.mktemp(name)
-        # Saved in half precision: what is exported is in float32 nonetheless.
-        model.to(torch.bfloat16).save_pretrained(folder / "model")
-        TOKENIZER.save_pretrained(folder / "model")
-        if name == "paper":
-            arguments = {"model_name_or_path": folder / "model", "format": "onnx", "output_dir": folder / "exported"}
-            main = runpy.run_path(str(scripts_directory / "export_model.py"))["main"]
-            main([f"--{argument}={value}" for argument, value in arguments.items()])
-        else:
-            export_onnx(folder / "model", folder / "exported")
-        original = AutoModelForSeq2SeqLM.from_pretrained(folder / "model", dtype=torch.float32)
-        return original, folder / "exported"
-
-    return export_one
+def export(tmp_path_factory: pytest.TempPathFactory, scripts_directory: Path) -> tuple[Any, Path]:
+    """A model, and the folder that the script made of it."""
+    # Only random logits that differ much are decided alike by two implementations.
+    model: Any = make_model(scale=1.0, **MODEL)
+    folder = tmp_path_factory.mktemp("onnx")
+    # Saved in half precision: what is exported is in float32 nonetheless.
+    model.to(torch.bfloat16).save_pretrained(folder / "model")
+    TOKENIZER.save_pretrained(folder / "model")
+    arguments = {"model_name_or_path": folder / "model", "format": "onnx", "output_dir": folder / "exported"}
+    main = runpy.run_path(str(scripts_directory / "export_model.py"))["main"]
+    main([f"--{argument}={value}" for argument, value in arguments.items()])
+    original = AutoModelForSeq2SeqLM.from_pretrained(folder / "model", dtype=torch.float32)
+    return original, folder / "exported"
 
 
-@pytest.fixture(params=MODELS)
-def both(request: pytest.FixtureRequest, export: Export) -> tuple[Any, Any]:
-    model, folder = export(request.param)
+@pytest.fixture
+def both(export: tuple[Any, Path]) -> tuple[Any, Any]:
+    model, folder = export
     return model, OnnxModel(folder)
 
 
@@ -127,57 +109,62 @@ def test_generates_what_the_model_generates(both: tuple[Any, Any], search: str) 
     assert torch.equal(*found)
 
 
-def test_sequences_are_longer_than_the_table_of_sinusoids(export: Export) -> None:
-    model, folder = export("paper")
-    exported: Any = OnnxModel(folder)
+def test_sequences_are_longer_than_the_table_of_sinusoids(both: tuple[Any, Any]) -> None:
+    model, exported = both
     length = 3 * model.config.max_position_embeddings
     inputs = {**make_inputs([length, 2]), "decoder_input_ids": torch.tensor(make_sentences([length] * 2))}
     assert_close(exported(**inputs).logits, logits_of(model, **inputs))
 
 
-def test_nothing_is_read_beyond_the_table_of_learned_positions(export: Export) -> None:
-    _, folder = export("other")
-    exported: Any = OnnxModel(folder)
-    inputs = {**make_inputs([23, 2]), "decoder_input_ids": torch.tensor([[0], [0]])}
-    longer = {name: torch.nn.functional.pad(values, (0, 3)) for name, values in inputs.items() if "decoder" not in name}
+def test_nothing_is_read_beyond_the_table_of_learned_positions() -> None:
+    model: Any = make_model(position_embedding_type="learned", position_offset=1)
+    graph = exporting._export_encoder(copy_for_tracing(model), opset=18)
+    session = onnxruntime.InferenceSession(onnx_ir.to_proto(graph).SerializeToString())
+
+    def encode(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.tensor(session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})[0])
+
+    inputs = make_inputs([23, 2])
+    expected = model.model.encoder(**inputs).last_hidden_state.detach()
+    mask = inputs["attention_mask"].bool()
+    assert_close(encode(inputs)[mask], expected[mask])
+    longer = {name: torch.nn.functional.pad(values, (0, 3)) for name, values in inputs.items()}
     # Padding needs no positions.
-    assert_close(exported(**{**inputs, **longer}).logits, exported(**inputs).logits)
+    assert_close(encode(longer)[:, :23][mask], expected[mask])
     longer["attention_mask"][:, -3:] = 1
-    for more in (longer, {"decoder_input_ids": torch.zeros(2, 24, dtype=torch.long)}):
-        with pytest.raises(Exception, match="indices element out of data bounds"):
-            exported(**{**inputs, **more})
+    with pytest.raises(Exception, match="indices element out of data bounds"):
+        encode(longer)
 
 
-def test_a_process_without_torch_translates(export: Export, run_python: RunPython) -> None:
-    model, folder = export("paper")
+def test_a_process_without_torch_translates(export: tuple[Any, Path], run_python: RunPython) -> None:
+    model, folder = export
     output = run_python(TESTS / "support" / "onnx_alone.py", folder, input="".join(f"{source}\n" for source in SOURCES))
     sources = TOKENIZER(SOURCES, padding=True, return_tensors="pt")
     expected = model.generate(**sources, max_new_tokens=20)
     assert json.loads(output.stdout) == TOKENIZER.batch_decode(expected, skip_special_tokens=True)
 
 
-def test_the_functions_for_all_models_take_it(export: Export) -> None:
-    model, folder = export("paper")
+def test_the_functions_for_all_models_take_it(export: tuple[Any, Path], tmp_path: Path) -> None:
+    model, folder = export
     arguments = EngineArguments(model_name_or_path=str(folder), engine="onnx", num_beams=2)
     exported, tokenizer, settings = arguments.load()
     settings |= {"max_new_tokens": 8, "progress": False}
     expected = translate(model, TOKENIZER, SOURCES, **settings)
     assert translate(exported, tokenizer, SOURCES, **settings) == expected
-    for one, other in zip(
-        translate_n_best(exported, tokenizer, SOURCES, num_return_sequences=2, **settings),
-        translate_n_best(model, TOKENIZER, SOURCES, num_return_sequences=2, **settings),
-        strict=True,
-    ):
+    settings["num_return_sequences"] = 2
+    found, wanted = (translate_n_best(each, tokenizer, SOURCES, **settings) for each in (exported, model))
+    for one, other in zip(found, wanted, strict=True):
         assert [found.text for found in one] == [found.text for found in other]
         scores = [torch.tensor([found.score for found in each]) for each in (one, other)]
         torch.testing.assert_close(*scores)
-    loss, original = (
-        score_loss(each, TOKENIZER, SOURCES, SOURCES[::-1], progress=False)["loss"] for each in (exported, model)
-    )
+    pairs = (TOKENIZER, SOURCES, SOURCES[::-1])
+    loss, original = (score_loss(each, *pairs, progress=False)["loss"] for each in (exported, model))
     assert loss == pytest.approx(original, rel=1e-5)
     assert exported.num_parameters() == model.num_parameters()
     # By its state a resumed translation of a file knows the model.
-    other_model: Any = OnnxModel(export("other")[1])
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "more.onnx").write_bytes(b"other weights")
+    other_model: Any = OnnxModel(tmp_path)
     assert not torch.equal(exported.digest, other_model.digest)
 
 
@@ -201,36 +188,39 @@ def test_sinusoids_are_exact_at_any_position() -> None:
     assert_close(torch.tensor(found), expected.float(), tolerance=1e-7)
 
 
-def test_files_are_what_other_runners_expect(export: Export) -> None:
-    model, folder = export("paper")
-    assert all(json.loads((each / "config.json").read_text())["dtype"] == "float32" for _, each in map(export, MODELS))
+def test_files_are_what_other_runners_expect(export: tuple[Any, Path]) -> None:
+    model, folder = export
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
     names = {path.name for path in folder.iterdir()}
     assert {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"} <= names
     assert is_exported_to_onnx(folder)
     assert AutoTokenizer.from_pretrained(folder)(SOURCES)["input_ids"] == TOKENIZER(SOURCES)["input_ids"]
-    assert (export("other")[1] / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
     encoder, decoder = (onnx.load(folder / f"{name}.onnx") for name in ("encoder_model", "decoder_model_merged"))
     onnx.checker.check_model(encoder, full_check=True)
     onnx.checker.check_model(decoder, full_check=True)
     source = ["batch_size", "encoder_sequence_length"]
     assert sizes_of(encoder.graph.input) == {"input_ids": source, "attention_mask": source}
     assert sizes_of(encoder.graph.output) == {"last_hidden_state": [*source, 16]}
-    heads = ["batch_size", 2]
-    kinds = ("key", "value")
-    past = {f"past_key_values.0.decoder.{kind}": "past_decoder_sequence_length" for kind in kinds}
-    past |= {f"past_key_values.0.encoder.{kind}": "past_encoder_sequence_length" for kind in kinds}
+
+    def cache(name: str, target_length: str, source_length: str) -> dict[str, list[str | int]]:
+        lengths, widths = {"decoder": target_length, "encoder": source_length}, {"key": 3, "value": 5}
+        return {
+            f"{name}.0.{side}.{kind}": ["batch_size", 2, length, width]
+            for side, length in lengths.items()
+            for kind, width in widths.items()
+        }
+
     assert sizes_of(decoder.graph.input) == {
         "input_ids": ["batch_size", "decoder_sequence_length"],
         "encoder_attention_mask": source,
         "encoder_hidden_states": [*source, 16],
-        **{name: [*heads, length, 8] for name, length in past.items()},
+        **cache("past_key_values", "past_decoder_sequence_length", "past_encoder_sequence_length"),
     }
     longer = "past_decoder_sequence_length + decoder_sequence_length"
-    present = {f"present.0.decoder.{kind}": [*heads, longer, 8] for kind in kinds}
-    present |= {f"present.0.encoder.{kind}": [*heads, "encoder_sequence_length", 8] for kind in kinds}
-    vocab_size = len(TOKENIZER)
-    logits = ["batch_size", "decoder_sequence_length", vocab_size]
-    assert sizes_of(decoder.graph.output) == {"logits": logits, **present}
+    assert sizes_of(decoder.graph.output) == {
+        "logits": ["batch_size", "decoder_sequence_length", len(TOKENIZER)],
+        **cache("present", longer, "encoder_sequence_length"),
+    }
     # The tied table is stored once, and no path of the machine that exported it is in the file.
     data = (folder / "decoder_model_merged.onnx").read_bytes()
     assert len(data) < 4 * sum(parameter.numel() for parameter in model.model.decoder.parameters()) + 60_000
@@ -244,10 +234,8 @@ def sizes_of(values: Any) -> dict[str, list[str | int]]:
     }
 
 
-def test_weights_of_large_models_lie_beside_the_graph(
-    export: Export, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    _, folder = export("other")
+def test_large_weights_lie_beside_the_graph(export: tuple[Any, Path], monkeypatch: Any, tmp_path: Path) -> None:
+    _, folder = export
     monkeypatch.setattr(exporting, "_LARGEST_FILE", 1000)
     for path in folder.iterdir():
         if path.suffix == ".onnx":
@@ -260,25 +248,24 @@ def test_weights_of_large_models_lie_beside_the_graph(
     assert torch.equal(*outputs)
 
 
-def test_an_export_that_computes_something_else_is_not_kept(
-    export: Export, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    model, folder = export("other")
-    other = make_model(scale=1.0, seed=1, **MODELS["other"])
+def test_a_wrong_export_is_not_kept(export: tuple[Any, Path], caplog: Any, monkeypatch: Any, tmp_path: Path) -> None:
+    _, folder = export
+    other = make_model(scale=1.0, seed=1, **MODEL)
     assert compare_onnx(other, folder) > 0.1
     # The graphs of one model, compared with another.
     monkeypatch.setattr(exporting, "_export_encoder", lambda *_: onnx_ir.load(folder / "encoder_model.onnx"))
     monkeypatch.setattr(exporting, "_export_decoder", lambda *_: onnx_ir.load(folder / "decoder_model_merged.onnx"))
     with caplog.at_level(logging.INFO, logger="vanilla_transformer"):
-        export_onnx(model, tmp_path / "same")
+        export_onnx(folder.parent / "model", tmp_path / "same")
+    assert (tmp_path / "same" / "tokenizer.json").is_file()
     assert "The logits of ONNX and PyTorch differ by" in caplog.text
     with pytest.raises(ConversionError, match=r"computes something else than the original: logits differ by"):
         export_onnx(other, tmp_path / "different")
     assert [path.name for path in tmp_path.iterdir()] == ["same"]
 
 
-def test_what_is_refused(export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, folder = export("other")
+def test_what_is_refused(export: tuple[Any, Path], tmp_path: Path) -> None:
+    model, folder = export
     with pytest.raises(FileExistsError):
         export_onnx(model, folder)
     with pytest.raises(ValueError, match="opset is 17; it must be at least 18"):
@@ -288,10 +275,9 @@ def test_what_is_refused(export: Export, tmp_path: Path, monkeypatch: pytest.Mon
     for engine in ("transformers", "ctranslate2"):
         with pytest.raises(ValueError, match="holds a model exported to ONNX: it needs --engine onnx"):
             EngineArguments(model_name_or_path=str(folder), engine=engine).load()
-    with pytest.raises(ValueError, match="dtype is 'int8'"):
-        load_for_onnx(str(folder), dtype="int8")
-    with pytest.raises(ValueError, match="device is 'mps'"):
-        load_for_onnx(str(folder), device="mps")
+    for name, value in (("dtype", "int8"), ("device", "mps")):
+        with pytest.raises(ValueError, match=f"{name} is '{value}'"):
+            load_for_onnx(str(folder), **{name: value})
     exported: Any = OnnxModel(folder)
     with pytest.raises(TypeError, match="output_attentions"):
         exported(**make_inputs([2]), decoder_input_ids=torch.tensor([[0]]), output_attentions=True)
@@ -307,14 +293,12 @@ def test_what_is_refused(export: Export, tmp_path: Path, monkeypatch: pytest.Mon
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("module", ["onnxscript", "onnxruntime"])
-def test_what_is_missing_is_named(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=r"pip install \"vanilla-transformer\[export\]\""):
-        export_onnx(make_model(), tmp_path / "exported")
-
-
-def test_an_old_version_of_the_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_or_old_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("onnxscript", "onnxruntime"):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, module, None)
+            with pytest.raises(ImportError, match=r"pip install \"vanilla-transformer\[export\]\""):
+                export_onnx(make_model(), tmp_path / "exported")
     monkeypatch.setattr(exporting, "transformers_version", "5.12.0")
     with pytest.raises(ImportError, match=r"exporters of transformers, from version 5.15 on; this is 5.12.0"):
         export_onnx(make_model(), tmp_path / "exported")

@@ -28,10 +28,8 @@ def make_systems() -> tuple[dict[str, list[str]], list[str]]:
             for reference in references
         ]
 
-    baseline = change(0.5)
-    better = change(0.2)
-    similar = [*change(0.5)[:10], *baseline[10:]]
-    return {"baseline.de": baseline, "better.de": better, "similar.de": similar}, references
+    baseline, better = change(0.5), change(0.2)
+    return {"baseline.de": baseline, "better.de": better, "similar.de": [*change(0.5)[:10], *baseline[10:]]}, references
 
 
 def cell(score: dict[str, Any]) -> str:
@@ -57,7 +55,7 @@ class TestComparison:
         ("method", "flag", "samples"),
         [("bootstrap", "--paired-bs", 300), ("approximate_randomization", "--paired-ar", 500)],
     )
-    def test_is_that_of_the_command_line(
+    def test_is_the_command_lines(
         self, method: Any, flag: str, samples: int, tmp_path: Path, run_python: RunPython
     ) -> None:
         systems, references = make_systems()
@@ -196,11 +194,5 @@ class TestComparisonOfSummaries:
         stemmed = compare_summaries(systems, ["running\ndog"], samples=2, use_stemmer=True, tokenize="ascii")
         assert stemmed["systems"][0]["rougeLsum"]["score"] == 100
         assert stemmed["rouge_signature"].startswith("tok:ascii|stem:yes|")
-
-    def test_refuses_what_cannot_be_compared(self) -> None:
         with pytest.raises(ValueError, match="b has 2 summaries, but there are 1 references"):
             compare_summaries({"a": ["x"], "b": ["x", "y"]}, ["x"])
-        with pytest.raises(ValueError, match="samples is 0"):
-            compare_summaries(self.systems(), self.REFERENCES, samples=0)
-        with pytest.raises(ValueError, match="tokenize is '13a'"):
-            compare_summaries(self.systems(), self.REFERENCES, tokenize="13a")

@@ -74,10 +74,6 @@ def test_what_cannot_be_scored_is_refused() -> None:
             score_loss(MODEL, TOKENIZER, hypotheses, references, progress=False)
     with pytest.raises(ValueError, match="batch_size is 0"):
         score_loss(MODEL, TOKENIZER, ["w1"], ["w1"], batch_size=0, progress=False)
-    with pytest.raises(TypeError, match="predictions is 'a b'; it must be a list"):
-        score_translations("a b", "a b")
-    with pytest.raises(ValueError, match=r"tokenize is 'moses'; it must be one of .*13a"):
-        score_translations(["a"], ["a"], tokenize="moses")
 
 
 def test_without_sacrebleu_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,20 +101,6 @@ def test_languages_without_a_tokeniser_of_their_own() -> None:
     assert find_bleu_tokenizer(None) == find_bleu_tokenizer([]) == sacrebleu.BLEU().tokenizer.signature() == "13a"
 
 
-def test_metrics_of_a_training_use_the_given_tokeniser() -> None:
-    """Words and characters match in different numbers."""
-    predicted, expected = (
-        np.array([TOKENIZER(" ".join(words)).input_ids]) for words in (WORDS[:7], WORDS[:5] + WORDS[7:9])
-    )
-    prediction = EvalPrediction(predictions=predicted, label_ids=expected)
-    scores = [make_compute_metrics(TOKENIZER, bleu_tokenize=name)(prediction)["bleu"] for name in ("13a", "char")]
-    texts = [TOKENIZER.batch_decode(ids, skip_special_tokens=True) for ids in (predicted, expected)]
-    assert scores == pytest.approx(
-        [sacrebleu.corpus_bleu(texts[0], [texts[1]], tokenize=name).score for name in ("13a", "char")]
-    )
-    assert scores[0] != scores[1]
-
-
 @pytest.mark.parametrize("batch_size", [1, 4, 100])
 def test_loss_equals_a_loop_over_tokens(batch_size: int) -> None:
     sources, targets = random_pairs(12)
@@ -131,11 +113,9 @@ def test_loss_equals_a_loop_over_tokens(batch_size: int) -> None:
     assert scores["perplexity"] == pytest.approx(math.exp(sum(expected) / len(expected)), rel=1e-5)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10)
 @given(pairs=st.lists(st.tuples(sentences, sentences), min_size=1, max_size=8), batch_size=st.integers(1, 5))
-def test_loss_of_a_corpus_is_the_token_weighted_mean_of_its_pairs(
-    pairs: list[tuple[str, str]], batch_size: int
-) -> None:
+def test_loss_of_a_corpus_is_the_mean_of_its_pairs_by_tokens(pairs: list[tuple[str, str]], batch_size: int) -> None:
     sources, targets = map(list, zip(*pairs, strict=True))
     together = score_loss(MODEL, TOKENIZER, sources, targets, batch_size=batch_size, progress=False)
     alone = [score_loss(MODEL, TOKENIZER, [source], [target], progress=False) for source, target in pairs]
@@ -166,16 +146,13 @@ def test_loss_neither_trains_nor_drops_out_and_restores_the_training_flag() -> N
 
 
 def test_overlong_pairs_are_truncated_with_a_warning_that_names_the_line(caplog: pytest.LogCaptureFixture) -> None:
-    long = " ".join(WORDS[:30])
-    shortened = " ".join(WORDS[:4])
+    long, cut, shortened = (" ".join(WORDS[:length]) for length in (30, MAX_TOKENS - 1, 4))
     scores = score_loss(MODEL, TOKENIZER, ["w1", long], [long, "w2"], max_target_length=5, progress=False)
     assert caplog.messages == [
         f"source line 2: truncated to {MAX_TOKENS} of its 31 tokens",
         "target line 1: truncated to 5 of its 31 tokens",
     ]
-    expected = score_loss(
-        MODEL, TOKENIZER, ["w1", " ".join(WORDS[: MAX_TOKENS - 1])], [shortened, "w2"], progress=False
-    )
+    expected = score_loss(MODEL, TOKENIZER, ["w1", cut], [shortened, "w2"], progress=False)
     assert scores["tokens"] == 7
     assert scores["loss"] == pytest.approx(expected["loss"], rel=1e-6)
 
@@ -201,11 +178,12 @@ def test_metrics_of_a_trainer_are_those_of_its_translations(tmp_path: Path) -> N
 
 
 def test_metrics_of_known_predictions() -> None:
-    compute_metrics = make_compute_metrics(TOKENIZER)
     # </s> w0 w1 w2 w3 </s> against w0 w1 w2 w3 </s>; </s> w4 </s> against w5 w6 </s>
     predictions = np.array([[2, 4, 5, 6, 7, 2], [2, 8, 2, 1, -100, -100]])
     labels = np.array([[4, 5, 6, 7, 2], [9, 10, 2, -100, -100]])
-    metrics = compute_metrics(EvalPrediction(predictions=(predictions,), label_ids=labels))
-    expected = score_translations(["w0 w1 w2 w3", "w4"], ["w0 w1 w2 w3", "w5 w6"])
-    assert metrics == {"bleu": expected["bleu"], "chrf": expected["chrf"], "exact_match": 50, "gen_len": 4.5}
-    assert all(isinstance(value, float) for value in metrics.values()), "JSON must take them"
+    for tokenize in ("13a", "char"):
+        compute_metrics = make_compute_metrics(TOKENIZER, bleu_tokenize=tokenize)
+        metrics = compute_metrics(EvalPrediction(predictions=(predictions,), label_ids=labels))
+        expected = score_translations(["w0 w1 w2 w3", "w4"], ["w0 w1 w2 w3", "w5 w6"], tokenize=tokenize)
+        assert metrics == {"bleu": expected["bleu"], "chrf": expected["chrf"], "exact_match": 50, "gen_len": 4.5}
+        assert all(isinstance(value, float) for value in metrics.values()), "JSON must take them"

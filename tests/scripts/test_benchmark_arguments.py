@@ -1,6 +1,5 @@
 """What the benchmarks say to wrong arguments, before they measure anything."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,11 +15,12 @@ import pytest
         ("training", ["--target_tokens=3"], "--target_tokens is 3; it must be at least 32"),
         ("translation", ["--model_name_or_path=nowhere", "--device=tpu"], "--device is tpu; it must be cpu or cuda"),
         ("translation", ["--model_name_or_path=nowhere", "--test_file=nowhere.txt"], "nowhere.txt"),
+        ("alignments", ["--pairs", "a", "b", "--corpus", "c"], "--pairs, and --corpus if given, must name two files"),
+        ("alignments", ["--pairs", "absent", "b"], "No such file"),
     ],
 )
-def test_wrong_arguments_are_explained(
-    name: str, words: list[str], message: str, main: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_arguments_are_explained(name: str, words: list[str], message: str, main: Any, capsys: Any) -> None:
+    script = main("check_alignments") if name == "alignments" else main(f"benchmark_{name}")
     with pytest.raises(SystemExit):
-        main(f"benchmark_{name}")(*words)
+        script(*words, *(["--model_name_or_path=x"] if name == "alignments" else []))
     assert message in capsys.readouterr().err

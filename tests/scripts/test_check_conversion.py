@@ -10,9 +10,7 @@ import pytest
 script: Any = importlib.import_module("check_conversion")
 
 
-def test_systems_that_are_not_installed_are_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_systems_not_installed_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("joeynmt", "onmt"):
         monkeypatch.setitem(sys.modules, name, None)  # what importing it then raises is an ImportError
     script.main(["--sentences", "2"])

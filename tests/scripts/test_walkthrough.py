@@ -9,7 +9,6 @@ import string
 import sys
 import textwrap
 import unicodedata
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,8 +31,8 @@ def print_walk(*arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def output() -> str:
-    """What a whole walk prints; the model is trained as a user's is."""
-    return print_walk()
+    """What a whole walk prints; in so many steps the model learns as much as in the default's."""
+    return print_walk("--steps", "280")
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +64,6 @@ class TestTexts:
                 ]
                 assert used[0] == used[1], name
                 assert kinds_of(english[name]) == kinds_of(texts[name]), name
-
-    def test_every_text_is_used(self) -> None:
-        folder = Path(str(walkthrough.__file__)).parent
-        code = "".join(
-            path.read_text(encoding="utf-8")
-            for path in (folder / "walkthrough.py", *folder.glob("walkthrough_steps/*.py"))
-            if path.stem not in ("english", "chinese")
-        )
-        assert [name for name in walkthrough.TEXTS["en"] if f'"{name}"' not in code] == []
 
     def test_both_languages_print_the_same_numbers(self, untrained: dict[str, str]) -> None:
         english, chinese = untrained["en"], untrained["zh"]
@@ -131,9 +121,7 @@ class TestChecks:
             ("layer_norm", 1.001, r"encoder_hidden_states\[1\]"),
         ],
     )
-    def test_a_wrong_equation_is_noticed(
-        self, function: str, factor: float, where: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_wrong_equation_is_noticed(self, function: str, factor: float, where: str, monkeypatch: Any) -> None:
         steps = importlib.import_module("walkthrough_steps.model_steps")
         right = getattr(steps, function)
         monkeypatch.setattr(steps, function, lambda *arguments: right(*arguments) * factor)
@@ -188,9 +176,7 @@ class TestWalk:
         assert re.search(r"<s> une balle blanche et un chien +-> +</s> 0\.[89]", output)
 
     @pytest.mark.parametrize("is_trained", [True, False])
-    def test_beside_each_row_is_where_its_largest_weight_is(
-        self, output: str, untrained: dict[str, str], is_trained: bool
-    ) -> None:
+    def test_each_row_names_its_largest_weight(self, output: str, untrained: dict[str, str], is_trained: bool) -> None:
         text = output if is_trained else untrained["en"]
         lines = text.split("cross_attentions[-1].mean(1)")[1].splitlines()[1:9]
         columns = lines[0].split()
@@ -209,9 +195,7 @@ class TestWalk:
 
 
 class TestCommand:
-    def test_any_terminal_gets_utf8_and_a_reader_may_leave(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_any_terminal_gets_utf8_and_a_reader_may_leave(self, monkeypatch: Any, capsys: Any) -> None:
         reader, writer = os.pipe()
         with open(writer, "w", encoding="ascii") as pipe:
             monkeypatch.setattr(sys, "stdout", pipe)

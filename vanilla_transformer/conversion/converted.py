@@ -50,10 +50,7 @@ class ConvertedModel:
     origin: Origin | None = None
 
     def check(self) -> float | None:
-        """Returns the largest difference from the original's logits, as a fraction of the largest; refuses over 1e-5.
-
-        `None` where the original cannot run here.
-        """
+        """Returns the largest difference of logits, as a fraction of the largest, or `None`; refuses more than 1e-5."""
         if self.compare is None:
             return None
         return check_logits(*self.compare(), f"The converted model computes something else than {self.source}")
@@ -63,13 +60,8 @@ class ConvertedModel:
     ) -> Path:
         """Saves model, generation config, tokenizer and origin as this package does; the folder is complete or absent.
 
-        Args:
-            folder: Where to: a folder that is not there yet, or an empty one.
-            max_shard_size: The most bytes of a weights file, as in `save_pretrained`.
-            difference: What `check` found, to be saved with the origin.
-
-        Raises:
-            FileExistsError: If there is something already.
+        Where there is something already, it is a `FileExistsError`. `max_shard_size` is as in `save_pretrained`;
+        `difference`, what `check` found, is saved with the origin.
         """
         with new_folder(folder) as partial:
             self.model.save_pretrained(partial, max_shard_size=max_shard_size)

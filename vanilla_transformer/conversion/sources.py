@@ -155,18 +155,11 @@ def _list_names(path: Path) -> Iterator[str]:
 
 
 def convert(path: str, source_format: str | None = None, **options: Any) -> ConvertedModel:
-    """Converts a model of another system.
+    """Converts a model of another system: a folder, a file, or a name on the Hub.
 
-    Args:
-        path: A folder, a file, or a name on the Hub.
-        source_format: A key of `SOURCES`; `None`: it is found out.
-        **options: What else is to be said of models of that format (see `Source.list_options`).
-
-    Returns:
-        The model, unchecked (see `ConvertedModel.check`).
-
-    Raises:
-        ConversionError: If it cannot be converted, or there is no such format or option.
+    `source_format` is a key of `SOURCES`; `None`: it is found out. `options` are what else is to be said of models of
+    that format (see `Source.list_options`). Returns the model, unchecked (see `ConvertedModel.check`). Raises a
+    `ConversionError` if it cannot be converted, or there is no such format or option.
     """
     if source_format is None:
         source_format = detect_format(path)

@@ -19,13 +19,10 @@ logger = logging.get_logger(__name__)
 
 IntArray = npt.NDArray[np.int64]
 
-# By how much the sizes of one group differ, as a logarithm.
-_GROUP_WIDTH = 0.06
+_GROUP_WIDTH = 0.06  # by how much the sizes of one group differ, as a logarithm
 # How far chance may favour one side over the other, as a logarithm; more changes batches more, but pads more too.
 _TILT = 0.05
-# How often an epoch is planned anew if it has too many batches.
-_TRIES = 8
-
+_TRIES = 8  # how often an epoch is planned anew if it has too many batches
 SHOWN_LEFT_OUT = 5
 
 
@@ -113,11 +110,9 @@ class TokenBatchSampler(Sampler[list[int]]):
             for batch in loader: ...  # to resume within an epoch: accelerate.skip_first_batches(loader, batches_done)
 
     Args:
-        source_lengths: Tokens of each source, special tokens included; shape (pairs,).
-        target_lengths: Tokens of each target, likewise.
+        source_lengths: Tokens of each source, special tokens included, (pairs,); `target_lengths` likewise.
         max_source_tokens: Most source tokens of one batch, padding included: number of pairs times the longest source.
-            A collator's `pad_to_multiple_of` comes on top.
-        max_target_tokens: The same for the target.
+            A collator's `pad_to_multiple_of` comes on top. `max_target_tokens` is the same for the target.
         seed: Seed of the shuffling.
         num_replicas: Number of processes.
         rank: Which process this is, from 0; None for the batches of all of them, one rank after the other.
@@ -286,9 +281,8 @@ def _list_lengths(dataset: Dataset, name: str) -> IntArray:
 def _length_array(name: str, lengths: Sequence[int] | npt.NDArray[np.integer]) -> IntArray:
     array = np.asarray(lengths)
     if array.ndim != 1 or not len(array) or not np.issubdtype(array.dtype, np.integer):
-        raise ValueError(
-            f"{name} has the shape {array.shape} and the type {array.dtype}: must be a whole number a pair."
-        )
+        found = f"the shape {array.shape} and the type {array.dtype}"
+        raise ValueError(f"{name} has {found}: must be a whole number a pair.")
     if array.min() < 0:
         raise ValueError(f"{name}[{array.argmin()}]={array.min()}: must be at least 0.")
     return array.astype(np.int64)

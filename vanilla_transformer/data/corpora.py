@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from datasets import Dataset, DatasetDict, Features, Value, load_dataset, load_from_disk
 
@@ -116,7 +116,7 @@ def load_parallel_corpus(
     max_samples: int | None = None,
     empty_lines: EmptyLines = "error",
 ) -> Dataset:
-    r"""Loads sentence pairs from local files or from a dataset of the Hub.
+    r"""Loads sentence pairs from files or a dataset into one of exactly two string columns, "source" and "target".
 
     `files` is either two aligned text files (source first; line n translates line n) or any number of tables: their
     paths, folders of them, patterns such as `corpus/train-*.parquet`. A table is, by its suffix:
@@ -124,31 +124,18 @@ def load_parallel_corpus(
     - `.tsv`: lines split at tabs, without any quoting; `.csv`: comma-separated with quotes. The first line is a header
       only if it has the columns looked for (below); otherwise it is data, and the first two columns are the source
       and the target. All lines have the same number of columns.
-    - `.json`, `.jsonl`: one JSON object on each line.
-    - `.parquet`.
+    - `.json`, `.jsonl`: one JSON object on each line; `.parquet`.
 
     All but parquet may be gzip-compressed (`.gz`). Text is UTF-8; lines end with "\n" or "\r\n", nothing else.
 
-    The columns are `source_column` and `target_column` if given; else `source` and `target`; else columns named
-    `source_lang` and `target_lang`; else those keys of a `translation` feature ({language: text}); else the only pair
-    of `usual_columns` that is there. A nested column may also be named outright: `source_column="translation.en"`.
+    The columns are `source_column` and `target_column` if given (nested ones as "translation.en"); else `source` and
+    `target`; else columns named `source_lang` and `target_lang`; else those keys of a `translation` feature
+    ({language: text}); else the only pair of `usual_columns`, those of summaries, say, that is there.
 
-    Args:
-        files: Two aligned text files, or tables. Exactly one of `files` and `dataset_name` is given.
-        dataset_name: A dataset on the Hub, a local folder of one, or a folder written by `save_to_disk`.
-        dataset_config_name: The dataset's configuration, where it has several.
-        split: The dataset's split, as `datasets.load_dataset` understands it; not used for files.
-        source_column: Column of the source texts; needs `target_column`.
-        target_column: Column of the target texts; needs `source_column`.
-        source_lang: Source language, as columns or the keys of `translation` are named.
-        target_lang: Target language, likewise.
-        usual_columns: Pairs of names to look for, those of summaries, say.
-        max_samples: Keep this many pairs from the beginning; later ones are not checked for empty sides.
-        empty_lines: What to do with pairs that are empty (null, or white space only) on one side or both: "error"
-            raises, "drop" leaves them out and logs how many.
-
-    Returns:
-        A dataset of exactly two string columns, "source" and "target".
+    `dataset_name`, instead of `files`, is a dataset on the Hub, a local folder of one, or a folder written by
+    `save_to_disk`; `dataset_config_name` and `split` are as `datasets.load_dataset` understands them. `max_samples`
+    keeps so many pairs from the beginning; later ones are not checked for empty sides. Pairs that are empty (null, or
+    white space only) on one side or both are an error, or with `empty_lines="drop"` left out and counted in the log.
 
     Raises:
         FileNotFoundError: if a file or the dataset does not exist.
@@ -160,11 +147,15 @@ def load_parallel_corpus(
     parts = open_corpus(
         wanted, files, dataset_name, dataset_config_name, split, max_samples, empty_lines, streaming=False
     )
+    return _collect_pairs(parts, max_samples, empty_lines)
+
+
+def _collect_pairs(parts: list[Part], max_samples: int | None, empty_lines: EmptyLines) -> Dataset:
     dropped = Tally()
     pairs = islice(good_pairs(parts, empty_lines=empty_lines, dropped=dropped), max_samples)
     features = Features({"source": Value("string"), "target": Value("string")})
-    if dataset_name is not None:
-        dataset = _select_pairs(cast(DatasetPart, parts[0]), [number - 1 for number, _, _ in pairs]).cast(features)
+    if isinstance(parts[0], DatasetPart) and isinstance(parts[0].dataset, Dataset):
+        dataset = _select_pairs(parts[0], [number - 1 for number, _, _ in pairs]).cast(features)
     else:
         kept = list(pairs)
         columns = {"source": [source for _, source, _ in kept], "target": [target for _, _, target in kept]}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Literal, cast
 
-from datasets import Dataset, DatasetDict, Features, Value
+from datasets import Dataset, DatasetDict
 from datasets.utils import tqdm
 
 try:
@@ -90,10 +90,6 @@ def _draw_integer(rng: random.Random, *, digits: int) -> int:
 
 def _draw_date(rng: random.Random) -> datetime.date:
     return _FIRST_DAY + datetime.timedelta(days=rng.randint(0, (_LAST_DAY - _FIRST_DAY).days))
-
-
-def _draw_ordinal(rng: random.Random) -> int:
-    return max(1, _draw_integer(rng, digits=4))
 
 
 def _draw_amount(rng: random.Random) -> str:
@@ -187,19 +183,14 @@ def _has_years_of_their_own(language: _Language) -> bool:
     return re.search(r"(?<!\S)2071(?![^\s,])", written) is not None
 
 
+_ORDINAL, _YEAR = (partial(_Language.number, to=to) for to in ("ordinal", "year"))
 _EUROS = partial(_Language.number, to="currency", currency="EUR")
 _KINDS = (
     # thirty-one thousand and five; twenty-first
     _Kind("numbers", 3, lambda rng: _draw_integer(rng, digits=6), _Language.number, in_words=True),
-    _Kind("ordinal numbers", 1, _draw_ordinal, partial(_Language.number, to="ordinal"), True, _has_ordinals),
-    _Kind(
-        "years",  # nineteen eighty-four; from 2000 on, German and others write them as numbers, English does not
-        weight=0.5,
-        draw=lambda rng: rng.randint(1100, 1999),
-        write=partial(_Language.number, to="year"),
-        in_words=True,
-        plain_number=lambda year: year,
-    ),
+    _Kind("ordinal numbers", 1, lambda rng: max(1, _draw_integer(rng, digits=4)), _ORDINAL, True, _has_ordinals),
+    # nineteen eighty-four; from 2000 on, German and others write them as numbers, English does not
+    _Kind("years", 0.5, lambda rng: rng.randint(1100, 1999), _YEAR, True, plain_number=lambda year: year),
     _Kind(
         "decimal numbers",  # twelve point five
         weight=1,
@@ -361,10 +352,6 @@ def numbers_and_dates(
     count = ends[split or "train"]
     pairs = _unique_pairs(count=count, source_lang=source_lang, target_lang=target_lang, seed=seed)
     wanted = [split] if split is not None else ["train", "validation", "test"]
-    datasets = {name: _to_dataset(pairs[ends[name] - sizes[name] : ends[name]]) for name in wanted}
+    rows = [{"source": source, "target": target} for source, target in pairs]
+    datasets = {name: Dataset.from_list(rows[ends[name] - sizes[name] : ends[name]]) for name in wanted}
     return DatasetDict(datasets) if split is None else datasets[split]
-
-
-def _to_dataset(pairs: list[tuple[str, str]]) -> Dataset:
-    columns = {"source": [source for source, _ in pairs], "target": [target for _, target in pairs]}
-    return Dataset.from_dict(columns, features=Features({name: Value("string") for name in columns}))

@@ -56,11 +56,11 @@ class Columns:
     usual: tuple[tuple[str, str], ...] = USUAL_COLUMNS
 
     def __post_init__(self) -> None:
-        if (self.source_column is None) != (self.target_column is None):
-            columns = f"source_column={self.source_column!r} and target_column={self.target_column!r}"
-            raise ValueError(f"{columns}: give both or neither.")
-        for kind in ("column", "lang"):
-            source, target = getattr(self, f"source_{kind}"), getattr(self, f"target_{kind}")
+        columns, langs = (self.source_column, self.target_column), (self.source_lang, self.target_lang)
+        if (columns[0] is None) != (columns[1] is None):
+            given = f"source_column={columns[0]!r} and target_column={columns[1]!r}"
+            raise ValueError(f"{given}: give both or neither.")
+        for kind, (source, target) in (("column", columns), ("lang", langs)):
             if source is not None and source == target:
                 raise ValueError(f"source_{kind} and target_{kind} are both {source!r}: they must differ.")
 
@@ -103,9 +103,11 @@ def _kind(path: str | Path) -> str:
 
 
 def _open_bytes(path: str | Path) -> BinaryIO:
-    if _is_gzip(path):
-        return cast(BinaryIO, gzip.open(path, mode="rb"))
-    return open(path, mode="rb")
+    return cast(BinaryIO, gzip.open(path, mode="rb")) if _is_gzip(path) else open(path, mode="rb")
+
+
+def _strip_line_end(line: str) -> str:
+    return line.removesuffix("\n").removesuffix("\r") if line.endswith("\n") else line
 
 
 def open_text(path: str | Path) -> TextIO:
@@ -166,15 +168,10 @@ class Lines:
         ]
 
 
-def _strip_line_end(line: str) -> str:
-    return line.removesuffix("\n").removesuffix("\r") if line.endswith("\n") else line
-
-
 def read_lines(path: str | Path) -> list[str]:
     r"""Reads the lines of a UTF-8 text file, decompressed if its name ends in `.gz`, without their line ends.
 
-    Only "\n" and "\r\n" end a line: U+2028, U+0085, form feeds and the like are part of the text, as other tools that
-    write aligned corpora see it. An empty file, one that is not UTF-8 and damaged gzip are a `ValueError`.
+    Only "\n" and "\r\n" end a line; U+2028 and the like are text. Empty or damaged files are a `ValueError`.
     """
     return [_strip_line_end(line) for line in Lines(path)]
 
@@ -189,7 +186,7 @@ class AlignedLines:
 
     @property
     def name(self) -> str:
-        """What errors call it: both files."""
+        """What errors call it."""
         return f"{self.source.path} and {self.target.path}"
 
     def pairs(self) -> Iterator[Pair]:

@@ -22,8 +22,7 @@ Example = dict[str, Any]
 # Older ones let streams of parquet files go on at a wrong example: with those a shard is read again up to the position.
 _EXACT_STATES = Version(datasets.__version__) >= Version("5.1.0")
 
-# Beginnings of windows that are remembered for `state_dict(batches)`.
-_REMEMBERED_WINDOWS = 64
+_REMEMBERED_WINDOWS = 64  # whose beginnings `state_dict(batches)` knows
 
 
 @dataclass
@@ -54,8 +53,7 @@ class StreamingTokenBatches(IterableDataset[list[Example]]):
     """An endless stream of batches, each filled to a budget of padded source and target tokens.
 
     Reads `window` examples ahead, puts those of similar lengths together and yields the batches in random order. After
-    the last example the next pass over the corpus begins, with its shards in another order. Memory depends on `window`,
-    not on the corpus.
+    the last example the next pass over the corpus begins, with its shards in another order.
 
         stream = StreamingTokenBatches(dataset, max_source_tokens=25000, max_target_tokens=25000,
                                        num_replicas=world_size, rank=rank)
@@ -64,7 +62,6 @@ class StreamingTokenBatches(IterableDataset[list[Example]]):
     The loader has no workers, which would keep the position to themselves, and does not go through
     `accelerator.prepare`: the stream already divides the corpus among the ranks. If there are at least as many shards
     as ranks, each pass deals the shards out to them; otherwise each rank reads everything and keeps every n-th example.
-    Either way each example is seen by one rank in each pass. Ranks go from pass to pass independently.
 
     `state_dict()` is the position after the last batch yielded. A stream of the same arguments continues from there
     with exactly the batches that would have followed, wherever its `iter()` is next called.
@@ -75,11 +72,10 @@ class StreamingTokenBatches(IterableDataset[list[Example]]):
             and `skip` count in each shard by itself.
         max_source_tokens: Most source tokens of one batch, padding included: number of pairs times the longest source.
         max_target_tokens: The same for the target.
-        window: Examples read ahead. The more, the better batches are mixed and the less they are padded; a hundred
-            times the pairs of a batch is plenty.
+        window: Examples read ahead, on which memory depends. The more, the better batches are mixed and the less they
+            are padded; a hundred times the pairs of a batch is plenty.
         seed: Seed of the shuffling.
-        num_replicas: Number of processes.
-        rank: Which process this is, from 0.
+        num_replicas: Number of processes; `rank` is which of them this is, from 0.
 
     Raises:
         ValueError: If an argument is out of its range or of the wrong kind. Iterating raises it in a worker of a
@@ -98,8 +94,7 @@ class StreamingTokenBatches(IterableDataset[list[Example]]):
         rank: int = 0,
     ) -> None:
         super().__init__()
-        budgets = (max_source_tokens, max_target_tokens)
-        check_at_least(max_source_tokens=(budgets[0], 1), max_target_tokens=(budgets[1], 1))
+        check_at_least(max_source_tokens=(max_source_tokens, 1), max_target_tokens=(max_target_tokens, 1))
         check_at_least(seed=(seed, 0), window=(window, 1))
         check_rank(num_replicas=num_replicas, rank=rank)
         _check_dataset(dataset)
@@ -113,11 +108,8 @@ class StreamingTokenBatches(IterableDataset[list[Example]]):
         self.num_shards: int = dataset.num_shards
         self._deals_shards = self.num_shards >= num_replicas
         self._start = _Position()
-        self._skip = 0
-        self._batches = 0
         self._remembered: deque[_Position] = deque([self._start], maxlen=_REMEMBERED_WINDOWS)
-        self._real_tokens = 0
-        self._padded_tokens = 0
+        self._skip = self._batches = self._real_tokens = self._padded_tokens = 0
 
     @property
     def batches(self) -> int:
@@ -281,8 +273,6 @@ def _check_dataset(dataset: datasets.IterableDataset) -> None:
     while steps:
         step = steps.pop()
         if type(step).__name__ == "BufferShuffledExamplesIterable":
-            raise ValueError(
-                "dataset was shuffled: leave that to the stream, since a shuffle buffer cannot be resumed."
-            )
+            raise ValueError("dataset was shuffled: leave that to the stream; a shuffle buffer cannot be resumed.")
         steps += getattr(step, "ex_iterables", [])
         steps += [step.ex_iterable] if hasattr(step, "ex_iterable") else []

@@ -51,19 +51,14 @@ def stream_parallel_corpus(
 ) -> IterableDataset:
     """Streams sentence pairs from local files or from a dataset of the Hub, in constant memory.
 
-    Takes the arguments of `load_parallel_corpus`, finds the columns as it does, and is as strict. What is cheap to
-    check is checked at once: that files are there, their columns, the number of lines of aligned files that are not
-    compressed. Everything else is checked when it is reached, by errors that name the file and the line.
+    Takes the arguments of `load_parallel_corpus`, and is as strict; `split` must be a whole one here, and with
+    `max_samples` the stream is one shard. What is cheap to check is checked at once: that files are there, their
+    columns, the number of lines of aligned files that are not compressed. Everything else is checked when it is
+    reached, by the same errors, which name the file and the line.
 
-    Args: see `load_parallel_corpus`; `split` must be a whole one here, and with `max_samples` the stream is one shard.
-
-    Returns:
-        A stream of exactly two columns of strings, "source" and "target", in the order of the corpus. It can be
-        iterated again and pickled; `num_shards`, `shard`, `state_dict` and `load_state_dict` are those of `datasets`,
-        and `split_dataset_by_node` takes it. Its `features` are not declared.
-
-    Raises:
-        FileNotFoundError, ConnectionError, ValueError: as `load_parallel_corpus`, now or while iterating.
+    The stream has exactly two columns of strings, "source" and "target", in the order of the corpus. It can be iterated
+    again and pickled; `num_shards`, `shard`, `state_dict` and `load_state_dict` are those of `datasets`, and
+    `split_dataset_by_node` takes it. Its `features` are not declared.
     """
     columns = Columns(source_column, target_column, source_lang, target_lang, usual_columns)
     parts = open_corpus(
@@ -124,20 +119,15 @@ def tokenize_stream(
     max_target_length: int,
     encode: Encode | None = None,
 ) -> IterableDataset:
-    """Turns the texts of a stream into ids while it is iterated, and reports pairs that are cut.
+    """Turns the texts of a stream into "input_ids", "attention_mask" and "labels" while it is iterated.
 
-    Args:
-        dataset: String columns "source" and "target", as from `stream_parallel_corpus`.
-        tokenizer: Takes them apart, and cuts the texts that are too long.
-        max_source_length: Tokens a source is cut to.
-        max_target_length: Tokens a target is cut to.
-        encode: Does it instead of `tokenizer(source, text_target=target)`, for BPE-dropout, say. Gets a batch
-            `{"source": [...], "target": [...]}` and returns "input_ids", "attention_mask" and "labels". A pair that it
-            makes longer than the limits is encoded anew by the tokenizer. To resume exactly, it must give the same ids
-            for the same texts, which BPE-dropout does not.
+    `dataset` has the string columns of `stream_parallel_corpus`; its shards stay, and the `state_dict` is exact. Texts
+    are cut to so many tokens, with a warning.
 
-    Returns:
-        A stream of those three columns, with the shards of `dataset` and an exact `state_dict`.
+    `encode` does it instead of `tokenizer(source, text_target=target)`, for BPE-dropout, say: it gets a batch
+    `{"source": [...], "target": [...]}` and returns the three columns. A pair that it makes longer than the limits is
+    encoded anew by the tokenizer. To resume exactly, it must give the same ids for the same texts, which BPE-dropout
+    does not.
     """
     return dataset.map(
         _TokenizeBatch(tokenizer, max_source_length, max_target_length, encode),
@@ -151,9 +141,8 @@ def tokenize_stream(
 def sample_pairs(dataset: IterableDataset, count: int, *, seed: int = 0) -> Dataset:
     """Takes some examples out of a stream into memory, to train a tokenizer on, say.
 
-    They come from the beginnings of shards drawn at random by `seed`, 16 of which are read in turn, since the first
-    examples of the first shard may all be of one kind. A smaller stream is taken as a whole, an empty one is a
-    `ValueError`. The stream, its state and an iteration that is under way are left alone.
+    They come from the beginnings of shards drawn at random by `seed`, 16 of which are read in turn. A smaller stream is
+    taken as a whole, an empty one is a `ValueError`. The stream and its state are left alone.
     """
     # Streams made from each other share their position.
     dataset = copy.deepcopy(dataset)

@@ -17,9 +17,7 @@ _BATCH_SIZE = 1000
 
 def _batches(texts: Iterable[str], *, name: str) -> Iterator[list[str]]:
     """Yields the texts in batches, which the trainer reads in parallel, and checks them on the way."""
-    texts = iter(texts)
-    has_text = False
-    done = 0
+    texts, has_text, done = iter(texts), False, 0
     while batch := list(islice(texts, _BATCH_SIZE)):
         for index, text in enumerate(batch, start=done):
             if not isinstance(text, str):
@@ -85,7 +83,7 @@ def train_tokenizer(
     """Trains a tokenizer on `texts`; for a shared vocabulary these are the source and the target sentences.
 
     The result depends on the texts only, neither on their order nor on the number of threads: the same corpus gives the
-    same files, byte for byte.
+    same files, byte for byte. A warning says so where the texts have too few frequent pairs for so many tokens.
 
     Args:
         texts: The sentences, read once.
@@ -96,10 +94,6 @@ def train_tokenizer(
         show_progress: Whether to draw progress bars on a terminal's standard error.
         model_max_length: Tokens beyond which the tokenizer warns, and to which `truncation=True` cuts; the
             configuration's `max_position_embeddings`.
-
-    Returns:
-        The tokenizer. It has fewer than `vocab_size` tokens if the texts have too few pairs that occur `min_frequency`
-        times; a warning says so.
 
     Raises:
         ValueError: If `texts` is one string, holds something else than strings or no text at all, or if a number is out
@@ -124,13 +118,10 @@ def train_separate_tokenizer(
     """Trains a tokenizer with a vocabulary for each side, as languages with different scripts may prefer.
 
     The model then needs two embedding tables: `vocab_size=len(tokenizer)`,
-    `decoder_vocab_size=tokenizer.target_vocab_size`, `share_encoder_decoder_embeddings=False`.
-
-    Takes the arguments of [`train_tokenizer`] for each side, and raises its errors; `target_vocab_size=None` stands for
-    `vocab_size`. The target sentences are read after the source sentences, and need not be as many.
+    `decoder_vocab_size=tokenizer.target_vocab_size`, `share_encoder_decoder_embeddings=False`. Arguments and errors are
+    those of [`train_tokenizer`] for each side; `target_vocab_size=None` stands for `vocab_size`.
     """
-    if target_vocab_size is None:
-        target_vocab_size = vocab_size
+    target_vocab_size = vocab_size if target_vocab_size is None else target_vocab_size
     sizes = {"vocab_size": vocab_size, "target_vocab_size": target_vocab_size}
     _check(min_frequency, model_max_length, {"source_texts": source_texts, "target_texts": target_texts}, sizes)
     shared = (min_frequency, show_progress, model_max_length)

@@ -63,6 +63,9 @@ def export_ctranslate2(
 ) -> Path:
     """Writes a model for CTranslate2, with all that translating needs: the folder is complete or absent.
 
+    It holds CTranslate2's files (model.bin, config.json, the vocabularies), the tokenizer's, and the model's own
+    generation_config.json and configuration (vanilla_transformer_config.json).
+
     Args:
         model: The model, or the folder or Hub name of one.
         folder: Where to: a folder that is not there yet, or an empty one.
@@ -73,14 +76,9 @@ def export_ctranslate2(
         max_positions: The most tokens of a text, for which a table of sinusoids is computed. `None`: 4,096, or as many
             as the model's own table has. Learned positions end where they end.
 
-    Returns:
-        The folder. It holds CTranslate2's files (model.bin, config.json, the vocabularies), the tokenizer's, and the
-        model's own generation_config.json and configuration (vanilla_transformer_config.json).
-
     Raises:
         ConversionError: If CTranslate2 cannot compute the model; lists all reasons.
         FileExistsError: If there is something already.
-        ImportError: If CTranslate2 is not installed.
     """
     import_ctranslate2()
     check_new_folder(folder)

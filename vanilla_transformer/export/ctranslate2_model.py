@@ -200,15 +200,10 @@ class CTranslate2Model(nn.Module):
     ) -> Any:
         """Generates as `generate` of the library does, by greedy or beam search.
 
-        Args:
-            input_ids: Sources (B, S), padded on either side.
-            attention_mask: (B, S), 1 at tokens and 0 at padding; `None`: pad tokens are padding.
-            generation_config: Settings, instead of which those of `self.generation_config` hold where it has none.
-            **settings: Settings that go before both.
-
-        Returns:
-            The start symbol and the translations, (B * num_return_sequences, longest), filled up with padding; with
-            `return_dict_in_generate` an object with those as `sequences` and, from beam search, `sequences_scores`.
+        Sources (B, S) may be padded on either side; without a mask (B, S) pad tokens are padding. `settings` go before
+        `generation_config`, and that before `self.generation_config`. Returns the start symbol and the translations,
+        (B * num_return_sequences, longest), filled up with padding; with `return_dict_in_generate` an object with those
+        as `sequences` and, from beam search, `sequences_scores`.
         """
         chosen = self._choose(generation_config, settings)
         search = _Search(chosen, min(input_ids.shape[1] + MAX_EXTRA_TOKENS, self.max_positions))

@@ -68,21 +68,16 @@ def export_onnx(
             there is one.
         opset: Version of ONNX's set of operators. 18 is what the most runtimes know.
 
-    Returns:
-        The folder. It holds the two graphs, the configuration, the generation config, and the tokenizer's files.
-
     Raises:
         ConversionError: If this is no model that can be exported, or what was written computes something else.
         FileExistsError: If there is something already.
-        ImportError: If a package is missing, or transformers is older than its exporters.
     """
     _import_exporters()
     if opset < OLDEST_OPSET:
         raise ValueError(f"opset is {opset}; it must be at least {OLDEST_OPSET}.")
     check_new_folder(folder)
     if not isinstance(model, nn.Module):
-        if tokenizer is None:
-            tokenizer = load_tokenizer(model)
+        tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer
         model = AutoModelForSeq2SeqLM.from_pretrained(model, dtype="auto", trust_remote_code=False)
     copied = copy_for_tracing(cast(Any, model))
     copied.config.dtype = torch.float32
@@ -104,10 +99,7 @@ def export_onnx(
 
 
 def compare_onnx(model: VanillaTransformerForConditionalGeneration, folder: str | os.PathLike[str]) -> float:
-    """Runs a model and what was exported of it on a random batch, with padding, with and without a cache.
-
-    Returns the largest difference of logits as a fraction of the largest logit.
-    """
+    """Returns the largest difference of logits, as a fraction of the largest, on a batch with padding and a cache."""
     exported = OnnxModel(folder)
     longest = longest_sequence(model) or 40
     generator = torch.Generator().manual_seed(0)

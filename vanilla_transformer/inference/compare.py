@@ -122,10 +122,8 @@ def _run_test(
     rows: list[dict[str, Any]] = []
     for index, system in enumerate(systems):
         found = [_paired_score(column[index], baseline=column[0].score) for column in columns]
-        results = dict(zip(scorers, found, strict=True))
-        rows.append({"system": system, **results})
-    report = {"method": method, "samples": samples, "seed": seed, "systems": rows}
-    return report, [str(signature) for signature in signatures.values()]
+        rows.append({"system": system, **dict(zip(scorers, found, strict=True))})
+    return {"method": method, "samples": samples, "seed": seed, "systems": rows}, list(map(str, signatures.values()))
 
 
 def _paired_score(result: Any, *, baseline: float) -> dict[str, Any]:
@@ -173,10 +171,7 @@ class _MeanOfScores:
 
 
 def read_systems(names: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """The texts of each system by its name, and the references of those that bring them along.
-
-    A name is that of a folder with a texts.jsonl or hypotheses.txt, of a .jsonl file, or of a text file.
-    """
+    """The texts of folders, .jsonl or text files by their names, and the references of those that bring them along."""
     texts: dict[str, list[str]] = {}
     references: dict[str, list[str]] = {}
     for name in names:

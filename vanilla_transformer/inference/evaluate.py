@@ -88,10 +88,10 @@ def make_compute_metrics(
 ) -> Callable[[EvalPrediction], dict[str, float]]:
     """Makes a `compute_metrics` for `Seq2SeqTrainer` with `predict_with_generate=True`; TER, being slow, is left out.
 
-    It maps predictions and labels, both (examples, length) token ids padded with the pad token or -100, to the task's
-    scores, from 0 to 100, and `gen_len`, the mean length of the predictions without padding, in tokens (start and end
-    tokens included, as in transformers' own examples). References are the decoded labels: where tokenization loses
-    something, or labels are truncated, [`score_translations`] on the original references is what to report.
+    It maps predictions and labels, (examples, length) token ids padded with the pad token or -100, to the task's scores
+    and `gen_len`, the mean length of the predictions without padding, in tokens (start and end tokens included, as in
+    transformers' own examples). References are the decoded labels: where tokenization loses something, or labels are
+    truncated, [`score_translations`] on the original references is what to report.
     """
     score: Callable[..., dict[str, Any]]
     # A missing library is found here rather than at the first evaluation.

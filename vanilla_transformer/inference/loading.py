@@ -57,7 +57,6 @@ def set_languages(tokenizer: PreTrainedTokenizerBase, *, source_lang: str, targe
             f"target_lang={target_lang!r}, which must be left out."
         )
     find_id: Any = getattr(tokenizer, "get_lang_id", tokenizer.convert_tokens_to_ids)
-    token_id: Any = None
     for side, language in (("source_lang", source_lang), ("target_lang", target_lang)):
         try:
             token_id = find_id(language)

@@ -61,9 +61,6 @@ def load(name: str, **kwargs: Any) -> evaluate.Metric:
         name: `"bleu"`, `"chrf"` (chrF++ with `word_order=2`), `"ter"`, `"rouge"`, `"exact_match"` or `"perplexity"`.
         **kwargs: Arguments of `evaluate.Metric` (`num_process`, `process_id`, `experiment_id`, `cache_dir`,
             `keep_in_memory`, ...) and options of the metric, which `compute` may override and whose docstring names.
-
-    Raises:
-        TypeError, ValueError: If there is no such metric or option, or the value of an option is illegal.
     """
     if name not in _METRICS:
         raise ValueError(f"There is no metric {name!r}; it must be one of {', '.join(_METRICS)}.")
@@ -413,14 +410,8 @@ class Perplexity(_MetricWithOptions):
         return score_loss(model, tokenizer, sources, references, **{"progress": False, **options})
 
 
-_METRICS: dict[str, type[_MetricWithOptions]] = {
-    "bleu": Bleu,
-    "chrf": Chrf,
-    "ter": Ter,
-    "rouge": Rouge,
-    "exact_match": ExactMatch,
-    "perplexity": Perplexity,
-}
+_METRICS: dict[str, type[_MetricWithOptions]] = {"bleu": Bleu, "chrf": Chrf, "ter": Ter, "rouge": Rouge}
+_METRICS |= {"exact_match": ExactMatch, "perplexity": Perplexity}
 
 
 def score_loss(

@@ -34,10 +34,9 @@ from vanilla_transformer.model.pipeline_vanilla_transformer import (
 
 logger = logging.getLogger(__name__)
 
-# A tokenizer that knows no limit says 1e30.
-_NO_LENGTH_LIMIT = 10**20
+_NO_LENGTH_LIMIT = 10**20  # a tokenizer that knows no limit says 1e30
 # Padded source tokens times beams of a batch when nothing else is said. The library's beam search copies what it knows
-# of the sources for every beam and at every step, which on a CPU makes it slower in larger batches.
+# of the sources for every beam at every step: on a CPU it is slower in larger batches.
 DEFAULT_BATCH_TOKENS = 8192
 DEFAULT_BATCH_TOKENS_OF_OTHERS = 4096
 
@@ -117,7 +116,7 @@ class Translation(NamedTuple):
 
 
 class _Translator:
-    """What stays the same from one batch of sentences to the next; the arguments are those of [`translate`]."""
+    """What stays the same from one batch to the next; the arguments are those of [`translate`]."""
 
     def __init__(
         self,
@@ -138,7 +137,9 @@ class _Translator:
         self.tokenizer = tokenizer
         self.source_prefix = source_prefix
         self.limit = length_limit(tokenizer, max_source_length)
-        self.num_beams = self._find_num_beams(generate_kwargs)
+        configs = (generate_kwargs.get("generation_config"), self.model.generation_config)
+        found = [generate_kwargs.get("num_beams"), *(getattr(config, "num_beams", None) for config in configs)]
+        self.num_beams = next((value for value in found if value is not None), 1)
         self.num_translations = n_best or 1
         self.has_scores = n_best is not None and self.num_beams > 1
         own = sequence_score_settings(self.model) if self.has_scores else {"return_dict_in_generate": False}
@@ -201,11 +202,6 @@ class _Translator:
         rows = list(map(Translation, texts, scores))
         return [rows[start : start + count] for start in range(0, len(rows), count)]
 
-    def _find_num_beams(self, generate_kwargs: dict[str, Any]) -> int:
-        configs = (generate_kwargs.get("generation_config"), self.model.generation_config)
-        found = [generate_kwargs.get("num_beams"), *(getattr(config, "num_beams", None) for config in configs)]
-        return next((value for value in found if value is not None), 1)
-
 
 def translate(
     model: TranslationModel,
@@ -234,10 +230,6 @@ def translate(
         source_prefix: Put before each source, for models such as T5 (`"translate English to German: "`).
         progress: Whether to show a bar on stderr; a string is its description.
         **generate_kwargs: Passed on to `model.generate`; what is not given comes from the model's generation config.
-
-    Raises:
-        TypeError: If `sentences` is a single string.
-        ValueError: If a size is too small, or `num_return_sequences` is not 1.
     """
     num_return_sequences = generate_kwargs.pop("num_return_sequences", 1)
     if num_return_sequences != 1:
@@ -322,12 +314,9 @@ def translate_file(
     were made with (input, model, vocabulary, options) is kept in `<output_file>.partial.json` and must be the same.
 
     `input_file` is UTF-8 text, one source per line; `.gz` is decompressed. `overwrite` replaces an existing
-    `output_file`, and starts anew instead of resuming. `options` are those of [`translate_lines`]; an interruption
-    costs less than `window_size` lines. Returns the number of lines in `input_file`.
-
-    Raises:
-        FileExistsError: If `output_file` exists and `overwrite` is not set, or a partial file is of other settings.
-        ValueError: If `output_file` ends in `.gz` or is the input file, or an option is illegal.
+    `output_file`, and starts anew instead of resuming; without it, that file, or a partial one of other settings, is a
+    `FileExistsError`. `options` are those of [`translate_lines`]; an interruption costs less than `window_size` lines.
+    Returns the number of lines in `input_file`.
     """
     source, target = Path(input_file), Path(output_file)
     check_text_output(target, inputs=[source], overwrite=overwrite)

@@ -50,12 +50,11 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 class Remnant:
     """What is left of an object whose class is not here: what the file says of it, and nothing that it did."""
 
+    state: Any = None
+
     def __new__(cls, *args: Any) -> "Remnant":
         """Takes whatever the class's own constructor would have been given."""
         return super().__new__(cls)
-
-    def __init__(self, *args: Any) -> None:
-        self.state: Any = None
 
     def __setstate__(self, state: Any) -> None:
         """Takes the object's attributes."""

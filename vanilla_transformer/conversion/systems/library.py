@@ -41,9 +41,7 @@ COMMON_FIELDS = (
 )
 # Old configurations have these fields. The library's models ignore them: nobody knows what such weights compute.
 IGNORED_FIELDS: dict[str, tuple[object, ...]] = {
-    "normalize_before": (None, False),
-    "normalize_embedding": (None, False),
-    "add_final_layer_norm": (None, False),
+    **dict.fromkeys(("normalize_before", "normalize_embedding", "add_final_layer_norm"), (None, False)),
     "static_position_embeddings": (None, True),
     "quantization_config": (None,),
 }
@@ -87,8 +85,9 @@ class LibraryModel:
 
         Weights that the file lacks are listed unless their names match the regular expression `computed`.
         """
-        self._check_generation_config()
         with self._explain_errors(), _quiet("transformers.modeling_utils"):
+            if self._has("generation_config.json"):  # the library replaces damaged settings by others without a word
+                GenerationConfig.from_pretrained(self.name_or_path, revision=self.revision)
             model_and_info: Any = model_class.from_pretrained(
                 self.name_or_path,
                 revision=self.revision,
@@ -108,12 +107,6 @@ class LibraryModel:
         ]
         refuse(f"The weights of {self.source} are not those that its configuration describes", reasons)
         return model.eval()
-
-    def _check_generation_config(self) -> None:
-        """Reads the settings for `generate`: the library replaces damaged ones by others without a word."""
-        with self._explain_errors():
-            if self._has("generation_config.json"):
-                GenerationConfig.from_pretrained(self.name_or_path, revision=self.revision)
 
     def _has(self, name: str) -> bool:
         return has_file(self.name_or_path, name, revision=self.revision)

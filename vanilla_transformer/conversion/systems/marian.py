@@ -88,14 +88,8 @@ def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTMode
     Of the settings for `generate`, `length_penalty_type` is left out, with a warning. Where the model would limit
     translations by the source's length, Marian gets a `max_length` as long as its table of positions.
 
-    Args:
-        model: A model with post-LN, sinusoids from position 0, and heads that divide d_model.
-
-    Returns:
-        MarianMT in evaluation mode, with the same dtype, on the same device.
-
-    Raises:
-        ConversionError: If MarianMT cannot compute what the model does; names all reasons.
+    The model must have post-LN, sinusoids from position 0, and heads that divide d_model; a `ConversionError` names all
+    reasons against it. MarianMT is in evaluation mode, with the same dtype, on the same device.
     """
     config = model.config
     wanted: dict[str, tuple[object, ...]] = {
@@ -161,17 +155,11 @@ def save_as_marian(
     *,
     check: bool = True,
 ) -> Path:
-    """Saves a model as MarianMT, for those who have transformers and not this package.
+    """Saves a model as MarianMT (see [`to_marian`]), for those who have transformers and not this package.
 
-    Args:
-        model: The model; see [`to_marian`].
-        tokenizer: Its tokenizer. This package's is saved as `PreTrainedTokenizerFast`; others as they are.
-        folder: Where to: a folder that is not there yet, or an empty one. It is complete or absent.
-        check: Whether logits of a random batch are compared before anything is saved.
-
-    Raises:
-        ConversionError: If MarianMT cannot compute what the model does, or the library has no such tokenizer.
-        FileExistsError: If there is something in the folder already.
+    This package's tokenizer is saved as `PreTrainedTokenizerFast`, others as they are; a `ConversionError` if the
+    library has no such tokenizer. The folder is complete or absent; where there is something already, it is a
+    `FileExistsError`. With `check`, logits of a random batch are compared before anything is saved.
     """
     if isinstance(tokenizer, VanillaTransformerTokenizer) and tokenizer.separate_vocabs:
         reason = "it has two vocabularies (separate_vocabs=True), and the library's fast tokenizers have one"

@@ -31,7 +31,6 @@ from vanilla_transformer.conversion.weights import (
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 
 SPECIAL_TOKENS = {"bos": "<s>", "pad": "<blank>", "eos": "</s>", "unk": "<unk>"}
-
 _POSITIONS = {"SinusoidalInterleaved": "sinusoidal", "SinusoidalConcat": "sinusoidal_tensor2tensor"}
 
 # For each setting of the training, what can be converted; the first is meant where the checkpoint says nothing.

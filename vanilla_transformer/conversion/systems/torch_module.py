@@ -142,17 +142,11 @@ def _make_transformer(config: VanillaTransformerConfig, bias: bool) -> nn.Transf
 
 
 def to_torch_nn(model: VanillaTransformerForConditionalGeneration) -> TorchTransformer:
-    """Takes a model to plain torch.
+    """Takes a model to plain torch, in evaluation mode and with memory of its own.
 
-    Args:
-        model: The model. Where its projections have no bias and torch's must, that is zero.
-
-    Returns:
-        A module with the same weights, in evaluation mode and with memory of its own; its state dict loads where the
-        tutorial's does. Padding has to be at the end of sentences, since torch's positions count it.
-
-    Raises:
-        ConversionError: Lists all features of the model that torch.nn.Transformer does not have.
+    The module's state dict loads where the tutorial's does. Where the model's projections have no bias and torch's
+    must, that is zero. Padding has to be at the end of sentences, since torch's positions count it. A `ConversionError`
+    lists all features of the model that torch.nn.Transformer does not have.
     """
     config = model.config
     legal: dict[str, tuple[object, ...]] = {
@@ -183,17 +177,10 @@ def save_as_torch_nn(
 ) -> Path:
     """Saves a model for code around torch.nn.Transformer, such as that of PyTorch's tutorial.
 
-    The state dict of `to_torch_nn` becomes `model.pt`; what it does not tell, by `TorchSettings`, `settings.json`.
-
-    Args:
-        model: The model.
-        tokenizer: Its tokenizer, which is saved as it is.
-        folder: Where to: a folder that is not there yet, or an empty one. It is complete or absent.
-        check: Whether logits of a random batch are compared before anything is saved.
-
-    Raises:
-        ConversionError: If torch.nn.Transformer cannot hold the model, such as stacks with unequal numbers of heads.
-        FileExistsError: If there is something in the folder already.
+    The state dict of `to_torch_nn` becomes `model.pt`; what it does not tell, by `TorchSettings`, `settings.json`. The
+    tokenizer is saved as it is. The folder is complete or absent; where there is something already, it is a
+    `FileExistsError`. With `check`, logits of a random batch are compared before anything is saved. A `ConversionError`
+    if torch.nn.Transformer cannot hold the model, such as stacks with unequal numbers of heads.
     """
     config = model.config
     heads = (config.encoder_attention_heads, config.decoder_attention_heads)

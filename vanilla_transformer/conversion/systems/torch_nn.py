@@ -154,9 +154,6 @@ def convert_torch_nn(
             `settings.json` beside the file does (see [`read_torch_settings`]), or else torch's defaults.
         forward: How the original computes logits (B, T, V), in float32, from source ids (B, S), padded at the end, and
             target ids (B, T), for the check. `None`: it believes the settings of what is outside the stacks.
-
-    Raises:
-        ConversionError: Lists what cannot be converted, what is ambiguous or not said, and which weights do not fit.
     """
     module = original if isinstance(original, nn.Module) else None
     place = Path(original) if isinstance(original, (str, os.PathLike)) else None

@@ -1,12 +1,28 @@
 r"""Makes sentencepiece models fast tokenizers that give the same ids.
 
 The tokenizers library has the same algorithms (unigram language models, byte-pair encoding), but does not read such
-files, and differs in details. The ids are equal, with the exceptions named at `convert_sentencepiece`, because
+files, and differs in details. The ids are equal because
 
 - text is normalised by the model's own rules (see `sentencepiece_normalizer`);
 - only what sentencepiece cuts text into can come out: other entries of the vocabulary, such as `</s>`, have scores
   below that of any other way to cut their text, and unknown characters become another unknown one first;
 - user-defined symbols are part of the model, so that what is around them is normalised as one text.
+
+The ids are those of the sentencepiece package (0.2.3), except that
+
+- special tokens that a text spells out ("</s>") become their ids, as everywhere in the library; with
+  `split_special_tokens=True` they are text, as sentencepiece has it;
+- where two ways to cut a text have exactly the same score under a unigram model (of "aaa": "aa a" and "a aa"), either
+  may be chosen, since sentencepiece adds scores up in float32 and the library in float64;
+- a text of which normalisation leaves nothing (control characters) gives no ids even where sentencepiece gives that of
+  the added space;
+- an accent behind a composed letter, a ligature or a user-defined symbol, and the parts of a Korean syllable behind a
+  shorter one are composed too, and the parts of letters newer than Unicode 9 without pieces are not;
+- in byte-pair encoding a special token between two user-defined symbols, or at the end behind one, stays special;
+- U+FFF0 and U+FFF2, which Unicode keeps free, are ignored or unknown.
+
+`decode(ids, skip_special_tokens=True)` gives sentencepiece's text, except that unknown tokens are left out instead of
+written as " ⁇ ", and that each byte is a "�" wherever a row of bytes is not wholly valid.
 """
 
 import importlib
@@ -46,36 +62,17 @@ def convert_sentencepiece(
 ) -> VanillaTransformerTokenizer:
     """Makes a sentencepiece model, or one for each side, a fast tokenizer that gives the same ids and `</s>` behind.
 
-    The ids are those of the sentencepiece package (0.2.3), except that
+    Where ids or decoded texts may differ is told at the top of this module. `target_model_file` and `target_vocabulary`
+    are the target's; `None`: the source's.
 
-    - special tokens that a text spells out ("</s>") become their ids, as everywhere in the library; with
-      `split_special_tokens=True` they are text, as sentencepiece has it;
-    - where two ways to cut a text have exactly the same score under a unigram model (of "aaa": "aa a" and "a aa"),
-      either may be chosen, since sentencepiece adds scores up in float32 and the library in float64;
-    - a text of which normalisation leaves nothing (control characters) gives no ids even where sentencepiece gives that
-      of the added space;
-    - an accent behind a composed letter, a ligature or a user-defined symbol, and the parts of a Korean syllable behind
-      a shorter one are composed too, and the parts of letters newer than Unicode 9 without pieces are not;
-    - in byte-pair encoding a special token between two user-defined symbols, or at the end behind one, stays special;
-    - U+FFF0 and U+FFF2, which Unicode keeps free, are ignored or unknown.
+    `vocabulary` has all tokens by their ids, special ones included; `None`: the model's own ids, and behind them those
+    of `<s>`, `</s>` and `<pad>` that it lacks. What is no piece of the model is never produced, unless it is a row of
+    characters that the model does not know, which sentencepiece hands on as one piece. Pieces that `vocabulary` lacks
+    are refused, or with `append_absent` get ids behind it, in the model's order. The embeddings of such ids must be
+    copies of the unknown token's.
 
-    `decode(ids, skip_special_tokens=True)` gives sentencepiece's text, except that unknown tokens are left out instead
-    of written as " ⁇ ", and that each byte is a "�" wherever a row of bytes is not wholly valid.
-
-    Args:
-        model_file: The `.model` file.
-        target_model_file: The target's; `None`: the same (a vocabulary of its own, if there is a `target_vocabulary`).
-        vocabulary: All tokens by their ids, special ones included. What is no piece of the model is never produced,
-            unless it is a row of characters that the model does not know, which sentencepiece hands on as one piece.
-            `None`: the model's own ids, and behind them those of `<s>`, `</s>` and `<pad>` that it lacks.
-        target_vocabulary: The target's; `None`: `vocabulary` for both sides.
-        append_absent: Pieces that `vocabulary` lacks are refused, or (`True`) get ids behind it, in the model's order.
-            The embeddings of such ids must be copies of the unknown token's.
-        bos_token: What the special token is called in `vocabulary`; `None`: as the model calls it; no such token: none.
-        eos_token: Likewise; must be there.
-        pad_token: Likewise; must be there.
-        unk_token: Likewise; must be there.
-        model_max_length: Tokens beyond which the tokenizer warns, and to which `truncation=True` cuts.
+    `bos_token` and the others are what special tokens are called in `vocabulary`; `None`: as the model calls them. All
+    but `bos_token` must be there. Beyond `model_max_length` tokens the tokenizer warns, and `truncation=True` cuts.
 
     Raises:
         ConversionError: If a file is no sentencepiece model, or it cannot be converted with equal ids.
@@ -101,12 +98,8 @@ def convert_sentencepiece(
         _make_backend(model, _append_absent(model, tokens, append_absent), named, specials["unk_token"])
         for model, tokens in zip(sides, vocabularies, strict=True)
     ]
-    return VanillaTransformerTokenizer(
-        tokenizer_object=backends[0],
-        target_tokenizer_object=backends[1] if len(backends) > 1 else None,
-        model_max_length=model_max_length,
-        **specials,
-    )
+    specials["target_tokenizer_object"] = backends[1] if len(backends) > 1 else None
+    return VanillaTransformerTokenizer(tokenizer_object=backends[0], model_max_length=model_max_length, **specials)
 
 
 @dataclass(frozen=True, kw_only=True)

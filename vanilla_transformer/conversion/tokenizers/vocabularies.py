@@ -31,9 +31,8 @@ def make_word_tokenizer(
     taken for such), "▁" begins a word's first (sentencepiece), "￭" stands where a piece joins what is before or after
     it (OpenNMT's tokenizer). Without `end_source` only the target ends with `eos`, and so each side has a vocabulary.
     """
-    specials = {"bos_token": bos, "pad_token": pad, "eos_token": eos, "unk_token": unk}
-    check_vocabularies(tokens, target_tokens, tuple(specials.values()))
-    settings: dict[str, Any] = dict(specials)
+    settings: dict[str, Any] = {"bos_token": bos, "pad_token": pad, "eos_token": eos, "unk_token": unk}
+    check_vocabularies(tokens, target_tokens, tuple(settings.values()))
     if target_tokens is None and not end_source:
         target_tokens = tokens
     if target_tokens is not None:
