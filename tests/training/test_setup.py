@@ -516,3 +516,10 @@ def test_arguments_that_change_what_a_run_comes_to_are_reported(
         claim_output_dir(tmp_path / "run", TINY, data, make_arguments(tmp_path / "run", **changes), TOKENIZER)
         assert bool(expected) == bool(caplog.text), caplog.text
         assert expected in caplog.text
+
+
+@pytest.mark.parametrize(("given", "used"), [({}, 0.2), ({"label_smoothing_factor": 0.0}, 0.0)], ids=str)
+def test_label_smoothing_of_0_switches_the_models_own_off(given: dict[str, Any], used: float, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, overrides="label_smoothing=0.2", **given)
+    assert trainer.model.config.label_smoothing == used
+    assert trainer.args.label_smoothing_factor == 0
