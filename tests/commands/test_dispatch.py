@@ -214,3 +214,13 @@ def test_the_names_in_help_are_those_of_the_package() -> None:
     assert f"Default: {DEFAULT_BATCH_TOKENS} ({DEFAULT_BATCH_TOKENS_OF_OTHERS} for models of the library)" in text
     assert f"to do: {', '.join(TASKS)}." in text
     assert train_tokenizer.TokenizerArguments("x", files=["x"]).vocab_size == 37000
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "train"])
+def test_only_training_runs_in_several_processes(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "started 2 processes (WORLD_SIZE=2)" in refuse(name, capsys=capsys)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert "processes" not in refuse(name, "--no_such_argument", capsys=capsys)

@@ -134,8 +134,8 @@ def test_a_warm_up_that_does_not_fit_is_said_before_the_training(
     run({**settings, "eval_strategy": "no", "save_strategy": "no", "max_steps": 3, "warmup_steps": 4000})
     (message,) = [message for message in caplog.messages if "warm-up" in message]
     assert message == (
-        "3 update(s), but the warm-up takes 4,000: the learning rate never reaches its peak. Give --warmup_steps and "
-        "--learning_rate, or train longer."
+        "3 update(s), but the warm-up takes 4,000: the learning rate never reaches its peak. Choose fewer "
+        "--warmup_steps and a --learning_rate that suits them, or train longer."
     )
 
 

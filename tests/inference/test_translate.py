@@ -19,6 +19,11 @@ from hypothesis import strategies as st
 from tiny_seq2seq import BROKEN_WORD, MAX_TOKENS, WORDS, make_model, make_tokenizer
 from transformers import NllbTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizer,
+)
 from vanilla_transformer.files import locked
 from vanilla_transformer.inference import translate as translation
 from vanilla_transformer.inference.loading import load_model_and_tokenizer, set_languages
@@ -515,6 +520,24 @@ def test_script_refuses_what_model_or_file_cannot_give(refuse: Any, model_folder
     latin.write_bytes("für".encode("latin-1"))
     assert "n_best is 2 and num_beams is 1" in refuse(*model, str(source_file), "--n_best=2")
     assert "can't decode byte 0xfc" in refuse(*model, str(latin))
+
+
+def test_script_refuses_another_direction_than_the_models(refuse: Any, main: Any, tmp_path: Path, capsys: Any) -> None:
+    config = VanillaTransformerConfig.from_preset("tiny", vocab_size=260, langs=["en", "de"])
+    VanillaTransformerForConditionalGeneration(config).save_pretrained(tmp_path / "model")
+    VanillaTransformerTokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "source.txt").write_text("a\n")
+    words = [
+        "--model_name_or_path",
+        str(tmp_path / "model"),
+        "--device=cpu",
+        "--input_file",
+        str(tmp_path / "source.txt"),
+    ]
+    said = refuse(*words, "--source_lang", "de", "--target_lang", "en")
+    assert "translates en to de (langs in its config.json), not de to en" in said
+    main("translate")(*words, "--source_lang", "en", "--target_lang", "de", "--max_new_tokens", "2")
+    assert len(capsys.readouterr().out.splitlines()) == 1
 
 
 def test_the_scripts_folder_hides_no_module() -> None:

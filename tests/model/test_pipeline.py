@@ -10,6 +10,7 @@ from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from library_models import TEXTS, WORDS, generate_by_hand, make_marian, make_t5, make_tokenizer, texts_of
+from tiny_vanilla import make_loud_model
 from tokenizers import processors
 from transformers import (
     BertConfig,
@@ -23,6 +24,7 @@ from transformers import (
 from transformers.pipelines.pt_utils import KeyDataset, PipelineIterator
 from transformers.tokenization_utils_base import TruncationStrategy
 
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerTokenizer
 from vanilla_transformer.model import pipeline_vanilla_transformer
 from vanilla_transformer.model.pipeline_vanilla_transformer import (
     ReturnType,
@@ -35,6 +37,12 @@ from vanilla_transformer.model.pipeline_vanilla_transformer import (
 @pytest.fixture(scope="module")
 def marian() -> MarianMTModel:
     return make_marian()
+
+
+@pytest.fixture(scope="module")
+def vanilla() -> Any:
+    tokens = len(VanillaTransformerTokenizer())
+    return make_loud_model(VanillaTransformerConfig.from_preset("tiny", vocab_size=tokens, d_model=16))
 
 
 @pytest.fixture
@@ -161,7 +169,7 @@ class TestInputsAndOutputs:
             pipe(text)
         assert pipe(text, truncation=True) == pipe("alpha " * 39)
 
-    @pytest.mark.parametrize("wrong", [4, None, b"alpha", {"text": "alpha"}, [4], ["alpha", None], [["alpha"]]])
+    @pytest.mark.parametrize("wrong", [4, None, b"alpha", {"text": "alpha"}, [4], ["alpha", None]])
     def test_wrong_types_are_named(self, wrong: Any, translator: TranslationPipeline) -> None:
         with pytest.raises(TypeError, match=r"TranslationPipeline takes a str, .*For one column .*KeyDataset"):
             translator(wrong)
@@ -261,3 +269,46 @@ class TestWarnings:
     ) -> None:
         assert translator(TEXTS[0], src_lang="en") == translator(TEXTS[0])
         assert messages == ["TokenizersBackend knows no languages, so {'src_lang': 'en'} has no effect"]
+
+
+class TestOwnModels:
+    """What only models of this package do."""
+
+    TOKENIZER = VanillaTransformerTokenizer()
+
+    @pytest.mark.parametrize("settings", [{}, {"batch_size": 3}, {"num_beams": 3, "num_return_sequences": 2}], ids=str)
+    def test_a_text_without_words_stays_one(self, settings: dict[str, Any], vanilla: Any) -> None:
+        pipe = TranslationPipeline(vanilla, self.TOKENIZER, max_new_tokens=6, **settings)
+        texts = ["", "abc", " \t\u3000", "hi there"]
+        alone = {text: pipe(text) for text in texts if text.strip()}
+        empty = [{"translation_text": ""}] * settings.get("num_return_sequences", 1)
+        found = [result if isinstance(result, list) else [result] for result in pipe(texts)]
+        assert found == [alone.get(text, empty) for text in texts]
+        assert pipe(" ") == empty
+
+    def test_its_score_and_tokens_are_those_of_nothing(self, vanilla: Any) -> None:
+        pipe = TranslationPipeline(vanilla, self.TOKENIZER, max_new_tokens=6, num_beams=2)
+        (empty, full) = pipe(["  ", "abc"], return_scores=True, return_tensors=True, batch_size=2)
+        assert empty["score"] == 0 > full["score"]
+        assert self.TOKENIZER.decode(empty["translation_token_ids"], skip_special_tokens=True) == ""
+
+    def test_other_models_are_asked(self, translator: TranslationPipeline) -> None:
+        (made_up,) = generate_by_hand(translator.model, make_tokenizer(), " ", max_new_tokens=8)
+        assert made_up
+        assert texts_of(translator([" "])) == [made_up]
+
+
+def test_lists_of_lists_give_lists_of_lists(translator: TranslationPipeline) -> None:
+    one, two, three = translator(TEXTS[:3])
+    assert translator([[TEXTS[0]], [TEXTS[1], TEXTS[2]], []], batch_size=2) == [[one], [two, three], []]
+    several = translator([[TEXTS[0]]], num_beams=2, num_return_sequences=2)
+    assert [[len(results) for results in inner] for inner in several] == [[2]]
+    with pytest.raises(TypeError, match="takes a str"):
+        translator([TEXTS[0], [TEXTS[1]]])
+
+
+def test_the_framework_may_be_named_as_in_transformers_4(marian: MarianMTModel) -> None:
+    pipe = TranslationPipeline(marian, make_tokenizer(), framework="pt", max_new_tokens=3)
+    assert len(pipe(TEXTS)) == len(TEXTS)
+    with pytest.raises(ValueError, match='framework must be "pt"'):
+        TranslationPipeline(marian, make_tokenizer(), framework="tf")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import sentencepiece
 from library_models import TEXTS, WORDS, generate_by_hand, make_m2m100, make_marian, make_nllb_tokenizer, texts_of
+from tiny_vanilla import make_model as make_vanilla
 from transformers import (
     GenerationConfig,
     M2M100ForConditionalGeneration,
@@ -16,6 +17,7 @@ from transformers import (
     pipelines,
 )
 
+from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.model.pipeline_vanilla_transformer import TranslationPipeline, parse_language_pair
 from vanilla_transformer.registration import register_pipeline_tasks
 
@@ -137,6 +139,31 @@ class TestLanguages:
     )
     def test_parse_language_pair(self, task: str, pair: tuple[str, str] | None) -> None:
         assert parse_language_pair(task) == pair
+
+
+class TestDirection:
+    """A model of this package that says which languages it translates is not used for others."""
+
+    def test_other_languages_are_refused_and_its_own_accepted(self) -> None:
+        model = make_vanilla(vocab_size=260, langs=["en", "de"])
+        tokenizer = VanillaTransformerTokenizer()
+        refused = pytest.raises(ValueError, match=r"translates en to de \(langs in its config.json\), not de to en\.")
+        with refused:
+            TranslationPipeline(model, tokenizer, task="translation_de_to_en")
+        with refused:
+            TranslationPipeline(model, tokenizer, src_lang="de", tgt_lang="en")
+        pipe = TranslationPipeline(model, tokenizer, task="translation_en_to_de", max_new_tokens=2)
+        with refused:
+            pipe("a", src_lang="de", tgt_lang="en")
+        with pytest.raises(ValueError, match=r"en to de .* not en to fr"):
+            pipe("a", tgt_lang="fr")
+        assert pipe("a", src_lang="en", tgt_lang="de") == pipe("a")
+
+    def test_models_that_do_not_say_are_used_as_before(self) -> None:
+        pipe = TranslationPipeline(
+            make_vanilla(vocab_size=260), VanillaTransformerTokenizer(), task="translation_a_to_b"
+        )
+        assert pipe("a", max_new_tokens=2)
 
 
 def train_sentencepiece(prefix: Path) -> None:

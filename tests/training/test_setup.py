@@ -538,3 +538,10 @@ def test_dropping_empty_lines_goes_on_with_the_same_run(tmp_path: Path) -> None:
     data = {"train_file": ["in memory"], "streaming": True}
     claim_output_dir(tmp_path, TINY, DataArguments(**data), make_arguments(tmp_path), TOKENIZER)
     check_output_dir(tmp_path, TINY, DataArguments(**data, drop_empty_lines=True))
+
+
+@pytest.mark.parametrize(("given", "used"), [({}, 0.2), ({"label_smoothing_factor": 0.0}, 0.0)], ids=str)
+def test_label_smoothing_of_0_switches_the_models_own_off(given: dict[str, Any], used: float, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, overrides="label_smoothing=0.2", **given)
+    assert trainer.model.config.label_smoothing == used
+    assert trainer.args.label_smoothing_factor == 0

@@ -48,4 +48,4 @@ class EngineArguments(InferenceArguments):
         else:
             place |= {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
             model, tokenizer = load_for_ctranslate2(name, **place)
-        return model, tokenizer, self.collect_settings(tokenizer)
+        return model, tokenizer, self.collect_settings(model, tokenizer)

@@ -36,8 +36,8 @@ class InferenceArguments:
         "What the model is to do: translation, summarization, text2text. Default: what its configuration names.", None
     )
     source_prefix: str | None = option("Put before each source. Default: what the model's configuration has.", None)
-    source_lang: str | None = option("Source language, such as en or eng_Latn.", None)
-    target_lang: str | None = option("Target language, such as de or deu_Latn.", None)
+    source_lang: str | None = option("Source language, such as en or eng_Latn; must be the model's, if it says.", None)
+    target_lang: str | None = option("Target language, such as de or deu_Latn, likewise.", None)
     disable_tqdm: bool = option("Show no progress bar.", False)
 
     def __post_init__(self) -> None:
@@ -72,12 +72,15 @@ class InferenceArguments:
         model, tokenizer = load_model_and_tokenizer(
             self.model_name_or_path, **place, trust_remote_code=self.trust_remote_code
         )
-        return model, tokenizer, self.collect_settings(tokenizer)
+        return model, tokenizer, self.collect_settings(model, tokenizer)
 
-    def collect_settings(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    def collect_settings(self, model: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """The arguments of `generate` that were given or that the languages, set in the tokenizer, ask for."""
+        from vanilla_transformer.model.pipeline_vanilla_transformer import check_languages
+
         from .loading import is_multilingual, set_languages
 
+        check_languages(model, self.source_lang, self.target_lang)
         given = {name: getattr(self, name) for name in ("num_beams", "length_penalty", "max_new_tokens")}
         generate_kwargs = {name: value for name, value in given.items() if value is not None}
         if self.source_lang is not None and self.target_lang is not None and is_multilingual(tokenizer):

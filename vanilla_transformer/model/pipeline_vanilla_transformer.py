@@ -12,7 +12,7 @@ import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence, Sized
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -129,6 +129,15 @@ def is_vanilla(model: PreTrainedModel) -> bool:
     return model.config.model_type == "vanilla_transformer"
 
 
+def check_languages(model: PreTrainedModel, source_lang: str | None, target_lang: str | None) -> bool:
+    """Whether a model of this package says its languages; refuses others (None: not given)."""
+    langs = getattr(model.config, "langs", None) if is_vanilla(model) else None
+    if langs and (asked := [source_lang or langs[0], target_lang or langs[1]]) != langs:
+        own, other = " to ".join(langs), " to ".join(asked)
+        raise ValueError(f"The model translates {own} (langs in its config.json), not {other}.")
+    return bool(langs)
+
+
 def sequence_score_settings(model: PreTrainedModel) -> dict[str, bool]:
     """Arguments that make `generate()` return beam search's scores; other models must keep all scores for that."""
     return {"return_dict_in_generate": True, **({} if is_vanilla(model) else {"output_scores": True})}
@@ -220,6 +229,8 @@ class Text2TextGenerationPipeline(Pipeline):
         name = type(self).__name__
         if not model.can_generate():
             raise ValueError(f"{name} needs a model that can generate, such as AutoModelForSeq2SeqLM's: {type(model)}")
+        if kwargs.pop("framework", None) not in (None, "pt"):
+            raise ValueError('framework must be "pt" (PyTorch) or left out: transformers 5 has no other.')
         # Kept from the base class, whose own treatment of these differs from version to version.
         generation_names = {"generation_config", *vars(model.generation_config)} & kwargs.keys()
         self._constructor_settings = {key: kwargs.pop(key) for key in generation_names}
@@ -238,7 +249,7 @@ class Text2TextGenerationPipeline(Pipeline):
         """Generates for one text or for many.
 
         Args:
-            inputs: A text, a list or other sequence of texts, a torch dataset or
+            inputs: A text, a list or other sequence of texts, a list of such lists, a torch dataset or
                 `transformers.pipelines.pt_utils.KeyDataset` of texts, or a generator of texts.
             *args: Ignored, with a warning, as in every pipeline.
             **kwargs: `return_tensors` (True: token ids instead of text), `clean_up_tokenization_spaces` and
@@ -252,6 +263,7 @@ class Text2TextGenerationPipeline(Pipeline):
         Returns:
             For a text, a list with a dict for each returned sequence. For a list, the dicts in a flat list if each
             text gave one sequence, otherwise a list of lists. For datasets and generators, an iterator over such lists.
+            For a list of lists, a list of what each gives. Models of type vanilla_transformer leave white space empty.
             The dicts hold `{return_name}_text`, or `{return_name}_token_ids`, a tensor (target_length,), and `score`.
 
         Raises:
@@ -262,12 +274,14 @@ class Text2TextGenerationPipeline(Pipeline):
         if isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes)):
             if not (inputs := list(inputs)):  # the base class would look at the first one
                 return []
+            if all(isinstance(item, list) for item in inputs):
+                results = iter(self(list(chain.from_iterable(inputs)), *args, **kwargs))
+                return [list(islice(results, len(item))) for item in inputs]
         elif isinstance(inputs, Iterator):
             inputs = _TextStream(inputs)
         results = super().__call__(inputs, *args, **kwargs)
-        if isinstance(inputs, list) and all(len(result) == 1 for result in results):
-            return [result[0] for result in results]
-        return results
+        is_flat = isinstance(inputs, list) and all(len(result) == 1 for result in results)
+        return [result[0] for result in results] if is_flat else results
 
     def get_iterator(self, inputs: Any, num_workers: int, batch_size: int, *parameters: dict[str, Any]) -> Any:
         """Puts texts of like length into a batch; a `batch_size` of 1 is no limit beside `max_batch_tokens`."""
@@ -319,6 +333,8 @@ class Text2TextGenerationPipeline(Pipeline):
         if inputs["input_ids"].shape[-1] == 0:
             raise ValueError(f"The input {text!r} has no tokens, not even an end-of-sequence token: nothing to encode")
         inputs.pop("token_type_ids", None)  # some tokenizers make them, generate() refuses them
+        if is_vanilla(self.model):
+            inputs["is_blank"] = not text.strip()
         return inputs
 
     def postprocess(  # type: ignore[override]  # the base class's pre- and postprocess() are typed as taking anything
@@ -378,6 +394,7 @@ class Text2TextGenerationPipeline(Pipeline):
             # Batching makes a list of it, with the same id for each text, while generate() takes one for all.
             added["forced_bos_token_id"] = token_id[0] if isinstance(token_id, list) else token_id
         batch_size, source_length = inputs["input_ids"].shape
+        blank = torch.tensor(inputs.pop("is_blank", False)).expand(batch_size).to(inputs["input_ids"].device)
         return_scores = forward_parameters.get("return_scores", False)
         if return_scores:
             added |= sequence_score_settings(self.model)
@@ -394,7 +411,9 @@ class Text2TextGenerationPipeline(Pipeline):
             scores = getattr(output, "sequences_scores", None)
             if scores is None:
                 raise ValueError("return_scores needs beam search, which ranks sequences: set num_beams to 2 or more.")
-            outputs["scores"] = scores.reshape(batch_size, -1)
+            outputs["scores"] = scores.reshape(batch_size, -1).masked_fill(blank[:, None], 0.0)
+        if blank.any():  # the model has made something up: empty sequences take its place
+            outputs["output_ids"] = outputs["output_ids"].masked_fill(blank[:, None, None], self.tokenizer.eos_token_id)
         return outputs
 
     def _generation_settings(self, call: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
@@ -491,9 +510,10 @@ class TranslationPipeline(Text2TextGenerationPipeline):
     """Translates texts (tasks `"translation"` and `"translation_xx_to_yy"`).
 
     Multilingual models (M2M100, NLLB, mBART, ...) need `src_lang` and `tgt_lang`, in their tokenizer's own codes, in
-    the constructor, the call or the task's name. Models for one pair of languages ignore them. T5 finds its prefix by
-    the task's name; `"translation"` alone stands for `"translation_{src_lang}_to_{tgt_lang}"` or, without languages,
-    for the first translation task of its config. Other arguments are those of `Text2TextGenerationPipeline`.
+    the constructor, the call or the task's name. Of models for one pair of languages, those of type vanilla_transformer
+    refuse others than the `langs` of their config; the rest ignore them. T5 finds its prefix by the task's name;
+    `"translation"` alone stands for `"translation_{src_lang}_to_{tgt_lang}"` or, without languages, for the first
+    translation task of its config. Other arguments are those of `Text2TextGenerationPipeline`.
 
     Example:
         >>> translator = pipeline("translation", model="facebook/nllb-200-distilled-600M", src_lang="eng_Latn")
@@ -506,6 +526,7 @@ class TranslationPipeline(Text2TextGenerationPipeline):
         if task == "translation":
             task = self._task_of_config(model, kwargs.get("src_lang"), kwargs.get("tgt_lang"))
         pair = parse_language_pair(task)
+        check_languages(model, *(pair or (None, None)))
         if pair == (kwargs.get("src_lang"), kwargs.get("tgt_lang")):
             del kwargs["src_lang"], kwargs["tgt_lang"]  # the task says the same, and its prefix makes use of it
         super().__init__(model=model, tokenizer=tokenizer, task=task, **kwargs)
@@ -529,7 +550,8 @@ class TranslationPipeline(Text2TextGenerationPipeline):
         preprocess_params, forward_params, postprocess_params = super()._sanitize_parameters(**kwargs)
         languages = {"src_lang": src_lang, "tgt_lang": tgt_lang}
         given = {key: value for key, value in languages.items() if value is not None}
-        if given and not hasattr(self.tokenizer, "_build_translation_inputs"):
+        is_checked = check_languages(self.model, src_lang, tgt_lang)
+        if given and not is_checked and not hasattr(self.tokenizer, "_build_translation_inputs"):
             logger.warning(f"{type(self.tokenizer).__name__} knows no languages, so {given} has no effect")
         return {**preprocess_params, **given}, forward_params, postprocess_params
 

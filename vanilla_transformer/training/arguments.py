@@ -139,6 +139,8 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     warmup_steps: float = option("Steps of linear warm-up (a share if below 1).", 4000)
     adam_beta2: float = option("The paper's.", 0.98)
     adam_epsilon: float = option("The paper's.", 1e-9)
+    label_smoothing_factor: float | None = option("In place of the model's own label_smoothing.", None)  # type: ignore[assignment]
+    has_own_label_smoothing: bool = field(default=False, init=False)
     logging_steps: float = option("Updates between two lines of the log (a share if < 1).", 50)
     num_train_epochs: float = option("Number of passes over the training data.", 10.0)
     per_device_train_batch_size: int = option("Sentence pairs in a training batch.", 64)
@@ -178,6 +180,8 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
             raise ValueError(
                 f"learning_rate must be given with warmup_steps={self.warmup_steps}, which is less than 1."
             )
+        self.has_own_label_smoothing = self.label_smoothing_factor is not None
+        self.label_smoothing_factor = self.label_smoothing_factor or 0.0
         if self.max_target_tokens is None:
             self.max_target_tokens = self.max_source_tokens
         elif self.max_source_tokens is None:

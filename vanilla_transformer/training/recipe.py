@@ -61,8 +61,8 @@ def find_warmup_problem(arguments: TrainingArguments, updates: int) -> str | Non
     else:
         return None
     return (
-        f"{updates:,} update(s), but the warm-up takes {warmup:,}: the learning rate {effect}. Give --warmup_steps and "
-        "--learning_rate, or train longer."
+        f"{updates:,} update(s), but the warm-up takes {warmup:,}: the learning rate {effect}. Choose fewer "
+        "--warmup_steps and a --learning_rate that suits them, or train longer."
     )
 
 
@@ -119,8 +119,6 @@ def paper_recipe(
         "max_grad_norm": 0.0,
         "lr_scheduler_type": "inverse_sqrt",
         "warmup_steps": WARMUP_STEPS,
-        # 5.4: the preset's configuration has the label smoothing, which the model's own loss applies.
-        "label_smoothing_factor": 0.0,
         # 5.1
         "max_source_tokens": tokens,
         "max_target_tokens": tokens,

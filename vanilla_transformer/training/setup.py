@@ -360,7 +360,7 @@ def settle_training_arguments(
     """Fills in, in place, what depends on model and data; `validates` says whether there are validation data."""
     arguments.choose_metric(task)
     # The model's loss smooths labels in training mode only; the Trainer would do it a second time.
-    if arguments.label_smoothing_factor and hasattr(config, "label_smoothing"):
+    if arguments.has_own_label_smoothing and hasattr(config, "label_smoothing"):
         config.label_smoothing = arguments.label_smoothing_factor
         arguments.label_smoothing_factor = 0.0
     if bpe_dropout:  # the training data stay texts until a batch is made
