@@ -31,6 +31,19 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from table3_rows import (
+    PAPER,
+    Measurement,
+    check_rows,
+    count_steps,
+    describe_config,
+    describe_search,
+    format_markdown,
+    format_text,
+    make_cells,
+    parse_factor,
+    scale_overrides,
+)
 from transformers import AutoTokenizer, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
@@ -46,19 +59,6 @@ from vanilla_transformer.training.arguments import DataArguments, TranslationTra
 from vanilla_transformer.training.examples import load_corpora
 from vanilla_transformer.training.recipe import paper_recipe
 from vanilla_transformer.training.setup import parse_overrides
-from vanilla_transformer.training.table3 import (
-    PAPER,
-    Measurement,
-    check_rows,
-    count_steps,
-    describe_config,
-    describe_search,
-    format_markdown,
-    format_text,
-    make_cells,
-    parse_factor,
-    scale_overrides,
-)
 
 TRAIN_SCRIPT = Path(__file__).with_name("train.py")
 SETTINGS_FILE, RESULT_FILE = "settings.json", "result.json"

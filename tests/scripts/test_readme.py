@@ -27,7 +27,6 @@ from vanilla_transformer.model import (
     decoding_vanilla_transformer,
     loss_vanilla_transformer,
 )
-from vanilla_transformer.model.modeling_vanilla_transformer import VanillaTransformerDecoderLayer
 
 ROOT = Path(__file__).parents[2]
 README = "README.md"
@@ -122,7 +121,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     count(decoding_vanilla_transformer, "step_fast")
     count(loss_vanilla_transformer, "label_smoothed_cross_entropy")
     count(loss_vanilla_transformer, "fused_cross_entropy")
-    count(VanillaTransformerDecoderLayer, "forward")
+    count(attention_vanilla_transformer, "choose_attention")
     return counts
 
 
@@ -134,13 +133,13 @@ def load(models: Path, **options: Any) -> tuple[Any, dict[str, Any]]:
 @pytest.mark.parametrize("options", [{}, {"attn_implementation": "eager"}], ids=["default", "eager"])
 def test_eager_attention_runs_the_search_as_written(options: Any, models: Path, calls: Counter[str]) -> None:
     model, batch = load(models, **options)
-    layers, steps = model.config.decoder_layers, 4
+    encoder_layers, decoder_layers, steps = model.config.encoder_layers, model.config.decoder_layers, 4
     model.generate(batch["input_ids"], num_beams=2, min_new_tokens=steps, max_new_tokens=steps)
     if options:
-        attentions = model.config.encoder_layers + 2 * layers * steps
-        assert calls == {"scaled_dot_product_attention": attentions, "forward": layers * steps}
+        attentions = encoder_layers + 2 * decoder_layers * steps
+        assert calls == {"scaled_dot_product_attention": attentions, "choose_attention": attentions}
     else:
-        assert calls == {"step_fast": steps - 1, "forward": layers}
+        assert calls == {"step_fast": steps - 1, "choose_attention": encoder_layers + 2 * decoder_layers}
 
 
 @pytest.mark.skipif(not hasattr(nn, "LinearCrossEntropyOptions"), reason="this torch has no chunked loss")
@@ -149,7 +148,7 @@ def test_logits_go_with_the_loss_as_written(options: Any, models: Path, calls: C
     model, batch = load(models)
     model.train()(**batch, **options)
     loss = "label_smoothed_cross_entropy" if options else "fused_cross_entropy"
-    assert calls == {"forward": model.config.decoder_layers, loss: 1}
+    assert calls == {"choose_attention": model.config.encoder_layers + 2 * model.config.decoder_layers, loss: 1}
 
 
 def anchors(name: str) -> set[str]:

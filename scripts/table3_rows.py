@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from huggingface_hub.errors import StrictDataclassError
 
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
-
-from .recipe import paper_recipe
+from vanilla_transformer.training.recipe import paper_recipe
 
 
 class PaperFigures(NamedTuple):

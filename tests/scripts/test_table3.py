@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import table3 as script
+import table3_rows as table3
 import torch
 from corpus_files import command_line
 from hypothesis import given
@@ -29,7 +30,7 @@ from vanilla_transformer import PRESETS, VanillaTransformerConfig, VanillaTransf
 from vanilla_transformer.commands import train
 from vanilla_transformer.inference.evaluate import score_translations
 from vanilla_transformer.inference.scores import score_loss
-from vanilla_transformer.training import records, table3
+from vanilla_transformer.training import records
 from vanilla_transformer.training.trainer import TranslationTrainer
 
 ONE = Fraction(1)
