@@ -268,3 +268,16 @@ def test_a_run_that_is_under_way_is_not_started_again(
     run({**settings, "eval_strategy": "no", "save_strategy": "no", "num_train_epochs": 1})
     assert (output / "model.safetensors").is_file()
     assert not (output / "_lock").exists()
+
+
+def test_a_run_that_was_moved_keeps_its_best_checkpoint(settings: dict[str, Any], tmp_path: Path) -> None:
+    run({**settings, "metric_for_best_model": "gen_len", "greater_is_better": False, "num_train_epochs": 3})
+    first = Path(settings["output_dir"])
+    best = json.loads((first / "trainer_state.json").read_text())["best_global_step"]
+    expected = (first / "model.safetensors").read_bytes()
+    assert (first / f"checkpoint-{best}" / "model.safetensors").read_bytes() == expected
+    assert len(list(first.glob("checkpoint-*"))) == 2, "the best one and the last one"
+    first.rename(tmp_path / "moved")
+    settings |= {"metric_for_best_model": "gen_len", "greater_is_better": False, "num_train_epochs": 3}
+    run({**settings, "output_dir": tmp_path / "moved"})
+    assert (tmp_path / "moved" / "model.safetensors").read_bytes() == expected

@@ -22,6 +22,7 @@ from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import rotate_checkpoints, sort_checkpoints
 
 from vanilla_transformer.files import find_weights_problem, replacing_files
+from vanilla_transformer.training.averaging import average_checkpoints, select_checkpoints
 from vanilla_transformer.training.checkpoints import (
     RecordWorldSize,
     delete_old_checkpoints,
@@ -435,3 +436,12 @@ class TestDamage:
         with pytest.raises(ValueError, match=r"can be resumed \(checkpoint-4: optimizer\.pt is .*; checkpoint-2: opt"):
             find_last_whole_checkpoint(folder)
         assert names(folder) == {"checkpoint-2", "checkpoint-4"}
+
+    def test_damaged_weights_are_not_averaged(self, run: Path, tmp_path: Path) -> None:
+        folder = tmp_path / "run"
+        shutil.copytree(run, folder)
+        path = folder / "checkpoint-2" / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-9] + bytes(9))
+        with pytest.raises(ValueError, match=r"checkpoint-2 cannot be averaged: model\.safetensors is damaged: it has"):
+            average_checkpoints(select_checkpoints(folder, last=2), tmp_path / "average")
+        assert not (tmp_path / "average").exists()

@@ -128,6 +128,7 @@ def together(groups: Launcher, folder: Path, recipe_arguments: list[str]) -> Pat
     arguments = ["--output_dir", str(folder / "together"), *recipe_arguments]
     said = groups.run("train", {"arguments": arguments, "batches": str(folder / "two")})
     assert said.count(f"The model is in {folder / 'together'}") == 1, "the first process speaks for all"
+    assert "find_unused_parameters" not in said, "each update uses all parameters"
     return folder / "together"
 
 

@@ -30,7 +30,7 @@ from vanilla_transformer.files import (
 )
 
 from .arguments import LOWER_IS_BETTER
-from .checkpoints import list_checkpoints
+from .checkpoints import list_changed_weights, list_checkpoints
 
 logger = logging.get_logger(__name__)
 
@@ -74,12 +74,13 @@ def average_checkpoints(
     _check_each(folders)
     sources = [_Weights(folder) for folder in folders]
     _check_agreement(sources)
+    description = _describe(folders)
     # What an interrupted averaging left is in the way. The Trainer never uploads what begins with an underscore.
     partial = output.with_name(f"_{output.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        _write_json(partial / AVERAGING_FILE, _describe(folders))
+        _write_json(partial / AVERAGING_FILE, description)
         for entry in sorted(folders[-1].iterdir()):
             if entry.is_file() and not any(fnmatch(entry.name, pattern) for pattern in _NOT_COPIED):
                 shutil.copy(entry, partial)
@@ -274,6 +275,8 @@ def _describe(folders: Sequence[Path]) -> dict[str, Any]:
     checkpoints = []
     for folder in folders:
         sums = digest_files(_Weights(folder).files)
+        if problems := list_changed_weights(folder, sums):
+            raise ValueError(f"{folder} cannot be averaged: {'; '.join(problems)}.")
         step = _read_state(folder).get("global_step")
         checkpoints.append({"name": folder.resolve().name, "step": step, "sha256": sums})
     return {"checkpoints": checkpoints}

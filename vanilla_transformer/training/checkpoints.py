@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,12 @@ class RecordWorldSize(TrainerCallback, ExportableState):
         # A resumed state has only its checkpoint's entries, and the Trainer fails to update one that is not there.
         entries: Any = state.stateful_callbacks
         entries[type(self).__name__] = self.state()
-        self._training = (Path(str(args.output_dir)), state)
+        folder = Path(str(args.output_dir))
+        self._training = (folder, state)
+        # The state has paths, which a run that was moved or copied has left.
+        best = folder / f"checkpoint-{state.best_global_step}"
+        if best.is_dir():
+            state.best_model_checkpoint = str(best)
 
     def state(self) -> dict[str, Any]:
         """What the Trainer writes, once all other files of the checkpoint are there."""
@@ -58,6 +63,13 @@ def read_world_size(checkpoint: str | os.PathLike[str]) -> int | None:
     state = read_json(Path(checkpoint) / TRAINER_STATE_NAME)
     world_size = _recorded(state, "attributes").get("world_size")
     return world_size if isinstance(world_size, int) and world_size > 0 else None
+
+
+def list_changed_weights(checkpoint: Path, digests: Mapping[str, str]) -> list[str]:
+    """Says which files of weights, by their digests now, are not those that `RecordWorldSize` recorded."""
+    saved = _recorded(read_json(checkpoint / TRAINER_STATE_NAME), "attributes").get("weights")
+    changed = [name for name in digests if isinstance(saved, dict) and saved.get(name, digests[name]) != digests[name]]
+    return [f"{name} is damaged: it has changed since it was saved" for name in changed]
 
 
 def list_checkpoints(output_dir: str | os.PathLike[str]) -> dict[int, Path]:
@@ -186,10 +198,8 @@ def _problems(folder: Path, world_size: int, contents: bool) -> Iterator[str]:
             yield from _part_problems(part, contents)
         if not sharded:
             yield from list_weights_problems(folder)
-        saved = _recorded(state, "attributes").get("weights") if contents else None
-        for name, digest in digest_weights(folder).items() if isinstance(saved, dict) else ():
-            if saved.get(name, digest) != digest:
-                yield f"{name} is damaged: it has changed since it was saved"
+        if contents:
+            yield from list_changed_weights(folder, digest_weights(folder))
     for name in ["rng_state.pth"] if world_size == 1 else [f"rng_state_{rank}.pth" for rank in range(world_size)]:
         yield from _part_problems(folder / name, contents)
     if (folder / "scaler.pt").exists():  # of mixed precision with float16 only

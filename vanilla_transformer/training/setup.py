@@ -363,6 +363,9 @@ def settle_training_arguments(
     if arguments.has_own_label_smoothing and hasattr(config, "label_smoothing"):
         config.label_smoothing = arguments.label_smoothing_factor
         arguments.label_smoothing_factor = 0.0
+    # Every update uses all parameters of these models; the library's default looks for unused ones, and then warns.
+    if arguments.ddp_find_unused_parameters is None and isinstance(config, VanillaTransformerConfig):
+        arguments.ddp_find_unused_parameters = False
     if bpe_dropout:  # the training data stay texts until a batch is made
         arguments.remove_unused_columns = False
     if not validates:
