@@ -134,8 +134,12 @@ def test_the_average_of_the_checkpoints_is_the_model(run: Any, settings: dict[st
 
 
 def test_a_run_leaves_its_record(run: Any, settings: dict[str, Any]) -> None:
-    run(settings)
+    run({**settings, "hub_license": "mit"})
     output = Path(settings["output_dir"])
+    card = (output / "README.md").read_text(encoding="utf-8")
+    assert "\nlicense: mit\n" in card
+    assert "BLEU" in card
+    assert str(output.parent) not in card
     assert (output / "curves.png").read_bytes().startswith(b"\x89PNG")
     record = json.loads((output / "metrics.json").read_text())
     assert "eval_bleu" in json.dumps(record)
@@ -251,3 +255,15 @@ def test_impossible_wishes_are_refused(
     errors = capsys.readouterr().err
     assert message in errors
     assert "vocabulary has" not in errors, "said before a tokenizer is trained"
+
+
+def test_a_card_that_cannot_be_renewed_costs_no_training(
+    run: Any, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = Path(settings["output_dir"])
+    run({**settings, "num_train_epochs": 1})
+    card = "---\nlicense: [mit\n---\nMine.\n"
+    (output / "README.md").write_text(card)
+    run(settings)
+    assert "The model card is not written: " in capsys.readouterr().out
+    assert (output / "README.md").read_text() == card
