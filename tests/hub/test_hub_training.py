@@ -287,7 +287,7 @@ class TestShipCode:
 
         monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
         monkeypatch.setattr(logging.getLogger("vanilla_transformer"), "propagate", True)
-        pushing = {"push_to_hub": True, "hub_token": TOKEN}
+        pushing: dict[str, Any] = {"push_to_hub": True, "hub_token": TOKEN}
         assert "training_args.bin, which the library's Trainer pushes" in begin(Seq2SeqTrainingArguments, **pushing)
         assert not begin(Seq2SeqTrainingArguments, is_main=False, **pushing)
         assert not begin(Seq2SeqTrainingArguments, push_to_hub=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, errors, get_token
 from huggingface_hub.hf_api import ModelInfo
-from huggingface_hub.utils import parse_ratelimit_headers
+from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
 from transformers.utils import logging
 
 from vanilla_transformer.files import replacing_files
