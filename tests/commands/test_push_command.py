@@ -360,3 +360,48 @@ def test_a_model_that_brings_its_code_is_tried_without_the_package(hub: LocalHub
     assert len(commits(hub, "alice/vanilla")) == 2
     for path in folder.glob("*.py"):
         assert hub.read("alice/vanilla", path.name) == path.read_bytes() == (CODE_FOLDER / path.name).read_bytes()
+
+
+class TestAdvice:
+    """What to do after a push that failed."""
+
+    @pytest.mark.parametrize(
+        ("headers", "wait"),
+        [
+            ({"Retry-After": "120"}, "wait 120 seconds"),
+            ({"Retry-After": "Wed, 21 Oct 2037 07:28:00 GMT"}, "wait until Wed, 21 Oct 2037 07:28:00 GMT"),
+            (
+                {"RateLimit": '"api";r=0;t=55', "RateLimit-Policy": '"fixed window";"api";q=500;w=300'},
+                "wait 55 seconds",
+            ),
+            ({}, "wait some minutes"),
+        ],
+    )
+    @pytest.mark.parametrize("request_", [["GET", "/api/models/"], ["POST", "/commit/"]], ids=["look", "commit"])
+    def test_of_too_many_requests_is_how_long_to_wait(
+        self, hub: LocalHub, push: Push, request_: list[str], headers: dict[str, str], wait: str
+    ) -> None:
+        hub.failures.append([*request_, (429, "Too many", None, headers), 1000])
+        errors = push("alice/limited", status=1).errors
+        hub.failures.clear()
+        again = "then give the same command again, which sends nothing twice that arrived."
+        assert f"The Hub takes no more requests from you for now: {wait}, {again}" in errors
+        assert "HfHubHTTPError" not in errors
+
+    def test_without_a_network_is_to_come_back(self, push: Push, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+        errors = push("alice/far", status=1).errors
+        assert errors.endswith("command again when the Hub can be reached: what has arrived is not sent twice.")
+
+    def test_of_a_wrong_token_is_not_to_try_it_again(self, push: Push) -> None:
+        for token in ("hf_nobody", "hf_reader"):
+            assert "same command" not in push("alice/refused-token", "--token", token, status=1).errors
+
+
+def test_a_dry_run_shows_the_card(push: Push, bart: Path) -> None:
+    said = push("alice/shown", "--dry_run", "--license", "mit").said
+    assert "\nREADME.md:\n\n---\n" in said
+    assert "\nlicense: mit\n" in said
+    assert 'from_pretrained("alice/shown")' in said
+    assert said.splitlines()[-1] == "Nothing is wrong with it. Nothing was pushed (--dry_run)."
+    assert "from_pretrained" not in push("alice/shown").said

@@ -116,8 +116,12 @@ def test_the_average_of_the_checkpoints_is_the_model(settings: dict[str, Any]) -
 
 def test_a_run_leaves_its_record(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # curves are drawn
-    run(settings)
+    run({**settings, "hub_license": "mit"})
     output = Path(settings["output_dir"])
+    card = (output / "README.md").read_text(encoding="utf-8")
+    assert "\nlicense: mit\n" in card
+    assert "BLEU" in card
+    assert str(output.parent) not in card
     assert (output / "curves.png").read_bytes().startswith(b"\x89PNG")
     record = json.loads((output / "metrics.json").read_text())
     assert "eval_bleu" in json.dumps(record)
@@ -281,3 +285,15 @@ def test_a_run_that_was_moved_keeps_its_best_checkpoint(settings: dict[str, Any]
     settings |= {"metric_for_best_model": "gen_len", "greater_is_better": False, "num_train_epochs": 3}
     run({**settings, "output_dir": tmp_path / "moved"})
     assert (tmp_path / "moved" / "model.safetensors").read_bytes() == expected
+
+
+def test_a_card_that_cannot_be_renewed_costs_no_training(
+    settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = Path(settings["output_dir"])
+    run({**settings, "num_train_epochs": 1})
+    card = "---\nlicense: [mit\n---\nMine.\n"
+    (output / "README.md").write_text(card)
+    run(settings)
+    assert "The model card is not written: " in capsys.readouterr().out
+    assert (output / "README.md").read_text() == card

@@ -4,6 +4,7 @@ One process imports everything and forks each training.
 """
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from safetensors.torch import load as load_weights
 from tiny_seq2seq import make_model as make_bart
 from tiny_seq2seq import make_tokenizer as make_bart_tokenizer
 from tiny_vanilla import make_model
-from transformers import AutoModelForSeq2SeqLM, TrainerControl, TrainerState
+from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainingArguments, TrainerControl, TrainerState
 
 import vanilla_transformer
 from vanilla_transformer import VanillaTransformerTokenizer
@@ -273,3 +274,22 @@ class TestShipCode:
     def test_compiled_models(self, tmp_path: Path) -> None:
         written = self.push(tmp_path, torch.compile(make_model()), VanillaTransformerTokenizer())
         assert written.keys() == CODE.keys()
+
+    def test_a_token_that_would_be_published_is_warned_of(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def begin(kind: Any, is_main: bool = True, **settings: Any) -> str:
+            caplog.clear()
+            arguments = kind(str(tmp_path), use_cpu=True, **settings)
+            ShipCode().on_train_begin(arguments, TrainerState(is_world_process_zero=is_main), TrainerControl())
+            assert TOKEN not in caplog.text
+            return caplog.text
+
+        monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+        monkeypatch.setattr(logging.getLogger("vanilla_transformer"), "propagate", True)
+        pushing: dict[str, Any] = {"push_to_hub": True, "hub_token": TOKEN}
+        assert "training_args.bin, which the library's Trainer pushes" in begin(Seq2SeqTrainingArguments, **pushing)
+        assert not begin(Seq2SeqTrainingArguments, is_main=False, **pushing)
+        assert not begin(Seq2SeqTrainingArguments, push_to_hub=True)
+        assert not begin(Seq2SeqTrainingArguments, hub_token=TOKEN)
+        assert not begin(TranslationTrainingArguments, **pushing), "TranslationTrainer puts it away"

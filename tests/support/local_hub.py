@@ -66,8 +66,8 @@ class LocalHub:
     Attributes:
         repos: `Repo` by "owner/name", in small letters.
         requests: every `Request` so far, in the order in which they came.
-        failures: what is to go wrong, as lists of method, regular expression for the path, status, and how often it
-            still happens.
+        failures: what is to go wrong, as lists of method, regular expression for the path, status (or the
+            arguments of `HubError`), and how often it still happens.
     """
 
     def __init__(
@@ -170,8 +170,8 @@ class LocalHub:
             raise HubError(403, "Forbidden: pass `create_pr=1` as a query parameter to create a Pull Request")
         return repo
 
-    def take_failure(self, method: str, path: str) -> int | None:
-        """The status with which this request shall fail."""
+    def take_failure(self, method: str, path: str) -> Any:
+        """The status with which this request shall fail, or the arguments of `HubError`."""
         with self.lock:
             for failure in self.failures:
                 wanted, pattern, what, times = failure
@@ -231,7 +231,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self.record["body"] = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             if failure is not None:
-                raise HubError(failure, "a failure that the test asked for")
+                raise HubError(*failure) if isinstance(failure, tuple) else HubError(failure, "the test asked for it")
             self.route(url.path)
         except HubError as error:
             self.send_json({"error": str(error)}, error.status, error.headers)

@@ -102,8 +102,9 @@ def build_page(shelf: ModelShelf, settings: Settings | None = None) -> "gradio.B
 
 def launch_page(page: "gradio.Blocks", **options: Any) -> str:
     """Opens the page to browsers, and returns its address at once; `options` are those of Gradio's `launch`."""
-    common = {"prevent_thread_lock": True, "quiet": True, "show_error": True, "enable_monitoring": False}
-    common["max_file_size"] = 0  # nothing on the page takes files, but Gradio would
+    common: dict[str, Any] = {"prevent_thread_lock": True, "quiet": True, "show_error": True}
+    # Nothing on the page takes files; Gradio would take any.
+    common |= {"enable_monitoring": False, "max_file_size": 0}
     _, address, _ = page.launch(css=_CSS, head=_HEAD, footer_links=["api", "gradio"], **common, **options)
     return str(address)
 

@@ -43,7 +43,7 @@ class PushArguments:
     code: Literal["folder", "installed"] | None = option("Whose code to push, if the folder's is another.", None)
     card: Literal["folder", "hub"] | None = option("Which card counts, if both have changed.", None)
     token: str | None = option("A token of the Hub. Other users of the machine see it: better set HF_TOKEN.", None)
-    dry_run: bool = option("Check and show only; change neither Hub nor folder.", False)
+    dry_run: bool = option("Check and show only, the card too; change neither Hub nor folder.", False)
 
 
 def run(arguments: PushArguments) -> None:
@@ -60,6 +60,7 @@ def run(arguments: PushArguments) -> None:
             raise SystemExit(plan.describe_problems())
         print(plan.describe(), end="\n\n", flush=True)
         if dry_run:
+            print(f"README.md:\n\n{plan.card}")
             print("Nothing is wrong with it. Nothing was pushed (--dry_run).")
             return
         url = plan.push(commit_message)

@@ -284,6 +284,11 @@ def train(run: Run) -> None:
         print(f"The model is in {arguments.output_dir}. {choice}")
     if arguments.push_to_hub:
         push(trainer)
+        return
+    try:
+        trainer.create_model_card()
+    except (OSError, ValueError) as error:  # of a card that is there
+        print(f"The model card is not written: {describe_error(error)}")
 
 
 def explain_stop(arguments: TranslationTrainingArguments, step: int) -> str:

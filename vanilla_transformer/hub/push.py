@@ -11,6 +11,7 @@ from typing import Any
 
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, errors, get_token
 from huggingface_hub.hf_api import ModelInfo
+from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
 from transformers.utils import logging
 
 from vanilla_transformer.files import replacing_files
@@ -81,6 +82,12 @@ class PlannedPush:
             lines += ["", "Left out (--include NAME pushes what is neither a pickle nor looks like a secret):"]
             lines += [f"  {name:<{width}}  {reason}" for name, reason in self.left_out.items()]
         return "\n".join([*lines, "", *self.notes]).rstrip()
+
+    @property
+    def card(self) -> str:
+        """The model card that would be pushed."""
+        source = self.files.get(CARD_NAME, b"")
+        return (source if isinstance(source, bytes) else source.read_bytes()).decode("utf-8", errors="replace")
 
     def describe_problems(self) -> str:
         """Why it cannot be pushed, in lines for a terminal."""
@@ -283,13 +290,27 @@ class _Target:
 
 
 def _explain(error: Exception, token: str | None) -> PushError:
-    """What the client says, without the token."""
-    status = getattr(getattr(error, "response", None), "status_code", None)
+    """What the client says, without the token, and what to do about it."""
+    # The uploader of large files wraps what the Hub answers.
+    response: Any = getattr(error, "response", getattr(error.__cause__, "response", None))
+    status = getattr(response, "status_code", None)
+    if status == 429:
+        again = "then give the same command again, which sends nothing twice that arrived"
+        return PushError(f"The Hub takes no more requests from you for now: {_say_wait(response.headers)}, {again}.")
     refusal = "The Hub does not accept the token" if status == 401 else "The Hub, or its client, refuses"
     text = f"{refusal}: {type(error).__name__}: {join_lines(error)}"
+    if status is None and isinstance(error, (_HTTP_ERROR, ConnectionError)):
+        text += " Give the same command again when the Hub can be reached: what has arrived is not sent twice."
+    elif isinstance(error, RuntimeError) or (status or 0) >= 500:
+        text += " The same command again sends nothing twice that arrived."
     secret = token or get_token()
-    text = text.replace(secret, "<token>") if secret else text
-    return PushError(f"{text} The same command again sends nothing twice that arrived.")
+    return PushError(text.replace(secret, "<token>") if secret else text)
+
+
+def _say_wait(headers: Mapping[str, str]) -> str:
+    limit = parse_ratelimit_headers(headers)
+    wait = headers.get("Retry-After") or (str(limit.reset_in_seconds) if limit and limit.remaining == 0 else "")
+    return f"wait {wait} seconds" if wait.isdigit() else f"wait until {wait}" if wait else "wait some minutes"
 
 
 def _renew_card(

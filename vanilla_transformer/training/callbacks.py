@@ -17,6 +17,7 @@ from transformers.utils import logging
 
 from vanilla_transformer.files import replacing_files
 
+from .arguments import TranslationTrainingArguments
 from .recipe import find_warmup_problem
 from .sharding import unsharded_class
 
@@ -89,7 +90,21 @@ class ShipCode(TrainerCallback):
     `register_for_auto_class`, and does nothing for those that are part of the library.
 
     A file is replaced in one go, and only if it changes: an earlier push may still be reading it.
+
+    The library also pushes training_args.bin, and in it a `hub_token` that was given, for everybody to read. This warns
+    of it: log in with `hf auth login`, or set the variable HF_TOKEN, instead.
     """
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Warns of a token that would be published; `TranslationTrainer` leaves it out."""
+        is_safe = isinstance(args, TranslationTrainingArguments) or not args.push_to_hub or args.hub_token is None
+        if state.is_world_process_zero and not is_safe:
+            logger.warning(
+                "hub_token will stand in training_args.bin, which the library's Trainer pushes, for everybody to read. "
+                "Leave hub_token out, and log in with `hf auth login`, or set HF_TOKEN."
+            )
 
     def on_push_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
