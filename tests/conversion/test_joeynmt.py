@@ -286,3 +286,10 @@ def test_settings_without_embeddings_or_nested_too_deeply_are_refused(tmp_path: 
     config.write_text("[" * 20_000)
     with pytest.raises(ConversionError, match=r"config\.yaml, the model's configuration, cannot be read"):
         convert_joeynmt(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "value"), [("beam_alpha", 1.5), ("alpha", 2), ("alpha", 1.0), ("beam_alpha", 0.7)])
+def test_a_length_penalty_by_which_longer_translations_win_is_noted(name: str, value: float, tmp_path: Path) -> None:
+    write(tmp_path, {"testing": {"beam_size": 5, name: value}})
+    noted = any("JoeyNMT ends when each place in the beam has held" in note for note in convert_joeynmt(tmp_path).notes)
+    assert noted == (value > 1)

@@ -353,3 +353,57 @@ def test_a_page_needs_no_matplotlib_and_a_picture_says_what_it_needs(tmp_path: P
         with pytest.raises(ImportError, match=r'need matplotlib: pip install "vanilla-transformer\[train\]"'):
             plot(*arguments, tmp_path / "a.png")
     assert [path.name for path in tmp_path.iterdir()] == ["a.html"]
+
+
+def test_all_pictures_have_one_scale_unless_another_is_asked_for(figures: list[Figure]) -> None:
+    attention = make_map()
+    scales: list[tuple[dict[str, Any], float]] = [({}, 1.0), ({"kind": "encoder", "layers": [1]}, 1.0)]
+    scales += [({"max_weight": 0.25}, 0.25), ({"max_weight": None, "heads": [1]}, float(attention.cross[:, 1].max()))]
+    for options, highest in scales:
+        images = [image for axes in plot_attention(attention, **options).axes for image in axes.images]
+        assert all(image.get_clim() == (0.0, pytest.approx(highest)) for image in images)
+    assert figures == []  # nothing was saved
+
+
+def test_the_sign_for_spaces_is_explained_where_it_is_drawn() -> None:
+    note = '"▁" is a space'
+    assert [note in text.get_text() for text in plot_attention(make_map()).texts] == [False, True, False]
+    assert not any(note in text.get_text() for text in plot_attention(make_map(), kind="decoder").texts)
+    assert [note in text.get_text() for text in plot_masks([["▁a"]], [["b"]]).texts] == [False, True]
+    assert not any(note in text.get_text() for text in plot_masks([["a"]], [["b"]]).texts)
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "sinusoidal_concatenated", "sinusoidal_tensor2tensor"])
+def test_the_curves_of_positions_are_sines_and_cosines(kind: str) -> None:
+    table = position_table(make_config(d_model=64, position_embedding_type=kind, position_offset=2), 50)
+    curves = [np.asarray(line.get_ydata()) for line in plot_positions(table).axes[1].lines]
+    assert len(curves) == 4
+    for sine, cosine in (curves[:2], curves[2:]):
+        np.testing.assert_allclose(sine**2 + cosine**2, 1, atol=1e-6)
+        assert np.abs(sine - cosine).max() > 0.5
+    assert len(plot_positions(np.ones((3, 1))).axes[1].lines) == 1
+
+
+def test_the_rows_of_cross_attention_are_predicted_tokens_in_masks_too() -> None:
+    figure = plot_masks([["a"], ["b"]], [["<s>", "c"], ["<s>"]], predicted=[["c", "</s>"], ["</s>"]])
+    rows = [labels_of(axes)[0] for axes in figure.axes]
+    assert rows[1:3] == [["<s>", "c"], ["c", "</s>"]]
+    assert rows[4:] == [["<s>", "<pad>"], ["</s>", "<pad>"]]
+    check_places(figure)
+    with pytest.raises(ValueError, match="predicted must have as many tokens as target"):
+        plot_masks([["a"]], [["<s>", "c"]], predicted=[["c"]])
+
+
+def test_a_notebook_shows_every_picture_whole(tmp_path: Path) -> None:
+    attention, log = make_map(1, 1), [{"loss": 1.0, "step": 1}, {"loss": 0.5, "step": 2}]
+    plots: list[tuple[Any, Any]] = [(plot_attention, [attention]), (plot_masks, [[["a"]], [["b"]]])]
+    plots += [(plot_positions, [np.eye(3)]), (plot_learning_curves, [log])]
+    for plot, arguments in plots:
+        shown = plot(*arguments)._repr_png_()
+        assert shown.startswith(SIGNATURES[".png"])
+        saved = plot(*arguments, tmp_path / f"{plot.__name__}.png")
+        assert isinstance(saved, Figure)
+    with pytest.raises(FileExistsError):
+        plot_attention(attention, tmp_path / "plot_attention.png")
+    plot_attention(attention, tmp_path / "plot_attention.png", overwrite=True)
+    assert len(list(tmp_path.iterdir())) == len(plots)

@@ -191,8 +191,8 @@ def run(arguments: AttentionArguments) -> None:
     maps = collect(arguments, model, tokenizer, **reading, **search)
     if arguments.masks_file is not None:
         sources, inputs = [attention.source for attention in maps], [attention.decoder_input for attention in maps]
-        pad_token = str(tokenizer.pad_token or "<pad>")
-        plot_masks(sources, inputs, arguments.masks_file, pad_token=pad_token, **look)
+        look |= {"predicted": [each.target for each in maps], "pad_token": str(tokenizer.pad_token or "<pad>")}
+        plot_masks(sources, inputs, arguments.masks_file, **look)
         print(f"The masks are in {arguments.masks_file}")
     for path in arguments.output_files or []:
         write_attention(arguments, maps[0], path)

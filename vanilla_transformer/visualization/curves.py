@@ -13,7 +13,7 @@ import numpy as np
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
-from .figures import choose_color, find_format, import_figure, plain, save_picture
+from .figures import check_picture, choose_color, import_figure, plain, save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -81,8 +81,12 @@ class _Line(NamedTuple):
 
 
 def plot_learning_curves(
-    log_history: LogHistory, path: str | os.PathLike[str], *, title: str | None = None, best_step: int | None = None
-) -> None:
+    log_history: LogHistory,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    title: str | None = None,
+    best_step: int | None = None,
+) -> "Figure":
     """Draws what a Trainer logged: loss, perplexity, scores, learning rate, gradient norm, speed and padding.
 
     Works without a display and in any thread. Only what was logged is drawn; evaluations after the training's end are
@@ -90,31 +94,32 @@ def plot_learning_curves(
 
     `log_history` is a Trainer's `state.log_history`: a dictionary per logging step or evaluation, with its "step". The
     picture, a .png, .svg or .pdf, is replaced in one go: nobody ever sees half of it. `best_step`, that of the best
-    checkpoint (`state.best_global_step`), is marked.
+    checkpoint (`state.best_global_step`), is marked. Returns the figure, which a notebook shows; without a `path` no
+    file is written.
     """
     best_steps = None if best_step is None else {"": best_step}
-    compare_learning_curves({"": log_history}, path, title=title, best_steps=best_steps)
+    return compare_learning_curves({"": log_history}, path, title=title, best_steps=best_steps)
 
 
 def compare_learning_curves(
     log_histories: Mapping[str, LogHistory],
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
     *,
     title: str | None = None,
     best_steps: Mapping[str, int] | None = None,
-) -> None:
+) -> "Figure":
     """Draws the learning curves of several runs, by their names, into one picture, each run in a colour of its own.
 
     The logs and the picture are those of [`plot_learning_curves`]; `best_steps` are marked, by the name of the run.
     """
     if not log_histories:
         raise ValueError("log_histories is empty; there must be at least one run.")
-    find_format(path)
+    check_picture(path, overwrite=True)
     runs = {name: _read_curves(history) for name, history in log_histories.items()}
     if empty := [f" of {name}" if name else "" for name, curves in runs.items() if not curves]:
         raise ValueError(f"The log{empty[0]} has nothing to draw: no loss, no score, no speed.")
     known_steps = {run: step for run, step in (best_steps or {}).items() if run in runs}
-    save_picture(_make_figure(runs, title=title, best_steps=known_steps), path, overwrite=True)
+    return save_picture(_make_figure(runs, title=title, best_steps=known_steps), path, overwrite=True)
 
 
 def load_trainer_state(run: str | os.PathLike[str]) -> TrainerState:

@@ -1,5 +1,6 @@
 """What all pictures share: their files, sizes, colours, and fonts that have the characters of their texts."""
 
+import io
 import logging
 import os
 import threading
@@ -10,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vanilla_transformer.files import explain_missing, new_file
+from vanilla_transformer.files import check_new_file, explain_missing, new_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,7 +34,19 @@ def import_figure(what: str) -> "type[Figure]":
     """Matplotlib's figure, which draws without a display and in any thread, unlike pyplot; `what` needs it."""
     with explain_missing(f"{what} need matplotlib", extra="train", packages="matplotlib"):
         from matplotlib.figure import Figure
-    return Figure
+    return _make_picture_class(Figure)
+
+
+@cache
+def _make_picture_class(figure_class: "type[Figure]") -> "type[Figure]":
+    def draw(self: "Figure") -> bytes:
+        """Makes what a notebook shows: labels may stand outside the figure."""
+        buffer = io.BytesIO()
+        with ignore_missing_glyphs():
+            self.savefig(buffer, format="png", bbox_inches="tight", pad_inches=0.12)
+        return buffer.getvalue()
+
+    return type("Picture", (figure_class,), {"_repr_png_": draw})
 
 
 def find_format(path: str | os.PathLike[str]) -> str:
@@ -45,16 +58,29 @@ def find_format(path: str | os.PathLike[str]) -> str:
     return picture_format
 
 
-def save_picture(figure: "Figure", path: str | os.PathLike[str], *, overwrite: bool = False, **options: Any) -> None:
-    """Writes a picture, whole or not at all. The words of an SVG file stay text, for search and for the viewer's fonts.
+def check_picture(path: str | os.PathLike[str] | None, *, overwrite: bool = False) -> str:
+    """Returns the format of a picture that can be written to `path`; without one, that of notebooks."""
+    if path is None:
+        return "png"
+    picture_format = find_format(path)
+    check_new_file(path, overwrite=overwrite)
+    return picture_format
 
-    `options` are those of `Figure.savefig`.
+
+def save_picture(
+    figure: "Figure", path: str | os.PathLike[str] | None, *, overwrite: bool = False, **options: Any
+) -> "Figure":
+    """Writes a picture, whole or not at all, if there is a path; returns the figure, which a notebook shows.
+
+    The words of an SVG file stay text, for search and for the viewer's fonts. `options` are those of `Figure.savefig`.
     """
+    if path is None:
+        return figure
     picture_format = find_format(path)
     with new_file(path, overwrite=overwrite) as partial:
         if picture_format != "svg":
             figure.savefig(partial, format=picture_format, **options)
-            return
+            return figure
         from matplotlib import rcParams
 
         with _SVG_LOCK, ignore_missing_glyphs():
@@ -68,6 +94,7 @@ def save_picture(figure: "Figure", path: str | os.PathLike[str], *, overwrite: b
         text = partial.read_text(encoding="utf-8")
         text = text.replace("</style>", "text{unicode-bidi: plaintext}</style>", 1)
         partial.write_text(text, encoding="utf-8", newline="\n")
+    return figure
 
 
 @contextmanager

@@ -8,10 +8,9 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from vanilla_transformer.files import check_new_file
-
 from . import figures
 from .attention import AttentionKind, AttentionMap, Weights
+from .labels import SPACE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,7 +23,7 @@ _AXIS_NAMES: dict[AttentionKind, tuple[str, str, str]] = {
     "decoder": ("Decoder self-attention", "target token that is read", "looks at target token"),
     "cross": ("Cross-attention", "target token that is predicted", "looks at source token"),
 }
-_LEAST_HIGHEST = 0.5  # weight of the darkest colour
+SPACE_NOTE = f'"{SPACE}" is a space'
 _SMALL, _MIDDLE, _LARGE = 8, 9, 11  # font sizes in points
 # All in inches.
 _CELL_SIZES = ((1, 0.26), (8, 0.2), (10**9, 0.13))  # with up to so many panels
@@ -62,32 +61,38 @@ class _Grid(NamedTuple):
 
 def plot_attention(
     attention: AttentionMap,
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
     *,
     kind: AttentionKind = "cross",
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
     average: Average = "none",
     title: str | None = None,
+    max_weight: float | None = 1.0,
     overwrite: bool = False,
-) -> None:
+) -> "Figure":
     """Draws attention weights as heat maps, whose rows are the tokens that look, and whose columns are looked at.
 
-    Works without a display and in any thread. Labels are written in whatever installed fonts have their characters.
+    Works without a display and in any thread. Labels are written in whatever installed fonts have their characters. The
+    rows of self-attention are tokens that are read, those of cross-attention tokens that are predicted. Returns the
+    figure, which a notebook shows; without a `path` no file is written.
 
     `kind` is "encoder" or "decoder" for self-attention, "cross" for that from target to source; `layers` and `heads`
     are those to draw, counted from 0, negative ones from the last (`None`: all). `average` is "none" for a heat map for
     each layer and head, "heads" for the mean of each layer's heads, or "all" for one, the mean of all. `title` is
-    written above; `None`: the kind of attention. The picture is a .png, .svg or .pdf, and one that exists is replaced
-    only if `overwrite` says so; one that would be too large to be read is a ValueError.
+    written above; `None`: the kind of attention. `max_weight` is that of the darkest colour, in all pictures the same,
+    unless `None` asks for the largest weight drawn. The picture is a .png, .svg or .pdf, and one that exists is
+    replaced only if `overwrite` says so; one that would be too large to be read is a ValueError.
     """
     figure_class = figures.import_figure("Attention maps")
-    picture_format = figures.find_format(path)
-    check_new_file(path, overwrite=overwrite)
+    picture_format = figures.check_picture(path, overwrite=overwrite)
     weights, row_labels, column_labels = attention.select(kind)
     panels, columns = _make_panels(weights, layers, heads, average)
     kind_name, row_name, column_name = _AXIS_NAMES[kind]
     title = kind_name if title is None else title
+    if any(SPACE in label for label in [*row_labels, *column_labels]):
+        column_name += f"\n{SPACE_NOTE}"
+    max_weight = max_weight or max(float(panel.weights.max()) for panel in panels)
     families = figures.find_families([*row_labels, *column_labels, title], picture_format)
     rows = math.ceil(len(panels) / columns)
     # Titles may be wider than panels, and the name of the rows longer than all of them are high.
@@ -109,7 +114,7 @@ def plot_attention(
     figure = figure_class(figsize=grid.size, dpi=dpi)
     labels = [figures.shorten(label) for label in row_labels], [figures.shorten(label) for label in column_labels]
     text: dict[str, Any] = {"parse_math": False, "family": families, "fontsize": min(cell * 72 * 0.75, 10.0)}
-    _draw_panels(figure, grid, panels, labels, text)
+    _draw_panels(figure, grid, panels, labels, text, max_weight)
     x, y, _, _ = grid.place(len(panels) - 1 - (len(panels) - 1) % columns)
     widths = [figures.measure(side, text["fontsize"], families) + 0.15 for side in labels]
     corner = min(x - widths[0] / grid.size[0], 0.0), y - widths[1] / grid.size[1]
@@ -119,7 +124,7 @@ def plot_attention(
     figure.text(0.5, corner[1], column_name, ha="center", va="top", **text)
     figure.text(0.5, 1 + _EDGE / grid.size[1], title, ha="center", va="bottom", **{**text, "fontsize": _LARGE})
     with figures.ignore_missing_glyphs():
-        figures.save_picture(figure, path, overwrite=overwrite, bbox_inches="tight", pad_inches=_EDGE)
+        return figures.save_picture(figure, path, overwrite=overwrite, bbox_inches="tight", pad_inches=_EDGE)
 
 
 def _make_panels(
@@ -174,15 +179,20 @@ def _write_numbers(numbers: Sequence[int]) -> str:
 
 
 def _draw_panels(
-    figure: "Figure", grid: _Grid, panels: list[_Panel], labels: tuple[list[str], list[str]], text: dict[str, Any]
+    figure: "Figure",
+    grid: _Grid,
+    panels: list[_Panel],
+    labels: tuple[list[str], list[str]],
+    text: dict[str, Any],
+    max_weight: float,
 ) -> None:
     """The heat maps, and the bar of their colours to the right of them."""
-    # Even attention over a short sentence must not look like a sharp one.
-    highest = max(_LEAST_HIGHEST, *(float(panel.weights.max()) for panel in panels))
     image: Any = None
     for number, panel in enumerate(panels):
         axes = figure.add_axes(grid.place(number))
-        image = axes.imshow(panel.weights, cmap="Blues", vmin=0.0, vmax=highest, aspect="auto", interpolation="nearest")
+        image = axes.imshow(
+            panel.weights, cmap="Blues", vmin=0.0, vmax=max_weight, aspect="auto", interpolation="nearest"
+        )
         axes.set_title(panel.title, fontsize=_SMALL, pad=3)
         axes.tick_params(length=2, pad=2)
         # Only the outer heat maps have labels, which hold for those beside and above them.

@@ -14,19 +14,24 @@ import torch
 from transformers import PreTrainedModel
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
-from vanilla_transformer.files import check_new_file
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
 
 from . import figures
 from .attention import AttentionKind
+from .heatmaps import SPACE_NOTE
+from .labels import SPACE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Labels = Sequence[Sequence[str]]
 
 _MASK_NOTE = "Each row is a token that looks, each column one that is looked at: blue if it may be, white if masked."
+_PREDICTED_NOTE = (
+    "\nThe rows of cross-attention are the tokens that are predicted, those of the decoder the ones that are read."
+)
 _LARGE, _MIDDLE, _LABEL = 12, 9, 8  # font sizes in points
 _CELL, _GAP, _EDGE, _LINE = 0.22, 0.25, 0.12, 0.25  # inches; a cell is a token in a mask
 _FEW = 40  # positions, of which each is marked
@@ -65,25 +70,25 @@ def position_table(model: PreTrainedModel | VanillaTransformerConfig, length: in
 
 def plot_positions(
     table: npt.NDArray[Any],
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
     *,
     dimensions: Sequence[int] | None = None,
     title: str | None = None,
     overwrite: bool = False,
-) -> None:
+) -> "Figure":
     """Draws a table of positions as a heat map, and the curves of a few of its dimensions below.
 
     `table` has numbers (L, D), such as [`position_table`] returns; `dimensions` are those whose curves to draw, counted
-    from 0 (`None`: four, from the fastest to slower ones). The picture is a .png, .svg or .pdf, and one that exists is
-    replaced only if `overwrite` says so. `title` is written above it; `None`: the table's size.
+    from 0 (`None`: sine and cosine of the fastest frequency and of a slower one). The picture is a .png, .svg or .pdf,
+    and one that exists is replaced only if `overwrite` says so; without a `path` none is written. `title` is written
+    above it; `None`: the table's size. Returns the figure, which a notebook shows.
     """
     figure_class = figures.import_figure("Pictures of positions")
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figures.find_format(path)
-    check_new_file(path, overwrite=overwrite)
+    figures.check_picture(path, overwrite=overwrite)
     length, size = table.shape
-    shown = list(dict.fromkeys([0, size // 16, size // 8, size // 4])) if dimensions is None else list(dimensions)
+    shown = _choose_dimensions(table) if dimensions is None else list(dimensions)
     wrong = [dimension for dimension in shown if not 0 <= dimension < size]
     if wrong or not shown:
         raise ValueError(f"dimensions is {shown}; they must be from 0 to {size - 1}.")
@@ -105,7 +110,15 @@ def plot_positions(
     figure.legend(*lower.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9, frameon=False)
     default = f"Positions: {length} of them, {size} dimensions"
     figure.suptitle(default if title is None else title, fontsize=12, parse_math=False)
-    figures.save_picture(figure, path, overwrite=overwrite)
+    return figures.save_picture(figure, path, overwrite=overwrite)
+
+
+def _choose_dimensions(table: npt.NDArray[Any]) -> list[int]:
+    """Two sines, each with its cosine: the next dimension where they are interleaved, else that half a table later."""
+    size = table.shape[1]
+    interleaved = size > 1 and np.allclose(table[:, 0] ** 2 + table[:, 1] ** 2, 1, atol=0.02)
+    distance, slower = (1, size // 8 // 2 * 2) if interleaved else (size // 2, size // 16)
+    return list(dict.fromkeys([0, distance, slower, slower + distance]))
 
 
 def attention_masks(
@@ -150,26 +163,34 @@ class _Mask(NamedTuple):
 def plot_masks(
     source: Labels,
     target: Labels,
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
     *,
+    predicted: Labels | None = None,
     pad_token: str = "<pad>",
     title: str | None = None,
     overwrite: bool = False,
-) -> None:
+) -> "Figure":
     """Draws the masks of a batch: padding, at which nobody looks, and the future, which the decoder must not see.
 
-    `source` and `target` have, for each of B sentences, the tokens as a person reads them; shorter ones are padded with
-    `pad_token`, as in a batch. The picture is a .png, .svg or .pdf, and one that exists is replaced only if `overwrite`
-    says so.
+    `source` and `target` have, for each of B sentences, the tokens that are read, as a person reads them; shorter ones
+    are padded with `pad_token`, as in a batch. `predicted` has as many tokens as `target`: those that are predicted
+    there, by which pictures of attention name the rows of cross-attention (`None`: `target` again). The picture is a
+    .png, .svg or .pdf, and one that exists is replaced only if `overwrite` says so; without a `path` none is written.
+    Returns the figure, which a notebook shows.
     """
     figure_class = figures.import_figure("Pictures of masks")
-    picture_format = figures.find_format(path)
-    check_new_file(path, overwrite=overwrite)
+    picture_format = figures.check_picture(path, overwrite=overwrite)
     if len(source) != len(target) or not all([source, *source, *target]):
         raise ValueError(f"{len(source)} sources and {len(target)} targets: there must be as many, each with tokens.")
+    predicted = target if predicted is None else predicted
+    if list(map(len, predicted)) != list(map(len, target)):
+        raise ValueError("predicted must have as many tokens as target, sentence by sentence.")
     title = "Masks" if title is None else title
-    families = figures.find_families([title, pad_token, *chain.from_iterable([*source, *target])], picture_format)
-    masks = _make_masks(source, target, pad_token)
+    tokens = [pad_token, *chain.from_iterable([*source, *target, *predicted])]
+    families = figures.find_families([title, *tokens], picture_format)
+    masks = _make_masks(source, target, predicted, pad_token)
+    note = _MASK_NOTE + ("" if predicted is target else _PREDICTED_NOTE)
+    note += f"\n{SPACE_NOTE}" if any(SPACE in token for token in tokens) else ""
     cell, dpi = figures.fit_cells(
         _CELL,
         lambda cell: _lay_out(masks, cell, families)[1:],
@@ -186,22 +207,22 @@ def plot_masks(
             axes = figure.add_axes((left / width, top - rows / height, columns / width, rows / height))
             _draw_mask(axes, mask, {**text, "fontsize": _find_font_size(cell)})
     figure.text(0.5, 1, title, ha="center", va="bottom", fontsize=_LARGE, **text)
-    figure.text(0.5, -_EDGE / height, _MASK_NOTE, ha="center", va="top", fontsize=_MIDDLE, **text)
+    figure.text(0.5, -_EDGE / height, note, ha="center", va="top", fontsize=_MIDDLE, **text)
     with figures.ignore_missing_glyphs():
-        figures.save_picture(figure, path, overwrite=overwrite, bbox_inches="tight", pad_inches=_EDGE)
+        return figures.save_picture(figure, path, overwrite=overwrite, bbox_inches="tight", pad_inches=_EDGE)
 
 
-def _make_masks(source: Labels, target: Labels, pad_token: str) -> list[list[_Mask]]:
+def _make_masks(source: Labels, target: Labels, predicted: Labels, pad_token: str) -> list[list[_Mask]]:
     """For each sentence the masks of the three kinds of attention."""
     allowed = attention_masks([len(tokens) for tokens in source], [len(tokens) for tokens in target])
-    sources, targets = (
+    sources, targets, predictions = (
         [
             [figures.shorten(token) for token in [*tokens, *[pad_token] * (max(map(len, side)) - len(tokens))]]
             for tokens in side
         ]
-        for side in (source, target)
+        for side in (source, target, predicted)
     )
-    sides = {"encoder": (sources, sources), "decoder": (targets, targets), "cross": (targets, sources)}
+    sides = {"encoder": (sources, sources), "decoder": (targets, targets), "cross": (predictions, sources)}
 
     def make(kind: AttentionKind, sentence: int) -> _Mask:
         rows, columns = (side[sentence] for side in sides[kind])

@@ -217,6 +217,11 @@ def _translate_search(
     generation_config.update(**search, allow_custom_entries=True)
     left_out = [name for name in ("repetition_penalty", "no_repeat_ngram_size") if testing.get(name, -1) > 1]
     notes = [f"testing.{name} is left out: JoeyNMT applies it to the source's tokens as well." for name in left_out]
+    if search.get("length_penalty", 0) > 1:
+        notes.append(
+            f"testing.beam_alpha is {search['length_penalty']}: above 1 longer translations win, and beams can differ. "
+            "JoeyNMT ends when each place in the beam has held an ended translation; ours, when no open one can win."
+        )
     return generation_config, notes
 
 
