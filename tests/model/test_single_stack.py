@@ -307,6 +307,7 @@ class TestWhatDoesNotFit:
         source = {"encoder_hidden_states": states, "encoder_attention_mask": ids}
         wrong: list[tuple[Any, dict[str, Any], str]] = [
             (encoder, {"past_key_values": DynamicCache(), "use_cache": True}, "no use for past_key_values, use_cache"),
+            (encoder, {"position_ids": ids}, "no use for position_ids"),
             (decoder, {"skip_logits": True}, "skip_logits=True needs labels"),
             (decoder, source, "no use for encoder_hidden_states, encoder_attention_mask"),
             (make_model(), {}, r"exactly one of decoder_input_ids .*AutoModelForTextEncoding"),
@@ -314,7 +315,6 @@ class TestWhatDoesNotFit:
         for model in (encoder, decoder):
             wrong.append((model, {"inputs_embeds": states}, "exactly one of input_ids and inputs_embeds"))
             wrong.append((model, {"input_ids": None}, "exactly one of input_ids and inputs_embeds"))
-            wrong.append((model, {"position_ids": ids}, "position_ids"))
         for model, inputs, message in wrong:
             with pytest.raises(ValueError, match=message):
                 model(**{"input_ids": ids, **inputs})
