@@ -15,13 +15,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tiny_single_stacks import DECODERS, ENCODERS, SINGLE_STACKS, TRAINABLE, main_output, make_single_stack, run
-from tiny_vanilla import ALL_SHARING, SHARING, assert_close, gradients_of, make_config, make_model, make_sentences, pad
+from tiny_vanilla import (
+    ALL_SHARING,
+    INPUTS,
+    SHARING,
+    assert_close,
+    gradients_of,
+    make_config,
+    make_model,
+    make_sentences,
+    pad,
+)
 from torch import nn
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
+    AutoModelForTextEncoding,
     DynamicCache,
     GenerationConfig,
     PreTrainedModel,
@@ -411,3 +422,15 @@ def test_bfloat16_and_one_graph(name: str) -> None:
     loss.backward()
     assert loss.item() == pytest.approx(expected.loss.item(), rel=0.1)
     assert all(cast(torch.Tensor, parameter.grad).isfinite().all() for parameter in single.parameters())
+
+
+def test_the_advice_for_states_of_the_source_can_be_followed(tmp_path: Path) -> None:
+    """Where a tool loads a folder by AutoModel, as sentence-transformers does, no model can be given to it."""
+    model = make_model()
+    model.save_pretrained(tmp_path / "whole")
+    with pytest.raises(ValueError, match="save it with the tokenizer in a folder of its own"):
+        AutoModel.from_pretrained(tmp_path / "whole")(INPUTS["input_ids"])
+    AutoModelForTextEncoding.from_pretrained(tmp_path / "whole").save_pretrained(tmp_path / "encoder")
+    found = run(AutoModel.from_pretrained(tmp_path / "encoder"), input_ids=INPUTS["input_ids"])
+    expected = run(model.get_encoder(), input_ids=INPUTS["input_ids"])
+    assert_close(found.last_hidden_state, expected.last_hidden_state)

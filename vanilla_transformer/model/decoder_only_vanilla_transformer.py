@@ -15,7 +15,6 @@ from transformers.generation.configuration_utils import GenerationConfig
 from transformers.generation.utils import GenerationMixin
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
@@ -266,8 +265,3 @@ class VanillaTransformerForCausalLM(SingleStackModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-
-
-# Where the Trainer looks up whether the labels, which its own label smoothing takes from the model, are to be shifted;
-# what is registered with the Auto class, or found by its auto_map, it does not ask.
-MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[VanillaTransformerConfig.model_type] = VanillaTransformerForCausalLM.__name__

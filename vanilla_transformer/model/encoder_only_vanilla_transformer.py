@@ -20,11 +20,6 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
-    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
-    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
-)
 from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
@@ -220,12 +215,3 @@ class VanillaTransformerForQuestionAnswering(EncoderWithHead):
             loss = (_mean_loss(logits[0], starts) + _mean_loss(logits[1], ends)) / 2
         states = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
         return QuestionAnsweringModelOutput(loss=loss, start_logits=logits[0], end_logits=logits[1], **states)
-
-
-# Where the library's model cards look up what a model is for.
-for _names, _model in (
-    (MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES, VanillaTransformerForQuestionAnswering),
-    (MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES, VanillaTransformerForSequenceClassification),
-    (MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES, VanillaTransformerForTokenClassification),
-):
-    _names[VanillaTransformerConfig.model_type] = _model.__name__

@@ -16,7 +16,6 @@ from transformers.generation.logits_process import ForcedEOSTokenLogitsProcessor
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
-from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
 from .attention_vanilla_transformer import CrossAttention, SelfAttention, check_cache_implementation
@@ -379,10 +378,3 @@ _OWN_METHODS: dict[type, dict[str, Any]] = {
 def _is_unchanged(module: nn.Module) -> bool:
     own = next((methods for kind, methods in _OWN_METHODS.items() if isinstance(module, kind)), None)
     return own is not None and all(getattr(type(module), name, None) is method for name, method in own.items())
-
-
-# Where the library's model cards, and tools such as lm-eval, look up what kind of model this is. lm-eval asks for
-# language models after it: for a decoder-only model it has to be told.
-MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES[VanillaTransformerConfig.model_type] = (
-    VanillaTransformerForConditionalGeneration.__name__
-)
