@@ -254,3 +254,37 @@ def test_decoding_step_is_compiled_once() -> None:
         step = run(compiled, input_ids=ids[:, position : position + 1], past_key_values=cache, use_cache=True)
         assert_close(step.logits[:, 0], expected[:, position])
     assert len(graphs) == 1
+
+
+class TestPositionIds:
+    """What trainers that pack texts (`SFTConfig(packing=True)`) give instead of a mask."""
+
+    @pytest.mark.parametrize("use_cache", [False, True])
+    @pytest.mark.parametrize("attention", ["eager", "sdpa"])
+    @pytest.mark.parametrize("options", ["paper", "learned"])
+    def test_packed_texts_do_not_see_each_other(self, options: str, attention: str, use_cache: bool) -> None:
+        model = make_single_stack("VanillaTransformerForCausalLM", attention, **OPTIONS[options])
+        rows = [make_sentences([3, 5, 2]), make_sentences([4, 6])]
+        ids = torch.tensor([[*itertools.chain(*sentences)] for sentences in rows])
+        positions = torch.tensor([[*itertools.chain(*(range(len(each)) for each in row))] for row in rows])
+        logits = run(model, input_ids=ids, position_ids=positions, use_cache=use_cache).logits
+        for row, sentences in zip(logits, rows, strict=True):
+            expected = [run(model, input_ids=torch.tensor([sentence])).logits[0] for sentence in sentences]
+            assert_close(row, torch.cat(expected))
+
+    def test_they_replace_the_positions_that_the_mask_gives(self) -> None:
+        """Also beyond the table of sinusoids, and with a cache."""
+        model = make_single_stack("VanillaTransformerForCausalLM")
+        ids, mask = pad(make_sentences([6, 4]), "left")
+        expected = run(model, input_ids=ids, attention_mask=mask).logits[:, -1]
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        found = run(model, input_ids=ids, attention_mask=mask, position_ids=positions)
+        assert_close(found.logits[:, -1], expected)
+        first = run(model, input_ids=ids[:, :3], attention_mask=mask[:, :3], position_ids=positions[:, :3])
+        rest = {"input_ids": ids[:, 3:], "position_ids": positions[:, 3:], "past_key_values": first.past_key_values}
+        assert_close(run(model, attention_mask=mask, **rest).logits[:, -1], expected)
+        far = positions + model.config.max_position_embeddings
+        assert not found.logits.allclose(run(model, input_ids=ids, attention_mask=mask, position_ids=far).logits)
+        learned = make_single_stack("VanillaTransformerForCausalLM", position_embedding_type="learned")
+        with pytest.raises(ValueError, match="A sequence of 30 tokens is too long for learned positions"):
+            run(learned, input_ids=ids, attention_mask=mask, position_ids=far)

@@ -15,9 +15,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from tiny_vanilla import ALL_SHARING, INPUTS, SHARING, TWO_VOCABULARIES, logits_of, make_config, make_model
+from tiny_vanilla import (
+    ALL_SHARING,
+    INPUTS,
+    SHARING,
+    TWO_VOCABULARIES,
+    assert_close,
+    logits_of,
+    make_config,
+    make_model,
+)
 from torch import nn
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.initialization import no_init_weights
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -275,3 +284,27 @@ def test_only_tied_weights_are_listed_as_tied(sharing: str) -> None:
     for target, source in model._tied_weights_keys.items():
         assert parameters[target] is parameters[source]
     assert ("lm_head.weight" in model._tied_weights_keys) == model.config.tie_word_embeddings
+
+
+@pytest.mark.parametrize("position_embedding_type", ["sinusoidal", "learned"])
+@pytest.mark.parametrize("single_stack", [False, True])
+def test_position_tables_are_resized(position_embedding_type: str, single_stack: bool, tmp_path: Path) -> None:
+    """The library's run_summarization.py does so where a source may be longer than the table."""
+    model: Any = make_model(position_embedding_type=position_embedding_type, position_offset=2)
+    inputs = {key: value for key, value in INPUTS.items() if not single_stack or key == "input_ids"}
+    if single_stack:
+        model.save_pretrained(tmp_path / "whole")
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
+    expected = logits_of(model, **inputs)
+    for rows in (40, 9):
+        model.resize_position_embeddings(rows)
+        assert model.config.max_position_embeddings == rows
+        assert_close(logits_of(model, **inputs), expected)
+        model.save_pretrained(tmp_path / str(rows))
+        again = type(model).from_pretrained(tmp_path / str(rows))
+        assert_close(logits_of(again, **inputs), expected)
+        tables = [module.weight for name, module in model.named_modules() if name.endswith("embed_positions")]
+        assert len(tables) == (1 if single_stack else 2)
+        assert all(table.shape == (rows, 16) for table in tables)
+    with pytest.raises(ValueError, match=r"at least 3 \(position_offset=2\), not 2"):
+        model.resize_position_embeddings(2)

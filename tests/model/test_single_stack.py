@@ -15,13 +15,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tiny_single_stacks import DECODERS, ENCODERS, SINGLE_STACKS, TRAINABLE, main_output, make_single_stack, run
-from tiny_vanilla import ALL_SHARING, SHARING, assert_close, make_config, make_model, make_sentences, pad
+from tiny_vanilla import (
+    ALL_SHARING,
+    INPUTS,
+    SHARING,
+    assert_close,
+    make_config,
+    make_model,
+    make_sentences,
+    pad,
+)
 from torch import nn
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
+    AutoModelForTextEncoding,
     DynamicCache,
     GenerationConfig,
     PreTrainedModel,
@@ -307,6 +317,7 @@ class TestWhatDoesNotFit:
         source = {"encoder_hidden_states": states, "encoder_attention_mask": ids}
         wrong: list[tuple[Any, dict[str, Any], str]] = [
             (encoder, {"past_key_values": DynamicCache(), "use_cache": True}, "no use for past_key_values, use_cache"),
+            (encoder, {"position_ids": ids}, "no use for position_ids"),
             (decoder, {"skip_logits": True}, "skip_logits=True needs labels"),
             (decoder, source, "no use for encoder_hidden_states, encoder_attention_mask"),
             (make_model(), {}, r"exactly one of decoder_input_ids .*AutoModelForTextEncoding"),
@@ -314,7 +325,6 @@ class TestWhatDoesNotFit:
         for model in (encoder, decoder):
             wrong.append((model, {"inputs_embeds": states}, "exactly one of input_ids and inputs_embeds"))
             wrong.append((model, {"input_ids": None}, "exactly one of input_ids and inputs_embeds"))
-            wrong.append((model, {"position_ids": ids}, "position_ids"))
         for model, inputs, message in wrong:
             with pytest.raises(ValueError, match=message):
                 model(**{"input_ids": ids, **inputs})
@@ -383,3 +393,15 @@ def test_bfloat16_and_one_graph(name: str) -> None:
     loss.backward()
     assert loss.item() == pytest.approx(expected.loss.item(), rel=0.1)
     assert all(cast(torch.Tensor, parameter.grad).isfinite().all() for parameter in single.parameters())
+
+
+def test_the_advice_for_states_of_the_source_can_be_followed(tmp_path: Path) -> None:
+    """Where a tool loads a folder by AutoModel, as sentence-transformers does, no model can be given to it."""
+    model = make_model()
+    model.save_pretrained(tmp_path / "whole")
+    with pytest.raises(ValueError, match="save it with the tokenizer in a folder of its own"):
+        AutoModel.from_pretrained(tmp_path / "whole")(INPUTS["input_ids"])
+    AutoModelForTextEncoding.from_pretrained(tmp_path / "whole").save_pretrained(tmp_path / "encoder")
+    found = run(AutoModel.from_pretrained(tmp_path / "encoder"), input_ids=INPUTS["input_ids"])
+    expected = run(model.get_encoder(), input_ids=INPUTS["input_ids"])
+    assert_close(found.last_hidden_state, expected.last_hidden_state)

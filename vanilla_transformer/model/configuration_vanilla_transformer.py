@@ -24,6 +24,7 @@ from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.generation.configuration_utils import GenerationConfig
+from transformers.models.auto import modeling_auto
 from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
@@ -71,6 +72,14 @@ _DECODER_AUTO_MAP = {
     **_CONFIG,
     "AutoModel": "decoder_only_vanilla_transformer.VanillaTransformerDecoderModel",
     "AutoModelForCausalLM": "decoder_only_vanilla_transformer.VanillaTransformerForCausalLM",
+}
+
+_TABLES = {
+    "AutoModelForCausalLM": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    "AutoModelForQuestionAnswering": modeling_auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
+    "AutoModelForSeq2SeqLM": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    "AutoModelForSequenceClassification": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    "AutoModelForTokenClassification": modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
 }
 
 
@@ -414,3 +423,10 @@ def as_single_stack(config: VanillaTransformerConfig, side: Side) -> VanillaTran
     for name, value in settings.items():
         setattr(single, name, value)
     return single
+
+
+# Where the Trainer looks up whether labels are to be shifted when it smooths them, its model cards the task, and lm-eval
+# the kind of model. What is registered with an Auto class, or found by its auto_map, they do not ask.
+for _auto_class, _names in _TABLES.items():
+    _place = {**AUTO_MAP, **_ENCODER_AUTO_MAP, **_DECODER_AUTO_MAP}[_auto_class]
+    _names[VanillaTransformerConfig.model_type] = _place.partition(".")[2]

@@ -15,7 +15,6 @@ from transformers.generation.configuration_utils import GenerationConfig
 from transformers.generation.utils import GenerationMixin
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
@@ -67,17 +66,30 @@ class VanillaTransformerCausalDecoder(TransformerStack):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPast:
-        """Decodes tokens (B, T) with a mask (B, past + T), 1 at tokens and 0 at padding, to states (B, T, D)."""
+        """Decodes tokens (B, T) with a mask (B, past + T), 1 at tokens and 0 at padding, to states (B, T, D).
+
+        `position_ids` (B, T) are as in `VanillaTransformerDecoderModel.forward`.
+        """
+        position_ids = kwargs.pop("position_ids", None)
         embeddings = self.look_up(input_ids, inputs_embeds)
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
         length = embeddings.shape[1]
         past_length, upper_bound = count_positions(past_key_values, length)
-        token_indices = count_tokens_before(attention_mask, length, past_length, embeddings.device)
+        if position_ids is None:
+            token_indices = count_tokens_before(attention_mask, length, past_length, embeddings.device)
+        else:
+            token_indices = position_ids.to(embeddings.device)
+            if not torch.compiler.is_compiling():  # a graph cannot look at them; no text is longer than all together
+                upper_bound = int(token_indices.max()) + 1
         hidden_states = self.embed(embeddings, token_indices.reshape(-1, length), upper_bound)
         layer_mask = create_causal_mask(
-            config=self.config, inputs_embeds=embeddings, attention_mask=attention_mask, past_key_values=past_key_values
+            config=self.config,
+            inputs_embeds=embeddings,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            position_ids=position_ids,
         )
+        if use_cache and past_key_values is None:  # after the mask, which the library packs only where there is none
+            past_key_values = DynamicCache(config=self.config)
         for layer in self.layers:
             hidden_states = layer(hidden_states, layer_mask, past_key_values=past_key_values, **kwargs)
         return BaseModelOutputWithPast(
@@ -110,10 +122,11 @@ class VanillaTransformerDecoderModel(SingleStackModel):
     ) -> BaseModelOutputWithPast:
         """Decodes tokens (B, T) with a mask (B, past + T), 1 at tokens and 0 at padding, to states (B, T, D).
 
-        Positions follow from mask and cache, and there is no source: it is an error to give them.
+        Positions follow from mask and cache. `position_ids` (B, T) replace them and, without a mask and a cache, say
+        where packed texts begin: at each that is not the last one plus 1. It is an error to give a source.
         """
         given = cast(dict[str, Any], kwargs)
-        others = ("position_ids", "encoder_hidden_states", "encoder_attention_mask")
+        others = ("encoder_hidden_states", "encoder_attention_mask")
         if useless := [name for name in others if given.pop(name, None) is not None]:
             raise ValueError(f"A decoder alone has no use for {', '.join(useless)}.")
         return self.decoder(
@@ -252,8 +265,3 @@ class VanillaTransformerForCausalLM(SingleStackModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-
-
-# Where the Trainer looks up whether the labels, which its own label smoothing takes from the model, are to be shifted;
-# what is registered with the Auto class, or found by its auto_map, it does not ask.
-MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[VanillaTransformerConfig.model_type] = VanillaTransformerForCausalLM.__name__

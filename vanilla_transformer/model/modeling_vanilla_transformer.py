@@ -338,7 +338,9 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             raise ValueError(
                 "Give exactly one of decoder_input_ids and decoder_inputs_embeds. For states of the source alone, as "
-                "pipeline('feature-extraction') needs, give model=AutoModelForTextEncoding.from_pretrained(...)."
+                "pipeline('feature-extraction') and sentence-transformers need, load the encoder by "
+                "AutoModelForTextEncoding.from_pretrained(...). Give this model, or save it with the tokenizer in a "
+                "folder of its own and give that: AutoModel finds the encoder there."
             )
         if encoder_outputs is None:
             encoded: BaseModelOutput = self.encoder(

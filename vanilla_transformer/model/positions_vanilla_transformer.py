@@ -66,6 +66,10 @@ class SinusoidalPositions(nn.Module):
         precise = torch.float32 if positions.device.type == "mps" else torch.float64
         return self.sinusoids(positions.to(precise), self.d_model)
 
+    def resize(self, rows: int) -> None:
+        """Makes the table longer or shorter."""
+        self.weight = self.encode(torch.arange(rows, device=self.weight.device)).to(self.weight.dtype)
+
     def forward(self, token_indices: torch.Tensor, upper_bound: int) -> torch.Tensor:
         """Maps indices of tokens (B or 1, L), all below `upper_bound`, to (B or 1, L, D)."""
         positions = token_indices + self.offset
@@ -81,6 +85,14 @@ class LearnedPositions(nn.Embedding):
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__(config.max_position_embeddings, config.d_model)
         self.offset = config.position_offset
+
+    def resize(self, rows: int) -> None:
+        """Makes the table longer, by vectors as those of a new model, or shorter."""
+        kept = min(rows, self.num_embeddings)
+        weight = self.weight.new_empty(rows, self.embedding_dim).normal_(std=self.embedding_dim**-0.5)
+        weight[:kept] = self.weight.detach()[:kept]
+        self.weight = nn.Parameter(weight, requires_grad=self.weight.requires_grad)
+        self.num_embeddings = rows
 
     def forward(self, token_indices: torch.Tensor, upper_bound: int) -> torch.Tensor:  # type: ignore[override]
         """Maps indices of tokens (B or 1, L), all below `upper_bound`, to (B or 1, L, D)."""

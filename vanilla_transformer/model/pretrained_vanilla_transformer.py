@@ -22,7 +22,7 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
 from transformers.utils.hub import cached_file
 
 from .configuration_vanilla_transformer import Side, VanillaTransformerConfig, as_single_stack
-from .positions_vanilla_transformer import SinusoidalPositions
+from .positions_vanilla_transformer import LearnedPositions, SinusoidalPositions
 
 # What a decoder-only model lacks of a layer.
 _SOURCE_ATTENTION = re.compile(r"\.encoder_attn(?:_layer_norm)?\.")
@@ -235,6 +235,19 @@ class ResizableVocabulariesMixin(PreTrainedModel):
             resized = self._get_resized_lm_head(output_layer, embeddings.num_embeddings, mean_resizing=mean_resizing)
             self.set_output_embeddings(resized.requires_grad_(output_layer.weight.requires_grad))
         return embeddings
+
+    def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:
+        """Gives position tables so many rows (`max_position_embeddings`); new rows of a learned table are random."""
+        least = self.config.position_offset + 1
+        if new_num_position_embeddings < least:
+            raise ValueError(
+                f"new_num_position_embeddings must be at least {least} (position_offset={self.config.position_offset}),"
+                f" not {new_num_position_embeddings}."
+            )
+        for module in self.modules():
+            if isinstance(module, LearnedPositions | SinusoidalPositions):
+                module.resize(new_num_position_embeddings)
+        self.config.max_position_embeddings = new_num_position_embeddings
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Saves as the library does, but with `tie_word_embeddings` true in the configuration if the weights are tied.

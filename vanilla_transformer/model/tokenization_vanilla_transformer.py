@@ -9,16 +9,17 @@ What happens to a text, in this order:
    `decode(encode(text), skip_special_tokens=True) == unicodedata.normalize("NFC", text)`. The tables for it come with
    the tokenizers library (Unicode 9); characters that are newer than these stay as they are.
 3. It is cut into words with the space before them, single digits, runs of punctuation and runs of spaces. Words and
-   punctuation keep their combining marks (Hindi's vowel signs are marks). Digits stand alone because byte pairs cut "1987" and "1986" in
-   unrelated ways, while number by digit is what a small corpus can teach.
+   punctuation keep their combining marks (Hindi's vowel signs are marks). Digits stand alone because byte pairs cut
+   "1987" and "1986" in unrelated ways, while number by digit is what a small corpus can teach.
 4. The first piece gets a space in front, so that a word has the same tokens at the start of a sentence as within it.
    Decoding takes exactly that one space off again; a text's own leading spaces survive. With `add_bos_token=True`, as
    language models want it, ids that do not begin with `<s>` are taken for the rest of a text, and keep their space.
 5. Each piece is written in UTF-8, one symbol a byte, and byte pairs are merged. All 256 bytes are in the vocabulary, so
    a character that no training text had is spelled in bytes rather than replaced by `<unk>`.
 
-All of it is stored in `tokenizer.json`, so that any reader of that file gives the same tokens. Where source and target
-have a vocabulary each, that file is the source's, and `target_tokenizer.json` is its like for the target.
+All of it is stored in `tokenizer.json`, so that everything that reads it with the tokenizers library gives the same
+tokens. transformers.js 4.3.1 does not: it puts a space before each piece (step 4), so its ids are others. Where source
+and target have a vocabulary each, that file is the source's, and `target_tokenizer.json` is its like for the target.
 """
 
 import copy
@@ -39,7 +40,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import BatchEncoding, PreTrainedTokenizerFast
 
 # English contractions ('s, 'll), words, digits, punctuation, spaces before a space, spaces. Punctuation keeps its marks:
-# NFC makes both of one character in places ("⫝̸"), and step 4 would put a space before each piece of a first character.
+# NFC makes both of one character at times (U+2ADC), and step 4 would put a space before each piece of a first one.
 _PIECES = (
     r"(?i:['’](?:[sdmt]|ll|ve|re)(?![\p{L}\p{M}]))"  # noqa: RUF001
     r"| ?[\p{L}\p{M}]+| ?\p{N}| ?[^\s\p{L}\p{M}\p{N}]+\p{M}*|\s+(?!\S)|\s+"
