@@ -130,9 +130,6 @@ def test_settings_of_generation_are_taken_over_or_named(tmp_path: Path) -> None:
     assert any("no counterpart here: max_len_a=1.2, unkpen=0.5." in note for note in converted.notes)
 
 
-# Checkpoints of other years
-
-
 def to_old_layout(weights: dict[str, torch.Tensor], version: float | None) -> "OrderedDict[str, torch.Tensor]":
     """The names of 2018: joined projections, numbered norms, a matrix for the output."""
     old: OrderedDict[str, torch.Tensor] = OrderedDict()
@@ -264,9 +261,6 @@ def test_absent_settings_are_those_of_the_architecture(tmp_path: Path) -> None:
         assert set(names) <= set(read.absent)
 
 
-# What cannot be converted
-
-
 def test_a_refusal_names_every_obstacle(tmp_path: Path) -> None:
     flags = ("adaptive_input", "no_cross_attention", "cross_self_attention", "no_token_positional_embeddings")
     changes: dict[str, Any] = dict.fromkeys((*flags, "decoder_learned_pos", "decoder_normalize_before"), True)
@@ -360,9 +354,6 @@ def test_damaged_files_are_refused_wherever_the_damage_is(is_archive: bool, tmp_
         checkpoint.write_bytes(changed)
         with contextlib.suppress(ConversionError):
             convert_fairseq(checkpoint)
-
-
-# Dictionaries
 
 
 def test_dictionaries_that_are_missing_or_of_another_model_are_refused(tmp_path: Path) -> None:

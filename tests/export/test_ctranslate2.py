@@ -47,9 +47,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
 }
 
 
-def make(**changes: Any) -> Any:
-    """A random model; its `generate` is typed by the library in a way that no call of it suits."""
-    return make_model(**changes)
+make: Any = make_model  # the library types `generate` in a way that no call of it suits
 
 
 def export(model: Any, folder: Path, **settings: Any) -> CTranslate2Model:
@@ -72,9 +70,6 @@ def assert_same_beams(ours: Any, theirs: Any, **settings: Any) -> None:
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerBase:
     return train_tokenizer(TEXTS, vocab_size=270)
-
-
-# The function
 
 
 @pytest.mark.parametrize("changes", EVERYTHING.values(), ids=EVERYTHING)
@@ -169,9 +164,6 @@ def test_learned_positions_have_as_many_as_they_have(tmp_path: Path) -> None:
     assert torch.equal(theirs.generate(long, **settings), expected)
     with pytest.raises(ValueError, match="has 23 positions"):
         theirs.generate(torch.tensor(make_sentences([24])))
-
-
-# The search
 
 
 def test_with_enough_patience_the_papers_search_is_found_whole(tmp_path: Path) -> None:
@@ -272,9 +264,6 @@ def test_all_settings_without_a_counterpart_are_refused_together(tmp_path: Path)
         "  - length_penalty_type is 'none' (can be: gnmt, transformers)",
         "  - num_return_sequences is 3, more than num_beams, 1",
     ]
-
-
-# Vocabularies and folders
 
 
 @hypothesis.settings(max_examples=40)

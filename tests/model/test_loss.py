@@ -59,7 +59,6 @@ def definition(logits: torch.Tensor, labels: torch.Tensor, smoothing: float, cou
 def oracle(
     layer: nn.Linear, hidden_states: torch.Tensor, labels: torch.Tensor, smoothing: float, count: float | None
 ) -> dict[str, torch.Tensor]:
-    """The definition and its gradients in float64."""
     precise = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, dtype=torch.float64)
     precise.load_state_dict(layer.state_dict())
     hidden_states = hidden_states.detach().double().requires_grad_()
@@ -81,9 +80,6 @@ def largest_allocation(step: Callable[[], Any]) -> int:
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         step()
     return max(event.self_cpu_memory_usage for event in profile.events())
-
-
-# The definition
 
 
 @pytest.mark.parametrize("divisor", [None, 5])
@@ -152,9 +148,6 @@ def test_a_batch_without_labels_that_count(count: int | None, smoothing: float) 
     assert not any(tensor.any() for name, tensor in fused.items() if name != "loss")
 
 
-# Half precision
-
-
 @pytest.mark.parametrize(
     ("dtype", "autocast", "tolerance"), [("float32", "float16", 1e-5), ("float64", "bfloat16", 1e-7)]
 )
@@ -201,9 +194,6 @@ def test_autocast_to_bfloat16_costs_no_more_than_where_the_logits_are_built() ->
         errors.append({name: (found[name].double() - exact[name].double()).norm().item() for name in exact})
     for name, by_torch in errors[1].items():
         assert errors[0][name] <= 1.1 * by_torch, name
-
-
-# The whole model
 
 
 def make_batch(labels_of: list[int] | None = None) -> dict[str, torch.Tensor]:

@@ -58,8 +58,6 @@ def sharded(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(saved: Path, tmp_path: Path) -> Copy:
-    """Copies a folder and changes its configuration."""
-
     def copy_folder(source: Path = saved, **fields: Any) -> Path:
         folder = Path(shutil.copytree(source, tmp_path / "model"))
         config = json.loads((folder / "config.json").read_text())

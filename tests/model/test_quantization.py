@@ -147,9 +147,7 @@ def script(monkeypatch: pytest.MonkeyPatch, scripts_directory: Path) -> Any:
     return importlib.import_module("check_quantization")
 
 
-def test_the_script_sets_the_schemes_side_by_side(
-    folder: Path, script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_script_sets_the_schemes_side_by_side(folder: Path, script: Any, tmp_path: Path, capsys: Any) -> None:
     pairs, rows_file = tmp_path / "pairs.tsv", tmp_path / "rows.json"
     pairs.write_text("".join(f"{text}\t{text}\n" for text in TEXTS))
     words = ["--model_name_or_path", folder, "--test_file", pairs, "--device", "cpu", "--output_file", rows_file]

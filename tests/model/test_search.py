@@ -85,7 +85,6 @@ def assert_same(ours: Any, theirs: Any) -> None:
 
 
 def assert_close(ours: Any, theirs: Any) -> None:
-    """Compares tensors, tuples of them, and nothing with nothing."""
     assert type(ours) is type(theirs)
     if isinstance(ours, tuple):
         for one, other in zip(ours, theirs, strict=True):

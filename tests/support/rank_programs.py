@@ -48,7 +48,6 @@ def write_line(path: Path, content: Any) -> None:
 
 
 def unpadded(batch: dict[str, torch.Tensor]) -> list[list[list[int]]]:
-    """Source and target ids of each pair of a batch."""
     return [
         [ids[mask.bool()].tolist(), labels[labels != -100].tolist()]
         for ids, mask, labels in zip(batch["input_ids"], batch["attention_mask"], batch["labels"], strict=True)

@@ -24,14 +24,10 @@ def kill_group() -> None:
 
 @dataclass(frozen=True)
 class Kill:
-    """Where a training kills itself.
+    """Where a training kills itself: at a file or folder, relative to the output folder.
 
-    Args:
-        path: The file or folder, relative to the output folder, or "*" for any of that kind.
-        moment: "before" it is written, "within", "after", while it is being "deleted", or "interrupted" by Ctrl-C once
-            it is written.
-        amount: Bytes that are written before, or files that are deleted.
-        occurrence: Which time this happens.
+    The moment is "before" it is written, "within", "after", while it is being "deleted", or "interrupted" by Ctrl-C
+    once it is written. `amount` are bytes that are written before, or files that are deleted.
     """
 
     path: str
