@@ -165,8 +165,7 @@ class TestApi:
 
     def test_translates(self, server: Server, client: Any) -> None:
         translation, table, note, attention = client.predict("abcd", api_name="/translate")
-        assert translation == "dcba"
-        assert table["headers"] == ["Rank", "Score", "Translation"]
+        assert (translation, table["headers"]) == ("dcba", ["Rank", "Score", "Translation"])
         assert table["data"] == show_rows(server.demo, "abcd", num_beams=4)
         assert "seconds" in note
         assert 'sandbox="allow-scripts"' in attention

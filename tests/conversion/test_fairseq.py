@@ -86,8 +86,7 @@ def test_a_converted_model_is_saved_and_loaded_like_any_other(tmp_path: Path) ->
     folder = convert_fairseq(checkpoint).save(tmp_path / "converted")
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     check_logits(model, naive)
-    assert model.generation_config.num_beams == 5
-    assert tokenizer.model_max_length == 20
+    assert (model.generation_config.num_beams, tokenizer.model_max_length) == (5, 20)
     batch = tokenizer(["ein au@@ to", "das"], text_target=["a car", "fast@@ er"], padding=True, return_tensors="pt")
     assert batch["input_ids"].tolist() == [[4, 5, 6, EOS], [9, EOS, PAD, PAD]]
     assert batch["labels"].tolist() == [[4, 5, EOS], [8, 9, EOS]]
@@ -105,8 +104,7 @@ def test_translations_are_those_of_fairseqs_beam_search(beam: int, lenpen: float
         search = {"beam": beam, "lenpen": lenpen, "max_len_b": 12}
         checkpoint, naive = write_checkpoint(tmp_path / str(seed), PRE_NORM, seed=seed, generation=search)
         model: Any = convert_fairseq(checkpoint).model
-        assert model.generation_config.num_beams == beam
-        assert model.generation_config.length_penalty == lenpen
+        assert (model.generation_config.num_beams, model.generation_config.length_penalty) == (beam, lenpen)
         for source in SOURCES:
             expected = naive.translate(source, beam=beam, lenpen=lenpen, longest=12)
             if len(expected) <= 12:  # at the limit fairseq scores the end that it forces, and the library does not

@@ -146,8 +146,7 @@ def test_all_of_it_is_saved_and_found_again(tmp_path: Path) -> None:
     folder = converted.save(tmp_path / "saved")
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     batch = tokenizer(["ein Hund", "Katze"], text_target=["a dog", "ru@@ ns"], padding=True)
-    assert batch["input_ids"] == [[4, 5, 3], [0, 3, 1]]
-    assert batch["labels"] == [[4, 5, 3], [7, 8, 3]]
+    assert (batch["input_ids"], batch["labels"]) == ([[4, 5, 3], [0, 3, 1]], [[4, 5, 3], [7, 8, 3]])
     assert tokenizer.decode([5, 7, 8, 3], skip_special_tokens=True) == "dog runs"
     inputs = tokenizer(["ein Hund"], return_tensors="pt")
     original: Any = converted.model

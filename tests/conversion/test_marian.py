@@ -96,15 +96,12 @@ class TestIn:
         vocab_size = draw(st.integers(8, 30), label="vocab_size")
         decoder_vocab_size = vocab_size if shared else draw(st.integers(8, 30), label="decoder_vocab_size")
         pad_token_id = min(vocab_size, decoder_vocab_size) - 1
+        sizes = {"vocab_size": vocab_size, "decoder_vocab_size": decoder_vocab_size, "pad_token_id": pad_token_id}
         marian = make_marian(
-            vocab_size=vocab_size,
-            decoder_vocab_size=decoder_vocab_size,
-            pad_token_id=pad_token_id,
             share_encoder_decoder_embeddings=shared,
             tie_word_embeddings=draw(st.booleans(), label="tied"),
             activation_function=draw(st.sampled_from(ACTIVATIONS)),
-            scale_embedding=draw(st.booleans()),
-            bos_token_id=draw(st.sampled_from([None, 0])),
+            **{"scale_embedding": draw(st.booleans()), "bos_token_id": draw(st.sampled_from([None, 0])), **sizes},
             **{f"{side}_layers": draw(st.integers(1, 2)) for side in ("encoder", "decoder")},
             **{f"{side}_attention_heads": draw(st.sampled_from([1, 2, 8])) for side in ("encoder", "decoder")},
         )

@@ -21,22 +21,16 @@ from vanilla_transformer import PRESETS, VanillaTransformerConfig, VanillaTransf
 REFUSED = (ValueError, StrictDataclassError)
 
 DEFAULTS: dict[str, Any] = {
-    "vocab_size": 37000,
-    "d_model": 512,
     **dict.fromkeys(["encoder_layers", "decoder_layers"], 6),
     **dict.fromkeys(["encoder_attention_heads", "decoder_attention_heads"], 8),
     **dict.fromkeys(["encoder_ffn_dim", "decoder_ffn_dim"], 2048),
     **dict.fromkeys(["decoder_vocab_size", "d_k", "d_v", "add_final_layer_norm"]),
-    "dropout": 0.1,
     **dict.fromkeys(["attention_dropout", "activation_dropout", "label_smoothing"], 0.0),
-    "activation_function": "relu",
     **dict.fromkeys(["ffn_bias", "scale_embedding", "share_encoder_decoder_embeddings", "tie_word_embeddings"], True),
     **dict.fromkeys(["attention_bias", "lm_head_bias", "normalize_before", "normalize_embedding"], False),
-    "layer_norm_eps": 1e-5,
-    "is_encoder_decoder": True,
-    "is_decoder": False,
-    "use_cache": True,
 }
+DEFAULTS |= {"vocab_size": 37000, "d_model": 512, "dropout": 0.1, "activation_function": "relu", "layer_norm_eps": 1e-5}
+DEFAULTS |= {"is_encoder_decoder": True, "is_decoder": False, "use_cache": True}
 DEFAULTS |= {"position_embedding_type": "sinusoidal", "position_offset": 0, "max_position_embeddings": 1024}
 DEFAULTS |= {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0}
 

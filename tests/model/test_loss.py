@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from accelerate.big_modeling import cpu_offload
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_vanilla import ALL_SHARING, loss_and_gradients, make_model, make_sentences, pad
+from tiny_vanilla import ALL_SHARING, largest_allocation, loss_and_gradients, make_model, make_sentences, pad
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -73,13 +73,6 @@ def assert_close(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tens
         scale = abs(tensor.item()) if name == "loss" else largest
         error = (actual[name].double() - tensor.double()).abs().max().item()
         assert error <= tolerance * scale, f"{name}: {error} of {scale}"
-
-
-def largest_allocation(step: Callable[[], Any]) -> int:
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
-        step()
-    return max(event.self_cpu_memory_usage for event in profile.events())
 
 
 @pytest.mark.parametrize("divisor", [None, 5])

@@ -27,14 +27,14 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration
 Model = VanillaTransformerForConditionalGeneration
 
 
+def tables_of(model: Model) -> dict[str, Any]:
+    stacks = {"source": model.get_encoder(), "target": model.get_decoder()}
+    return {**{name: stack.embed_tokens.weight for name, stack in stacks.items()}, "output": model.lm_head.weight}
+
+
 def tied_groups(model: Model) -> list[set[str]]:
-    tables = {
-        "source": model.get_encoder().embed_tokens.weight,
-        "target": model.get_decoder().embed_tokens.weight,
-        "output": model.lm_head.weight,
-    }
     groups: dict[int, set[str]] = {}
-    for name, weight in tables.items():
+    for name, weight in tables_of(model).items():
         groups.setdefault(id(weight), set()).add(name)
     return list(groups.values())
 
@@ -101,13 +101,8 @@ NUMBERS = st.tuples(
 )
 
 
-def tables_of(model: Model) -> dict[str, torch.Tensor]:
-    tables = {
-        "source": model.get_encoder().embed_tokens.weight,
-        "target": model.get_decoder().embed_tokens.weight,
-        "output": model.lm_head.weight,
-        "bias": model.lm_head.bias,
-    }
+def copy_tables(model: Model) -> dict[str, torch.Tensor]:
+    tables = {**tables_of(model), "bias": model.lm_head.bias}
     return {name: table.detach().clone() for name, table in tables.items() if table is not None}
 
 
@@ -128,7 +123,7 @@ def test_resizing(
     two_vocabularies = sharing in TWO_VOCABULARIES
     model = make_model(lm_head_bias=lm_head_bias, **changes)
     for side, size, multiple, mean_resizing in resizes:
-        before = tables_of(model)
+        before = copy_tables(model)
         arguments: dict[str, Any] = {"pad_to_multiple_of": multiple, "mean_resizing": mean_resizing}
         arguments["new_num_tokens"] = size
         rounded = size if multiple is None else math.ceil(size / multiple) * multiple
@@ -144,7 +139,7 @@ def test_resizing(
             with pytest.raises(ValueError, match=r"one vocabulary.*use resize_token_embeddings"):
                 model.resize_decoder_token_embeddings(**arguments)
             resized = set()
-        for name, table in tables_of(model).items():
+        for name, table in copy_tables(model).items():
             kept = min(len(before[name]), len(table))
             assert len(table) == (rounded if name in resized else len(before[name])), name
             torch.testing.assert_close(table[:kept], before[name][:kept], atol=0.0, rtol=0.0)

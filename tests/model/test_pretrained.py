@@ -105,10 +105,10 @@ class TestNothingIsUnpickled:
         ):
             # pipeline() makes a ValueError of it.
             message = refusal(lambda load=load: load(trapped), (WeightsFileError, ValueError))  # type: ignore[misc]
-            assert str(trapped) in message
-            assert f"Weights in a pickle ({PICKLE}) are not read" in message
-            assert "use_safetensors=False" in message
-            assert "save_pretrained" in message
+            said = f"Weights in a pickle ({PICKLE}) are not read"
+            assert [
+                part for part in (str(trapped), said, "use_safetensors=False", "save_pretrained") if part not in message
+            ] == []
         assert len(AutoTokenizer.from_pretrained(trapped)) == 275
         with pytest.raises(ValueError, match="there are no weights"):
             average_checkpoints([saved, trapped], tmp_path / "average")

@@ -167,17 +167,12 @@ def test_the_script_sets_the_schemes_side_by_side(folder: Path, script: Any, tmp
     assert table.count("\n") == 2 + 4
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+def test_the_script_says_what_is_wrong_before_it_loads_anything(script: Any, capsys: Any) -> None:
+    for words, message in (
         (["--schemes", "int3"], "--schemes: int3 is none of bfloat16, torchao-int8"),
         (["--max_samples", "0"], "--max_samples is 0"),
         (["--test_file", "nowhere.tsv"], "nowhere.tsv"),
-    ],
-)
-def test_the_script_says_what_is_wrong_before_it_loads_anything(
-    words: list[str], message: str, script: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        script.main(["--model_name_or_path", "nowhere", *words])
-    assert message in capsys.readouterr().err
+    ):
+        with pytest.raises(SystemExit):
+            script.main(["--model_name_or_path", "nowhere", *words])
+        assert message in capsys.readouterr().err

@@ -194,8 +194,7 @@ class TestCommand:
             with pytest.raises(SystemExit) as end:
                 walkthrough.main(["--lang", "zh"])
             print("more")  # what is still buffered goes nowhere, quietly
-        assert end.value.code == 1
-        assert capsys.readouterr().err == ""
+        assert (end.value.code, capsys.readouterr().err) == (1, "")
 
     def test_bad_arguments_are_named(self, capsys: pytest.CaptureFixture[str]) -> None:
         for arguments, message in ((["--steps", "0"], "at least 1"), (["--lang", "xx"], "invalid choice")):

@@ -36,13 +36,9 @@ class Launcher:
     def __init__(self, folder: Path, module: str = "rank_programs", environment: dict[str, str] | None = None) -> None:
         self.folder = folder
         self.groups = 0
-        self.server = subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve()), module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        command = [sys.executable, str(Path(__file__).resolve()), module]
+        self.server = subprocess.Popen(command, text=True, env=environment, **pipes)
 
     def close(self) -> None:
         self.server.communicate(timeout=2 * TIMEOUT)

@@ -37,11 +37,7 @@ class Kill:
 
 
 def arm(kill: Kill, output_dir: Path) -> None:
-    """Makes this process kill itself when it gets there.
-
-    Within a file the kernel does it, at the byte that is given, whatever library is writing: with the limit's signal in
-    the place of SIGKILL, which ends a process as suddenly.
-    """
+    """Makes this process kill itself when it gets there, or the kernel, within a file, whatever library is writing."""
     seen = 0
 
     def guard(owner: Any, name: str, path_of: Callable[..., Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -112,3 +113,11 @@ def loss_and_gradients(model: nn.Module, **inputs: Any) -> dict[str, torch.Tenso
     loss.backward()
     found = {name: parameter.grad for name, parameter in model.named_parameters()}
     return {"loss": loss.detach(), **{name: grad.clone() for name, grad in found.items() if grad is not None}}
+
+
+def largest_allocation(step: Callable[[], Any]) -> int:
+    """The most bytes that one operation takes on the CPU."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        step()
+    return max(event.self_cpu_memory_usage for event in profile.events())

@@ -6,6 +6,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
 from itertools import combinations
@@ -220,9 +221,8 @@ return [found, swatches, paper, striped];
 def make_sharp_map(heads: int) -> AttentionMap:
     """Every head looks at one token, as strongly as can be."""
     weights = np.broadcast_to(np.eye(3, dtype=np.float32), (1, heads, 3, 3))
-    tokens, words = ("▁one", "two", "three"), ((0,), (1,), (2,))
-    text = "one two three"
-    return AttentionMap(tokens, tokens, tokens, weights, weights, weights, words, words, text, text)
+    tokens = ("▁one", "two", "three")
+    return replace(make_map(1, heads, tokens, tokens), encoder=weights, decoder=weights, cross=weights)
 
 
 @pytest.mark.parametrize("heads", [7, 8, 9, 16])
