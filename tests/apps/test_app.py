@@ -154,7 +154,6 @@ def server(
 
 
 def show_rows(demo: DemoModel, text: str, num_beams: int) -> list[list[Any]]:
-    """The table that the page should have."""
     translations = translate_text(demo, text, replace(demo.settings, num_beams=num_beams)).translations
     scores = ["" if score is None else round(score, 4) for _, score in translations]
     return [[rank, score, text] for rank, score, (text, _) in zip(count(1), scores, translations, strict=False)]
@@ -168,8 +167,7 @@ class TestApi:
 
     def test_translates(self, server: Server, client: Any) -> None:
         translation, table, note, attention = client.predict("abcd", api_name="/translate")
-        assert translation == "dcba"
-        assert table["headers"] == ["Rank", "Score", "Translation"]
+        assert (translation, table["headers"]) == ("dcba", ["Rank", "Score", "Translation"])
         assert table["data"] == show_rows(server.demo, "abcd", num_beams=4)
         assert "seconds" in note
         assert 'sandbox="allow-scripts"' in attention
@@ -214,8 +212,6 @@ def test_errors_of_the_program_stay_in_the_log(gradio: Any, caplog: pytest.LogCa
 
 
 class Browser(chromium.Browser):
-    """Chromium, with what a person does to the page."""
-
     def write(self, selector: str, text: str) -> None:
         box = self.find(selector)
         box.clear()

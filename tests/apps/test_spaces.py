@@ -91,9 +91,7 @@ def test_folder_is_complete_or_absent(model: Path, tmp_path: Path) -> None:
         assert not (tmp_path / "none").exists()
 
 
-def test_package_is_what_would_be_installed(
-    repository_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_package_is_what_would_be_installed(repository_root: Path, tmp_path: Path, monkeypatch: Any) -> None:
     package = tmp_path / "vanilla_transformer"
     shutil.copytree(repository_root / package.name, package, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(spaces, "PACKAGE_FOLDER", package)
@@ -123,9 +121,7 @@ def test_secrets_are_refused_wherever_they_are(tmp_path: Path) -> None:
         assert not list(tmp_path.iterdir())
 
 
-def test_space_takes_over_the_options(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_space_takes_over_the_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "lines.txt").write_text("ab\n\n cd \n", encoding="utf-8")
     options = ["--source_lang=en", "--source_prefix=translate English to German: ", "--other_models=hub"]
     other = ["--server_port=1234", "--device=cpu", f"--examples={tmp_path / 'lines.txt'}"]

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_vanilla import make_loud_model, make_model
-from torch.utils._python_dispatch import TorchDispatchMode
+from tiny_vanilla import largest_allocation, make_loud_model, make_model
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from vanilla_transformer import VanillaTransformerConfig
@@ -88,22 +87,8 @@ def test_what_cannot_be_saved_leaves_no_folder(tmp_path: Path, monkeypatch: pyte
     assert os.listdir(tmp_path) == []
 
 
-class LargestTensor(TorchDispatchMode):
-    """Notes the most bytes that a tensor takes which an operation makes."""
-
-    most = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor) and result.device.type == "cpu":
-            self.most = max(self.most, result.untyped_storage().nbytes())
-        return result
-
-
 def test_a_model_in_half_precision_is_never_there_in_float32() -> None:
     original: Any = make_model(vocab_size=2000)
     weights = {name: tensor.to(torch.bfloat16) for name, tensor in original.state_dict().items()}
-    with LargestTensor() as made:
-        model = build_model(original.config, weights, SAME, source="it")
-    embeddings = model.get_input_embeddings().weight
-    assert made.most == embeddings.nbytes == 2 * embeddings.numel()
+    largest = largest_allocation(lambda: build_model(original.config, weights, SAME, source="it"))
+    assert largest == 2 * original.get_input_embeddings().weight.numel()

@@ -86,8 +86,7 @@ def test_a_converted_model_is_saved_and_loaded_like_any_other(tmp_path: Path) ->
     folder = convert_fairseq(checkpoint).save(tmp_path / "converted")
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     check_logits(model, naive)
-    assert model.generation_config.num_beams == 5
-    assert tokenizer.model_max_length == 20
+    assert (model.generation_config.num_beams, tokenizer.model_max_length) == (5, 20)
     batch = tokenizer(["ein au@@ to", "das"], text_target=["a car", "fast@@ er"], padding=True, return_tensors="pt")
     assert batch["input_ids"].tolist() == [[4, 5, 6, EOS], [9, EOS, PAD, PAD]]
     assert batch["labels"].tolist() == [[4, 5, EOS], [8, 9, EOS]]
@@ -105,8 +104,7 @@ def test_translations_are_those_of_fairseqs_beam_search(beam: int, lenpen: float
         search = {"beam": beam, "lenpen": lenpen, "max_len_b": 12}
         checkpoint, naive = write_checkpoint(tmp_path / str(seed), PRE_NORM, seed=seed, generation=search)
         model: Any = convert_fairseq(checkpoint).model
-        assert model.generation_config.num_beams == beam
-        assert model.generation_config.length_penalty == lenpen
+        assert (model.generation_config.num_beams, model.generation_config.length_penalty) == (beam, lenpen)
         for source in SOURCES:
             expected = naive.translate(source, beam=beam, lenpen=lenpen, longest=12)
             if len(expected) <= 12:  # at the limit fairseq scores the end that it forces, and the library does not
@@ -128,9 +126,6 @@ def test_settings_of_generation_are_taken_over_or_named(tmp_path: Path) -> None:
     config = converted.model.generation_config
     assert (config.num_beams, config.length_penalty, config.max_new_tokens) == (5, 1.0, None)
     assert any("no counterpart here: max_len_a=1.2, unkpen=0.5." in note for note in converted.notes)
-
-
-# Checkpoints of other years
 
 
 def to_old_layout(weights: dict[str, torch.Tensor], version: float | None) -> "OrderedDict[str, torch.Tensor]":
@@ -264,9 +259,6 @@ def test_absent_settings_are_those_of_the_architecture(tmp_path: Path) -> None:
         assert set(names) <= set(read.absent)
 
 
-# What cannot be converted
-
-
 def test_a_refusal_names_every_obstacle(tmp_path: Path) -> None:
     flags = ("adaptive_input", "no_cross_attention", "cross_self_attention", "no_token_positional_embeddings")
     changes: dict[str, Any] = dict.fromkeys((*flags, "decoder_learned_pos", "decoder_normalize_before"), True)
@@ -360,9 +352,6 @@ def test_damaged_files_are_refused_wherever_the_damage_is(is_archive: bool, tmp_
         checkpoint.write_bytes(changed)
         with contextlib.suppress(ConversionError):
             convert_fairseq(checkpoint)
-
-
-# Dictionaries
 
 
 def test_dictionaries_that_are_missing_or_of_another_model_are_refused(tmp_path: Path) -> None:

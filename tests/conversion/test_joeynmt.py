@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from sister_systems import RandomWeights, Stack, Weights, interleaved_sinusoids, linear
+from sister_systems import RandomWeights, Stack, Weights, linear, sinusoids
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer.conversion.errors import ConversionError
@@ -58,15 +58,15 @@ def make_stacks(model: dict[str, Any], weights: Any) -> dict[str, Stack]:
         names: dict[str, Any] = {"attentions": attentions, "norms": [*norms, "feed_forward.layer_norm"]}
         names |= {"last_norm": f"{side}.layer_norm" if pre_norm else None, "pre_norm": pre_norm}
         names["activation"] = activations.get(settings.get("activation", "relu"))
-        sizes = settings["num_layers"], settings["num_heads"]
-        stacks[side] = Stack(weights, f"{side}.layers", *sizes, **names, **same)
+        names |= {"layers": settings["num_layers"], "heads": settings["num_heads"]}
+        stacks[side] = Stack(weights, f"{side}.layers", **names, **same)
     return stacks
 
 
 def make_weights(settings: dict[str, Any], source: list[str], target: list[str]) -> dict[str, torch.Tensor]:
     model, weights = settings["model"], RandomWeights(D)
     for side, stack in make_stacks(model, weights).items():
-        weights[f"{side}.pe.pe"] = interleaved_sinusoids(20, D).float()[None]
+        weights[f"{side}.pe.pe"] = sinusoids("sinusoidal", 20, D).float()[None]
         stack.draw(FFN)
     weights["src_embed.lut.weight"] = weights.draw(len(source), D)
     weights["trg_embed.lut.weight"] = weights.draw(len(target), D)
@@ -90,11 +90,9 @@ def write(folder: Path, options: Any = None, *, source: Any = SOURCE, target: An
 
 
 def compute(model: dict[str, Any], weights: Weights, source: list[int], target: list[int]) -> torch.Tensor:
-    """JoeyNMT's logits."""
-
     def embed(side: str, stack: str, ids: list[int]) -> torch.Tensor:
         scale = D**0.5 if model[stack]["embeddings"]["scale"] else 1.0
-        return weights[f"{side}_embed.lut.weight"].double()[ids] * scale + interleaved_sinusoids(len(ids), D)
+        return weights[f"{side}_embed.lut.weight"].double()[ids] * scale + sinusoids("sinusoidal", len(ids), D)
 
     stacks = make_stacks(model, weights)
     memory = stacks["encoder"].run(embed("src", "encoder", source))
@@ -148,8 +146,7 @@ def test_all_of_it_is_saved_and_found_again(tmp_path: Path) -> None:
     folder = converted.save(tmp_path / "saved")
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     batch = tokenizer(["ein Hund", "Katze"], text_target=["a dog", "ru@@ ns"], padding=True)
-    assert batch["input_ids"] == [[4, 5, 3], [0, 3, 1]]
-    assert batch["labels"] == [[4, 5, 3], [7, 8, 3]]
+    assert (batch["input_ids"], batch["labels"]) == ([[4, 5, 3], [0, 3, 1]], [[4, 5, 3], [7, 8, 3]])
     assert tokenizer.decode([5, 7, 8, 3], skip_special_tokens=True) == "dog runs"
     inputs = tokenizer(["ein Hund"], return_tensors="pt")
     original: Any = converted.model

@@ -1,6 +1,5 @@
 """MarianMT into this package's form and back, against transformers' own MarianMT with random weights."""
 
-import io
 import json
 import pickle
 import re
@@ -10,23 +9,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import sentencepiece
 import torch
+import transformers
 from huggingface_hub.constants import HF_HUB_CACHE
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from library_vocabularies import GERMAN, SENTENCES, write_marian_vocabulary
 from remote_process import RemotePython
 from test_weights import Bomb
 from tiny_vanilla import ALL_SHARING, assert_close, logits_of, make_model, pad, randomize
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    GenerationConfig,
-    MarianConfig,
-    MarianMTModel,
-    MarianTokenizer,
-    pipeline,
-)
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, MarianMTModel, MarianTokenizer
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.conversion.errors import ConversionError
@@ -37,10 +29,6 @@ from vanilla_transformer.inference.translate import translate
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 
 ACTIVATIONS = ["swish", "gelu", "relu", "gelu_new", "tanh"]
-SENTENCES = ["a man rides a horse .", "two dogs run over the old bridge", "the sun is shining", "a dog"]
-GERMAN = ["ein mann reitet auf einem pferd .", "zwei hunde laufen über die alte brücke", "die sonne scheint"]
-GERMAN += ["ein hund"]
-
 SIZES = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 1, "max_position_embeddings": 40}
 SIZES |= {"encoder_attention_heads": 4, "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 20}
 
@@ -50,7 +38,7 @@ def make_marian(**changes: Any) -> Any:
     settings: dict[str, Any] = {"vocab_size": 31, **SIZES, "activation_function": "swish", "scale_embedding": True}
     settings |= {"bos_token_id": 0, "eos_token_id": 0, "forced_eos_token_id": 0, **changes}
     settings = {"pad_token_id": settings["vocab_size"] - 1, **settings}
-    model = MarianMTModel(MarianConfig(**{"decoder_start_token_id": settings["pad_token_id"], **settings}))
+    model = MarianMTModel(transformers.MarianConfig(**{"decoder_start_token_id": settings["pad_token_id"], **settings}))
     tables = {name: tensor.clone() for name, tensor in model.state_dict().items() if "embed_positions" in name}
     randomize(model, scale=0.5)
     model.load_state_dict(tables, strict=False)
@@ -72,46 +60,10 @@ def make_inputs(lengths: list[int], pad_token_id: int, vocab_size: int) -> dict[
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def train_pieces(texts: list[str], vocab_size: int) -> bytes:
-    written = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts), model_writer=written, vocab_size=vocab_size, minloglevel=2
-    )
-    return written.getvalue()
-
-
-def list_pieces(model: bytes) -> list[str]:
-    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    return [processor.id_to_piece(index) for index in range(3, processor.get_piece_size())]
-
-
-def write_vocabulary(folder: Path, *, separate: bool = False) -> tuple[int, int]:
-    """Writes a tokenizer in the files of opus-mt, padding last; returns the number of source and of target tokens."""
-    models = {"source": train_pieces(SENTENCES, 26), "target": train_pieces(GERMAN, 28)}
-    for side, model in models.items():
-        (folder / f"{side}.spm").write_bytes(model)
-    names: dict[str, Any] = {"source_lang": "en", "target_lang": "de"}
-    pieces = {side: list_pieces(model) for side, model in models.items()}
-    if separate:
-        names["separate_vocabs"] = True
-        # A model has one id for padding, so both vocabularies have as many tokens.
-        size = min(map(len, pieces.values()))
-        vocabularies = [pieces["source"][:size], pieces["target"][:size]]
-    else:
-        vocabularies = [sorted({*pieces["source"], *pieces["target"]})]
-    sizes = []
-    for name, tokens in zip(("vocab.json", "target_vocab.json"), vocabularies, strict=False):
-        vocabulary = {token: index for index, token in enumerate(["</s>", "<unk>", *tokens, "<pad>"])}
-        (folder / name).write_text(json.dumps(vocabulary), encoding="utf-8")
-        sizes.append(len(vocabulary))
-    (folder / "tokenizer_config.json").write_text(json.dumps(names), encoding="utf-8")
-    return sizes[0], sizes[-1]
-
-
 def make_opus(folder: Path) -> None:
     """Writes a model in the files that opus-mt models had at first: a pickle with tables, settings in config.json."""
     folder.mkdir(exist_ok=True)
-    size, _ = write_vocabulary(folder)
+    size, _ = write_marian_vocabulary(folder)
     model = make_marian(vocab_size=size)
     torch.save(dict(model.state_dict()), folder / "pytorch_model.bin")
     config = json.loads(model.config.to_json_string())
@@ -144,15 +96,12 @@ class TestIn:
         vocab_size = draw(st.integers(8, 30), label="vocab_size")
         decoder_vocab_size = vocab_size if shared else draw(st.integers(8, 30), label="decoder_vocab_size")
         pad_token_id = min(vocab_size, decoder_vocab_size) - 1
+        sizes = {"vocab_size": vocab_size, "decoder_vocab_size": decoder_vocab_size, "pad_token_id": pad_token_id}
         marian = make_marian(
-            vocab_size=vocab_size,
-            decoder_vocab_size=decoder_vocab_size,
-            pad_token_id=pad_token_id,
             share_encoder_decoder_embeddings=shared,
             tie_word_embeddings=draw(st.booleans(), label="tied"),
             activation_function=draw(st.sampled_from(ACTIVATIONS)),
-            scale_embedding=draw(st.booleans()),
-            bos_token_id=draw(st.sampled_from([None, 0])),
+            **{"scale_embedding": draw(st.booleans()), "bos_token_id": draw(st.sampled_from([None, 0])), **sizes},
             **{f"{side}_layers": draw(st.integers(1, 2)) for side in ("encoder", "decoder")},
             **{f"{side}_attention_heads": draw(st.sampled_from([1, 2, 8])) for side in ("encoder", "decoder")},
         )
@@ -249,7 +198,7 @@ class TestTokenizer:
         expected = their_tokenizer.batch_decode(tokens, skip_special_tokens=True)
         assert len(set(expected)) > 1
         for task in ("translation", "translation_en_to_de"):
-            make: Any = pipeline
+            make: Any = transformers.pipeline
             found = make(task, model=str(converted), device="cpu")(SENTENCES)
             assert [result["translation_text"] for result in found] == expected
         model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(converted), AutoTokenizer.from_pretrained(converted)
@@ -258,7 +207,7 @@ class TestTokenizer:
     def test_two_vocabularies_stay_two(self, tmp_path: Path) -> None:
         folder = tmp_path / "separate"
         folder.mkdir()
-        sizes = write_vocabulary(folder, separate=True)
+        sizes = write_marian_vocabulary(folder, separate=True)
         separate = {"vocab_size": sizes[0], "decoder_vocab_size": sizes[1], "share_encoder_decoder_embeddings": False}
         make_marian(**separate).save_pretrained(folder)
         saved = convert_marian(str(folder)).save(tmp_path / "converted")
@@ -338,9 +287,7 @@ class TestRefusals:
         with pytest.raises(ConversionError, match="is missing, truncated or of another kind"):
             convert_marian(str(tmp_path))
 
-    def test_a_pickle_that_runs_code_is_refused(
-        self, opus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_pickle_that_runs_code_is_refused(self, opus: Path, tmp_path: Path, monkeypatch: Any) -> None:
         monkeypatch.chdir(tmp_path)
         folder = shutil.copytree(opus, tmp_path / "model")
         torch.save({"weight": Bomb()}, folder / "pytorch_model.bin", pickle_module=pickle)

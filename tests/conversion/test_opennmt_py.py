@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 from safetensors.torch import save_file
-from sister_systems import RandomWeights, Stack, interleaved_sinusoids, linear, tensor2tensor_sinusoids
+from sister_systems import RandomWeights, Stack, linear, sinusoids
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer.conversion.errors import ConversionError
@@ -49,12 +49,11 @@ def make_stacks(opt: argparse.Namespace, weights: Any) -> dict[str, Stack]:
 def make_checkpoint(*, source: Any = SOURCE, target: Any = TARGET, biases: bool = False, **options: Any) -> Any:
     opt = argparse.Namespace(**{**OPT, **options})
     weights = RandomWeights(D)
-    concatenated = opt.position_encoding_type == "SinusoidalConcat"
-    sinusoids = tensor2tensor_sinusoids if concatenated else interleaved_sinusoids
+    kind = "sinusoidal_tensor2tensor" if opt.position_encoding_type == "SinusoidalConcat" else "sinusoidal"
     tables = [f"{side}.embeddings.make_embedding.emb_luts.0.weight" for side in ("encoder", "decoder")]
     for table, vocab, (side, stack) in zip(tables, (source, target), make_stacks(opt, weights).items(), strict=True):
         weights[table] = weights.draw(len(vocab), D)
-        weights[f"{side}.embeddings.make_embedding.pe.pe"] = sinusoids(ROWS, D).float()[:, None]
+        weights[f"{side}.embeddings.make_embedding.pe.pe"] = sinusoids(kind, ROWS, D).float()[:, None]
         stack.draw(FFN, bias=biases)
     if opt.share_embeddings:
         weights[tables[1]] = weights[tables[0]]

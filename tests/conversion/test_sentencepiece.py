@@ -71,15 +71,10 @@ def make_texts(number: int, seed: int) -> list[str]:
 
 
 def train(path: Path, texts: Sequence[str] = (), **options: Any) -> Path:
-    written = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts or make_texts(400, seed=1)),
-        model_writer=written,
-        num_threads=1,
-        minloglevel=2,
-        hard_vocab_limit=False,
-        **{"vocab_size": 180, "character_coverage": 1.0} | options,
-    )
+    written, sentences = io.BytesIO(), iter(texts or make_texts(400, seed=1))
+    options = {"vocab_size": 180, "character_coverage": 1.0, "hard_vocab_limit": False, **options}
+    options |= {"num_threads": 1, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=sentences, model_writer=written, **options)
     path.write_bytes(written.getvalue())
     return path
 

@@ -210,9 +210,6 @@ def test_half_precision_stays_and_is_compared_in_float32() -> None:
     converted.check()
 
 
-# Refusals
-
-
 SOURCE, TARGET = "src_tok_emb.embedding.weight", "tgt_tok_emb.embedding.weight"
 
 

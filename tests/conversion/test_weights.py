@@ -123,14 +123,10 @@ def test_a_chain_of_ties_needs_one_of_them() -> None:
         assert renamed.keys() == shapes.keys()
 
 
-def test_two_weights_that_become_one_are_refused() -> None:
-    rules = (Rule(r"(?:old|new)", "name"),)
+def test_two_weights_that_become_one_are_refused_and_long_lists_are_cut() -> None:
     weights = {"old": torch.zeros(1), "new": torch.ones(1)}
     with pytest.raises(ConversionError, match="new becomes name, which another weight became already"):
-        rename_weights(weights, rules, {"name": torch.Size([1])}, source="it")
-
-
-def test_long_lists_are_cut_and_counted() -> None:
+        rename_weights(weights, (Rule(r"(?:old|new)", "name"),), {"name": torch.Size([1])}, source="it")
     with pytest.raises(ConversionError, match=r"and 88 more"):
         rename_weights({}, RULES, {f"w.{index}": torch.Size([1]) for index in range(100)}, source="it")
 

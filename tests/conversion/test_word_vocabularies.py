@@ -108,9 +108,7 @@ def test_both_models_get_the_same_batch_in_float32() -> None:
     ids, mask, targets = batch["input_ids"], batch["attention_mask"], batch["decoder_input_ids"]
     config = model.config
     assert torch.equal(expected, torch.zeros(()))
-    assert actual.dtype == torch.float32
-    assert actual.shape == (*targets.shape, 9)
-    assert model.dtype == torch.bfloat16
+    assert (actual.dtype, actual.shape, model.dtype) == (torch.float32, (*targets.shape, 9), torch.bfloat16)
     assert torch.equal(ids == config.pad_token_id, mask == 0)
     assert len(set(mask.sum(dim=1).tolist())) == len(mask)
     assert (targets[:, 0] == config.decoder_start_token_id).all()

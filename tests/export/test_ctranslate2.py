@@ -47,9 +47,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
 }
 
 
-def make(**changes: Any) -> Any:
-    """A random model; its `generate` is typed by the library in a way that no call of it suits."""
-    return make_model(**changes)
+make: Any = make_model  # the library types `generate` in a way that no call of it suits
 
 
 def export(model: Any, folder: Path, **settings: Any) -> CTranslate2Model:
@@ -72,9 +70,6 @@ def assert_same_beams(ours: Any, theirs: Any, **settings: Any) -> None:
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerBase:
     return train_tokenizer(TEXTS, vocab_size=270)
-
-
-# The function
 
 
 @pytest.mark.parametrize("changes", EVERYTHING.values(), ids=EVERYTHING)
@@ -127,8 +122,7 @@ def test_weights_are_copied_only_where_they_would_be_changed(tmp_path: Path, mon
         export_ctranslate2(ours, tmp_path / f"exported-{quantization}", quantization=quantization)
     plain, half, *integers = shared
     assert {"model.shared.weight", "model.encoder.layers.0.fc1.weight"} <= plain
-    assert half == plain
-    assert integers == [set(), set()]
+    assert (half, integers) == (plain, [set(), set()])
     assert all(torch.equal(parameter, before[name]) for name, parameter in ours.named_parameters())
 
 
@@ -169,9 +163,6 @@ def test_learned_positions_have_as_many_as_they_have(tmp_path: Path) -> None:
     assert torch.equal(theirs.generate(long, **settings), expected)
     with pytest.raises(ValueError, match="has 23 positions"):
         theirs.generate(torch.tensor(make_sentences([24])))
-
-
-# The search
 
 
 def test_with_enough_patience_the_papers_search_is_found_whole(tmp_path: Path) -> None:
@@ -287,9 +278,6 @@ def test_beam_search_refuses_to_forbid_tokens_in_another_way_than_the_library(na
         ConversionError, match=rf"{name} is .*, which changes other .*renormalize_logits=True, num_beams=1"
     ):
         both(theirs, ours, num_beams=3, **settings)
-
-
-# Vocabularies and folders
 
 
 @hypothesis.settings(max_examples=40)

@@ -21,29 +21,18 @@ from vanilla_transformer import PRESETS, VanillaTransformerConfig, VanillaTransf
 REFUSED = (ValueError, StrictDataclassError)
 
 DEFAULTS: dict[str, Any] = {
-    "vocab_size": 37000,
-    "d_model": 512,
     **dict.fromkeys(["encoder_layers", "decoder_layers"], 6),
     **dict.fromkeys(["encoder_attention_heads", "decoder_attention_heads"], 8),
     **dict.fromkeys(["encoder_ffn_dim", "decoder_ffn_dim"], 2048),
     **dict.fromkeys(["decoder_vocab_size", "d_k", "d_v", "add_final_layer_norm"]),
-    "dropout": 0.1,
     **dict.fromkeys(["attention_dropout", "activation_dropout", "label_smoothing"], 0.0),
-    "activation_function": "relu",
     **dict.fromkeys(["ffn_bias", "scale_embedding", "share_encoder_decoder_embeddings", "tie_word_embeddings"], True),
     **dict.fromkeys(["attention_bias", "lm_head_bias", "normalize_before", "normalize_embedding"], False),
-    "layer_norm_eps": 1e-5,
-    "position_embedding_type": "sinusoidal",
-    "position_offset": 0,
-    "max_position_embeddings": 1024,
-    "bos_token_id": 0,
-    "pad_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 0,
-    "is_encoder_decoder": True,
-    "is_decoder": False,
-    "use_cache": True,
 }
+DEFAULTS |= {"vocab_size": 37000, "d_model": 512, "dropout": 0.1, "activation_function": "relu", "layer_norm_eps": 1e-5}
+DEFAULTS |= {"is_encoder_decoder": True, "is_decoder": False, "use_cache": True}
+DEFAULTS |= {"position_embedding_type": "sinusoidal", "position_offset": 0, "max_position_embeddings": 1024}
+DEFAULTS |= {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0}
 
 # Table 3: what a row changes of "base" (layers, width, inner width, heads, d_k, d_v, dropout, label smoothing).
 BASE = {"N": 6, "d_model": 512, "d_ff": 2048, "h": 8, "d_k": 64, "d_v": 64, "dropout": 0.1, "smoothing": 0.1}
@@ -113,7 +102,6 @@ def expected_parameters(vocab_size: int, row: dict[str, Any]) -> int:
 
 
 def count_parameters(config: VanillaTransformerConfig) -> int:
-    """Count a model's parameters, each once, without making any number."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in VanillaTransformerForConditionalGeneration(config).parameters())
 
@@ -391,9 +379,7 @@ class TestFilesOfOthers:
         VanillaTransformerConfig(**misspelt)
         assert "dropuot (did you mean dropout?)" in caplog.text
 
-    def test_what_the_library_writes_or_once_wrote_is_silent(
-        self, load: Callable[..., Any], caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_what_the_library_writes_or_once_wrote_is_silent(self, load: Callable[..., Any], caplog: Any) -> None:
         nothing = ["_name_or_path", "_private", "dtype", "transformers_version", "transformers.js_config"]
         current: dict[str, Any] = {**dict.fromkeys(nothing), "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
         current |= {"num_labels": 1, "architectures": ["Any"], "attn_implementation": "eager"}

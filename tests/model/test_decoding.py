@@ -71,8 +71,7 @@ def test_an_adopted_cache_is_the_given_one() -> None:
     assert SourceSharingCache.adopt(adopted) is adopted
     batch = make_batch([3])
     next_logits(shared_model("sdpa"), adopted, torch.tensor([[BOS, 5]]), batch)
-    assert given.get_seq_length() == 2
-    assert given.is_updated == {0: True, 1: True}
+    assert (given.get_seq_length(), given.is_updated) == (2, {0: True, 1: True})
 
 
 def test_source_stays_at_the_number_of_sentences() -> None:

@@ -17,7 +17,6 @@ from tiny_vanilla import assert_close, make_sentences, pad
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_states(options: str, attention: str, side: str) -> None:
-    """A padded batch against loops over one sentence, one head and one position at a time."""
     model = make_single_stack("VanillaTransformerEncoderModel", attention, **OPTIONS[options])
     sentences = make_sentences([3, 6, 1])
     ids, mask = pad(sentences, side, junk=5)

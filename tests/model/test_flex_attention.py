@@ -13,18 +13,15 @@ from typing import Any
 import pytest
 import torch
 from tiny_single_stacks import make_single_stack
-from tiny_vanilla import make_model
+from tiny_vanilla import make_model, make_sentences, pad
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
     pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning"),  # the library gives it
 ]
 
-LENGTHS = [7, 3, 5]
-SOURCE = torch.tensor(
-    [[4 + (3 * row + 5 * column) % 13 for column in range(max(LENGTHS))] for row in range(len(LENGTHS))]
-)
-MASK = torch.tensor([[int(column < length) for column in range(max(LENGTHS))] for length in LENGTHS])
+SENTENCES = make_sentences([7, 3, 5])
+SOURCE, MASK = pad(SENTENCES, junk=5)
 # d_k is not d_v, and one number of heads is no power of two, which flex attention treats in another way.
 SIZES: dict[str, Any] = {"encoder_attention_heads": 3, "d_k": 4, "d_v": 8}
 
@@ -45,10 +42,10 @@ def as_flex(model: Any) -> Any:
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_logits_equal_those_of_eager_attention(side: str) -> None:
     model = make_model("eager", **SIZES)
-    mask = MASK if side == "right" else MASK.flip(1)
+    ids, mask = pad(SENTENCES, side, junk=5)
     target = SOURCE[:, :4].flip(1)
     target_mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1], [0, 1, 1, 1]])
-    inputs = {"input_ids": SOURCE * mask + model.config.pad_token_id * (1 - mask), "attention_mask": mask}
+    inputs = {"input_ids": ids, "attention_mask": mask}
     inputs |= {"decoder_input_ids": target, "decoder_attention_mask": target_mask}
     with torch.no_grad():
         expected, actual = (each(**inputs).logits[target_mask.bool()] for each in (model, as_flex(model)))
@@ -79,8 +76,7 @@ def test_searches_find_what_eager_attention_finds(search: dict[str, Any]) -> Non
 
 def test_a_decoder_alone_continues_prompts_padded_on_the_left() -> None:
     model = make_single_stack("VanillaTransformerForCausalLM", "eager")
-    mask = MASK.flip(1)
-    prompts = SOURCE * mask + model.config.pad_token_id * (1 - mask)
+    prompts, mask = pad(SENTENCES, "left")
     arguments = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False}
     assert as_flex(model).generate(prompts, **arguments).equal(model.generate(prompts, **arguments))
 

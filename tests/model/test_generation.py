@@ -306,8 +306,7 @@ def test_minimum_lengths() -> None:
     assert until_end(generate(model, input_ids=ids)[0]) == [EOS]
     for minimum in ({"min_new_tokens": 3}, {"min_length": 4}):
         tokens = until_end(generate(model, input_ids=ids, **minimum)[0])
-        assert len(tokens) == 4
-        assert tokens[-1] == EOS
+        assert (len(tokens), tokens[-1]) == (4, EOS)
     # Without a limit of its own the call keeps the paper's, and the minimum still holds.
     tokens = until_end(call_generate(model, input_ids=ids, min_new_tokens=3)[0])
     assert len(tokens) == 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from accelerate.big_modeling import cpu_offload
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_vanilla import ALL_SHARING, loss_and_gradients, make_model, make_sentences, pad
+from tiny_vanilla import ALL_SHARING, largest_allocation, loss_and_gradients, make_model, make_sentences, pad
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -59,7 +59,6 @@ def definition(logits: torch.Tensor, labels: torch.Tensor, smoothing: float, cou
 def oracle(
     layer: nn.Linear, hidden_states: torch.Tensor, labels: torch.Tensor, smoothing: float, count: float | None
 ) -> dict[str, torch.Tensor]:
-    """The definition and its gradients in float64."""
     precise = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, dtype=torch.float64)
     precise.load_state_dict(layer.state_dict())
     hidden_states = hidden_states.detach().double().requires_grad_()
@@ -74,16 +73,6 @@ def assert_close(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tens
         scale = abs(tensor.item()) if name == "loss" else largest
         error = (actual[name].double() - tensor.double()).abs().max().item()
         assert error <= tolerance * scale, f"{name}: {error} of {scale}"
-
-
-def largest_allocation(step: Callable[[], Any]) -> int:
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
-        step()
-    return max(event.self_cpu_memory_usage for event in profile.events())
-
-
-# The definition
 
 
 @pytest.mark.parametrize("divisor", [None, 5])
@@ -152,9 +141,6 @@ def test_a_batch_without_labels_that_count(count: int | None, smoothing: float) 
     assert not any(tensor.any() for name, tensor in fused.items() if name != "loss")
 
 
-# Half precision
-
-
 @pytest.mark.parametrize(
     ("dtype", "autocast", "tolerance"), [("float32", "float16", 1e-5), ("float64", "bfloat16", 1e-7)]
 )
@@ -201,9 +187,6 @@ def test_autocast_to_bfloat16_costs_no_more_than_where_the_logits_are_built() ->
         errors.append({name: (found[name].double() - exact[name].double()).norm().item() for name in exact})
     for name, by_torch in errors[1].items():
         assert errors[0][name] <= 1.1 * by_torch, name
-
-
-# The whole model
 
 
 def make_batch(labels_of: list[int] | None = None) -> dict[str, torch.Tensor]:

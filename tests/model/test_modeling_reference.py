@@ -37,11 +37,8 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "heads": ((2, 2), (2, 4), (4, 1)),
     "layers": ((2, 2), (1, 3)),
     "embeddings": tuple(EMBEDDINGS),
-    "attention_bias": (False, True),
-    "ffn_bias": (True, False),
-    "lm_head_bias": (False, True),
-    "normalize_embedding": (False, True),
-    "scale_embedding": (True, False),
+    **dict.fromkeys(("attention_bias", "lm_head_bias", "normalize_embedding"), (False, True)),
+    **dict.fromkeys(("ffn_bias", "scale_embedding"), (True, False)),
     "activation_function": ("relu", "gelu", "silu"),
     "layer_norm_eps": (1e-5, 1e-2),
     "attention": ("eager", "sdpa"),
@@ -58,21 +55,17 @@ FIRST = {name: values[0] for name, values in OPTIONS.items()}
 def make_config(row: Mapping[str, Any]) -> VanillaTransformerConfig:
     learned = row["position_embedding_type"] == "learned"
     longest = 7 + row["position_offset"]
-    return VanillaTransformerConfig(
-        vocab_size=11,
-        d_k=row["widths"][0],
-        d_v=row["widths"][1],
-        encoder_attention_heads=row["heads"][0],
-        decoder_attention_heads=row["heads"][1],
-        encoder_layers=row["layers"][0],
-        decoder_layers=row["layers"][1],
-        encoder_ffn_dim=10,
-        decoder_ffn_dim=7,
-        # A learned table just holds the longest sentence; the sinusoids have to go on past a table of three rows.
-        max_position_embeddings=longest if learned else row["max_position_embeddings"],
-        **EMBEDDINGS[row["embeddings"]],
-        **{name: row[name] for name in SAME_NAMES},
-    )
+    sizes: dict[str, Any] = {"vocab_size": 11, "encoder_ffn_dim": 10, "decoder_ffn_dim": 7}
+    # A learned table just holds the longest sentence; the sinusoids have to go on past a table of three rows.
+    sizes["max_position_embeddings"] = longest if learned else row["max_position_embeddings"]
+    for names, values in (
+        (("d_k", "d_v"), row["widths"]),
+        (("encoder_attention_heads", "decoder_attention_heads"), row["heads"]),
+        (("encoder_layers", "decoder_layers"), row["layers"]),
+    ):
+        sizes |= dict(zip(names, values, strict=True))
+    sizes |= EMBEDDINGS[row["embeddings"]]
+    return VanillaTransformerConfig(**sizes, **{name: row[name] for name in SAME_NAMES})
 
 
 def make_model(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import itertools
 import math
 import pickle
 from pathlib import Path
@@ -14,7 +13,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from naive_transformer import position_encoding
 from safetensors.torch import load_file, save_file
+from test_single_stack import check_ties
+from tiny_single_stacks import SINGLE_STACKS, main_output, make_single_stack, run
 from tiny_vanilla import (
     ALL_SHARING,
     INPUTS,
@@ -34,14 +36,14 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration
 Model = VanillaTransformerForConditionalGeneration
 
 
+def tables_of(model: Model) -> dict[str, Any]:
+    stacks = {"source": model.get_encoder(), "target": model.get_decoder()}
+    return {**{name: stack.embed_tokens.weight for name, stack in stacks.items()}, "output": model.lm_head.weight}
+
+
 def tied_groups(model: Model) -> list[set[str]]:
-    tables = {
-        "source": model.get_encoder().embed_tokens.weight,
-        "target": model.get_decoder().embed_tokens.weight,
-        "output": model.lm_head.weight,
-    }
     groups: dict[int, set[str]] = {}
-    for name, weight in tables.items():
+    for name, weight in tables_of(model).items():
         groups.setdefault(id(weight), set()).add(name)
     return list(groups.values())
 
@@ -54,26 +56,32 @@ def expected_groups(changes: dict[str, Any]) -> list[set[str]]:
 
 
 @pytest.mark.parametrize("sharing", ALL_SHARING)
-def test_saving_and_loading(sharing: str, tmp_path: Path) -> None:
-    changes = ALL_SHARING[sharing]
-    model = make_model(lm_head_bias=True, position_embedding_type="learned", **changes)
-    assert tied_groups(model) == expected_groups(changes)
+@pytest.mark.parametrize("name", ["encoder-decoder", *SINGLE_STACKS])
+def test_saving_and_loading(name: str, sharing: str, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"lm_head_bias": True, "position_embedding_type": "learned", **ALL_SHARING[sharing]}
+    is_single = name in SINGLE_STACKS
+    model: Any = make_single_stack(name, **changes) if is_single else make_model(**changes)
+    auto_class = SINGLE_STACKS.get(name, AutoModelForSeq2SeqLM)
     model.save_pretrained(tmp_path / "first")
-    loaded, info = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "first", output_loading_info=True)
-    assert isinstance(loaded, Model)
+    loaded, info = auto_class.from_pretrained(tmp_path / "first", output_loading_info=True)
+    assert type(loaded) is type(model)
     assert not any(info[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     loaded.save_pretrained(tmp_path / "second")
-    names = sorted(path.name for path in (tmp_path / "first").iterdir())
-    assert names == sorted(path.name for path in (tmp_path / "second").iterdir())
-    assert [name for name in names if Path(name).suffix not in (".json", ".py")] == ["model.safetensors"]
-    for name in names:
-        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
-    stored = load_file(tmp_path / "first" / "model.safetensors")
-    parameters = dict(model.named_parameters())
+    files = sorted(path.name for path in (tmp_path / "first").iterdir())
+    assert files == sorted(path.name for path in (tmp_path / "second").iterdir())
+    assert [file for file in files if Path(file).suffix not in (".json", ".py")] == ["model.safetensors"]
+    for file in files:
+        assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes(), file
+    stored, parameters = load_file(tmp_path / "first" / "model.safetensors"), dict(model.named_parameters())
     assert sum(tensor.numel() for tensor in stored.values()) == sum(p.numel() for p in parameters.values())
     assert len(stored) == len(parameters)
-    assert tied_groups(loaded) == expected_groups(changes)
-    torch.testing.assert_close(logits_of(loaded, **INPUTS), logits_of(model, **INPUTS), atol=0.0, rtol=0.0)
+    for each in (model, loaded):
+        if is_single:
+            check_ties(each)
+        else:
+            assert tied_groups(each) == expected_groups(ALL_SHARING[sharing])
+    inputs = {"input_ids": INPUTS["input_ids"]} if is_single else INPUTS
+    assert torch.equal(main_output(run(loaded, **inputs)), main_output(run(model, **inputs)))
 
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "learned"])
@@ -102,13 +110,8 @@ NUMBERS = st.tuples(
 )
 
 
-def tables_of(model: Model) -> dict[str, torch.Tensor]:
-    tables = {
-        "source": model.get_encoder().embed_tokens.weight,
-        "target": model.get_decoder().embed_tokens.weight,
-        "output": model.lm_head.weight,
-        "bias": model.lm_head.bias,
-    }
+def copy_tables(model: Model) -> dict[str, torch.Tensor]:
+    tables = {**tables_of(model), "bias": model.lm_head.bias}
     return {name: table.detach().clone() for name, table in tables.items() if table is not None}
 
 
@@ -129,7 +132,7 @@ def test_resizing(
     two_vocabularies = sharing in TWO_VOCABULARIES
     model = make_model(lm_head_bias=lm_head_bias, **changes)
     for side, size, multiple, mean_resizing in resizes:
-        before = tables_of(model)
+        before = copy_tables(model)
         arguments: dict[str, Any] = {"pad_to_multiple_of": multiple, "mean_resizing": mean_resizing}
         arguments["new_num_tokens"] = size
         rounded = size if multiple is None else math.ceil(size / multiple) * multiple
@@ -145,7 +148,7 @@ def test_resizing(
             with pytest.raises(ValueError, match=r"one vocabulary.*use resize_token_embeddings"):
                 model.resize_decoder_token_embeddings(**arguments)
             resized = set()
-        for name, table in tables_of(model).items():
+        for name, table in copy_tables(model).items():
             kept = min(len(before[name]), len(table))
             assert len(table) == (rounded if name in resized else len(before[name])), name
             torch.testing.assert_close(table[:kept], before[name][:kept], atol=0.0, rtol=0.0)
@@ -211,10 +214,9 @@ def check_initial_values(model: Model) -> None:
     if config.position_embedding_type == "sinusoidal":
         for stack in (model.get_encoder(), model.get_decoder()):
             table = stack.embed_positions.weight
-            for position, column in itertools.product((0, 1, 7, len(table) - 1), (0, 1, 6, config.d_model - 1)):
-                function = math.cos if column % 2 else math.sin
-                angle = position / 10000 ** (column // 2 * 2 / config.d_model)
-                assert float(table[position, column]) == pytest.approx(function(angle), abs=1e-6)
+            for position in (0, 1, 7, len(table) - 1):
+                expected = position_encoding("sinusoidal", position, config.d_model)
+                assert table[position].tolist() == pytest.approx(expected.tolist(), abs=1e-6)
 
 
 WIDE: dict[str, Any] = {"vocab_size": 200, "d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 96}

@@ -147,9 +147,7 @@ def script(monkeypatch: pytest.MonkeyPatch, scripts_directory: Path) -> Any:
     return importlib.import_module("check_quantization")
 
 
-def test_the_script_sets_the_schemes_side_by_side(
-    folder: Path, script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_script_sets_the_schemes_side_by_side(folder: Path, script: Any, tmp_path: Path, capsys: Any) -> None:
     pairs, rows_file = tmp_path / "pairs.tsv", tmp_path / "rows.json"
     pairs.write_text("".join(f"{text}\t{text}\n" for text in TEXTS))
     words = ["--model_name_or_path", folder, "--test_file", pairs, "--device", "cpu", "--output_file", rows_file]
@@ -169,17 +167,12 @@ def test_the_script_sets_the_schemes_side_by_side(
     assert table.count("\n") == 2 + 4
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+def test_the_script_says_what_is_wrong_before_it_loads_anything(script: Any, capsys: Any) -> None:
+    for words, message in (
         (["--schemes", "int3"], "--schemes: int3 is none of bfloat16, torchao-int8"),
         (["--max_samples", "0"], "--max_samples is 0"),
         (["--test_file", "nowhere.tsv"], "nowhere.tsv"),
-    ],
-)
-def test_the_script_says_what_is_wrong_before_it_loads_anything(
-    words: list[str], message: str, script: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        script.main(["--model_name_or_path", "nowhere", *words])
-    assert message in capsys.readouterr().err
+    ):
+        with pytest.raises(SystemExit):
+            script.main(["--model_name_or_path", "nowhere", *words])
+        assert message in capsys.readouterr().err

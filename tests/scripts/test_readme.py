@@ -52,7 +52,6 @@ def prose(name: str) -> str:
 
 
 def code_spans(name: str) -> list[str]:
-    """What stands between backticks in the prose, each on one line."""
     return [re.sub(r"\s+", " ", span) for span in re.findall(r"`([^`]+)`", prose(name))]
 
 
@@ -63,7 +62,6 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with small models by the names that the examples use."""
     folder = tmp_path_factory.mktemp("readme")
     for name in ("out/demo", "out/my-model", "me/my-model"):
         make_letters_model().save_pretrained(folder / name)
@@ -215,7 +213,6 @@ def test_every_dotted_name_exists(name: str) -> None:
 
 @cache
 def options_of(command: str | None, script: str | None) -> set[str]:
-    """Names of the options of a command, or of a script."""
     name = script or f"vanilla_transformer.commands.{command}".replace("-", "_")
     module: Any = sys.modules[importlib.import_module(name).main.__module__]  # most scripts only call a command
     parsers = [module.make_parser()]

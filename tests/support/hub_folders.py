@@ -41,7 +41,6 @@ def save_vanilla(folder: Path, tokenizer: Any, **changes: Any) -> Path:
 
 
 def save_translator(folder: Path) -> Path:
-    """The same, with a tokenizer for `TEXTS`."""
     tokenizer = train_tokenizer(TEXTS * 3, vocab_size=275, show_progress=False)
     return save_vanilla(folder, tokenizer, langs=["en", "de"])
 
@@ -79,9 +78,6 @@ def write_pickle(path: Path) -> None:
 def append(path: Path, text: str) -> None:
     with path.open("a") as file:
         file.write(text)
-
-
-# What is done to a folder, as functions of it.
 
 
 def remove(name: str) -> Damage:

@@ -44,19 +44,9 @@ def make_trainer(trainer: str, *, model: str = "vanilla", **settings: Any) -> Se
     config = VanillaTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer))
     built = make_bart() if model == "bart" else VanillaTransformerForConditionalGeneration(config)
     trainer_class, arguments_class = TRAINERS[trainer]
-    arguments: dict[str, Any] = {
-        "disable_tqdm": True,
-        "eval_strategy": "no",
-        "hub_always_push": True,
-        "learning_rate": 1e-3,
-        "max_steps": 4,
-        "per_device_train_batch_size": 2,
-        "push_to_hub": True,
-        "report_to": [],
-        "save_steps": 2,
-        "save_strategy": "steps",
-        "use_cpu": True,
-    }
+    arguments: dict[str, Any] = {"max_steps": 4, "save_steps": 2, "save_strategy": "steps", "eval_strategy": "no"}
+    arguments |= {"learning_rate": 1e-3, "per_device_train_batch_size": 2, "use_cpu": True}
+    arguments |= {"push_to_hub": True, "hub_always_push": True, "disable_tqdm": True, "report_to": []}
     return trainer_class(
         model=built,
         args=arguments_class(**arguments | settings),

@@ -36,27 +36,16 @@ def train_on_letters(model: Any, output_dir: Path, *, reverse: bool = False, ste
     """Trains on one to four letters and their copy, or their reverse; returns the loss of every ten steps."""
     generator = np.random.default_rng(0)
     words = ["".join(generator.choice(list("abcdefgh"), size=generator.integers(1, 5))) for _ in range(2000)]
-    arguments = TranslationTrainingArguments(
-        output_dir=str(output_dir),
-        disable_tqdm=True,
-        eval_strategy="no",
-        learning_rate=5e-3,
-        logging_steps=10,
-        lr_scheduler_type="linear",
-        max_source_tokens=256,
-        max_steps=steps,
-        report_to=[],
-        save_strategy="no",
-        use_cpu=True,
-        warmup_steps=20,
-    )
+    settings: dict[str, Any] = {"max_steps": steps, "warmup_steps": 20, "learning_rate": 5e-3, "logging_steps": 10}
+    settings |= {"max_source_tokens": 256, "lr_scheduler_type": "linear", "use_cpu": True}
+    settings |= {"eval_strategy": "no", "save_strategy": "no", "disable_tqdm": True, "report_to": []}
     pairs = {
         "input_ids": [TOKENIZER(word)["input_ids"] for word in words],
         "labels": [TOKENIZER(text_target=word[::-1] if reverse else word)["input_ids"] for word in words],
     }
     trainer = TranslationTrainer(
         model=model,
-        args=arguments,
+        args=TranslationTrainingArguments(output_dir=str(output_dir), **settings),
         train_dataset=Dataset.from_dict(pairs),
         processing_class=TOKENIZER,
         data_collator=DataCollatorForSeq2Seq(TOKENIZER, model=model),

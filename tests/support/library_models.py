@@ -43,7 +43,7 @@ def make_bart() -> transformers.BartForConditionalGeneration:
 
 
 def make_t5() -> transformers.T5ForConditionalGeneration:
-    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    sizes: dict[str, Any] = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
     config = transformers.T5Config(**sizes, vocab_size=len(WORDS) + 4, pad_token_id=1, eos_token_id=2)
     config.decoder_start_token_id = 1
     config.task_specific_params = {

@@ -36,13 +36,9 @@ class Launcher:
     def __init__(self, folder: Path, module: str = "rank_programs", environment: dict[str, str] | None = None) -> None:
         self.folder = folder
         self.groups = 0
-        self.server = subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve()), module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        command = [sys.executable, str(Path(__file__).resolve()), module]
+        self.server = subprocess.Popen(command, text=True, env=environment, **pipes)
 
     def close(self) -> None:
         self.server.communicate(timeout=2 * TIMEOUT)
@@ -57,11 +53,10 @@ class Launcher:
         after: float | None = None,
         ends: Sequence[int] = (0,),
     ) -> str:
-        """Runs a function of the module in several processes, or in one that knows of no others.
+        """What a function of the module says, run in several processes, or in one that knows of no others.
 
-        `options` are its keyword arguments; the variables of `environment` come on top of this process's. The group is
-        killed from outside `after` so many seconds; any end but those of `ends` fails the test. Returns what the
-        processes said.
+        `environment` comes on top of this process's variables. The group is killed from outside `after` so many
+        seconds; any end but those of `ends` fails the test.
         """
         assert self.server.stdin is not None
         assert self.server.stdout is not None
@@ -117,19 +112,10 @@ def lead_group(request: dict[str, Any]) -> None:
         if request["processes"] == 1:
             program(**request["options"])
         else:
-            config = LaunchConfig(
-                min_nodes=1,
-                max_nodes=1,
-                nproc_per_node=request["processes"],
-                run_id=str(os.getpid()),
-                rdzv_backend="c10d",
-                rdzv_endpoint="localhost:0",
-                max_restarts=0,
-                monitor_interval=0.02,
-                start_method="fork",
-                local_addr="localhost",
-            )
-            elastic_launch(config, run_rank)(program, request["options"])
+            settings = {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": request["processes"], "max_restarts": 0}
+            settings |= {"run_id": str(os.getpid()), "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+            settings |= {"monitor_interval": 0.02, "start_method": "fork", "local_addr": "localhost"}
+            elastic_launch(LaunchConfig(**settings), run_rank)(program, request["options"])
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 1

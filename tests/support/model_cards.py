@@ -23,18 +23,15 @@ def change(path: Path, **changes: Any) -> None:
 
 
 def rows_of(card: ModelCard) -> dict[str, str]:
-    """The cards' tables of two columns."""
     cells = [line.strip("| ").split(" | ") for line in card.text.splitlines() if line.startswith("| ")]
     return {row[0]: row[1] for row in cells if len(row) == 2}
 
 
 def part(card: ModelCard, heading: str) -> str:
-    """The text of the section with this heading."""
     begin = card.text.index(f"\n## {heading}\n") + len(heading) + 5
     end = min(place for mark in ("\n## ", "\n<!-- end") if (place := card.text.find(mark, begin)) > 0)
     return card.text[begin:end].strip()
 
 
 def summary_of(card: ModelCard) -> str:
-    """What stands before the first section, in one line."""
     return " ".join(card.text[card.text.index("\n# ") : card.text.index("\n## ")].split())

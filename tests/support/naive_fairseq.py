@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sister_systems import RandomWeights, Stack, linear, norm, tensor2tensor_sinusoids
+from sister_systems import RandomWeights, Stack, linear, norm, sinusoids
 from torch import Tensor
 
 PAD, EOS, UNK = 1, 2, 3
@@ -54,13 +54,12 @@ def make_stacks(settings: Mapping[str, Any], weights: Any) -> dict[str, Stack]:
         names |= {"attentions": attentions, "pre_norm": settings["encoder_normalize_before"]}
         is_last = f"{side}.layer_norm.weight" in weights if weights else names["pre_norm"]
         names["last_norm"] = f"{side}.layer_norm" if is_last else None
-        sizes = settings[f"{side}_layers"], settings[f"{side}_attention_heads"]
-        stacks[side] = Stack(weights, f"{side}.layers", *sizes, **names, **same)
+        names |= {"layers": settings[f"{side}_layers"], "heads": settings[f"{side}_attention_heads"]}
+        stacks[side] = Stack(weights, f"{side}.layers", **names, **same)
     return stacks
 
 
 def make_weights(settings: Mapping[str, Any], source_size: int, target_size: int, seed: int = 0) -> dict[str, Tensor]:
-    """Random weights by the names of today's checkpoints."""
     width = settings["encoder_embed_dim"]
     weights = RandomWeights(width, seed)
     for side, stack in make_stacks(settings, weights).items():
@@ -110,7 +109,7 @@ class NaiveFairseq:
         if self.settings["encoder_learned_pos"]:
             positions = self.weights[f"{side}.embed_positions.weight"][first:last]
         else:
-            positions = tensor2tensor_sinusoids(last, width)[first:]
+            positions = sinusoids("sinusoidal_tensor2tensor", last, width)[first:]
         x = scale * self.weights[f"{side}.embed_tokens.weight"][tokens].double() + positions
         name = f"{side}.layernorm_embedding"
         return norm(self.weights, name, x, eps=1e-5) if self.settings["layernorm_embedding"] else x

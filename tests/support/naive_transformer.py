@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -99,43 +100,31 @@ class NaiveTransformer:
     def encode(self, source: list[int]) -> Array:
         """The encoder's output for one sentence, shape (source_length, d_model)."""
         x = self.embed(source, "encoder")
-        for layer in range(self.config.encoder_layers):
-            name = f"model.encoder.layers.{layer}"
-
-            def self_attention(h: Array, name: str = name) -> Array:
-                return self.multi_head(h, h, f"{name}.self_attn", self.config.encoder_attention_heads, causal=False)[0]
-
-            def feed_forward(h: Array, name: str = name) -> Array:
-                return self.feed_forward(h, name)
-
-            x = self.residual(x, self_attention, f"{name}.self_attn_layer_norm")
-            x = self.residual(x, feed_forward, f"{name}.final_layer_norm")
+        for name in (f"model.encoder.layers.{layer}" for layer in range(self.config.encoder_layers)):
+            x = self.residual(x, partial(self.attend, f"{name}.self_attn"), f"{name}.self_attn_layer_norm")
+            x = self.residual(x, partial(self.feed_forward, name), f"{name}.final_layer_norm")
         return self.normalize_last(x, "encoder")
 
     def decode(self, target: list[int], memory: Array | None) -> Array:
         """The decoder's output for one sentence, shape (target_length, d_model), `memory` being None for one alone."""
-        heads = self.config.decoder_attention_heads
         x = self.embed(target, "decoder")
-        for layer in range(self.config.decoder_layers):
-            name = f"model.decoder.layers.{layer}"
-
-            def self_attention(h: Array, name: str = name) -> Array:
-                return self.multi_head(h, h, f"{name}.self_attn", heads, causal=True)[0]
-
-            def cross_attention(h: Array, name: str = name, layer: int = layer, memory: Any = memory) -> Array:
-                output, weights = self.multi_head(h, memory, f"{name}.encoder_attn", heads, causal=False)
-                for head, rows in enumerate(weights):
-                    self.cross_attention[layer, head] = rows
-                return output
-
-            def feed_forward(h: Array, name: str = name) -> Array:
-                return self.feed_forward(h, name)
-
-            x = self.residual(x, self_attention, f"{name}.self_attn_layer_norm")
+        for name in (f"model.decoder.layers.{layer}" for layer in range(self.config.decoder_layers)):
+            x = self.residual(x, partial(self.attend, f"{name}.self_attn"), f"{name}.self_attn_layer_norm")
             if memory is not None:
+                cross_attention = partial(self.attend, f"{name}.encoder_attn", memory=memory)
                 x = self.residual(x, cross_attention, f"{name}.encoder_attn_layer_norm")
-            x = self.residual(x, feed_forward, f"{name}.final_layer_norm")
+            x = self.residual(x, partial(self.feed_forward, name), f"{name}.final_layer_norm")
         return self.normalize_last(x, "decoder")
+
+    def attend(self, name: str, x: Array, memory: Array | None = None) -> Array:
+        """One attention of a layer, over `x` itself unless there is a memory."""
+        _, stack, _, layer, _ = name.split(".")
+        heads = getattr(self.config, f"{stack}_attention_heads")
+        if memory is None:
+            return self.multi_head(x, x, name, heads, causal=stack == "decoder")[0]
+        output, weights = self.multi_head(x, memory, name, heads, causal=False)
+        self.cross_attention |= {(int(layer), head): rows for head, rows in enumerate(weights)}
+        return output
 
     def project(self, x: Array) -> Array:
         """The output layer (section 3.4), before its softmax."""
@@ -210,7 +199,7 @@ class NaiveTransformer:
             outputs.append(self.linear(np.concatenate(contexts), f"{name}.out_proj"))
         return np.stack(outputs), weights
 
-    def feed_forward(self, x: Array, name: str) -> Array:
+    def feed_forward(self, name: str, x: Array) -> Array:
         """Equation 2, position by position: max(0, x W1 + b1) W2 + b2, or another activation in the place of max."""
         activation = ACTIVATIONS[self.config.activation_function]
         outputs = []

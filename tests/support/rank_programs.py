@@ -48,7 +48,6 @@ def write_line(path: Path, content: Any) -> None:
 
 
 def unpadded(batch: dict[str, torch.Tensor]) -> list[list[list[int]]]:
-    """Source and target ids of each pair of a batch."""
     return [
         [ids[mask.bool()].tolist(), labels[labels != -100].tolist()]
         for ids, mask, labels in zip(batch["input_ids"], batch["attention_mask"], batch["labels"], strict=True)
@@ -148,14 +147,9 @@ def prepared_loader(folder: str, rows: list[dict[str, list[int]]], budget: int, 
     """The loop that the documentation of `TokenBatchSampler` gives to users of accelerate."""
     accelerator = Accelerator(cpu=True)
     dataset = Dataset.from_list(rows)
-    sampler = TokenBatchSampler(
-        [len(row["input_ids"]) for row in rows],
-        [len(row["labels"]) for row in rows],
-        max_source_tokens=budget,
-        max_target_tokens=budget,
-        num_replicas=accelerator.num_processes,
-        rank=None,
-    )
+    lengths = ([len(row[name]) for row in rows] for name in ("input_ids", "labels"))
+    limits: dict[str, Any] = {"max_source_tokens": budget, "max_target_tokens": budget}
+    sampler = TokenBatchSampler(*lengths, **limits, num_replicas=accelerator.num_processes, rank=None)
     collator = DataCollatorForSeq2Seq(VanillaTransformerTokenizer())
     loader = accelerator.prepare(DataLoader(dataset, batch_sampler=sampler, collate_fn=collator))
     for epoch in range(epochs):

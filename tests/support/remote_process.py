@@ -46,15 +46,9 @@ class RemotePython:
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self._log = folder / "said.txt"
         with open(self._log, "w") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).resolve())],
-                cwd=folder,
-                env=dict(environment),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
+            options: Any = {"cwd": folder, "env": dict(environment), "stderr": log, "text": True}
+            options |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            self._process = subprocess.Popen([sys.executable, str(Path(__file__).resolve())], **options)
 
     def run(self, source: str, **names: Any) -> Any:
         """The value of the program's last line, which is JSON, as are the values that `names` have in it."""

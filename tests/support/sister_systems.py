@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from naive_transformer import position_encoding
 
 Weights = Mapping[str, torch.Tensor]
 
@@ -113,20 +115,6 @@ class Stack:
         return linear(self.weights, second, self.activation(linear(self.weights, first, x)))
 
 
-def interleaved_sinusoids(length: int, d_model: int) -> torch.Tensor:
-    table = torch.zeros(length, d_model, dtype=torch.float64)
-    for position in range(length):
-        for i in range(d_model // 2):
-            angle = position / 10000 ** (2 * i / d_model)
-            table[position, 2 * i], table[position, 2 * i + 1] = math.sin(angle), math.cos(angle)
-    return table
-
-
-def tensor2tensor_sinusoids(length: int, d_model: int) -> torch.Tensor:
-    half = d_model // 2
-    table = torch.zeros(length, d_model, dtype=torch.float64)
-    for position in range(length):
-        for i in range(half):
-            angle = position / 10000 ** (i / (half - 1))
-            table[position, i], table[position, half + i] = math.sin(angle), math.cos(angle)
-    return table
+def sinusoids(kind: str, length: int, d_model: int) -> torch.Tensor:
+    """The table (length, D) of a kind that `VanillaTransformerConfig` names."""
+    return torch.tensor(np.stack([position_encoding(kind, position, d_model) for position in range(length)]))

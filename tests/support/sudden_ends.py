@@ -24,14 +24,10 @@ def kill_group() -> None:
 
 @dataclass(frozen=True)
 class Kill:
-    """Where a training kills itself.
+    """Where a training kills itself: at a file or folder, relative to the output folder.
 
-    Args:
-        path: The file or folder, relative to the output folder, or "*" for any of that kind.
-        moment: "before" it is written, "within", "after", while it is being "deleted", or "interrupted" by Ctrl-C once
-            it is written.
-        amount: Bytes that are written before, or files that are deleted.
-        occurrence: Which time this happens.
+    The moment is "before" it is written, "within", "after", while it is being "deleted", or "interrupted" by Ctrl-C
+    once it is written. `amount` are bytes that are written before, or files that are deleted.
     """
 
     path: str
@@ -41,11 +37,7 @@ class Kill:
 
 
 def arm(kill: Kill, output_dir: Path) -> None:
-    """Makes this process kill itself when it gets there.
-
-    Within a file the kernel does it, at the byte that is given, whatever library is writing: with the limit's signal in
-    the place of SIGKILL, which ends a process as suddenly.
-    """
+    """Makes this process kill itself when it gets there, or the kernel, within a file, whatever library is writing."""
     seen = 0
 
     def guard(owner: Any, name: str, path_of: Callable[..., Any]) -> None:

@@ -29,20 +29,11 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 def make_model(seed: int = 0) -> BartForConditionalGeneration:
     """Weights so large that different sources get different translations; dropout so large that training mode shows."""
     torch.manual_seed(seed)
-    config = BartConfig(
-        vocab_size=len(make_tokenizer()),
-        d_model=16,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=32,
-        decoder_ffn_dim=32,
-        max_position_embeddings=32,
-        dropout=0.5,
-        init_std=0.7,
-        forced_eos_token_id=None,
-    )
+    sizes: dict[str, Any] = {"d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 32}
+    sizes |= dict.fromkeys(("encoder_layers", "decoder_layers"), 1)
+    sizes |= dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2)
+    sizes["vocab_size"] = len(make_tokenizer())
+    config = BartConfig(**sizes, dropout=0.5, init_std=0.7, forced_eos_token_id=None)
     model = BartForConditionalGeneration(config)
     model.final_logits_bias[:, -1] = -1e4  # the broken word comes only when it is forced
     model.generation_config.max_length = None

@@ -64,12 +64,7 @@ class NaiveStack(NaiveTransformer):
 OPTIONS: dict[str, dict[str, Any]] = {
     "paper": {},
     "pre-LN": {"normalize_before": True, "d_k": 6, "d_v": 3, **SHARING["separate-untied"], "lm_head_bias": True},
-    "learned": {
-        "position_embedding_type": "learned",
-        "position_offset": 2,
-        "normalize_embedding": True,
-        "attention_bias": True,
-        **SHARING["shared-untied"],
-    },
     "marian": {"position_embedding_type": "sinusoidal_concatenated", "activation_function": "silu", "ffn_bias": False},
 }
+OPTIONS["learned"] = {"position_embedding_type": "learned", "position_offset": 2, "normalize_embedding": True}
+OPTIONS["learned"] |= {"attention_bias": True, **SHARING["shared-untied"]}

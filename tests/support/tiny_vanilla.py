@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -28,18 +29,9 @@ INPUTS = {"input_ids": torch.tensor([[4, 5, 6, 2]]), "decoder_input_ids": torch.
 
 def make_config(**changes: Any) -> VanillaTransformerConfig:
     """A configuration whose sizes are all different where they may be."""
-    sizes = {
-        "vocab_size": 17,
-        "d_model": 16,
-        "encoder_layers": 1,
-        "decoder_layers": 2,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 2,
-        "encoder_ffn_dim": 24,
-        "decoder_ffn_dim": 20,
-        "max_position_embeddings": 24,
-        "dropout": 0.0,
-    }
+    sizes: dict[str, Any] = {"vocab_size": 17, "d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "dropout": 0.0}
+    sizes |= {"encoder_attention_heads": 4, "decoder_attention_heads": 2, "max_position_embeddings": 24}
+    sizes |= {"encoder_ffn_dim": 24, "decoder_ffn_dim": 20}
     return VanillaTransformerConfig(**{**sizes, **changes})
 
 
@@ -123,5 +115,9 @@ def loss_and_gradients(model: nn.Module, **inputs: Any) -> dict[str, torch.Tenso
     return {"loss": loss.detach(), **{name: grad.clone() for name, grad in found.items() if grad is not None}}
 
 
-def gradients_of(model: VanillaTransformerForConditionalGeneration) -> dict[str, torch.Tensor]:
-    return {name: cast(torch.Tensor, parameter.grad).clone() for name, parameter in model.named_parameters()}
+def largest_allocation(step: Callable[[], Any]) -> int:
+    """The most bytes that one operation takes on the CPU."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        step()
+    return max(event.self_cpu_memory_usage for event in profile.events())

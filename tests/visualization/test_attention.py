@@ -1,10 +1,8 @@
 """Attention weights checked against the models' own, labels and words against the text, and alignments."""
 
 import gzip
-import json
 import re
 import unicodedata
-import warnings
 from itertools import accumulate, pairwise, takewhile
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from library_models import MODELS, SIZES, make_bart, make_m2m100, make_nllb_tokenizer
 from library_models import make_tokenizer as make_word_tokenizer
+from library_vocabularies import write_fsmt_vocabulary, write_marian_vocabulary
 from tiny_single_stacks import SINGLE_STACKS, make_single_stack
 from tiny_vanilla import make_model
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
@@ -24,16 +23,11 @@ from transformers import FSMTTokenizer, MarianTokenizer, PreTrainedTokenizerFast
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
-from vanilla_transformer.visualization.attention import (
-    KINDS,
-    AttentionMap,
-    align_file,
-    align_lines,
-    align_words,
-    collect_attention,
-    format_pharaoh,
-)
+from vanilla_transformer.visualization import AttentionMap, align_file, align_lines, align_words, collect_attention
+from vanilla_transformer.visualization.attention import KINDS, format_pharaoh
 from vanilla_transformer.visualization.labels import find_words, label_tokens, split_words
+
+pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 
 CORPUS = [
     "the cat sits on the mat .",
@@ -143,77 +137,47 @@ def test_each_side_of_two_vocabularies_is_read_with_its_own() -> None:
 
 
 @pytest.fixture(scope="module")
-def sentencepiece_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The files of MarianTokenizer; those of the second vocabulary count backwards."""
-    sentencepiece = pytest.importorskip("sentencepiece")
-    folder = tmp_path_factory.mktemp("sentencepiece")
-    (folder / "corpus.txt").write_text("\n".join(CORPUS), encoding="utf-8")
-    prefix = str(folder / "spm")
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(folder / "corpus.txt"), model_prefix=prefix, vocab_size=70, minloglevel=3, hard_vocab_limit=False
-    )
-    pieces = [line.split("\t")[0] for line in Path(prefix + ".vocab").read_text(encoding="utf-8").splitlines()][3:]
-    files = {"source_spm": f"{prefix}.model", "target_spm": f"{prefix}.model"}
-    for name, ordered in (("vocab", pieces), ("target_vocab_file", pieces[::-1])):
-        vocabulary = {piece: index for index, piece in enumerate(["</s>", "<unk>", *ordered, "<pad>"])}
-        files[name] = str(folder / f"{name}.json")
-        Path(files[name]).write_text(json.dumps(vocabulary), encoding="utf-8")
-    return files
+def marian_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    pytest.importorskip("sentencepiece")
+    folder = tmp_path_factory.mktemp("marian")
+    write_marian_vocabulary(folder, separate=True)
+    return MarianTokenizer.from_pretrained(folder)
 
 
-def make_marian_tokenizer(files: dict[str, Any], **options: Any) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # sacremoses may be missing
-        return MarianTokenizer(**files, **options)
-
-
-def test_a_tokenizer_without_offsets(sentencepiece_files: dict[str, str]) -> None:
-    tokenizer = make_marian_tokenizer(sentencepiece_files)
-    assert not tokenizer.is_fast
+def test_a_tokenizer_without_offsets(marian_tokenizer: Any) -> None:
+    assert not marian_tokenizer.is_fast
     # "½" becomes three characters, and the snow man is unknown.
-    for text in ("the ☃ cat ½ mat", "☃ the", "mat☃ the ☃☃"):
-        ids = tokenizer(text)["input_ids"]
-        words = find_words(tokenizer, ids, text, is_source=True, split_characters=False)
+    for text in ("the ☃ dog ½ man", "☃ the", "man☃ the ☃☃"):
+        ids = marian_tokenizer(text)["input_ids"]
+        words = find_words(marian_tokenizer, ids, text, is_source=True, split_characters=False)
         assert {word for numbers in words for word in numbers} == set(range(len(text.split()))), text
-        labels = label_tokens(tokenizer, ids, is_source=True)
+        labels = label_tokens(marian_tokenizer, ids, is_source=True)
         assert words[labels.index("</s>")] == ()
         assert words[0][0] == 0
-        if "<unk>" in labels:
-            assert "☃" in text.split()[words[labels.index("<unk>")][0]]
+        assert "☃" in text.split()[words[labels.index("<unk>")][0]]
 
 
-def test_two_vocabularies_of_marian(sentencepiece_files: dict[str, str]) -> None:
-    tokenizer = make_marian_tokenizer(sentencepiece_files, separate_vocabs=True)
-    source, target = tokenizer("the cat sits")["input_ids"], tokenizer(text_target="the cat sits")["input_ids"]
-    assert source != target
-    pieces = [*tokenizer.spm_source.encode("the cat sits", out_type=str), "</s>"]
-    words = [(word,) for word in np.cumsum([piece.startswith("▁") for piece in pieces[:-1]]) - 1]
-    for ids, is_source in ((source, True), (target, False), (source, True)):  # neither spoils the next
+def test_two_vocabularies_of_marian(marian_tokenizer: Any) -> None:
+    tokenizer = marian_tokenizer
+    for side, text in (("source", "the dog runs"), ("target", "die sonne reitet"), ("source", "the dog runs")):
+        is_source = side == "source"  # neither spoils the next
+        ids = (tokenizer(text) if is_source else tokenizer(text_target=text))["input_ids"]
+        pieces = [*getattr(tokenizer, f"spm_{side}").encode(text, out_type=str), "</s>"]
+        words = [(word,) for word in np.cumsum([piece.startswith("▁") for piece in pieces[:-1]]) - 1]
         labels = label_tokens(tokenizer, ids, is_source=is_source)
         assert [label.strip("▁") for label in labels] == [piece.strip("▁") for piece in pieces]
-        assert find_words(tokenizer, ids, "the cat sits", is_source=is_source) == (*words, ())
+        assert find_words(tokenizer, ids, text, is_source=is_source) == (*words, ())
         assert find_words(tokenizer, ids, is_source=is_source)[-2:] == ((2,), ())
-    assert label_tokens(tokenizer, tokenizer("the ☃ cat")["input_ids"], is_source=True).count("<unk>") == 1
+    assert label_tokens(tokenizer, tokenizer("the ☃ dog")["input_ids"], is_source=True).count("<unk>") == 1
     tokenizer.add_tokens(["<new>"])
-    assert label_tokens(tokenizer, tokenizer("cat <new>")["input_ids"], is_source=True)[-2].endswith("<new>")
-
-
-def make_fsmt_tokenizer(folder: Path) -> FSMTTokenizer:
-    """Letters, which the target counts backwards."""
-    pytest.importorskip("sacremoses")
-    letters = [letter + end for letter in "abcdefghijklmnopqrstuvwxyz" for end in ("", "</w>")]
-    for name, ordered in (("src", letters), ("tgt", letters[::-1])):
-        vocabulary = {token: index for index, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", *ordered])}
-        (folder / f"vocab-{name}.json").write_text(json.dumps(vocabulary), encoding="utf-8")
-    (folder / "merges.txt").write_text("", encoding="utf-8")
-    settings = {"tokenizer_class": "FSMTTokenizer", "langs": ["en", "de"]}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
-    return FSMTTokenizer.from_pretrained(folder)
+    assert label_tokens(tokenizer, tokenizer("dog <new>")["input_ids"], is_source=True)[-2].endswith("<new>")
 
 
 def test_two_vocabularies_of_fsmt(tmp_path: Path) -> None:
-    tokenizer = make_fsmt_tokenizer(tmp_path)
-    sizes: dict[str, Any] = {**SIZES, "src_vocab_size": 56, "tgt_vocab_size": 56, "max_position_embeddings": 30}
+    pytest.importorskip("sacremoses")
+    numbers = dict(zip(("src_vocab_size", "tgt_vocab_size"), write_fsmt_vocabulary(tmp_path), strict=True))
+    tokenizer = FSMTTokenizer.from_pretrained(tmp_path)
+    sizes: dict[str, Any] = {**SIZES, **numbers, "max_position_embeddings": 30}
     model = transformers.FSMTForConditionalGeneration(transformers.FSMTConfig(langs=["en", "de"], **sizes)).eval()
     model.generation_config.max_length = None
     attention = collect_attention(model, tokenizer, "a cat sat", max_new_tokens=5, suppress_tokens=[0, 1, 3])
@@ -228,9 +192,7 @@ def test_two_vocabularies_of_fsmt(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("text", ["the cat sits on the mat . " * 40, "abc 猫 ß " * 40, "猫坐在垫子上。" * 20])
-def test_a_long_text_is_labelled_without_decoding_it_over_and_over(
-    name: str, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_text_is_labelled_without_decoding_it_over_and_over(name: str, text: str, monkeypatch: Any) -> None:
     tokenizer, text = TOKENIZERS[name], text.strip()
     ids = tokenizer(text)["input_ids"]
     decode, lengths = tokenizer.decode, []
@@ -255,7 +217,6 @@ def test_a_long_text_is_labelled_without_decoding_it_over_and_over(
 
 
 def oracle(model: Any, tokenizer: Any, source: str, target: str) -> Any:
-    """What the model returns by itself when told to."""
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
     labels = torch.tensor([tokenizer(text_target=target)["input_ids"]])
