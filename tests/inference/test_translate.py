@@ -518,7 +518,12 @@ def test_script_refuses_what_model_or_file_cannot_give(refuse: Any, model_folder
     latin = source_file.with_name("latin.txt")
     latin.write_bytes("für".encode("latin-1"))
     assert "n_best is 2 and num_beams is 1" in refuse(*model, str(source_file), "--n_best=2")
-    assert "can't decode byte 0xfc" in refuse(*model, str(latin))
+    assert "latin.txt, line 1: byte 0xfc at position 1 of the line is not UTF-8" in refuse(*model, str(latin))
+    output = source_file.with_name("output.txt")
+    assert "latin.txt, line 1: byte 0xfc" in refuse(*model, str(latin), "--output_file", str(output))
+    cut = source_file.with_name("cut.txt.gz")
+    cut.write_bytes(gzip.compress(source_file.read_bytes())[:-9])
+    assert "truncated or damaged gzip file" in refuse(*model, str(cut), "--output_file", str(output))
 
 
 def test_script_refuses_another_direction_than_the_models(refuse: Any, main: Any, tmp_path: Path, capsys: Any) -> None:
