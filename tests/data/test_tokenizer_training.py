@@ -324,7 +324,7 @@ def test_a_word_without_end_is_learned_from_in_pieces(caplog: pytest.LogCaptureF
     assert message.startswith("The text that begins 'abcdefghij")
     assert message.endswith("more than 1000 characters: it is cut. (1 so far)")
     assert tokenizer.tokenize("hello hello")[1:] == ["Ġhello"]
-    assert len(tokenizer.tokenize("abcdefghij")) == 1
+    assert tokenizer.tokenize("abcdefghij")[-1] == "abcdefghij"
     caplog.clear()
     train_tokenizer(["many words " * 1000, "很多词。" * 1000], vocab_size=270)
     assert "is cut" not in caplog.text

@@ -14,10 +14,12 @@ from typing import Any, cast
 
 import pytest
 import torch
+from datasets.utils.tqdm import are_progress_bars_disabled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_seq2seq import BROKEN_WORD, MAX_TOKENS, WORDS, make_model, make_tokenizer
 from transformers import NllbTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils import logging as logging_of_transformers
 
 from vanilla_transformer import (
     VanillaTransformerConfig,
@@ -225,7 +227,10 @@ def test_a_line_break_in_a_translation_does_not_break_the_line() -> None:
     assert list(translate_lines(MODEL, TOKENIZER, ["w1\n"], **force)) == [raw.replace("\n", " ")]
 
 
-def test_the_bar_is_on_stderr_and_counts_all_sentences(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_bar_is_on_stderr_and_counts_all_sentences(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda _: True, raising=False)
     translate(MODEL, TOKENIZER, ["w1", "", "w2 w3"], progress="test set")
     out, err = capfd.readouterr()
     assert out == ""
@@ -437,7 +442,7 @@ def test_script_from_stdin_to_stdout(model_folder: str) -> None:
     assert run.returncode == 0, run.stderr.decode()
     expected = [translate_alone(line) for line in ("w1 w2", "", "w3 w4", "w5")]
     assert run.stdout.decode() == "".join(line + "\n" for line in expected)
-    assert b"4line" in run.stderr
+    assert b"line" not in run.stderr, "a bar is for a terminal"
 
 
 def test_script_from_file_to_file(run: Any, refuse: Any, model_folder: str, tmp_path: Path, capsys: Any) -> None:
@@ -542,6 +547,21 @@ def test_script_refuses_another_direction_than_the_models(refuse: Any, main: Any
     assert "translates en to de (langs in its config.json), not de to en" in said
     main("translate")(*words, "--source_lang", "en", "--target_lang", "de", "--max_new_tokens", "2")
     assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_bars_are_drawn_on_a_terminal_only(
+    run: Any, model_folder: str, source_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    words = ["--model_name_or_path", model_folder, "--device=cpu", "--input_file", str(source_file)]
+    run(*words)
+    assert capsys.readouterr().err == ""
+    assert logging_of_transformers.is_progress_bar_enabled(), "other programs get theirs back"
+    assert not are_progress_bars_disabled()
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda _: True, raising=False)
+    run(*words)
+    assert "line/s" in capsys.readouterr().err
+    run(*words, "--disable_tqdm")
+    assert capsys.readouterr().err == ""
 
 
 def test_the_scripts_folder_hides_no_module() -> None:

@@ -58,7 +58,7 @@ from vanilla_transformer.training.setup import (
 )
 from vanilla_transformer.training.trainer import TranslationTrainer, describe_error
 
-from .command_line import INTERRUPTED, USAGE, parser_options
+from .command_line import INTERRUPTED, USAGE, parser_options, settled_bars
 
 
 def make_parser() -> HfArgumentParser:
@@ -293,8 +293,11 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(str(error))
     arguments, run = wishes[-1], None
     try:
-        run = set_up(parser, *wishes)
-        train(run)
+        # Without a bar, each log is a line.
+        arguments.disable_tqdm = arguments.disable_tqdm or not sys.stderr.isatty()
+        with settled_bars(arguments):
+            run = set_up(parser, *wishes)
+            train(run)
     except KeyboardInterrupt:
         if run is not None:
             close_progress(run.trainer)
