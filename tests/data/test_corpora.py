@@ -1,9 +1,13 @@
 import csv
+import gzip
 import logging
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet as pq
 import pytest
 from corpus_files import Pairs, write, write_aligned, write_json, write_lines, write_tsv
 from datasets import Dataset, DatasetDict, Features, Value
@@ -11,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vanilla_transformer.data.corpora import load_parallel_corpus, open_text, read_lines
+from vanilla_transformer.data.streams import stream_parallel_corpus
 
 # Characters that str.splitlines, though no aligned corpus, takes for line ends; quotes, commas and spaces at the ends.
 PAIRS: Pairs = [
@@ -112,10 +117,10 @@ def test_header_says_which_columns(tmp_path: Path, header: list[str], options: d
 
 
 def test_without_a_known_header_all_lines_are_data(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "corpus.tsv", ["en\tde\tnote", "yes\tja\tCC-BY"])
-    assert load(path) == [("en", "de"), ("yes", "ja")]
-    assert load(path, source_lang="en", target_lang="fr") == [("en", "de"), ("yes", "ja")]
-    assert load(path, source_lang="de", target_lang="en") == [("ja", "yes")]
+    path = write_lines(tmp_path / "corpus.tsv", ["well\tgut\tnote", "yes\tja\tCC-BY"])
+    assert load(path) == [("well", "gut"), ("yes", "ja")]
+    assert load(path, source_lang="en", target_lang="fr") == [("well", "gut"), ("yes", "ja")]
+    assert load(path, source_lang="gut", target_lang="well") == [("ja", "yes")]
 
 
 def test_quotes_are_those_of_csv_alone(tmp_path: Path) -> None:
@@ -300,3 +305,70 @@ def test_blank_lines_of_a_table_are_empty_pairs(tmp_path: Path) -> None:
 def test_contradicting_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_parallel_corpus(**arguments)
+
+
+def load_in_both_ways(path: Path, **options: Any) -> Pairs:
+    streamed = stream_parallel_corpus(files=[path], **options)
+    pairs = [(pair["source"], pair["target"]) for pair in streamed]
+    assert load(path, **options) == pairs
+    return pairs
+
+
+def refuse_in_both_ways(path: Path, **options: Any) -> str:
+    """What the corpus in memory and the stream say, which is the same."""
+    said = []
+    for read in (load_parallel_corpus, stream_parallel_corpus):
+        with pytest.raises(ValueError, match=re.escape(str(path))) as error:
+            list(read(files=[path], **options))
+        said.append(str(error.value))
+    assert said[0] == said[1]
+    return said[0]
+
+
+@pytest.mark.parametrize(
+    "names", [["English", "German"], ["id", "english", "german"], ["", "en", "de"], ["source_text", "text.de", "Id"]]
+)
+def test_a_header_that_nobody_asked_for_is_no_pair(tmp_path: Path, names: list[str]) -> None:
+    for path, separator in ((tmp_path / "a.tsv", "\t"), (tmp_path / "a.csv", ",")):
+        write_lines(path, [separator.join(names), separator.join(map(str, range(len(names))))])
+        said = refuse_in_both_ways(path, source_lang="en", target_lang="fr")
+        assert said.startswith(f"{path}, line 1: {', '.join(map(repr, names))} look like names of columns")
+        assert load_in_both_ways(path, source_column=names[-2], target_column=names[-1])
+
+
+@pytest.mark.parametrize("pair", [("English", "Englisch"), ("text", "text"), ("1998", "1998"), ("Text", "Der Text")])
+def test_single_words_are_data(tmp_path: Path, pair: tuple[str, str]) -> None:
+    assert load_in_both_ways(write_tsv(tmp_path / "a.tsv", [pair])) == [pair]
+
+
+def test_long_fields_of_csv(tmp_path: Path) -> None:
+    pair = ("a" * 200_000, "b")
+    assert load_in_both_ways(write_csv(tmp_path / "a.csv", [pair])) == [pair]
+
+
+def test_parquet_that_cannot_be_read_is_explained(tmp_path: Path) -> None:
+    path, text = tmp_path / "a.parquet", pyarrow.array(["a", "b"])
+    pq.write_table(pyarrow.Table.from_arrays([text] * 3, names=["source", "target", "target"]), path)
+    assert "a.parquet: several columns are called 'target'" in refuse_in_both_ways(path)
+    maps = pyarrow.array([[("en", "a")], [("en", "b")]], type=pyarrow.map_(pyarrow.string(), pyarrow.string()))
+    pq.write_table(pyarrow.table({"source": text, "target": text, "meta": maps}), path)
+    assert "a.parquet: the column 'meta' is a map<string, string" in refuse_in_both_ways(path)
+    offsets, data = (pyarrow.py_buffer(data) for data in (bytes([0, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0]), b"af\xfc"))
+    broken = pyarrow.Array.from_buffers(pyarrow.string(), 2, [None, offsets, data])
+    pq.write_table(pyarrow.table({"source": text, "target": broken}), path)
+    assert "a.parquet, record 2: a text is not UTF-8 ('utf-8' codec can't decode byte 0xfc" in refuse_in_both_ways(path)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+def test_open_text_says_which_line_cannot_be_read(tmp_path: Path, name: str) -> None:
+    path = write_lines(tmp_path / name, ["eins", "zwei"])
+    latin = "eins\nf\xfcnf\n".encode("latin-1")
+    path.write_bytes(gzip.compress(latin) if path.suffix == ".gz" else latin)
+    with open_text(path) as lines:
+        assert next(lines) == "eins\n"
+        with pytest.raises(ValueError, match=rf"{name}, line 2: byte 0xfc at position 1"):
+            next(lines)
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(b"eins\n")[:-9])
+        with open_text(path) as lines, pytest.raises(ValueError, match=r"after line \d: truncated or damaged gzip"):
+            list(lines)

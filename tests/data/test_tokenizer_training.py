@@ -314,3 +314,17 @@ def test_script_explains_errors(script: ModuleType, corpus: Path, capsys: pytest
         assert message in failure(script, [*out, *arguments], capsys)
     assert not (corpus / "out").exists()
     assert f"{text} is a file" in failure(script, ["--files", text, "--output_dir", text], capsys)
+
+
+def test_a_word_without_end_is_learned_from_in_pieces(caplog: pytest.LogCaptureFixture) -> None:
+    """Byte-pair encoding takes the square of a word's length: minutes for 200,000 characters."""
+    word = "abcdefghij" * 20_000
+    tokenizer = train_tokenizer([word, "hello hello hello"], vocab_size=300)
+    (message,) = [text for text in caplog.messages if "has a word of more than" in text]
+    assert message.startswith("The text that begins 'abcdefghij")
+    assert message.endswith("more than 1000 characters: it is cut. (1 so far)")
+    assert tokenizer.tokenize("hello hello")[1:] == ["Ġhello"]
+    assert tokenizer.tokenize("abcdefghij")[-1] == "abcdefghij"
+    caplog.clear()
+    train_tokenizer(["many words " * 1000, "很多词。" * 1000], vocab_size=270)
+    assert "is cut" not in caplog.text

@@ -14,10 +14,12 @@ from typing import Any, cast
 
 import pytest
 import torch
+from datasets.utils.tqdm import are_progress_bars_disabled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_seq2seq import BROKEN_WORD, MAX_TOKENS, WORDS, make_model, make_tokenizer
 from transformers import NllbTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils import logging as logging_of_transformers
 
 from vanilla_transformer import (
     VanillaTransformerConfig,
@@ -226,7 +228,10 @@ def test_a_line_break_in_a_translation_does_not_break_the_line() -> None:
     assert list(translate_lines(MODEL, TOKENIZER, ["w1\n"], **force)) == [raw.replace("\n", " ")]
 
 
-def test_the_bar_is_on_stderr_and_counts_all_sentences(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_bar_is_on_stderr_and_counts_all_sentences(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda _: True, raising=False)
     translate(MODEL, TOKENIZER, ["w1", "", "w2 w3"], progress="test set")
     out, err = capfd.readouterr()
     assert out == ""
@@ -438,7 +443,7 @@ def test_script_from_stdin_to_stdout(model_folder: str) -> None:
     assert run.returncode == 0, run.stderr.decode()
     expected = [translate_alone(line) for line in ("w1 w2", "", "w3 w4", "w5")]
     assert run.stdout.decode() == "".join(line + "\n" for line in expected)
-    assert b"4line" in run.stderr
+    assert b"line" not in run.stderr, "a bar is for a terminal"
 
 
 def test_script_from_file_to_file(run: Any, refuse: Any, model_folder: str, tmp_path: Path, capsys: Any) -> None:
@@ -519,7 +524,12 @@ def test_script_refuses_what_model_or_file_cannot_give(refuse: Any, model_folder
     latin = source_file.with_name("latin.txt")
     latin.write_bytes("für".encode("latin-1"))
     assert "n_best is 2 and num_beams is 1" in refuse(*model, str(source_file), "--n_best=2")
-    assert "can't decode byte 0xfc" in refuse(*model, str(latin))
+    assert "latin.txt, line 1: byte 0xfc at position 1 of the line is not UTF-8" in refuse(*model, str(latin))
+    output = source_file.with_name("output.txt")
+    assert "latin.txt, line 1: byte 0xfc" in refuse(*model, str(latin), "--output_file", str(output))
+    cut = source_file.with_name("cut.txt.gz")
+    cut.write_bytes(gzip.compress(source_file.read_bytes())[:-9])
+    assert "truncated or damaged gzip file" in refuse(*model, str(cut), "--output_file", str(output))
 
 
 def test_script_refuses_another_direction_than_the_models(refuse: Any, main: Any, tmp_path: Path, capsys: Any) -> None:
@@ -538,6 +548,21 @@ def test_script_refuses_another_direction_than_the_models(refuse: Any, main: Any
     assert "translates en to de (langs in its config.json), not de to en" in said
     main("translate")(*words, "--source_lang", "en", "--target_lang", "de", "--max_new_tokens", "2")
     assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_bars_are_drawn_on_a_terminal_only(
+    run: Any, model_folder: str, source_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    words = ["--model_name_or_path", model_folder, "--device=cpu", "--input_file", str(source_file)]
+    run(*words)
+    assert capsys.readouterr().err == ""
+    assert logging_of_transformers.is_progress_bar_enabled(), "other programs get theirs back"
+    assert not are_progress_bars_disabled()
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda _: True, raising=False)
+    run(*words)
+    assert "line/s" in capsys.readouterr().err
+    run(*words, "--disable_tqdm")
+    assert capsys.readouterr().err == ""
 
 
 def test_the_scripts_folder_hides_no_module() -> None:

@@ -22,12 +22,13 @@ from transformers import (
     TrainerCallback,
     TrainerState,
 )
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.trainer_callback import ProgressCallback
 
 import vanilla_transformer
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.training import records as watching
 from vanilla_transformer.training.records import (
+    LogLines,
     TokenProgressCallback,
     WriteCurves,
     close_progress,
@@ -203,7 +204,7 @@ class TestProgress:
     def test_it_takes_the_place_of_the_librarys_own_bar_only(self, tmp_path: Path) -> None:
         for disabled, own, other in (
             (False, TokenProgressCallback, ProgressCallback),
-            (True, PrinterCallback, TokenProgressCallback),
+            (True, LogLines, TokenProgressCallback),
         ):
             trainer = make_trainer(tmp_path, disable_tqdm=disabled)
             use_token_progress(trainer)
@@ -315,3 +316,14 @@ class TestTensorBoard:
                 tag = f"eval/{name.removeprefix('eval_')}" if name.startswith("eval_") else f"train/{name}"
                 logged = {event.step: event.value for event in events.Scalars(tag)}
                 assert logged[entry["step"]] == pytest.approx(entry[name], rel=1e-6)
+
+
+def test_without_a_bar_each_log_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = make_trainer(tmp_path, disable_tqdm=True, logging_steps=1, max_steps=2)
+    use_token_progress(trainer)
+    trainer.train()
+    lines = [line for line in capsys.readouterr().out.splitlines() if "lr " in line]
+    assert [line.partition(": loss ")[0] for line in lines] == ["step 1 of 2", "step 2 of 2"]
+    scores = {"eval_bleu": 12.345, "eval_runtime": 1.0}
+    trainer.callback_handler.on_log(trainer.args, trainer.state, trainer.control, scores)
+    assert capsys.readouterr().out == "step 2 of 2: bleu 12.35\n"

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vanilla_transformer.options import option
+from vanilla_transformer.options import DISABLE_TQDM, option
 
 from .command_line import make_argument_parser, make_main
 
@@ -29,7 +29,7 @@ class AveragingArguments:
     greater_is_better: bool | None = option("Default: true, unless the metric is a loss or an error rate.", None)
     checkpoints: list[str] | None = option("Average these folders.", None)
     max_shard_size: str = option("Split larger weights into files of this size.", "50GB")
-    disable_tqdm: bool = option("Show no progress bar.", False)
+    disable_tqdm: bool = option(DISABLE_TQDM, False)
 
     def __post_init__(self) -> None:
         if (self.model_dir is None) == (self.checkpoints is None):

@@ -129,6 +129,29 @@ def explaining_errors(parser: argparse.ArgumentParser, interrupted: str = "Inter
         parser.exit(INTERRUPTED, f"\n{interrupted}\n")
 
 
+@contextmanager
+def settled_bars(arguments: Any) -> Iterator[None]:
+    """Lets the libraries draw progress bars on a terminal only, and none with --disable_tqdm."""
+    if sys.stderr.isatty() and not getattr(arguments, "disable_tqdm", False):
+        yield
+        return
+    from transformers.utils import logging as bars
+
+    switches = [(bars.is_progress_bar_enabled(), bars.disable_progress_bar, bars.enable_progress_bar)]
+    if hasattr(arguments, "disable_tqdm"):  # the other commands need not wait for datasets
+        from datasets import utils
+
+        switches += [(not utils.are_progress_bars_disabled(), utils.disable_progress_bars, utils.enable_progress_bars)]
+    shown = [(disable, enable) for is_shown, disable, enable in switches if is_shown]
+    for disable, _ in shown:
+        disable()
+    try:
+        yield
+    finally:
+        for _, enable in shown:
+            enable()
+
+
 def make_main(
     make_parser: Callable[[], OptionParser], run: Callable[..., None], interrupted: str = "Interrupted."
 ) -> Callable[..., None]:
@@ -137,7 +160,9 @@ def make_main(
     def main(argv: list[str] | None = None) -> None:
         parser = make_parser()
         with explaining_errors(parser, interrupted):
-            run(*parser.parse_args_into_dataclasses(argv))
+            parsed = parser.parse_args_into_dataclasses(argv)
+            with settled_bars(parsed[0]):
+                run(*parsed)
 
     main.__module__ = run.__module__
     return main

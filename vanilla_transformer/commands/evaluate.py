@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from vanilla_transformer.export.engines import EngineArguments
 from vanilla_transformer.options import option
 
-from .command_line import explaining_errors, make_argument_parser
+from .command_line import explaining_errors, make_argument_parser, settled_bars
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -323,4 +323,5 @@ def main(argv: list[str] | None = None) -> None:
     parser = make_parser()
     with explaining_errors(parser):
         (arguments,) = parser.parse_args_into_dataclasses(argv)
-        run(arguments, argv)
+        with settled_bars(arguments):
+            run(arguments, argv)

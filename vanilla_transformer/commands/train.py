@@ -59,7 +59,7 @@ from vanilla_transformer.training.setup import (
 )
 from vanilla_transformer.training.trainer import TranslationTrainer, describe_error
 
-from .command_line import INTERRUPTED, USAGE, parser_options
+from .command_line import INTERRUPTED, USAGE, parser_options, settled_bars
 
 
 def make_parser() -> HfArgumentParser:
@@ -313,7 +313,9 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(str(error))
     arguments, run = wishes[-1], None
     try:
-        with ExitStack() as held:
+        # Without a bar, each log is a line.
+        arguments.disable_tqdm = arguments.disable_tqdm or not sys.stderr.isatty()
+        with settled_bars(arguments), ExitStack() as held:
             run = set_up(parser, *wishes, held)
             train(run)
     except (FloatingPointError, OSError) as error:

@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from vanilla_transformer.options import option
+from vanilla_transformer.options import DISABLE_TQDM, option
 
 from .command_line import make_argument_parser, make_main
 
@@ -62,7 +62,7 @@ class TokenizerArguments:
     min_frequency: int = option("How often two tokens must meet to be merged into one. Default: 2.", 2)
     model_max_length: int = option("Tokens that truncation leaves of a longer text. Default: 1024.", 1024)
     overwrite_output_dir: bool = option("Replace the tokenizer that the output folder already holds.", False)
-    disable_tqdm: bool = option("Show no progress bars.", False)
+    disable_tqdm: bool = option(DISABLE_TQDM, False)
 
     def __post_init__(self) -> None:
         if self.separate_vocabularies:

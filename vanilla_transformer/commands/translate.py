@@ -17,7 +17,6 @@ From a file to a file, an interrupted run goes on where it stopped when the same
 output file is not touched without --overwrite.
 """
 
-import io
 import logging
 import sys
 from collections.abc import Iterable
@@ -49,13 +48,11 @@ class TranslationArguments(EngineArguments):
 
 def open_input(input_file: str | None) -> AbstractContextManager[Iterable[str]]:
     """The lines of the file, or of stdin read like a file: UTF-8 whatever the locale, only line feeds end a line."""
-    from vanilla_transformer.data.corpora import open_text
+    from vanilla_transformer.data.readers import decode_lines, open_text
 
     if input_file is not None:
         return open_text(input_file)
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(encoding="utf-8-sig", newline="\n")
-    return nullcontext(sys.stdin)
+    return nullcontext(decode_lines(sys.stdin.buffer, "standard input"))
 
 
 def run(arguments: TranslationArguments) -> None:

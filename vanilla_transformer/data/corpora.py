@@ -123,7 +123,7 @@ def load_parallel_corpus(
 
     - `.tsv`: lines split at tabs, without any quoting; `.csv`: comma-separated with quotes. The first line is a header
       only if it has the columns looked for (below); otherwise it is data, and the first two columns are the source
-      and the target. All lines have the same number of columns.
+      and the target (an error if it looks like names of columns). All lines have the same number of columns.
     - `.json`, `.jsonl`: one JSON object on each line; `.parquet`.
 
     All but parquet may be gzip-compressed (`.gz`). Text is UTF-8; lines end with "\n" or "\r\n", nothing else.

@@ -11,18 +11,21 @@ JSON lines are not read by the library's own reader, which takes "1984-03-21" fo
 import csv
 import glob
 import gzip
-import io
 import json
 import os
+import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import pyarrow  # type: ignore[import-untyped]
+import pyarrow.parquet  # type: ignore[import-untyped]
 from datasets import Dataset, Features, IterableDataset, load_dataset
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -34,6 +37,14 @@ _READ_BYTES = 1 << 22
 _READ_ROWS = 1000
 _SEPARATORS = {".tsv": "tab", ".csv": "comma"}
 _TABLES = (".tsv", ".csv", ".json", ".jsonl", ".parquet")
+# Python's own limit of 131,072 is too low for a document; without any, a quote left open takes in the whole file.
+_LONGEST_CSV_FIELD = 10_000_000
+# With the names and codes of languages, the words of which names of columns are made.
+_NAMING_WORDS = {
+    *("id", "index", "nr", "number", "line", "source", "src", "target", "tgt", "trg", "text", "texts", "sentence"),
+    *("sentences", "segment", "input", "inputs", "output", "outputs", "translation", "original", "reference"),
+    *("question", "answer", "document", "article", "summary", "abstract", "title", "score", "label", "lang"),
+}
 _MISALIGNED = (
     "Line n of one must translate line n of the other: look for a sentence over two lines or a file cut short."
 )
@@ -110,9 +121,30 @@ def _strip_line_end(line: str) -> str:
     return line.removesuffix("\n").removesuffix("\r") if line.endswith("\n") else line
 
 
-def open_text(path: str | Path) -> TextIO:
-    r"""Opens UTF-8 text, decompressed if the name ends in `.gz`, without a byte order mark; lines end at "\n" only."""
-    return io.TextIOWrapper(_open_bytes(path), encoding="utf-8-sig", newline="\n")
+def decode_lines(file: Iterable[bytes], name: str | Path, first: int = 1) -> Generator[str, None, int]:
+    """Yields lines of UTF-8 with their line ends; returns the last one's number. An error says in which line it is.
+
+    They are split as bytes, at line feeds only. A byte order mark in line 1 is left out.
+    """
+    number = first - 1
+    try:
+        for number, line in enumerate(file, start=first):
+            yield line.removeprefix(_BYTE_ORDER_MARK).decode() if number == 1 else line.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{name}, line {number}: byte 0x{error.object[error.start]:02x} at position {error.start} of the "
+            "line is not UTF-8. Convert the file to UTF-8 first."
+        ) from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{name}, after line {number}: truncated or damaged gzip file ({error}).") from error
+    return number
+
+
+@contextmanager
+def open_text(path: str | Path) -> Iterator[Iterator[str]]:
+    """Opens UTF-8 text, decompressed if the name ends in `.gz`, and yields its lines as [`decode_lines`] does."""
+    with _open_bytes(path) as file:
+        yield decode_lines(file, path)
 
 
 @dataclass(frozen=True)
@@ -125,20 +157,10 @@ class Lines:
     count: int | None = None
 
     def __iter__(self) -> Iterator[str]:
-        """Yields them with their line ends. They are split as bytes, so that an error knows the line it is in."""
-        number = self.first - 1
-        try:
-            with _open_bytes(self.path) as file:
-                file.seek(self.offset)
-                for number, line in enumerate(islice(file, self.count), start=self.first):
-                    yield line.removeprefix(_BYTE_ORDER_MARK).decode() if number == 1 else line.decode()
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{self.path}, line {number}: byte 0x{error.object[error.start]:02x} at position {error.start} of the "
-                "line is not UTF-8. Convert the file to UTF-8 first."
-            ) from error
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise ValueError(f"{self.path}, after line {number}: truncated or damaged gzip file ({error}).") from error
+        """Yields them with their line ends."""
+        with _open_bytes(self.path) as file:
+            file.seek(self.offset)
+            number = yield from decode_lines(islice(file, self.count), self.path, self.first)
         if number == 0:
             raise ValueError(f"{self.path}: the file is empty.")
         if self.count is not None and number != self.first + self.count - 1:
@@ -215,6 +237,7 @@ def _records(lines: Lines) -> Iterator[tuple[int, Any]]:
 
 
 def _csv_records(lines: Lines) -> Iterator[tuple[int, list[str] | None]]:
+    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CSV_FIELD))
     reader = csv.reader(lines, strict=True)
     start = 1
     try:
@@ -299,9 +322,21 @@ class DatasetPart:
         for table in part.with_format("arrow").iter(batch_size=_READ_ROWS):
             while any(pyarrow.types.is_struct(column.type) for column in table.schema):
                 table = table.flatten()
-            source, target = (table[name].to_pylist() for name in self.columns)
+            source, target = (self._to_texts(table[name], done) for name in self.columns)
             yield from zip(range(done + 1, done + 1 + len(source)), source, target, strict=True)
             done += len(source)
+
+    def _to_texts(self, column: Any, done: int) -> list[Any]:
+        """The values of a column, of which so many have been read before."""
+        try:
+            return list(column.to_pylist())
+        except UnicodeDecodeError:
+            for number, value in enumerate(column, start=done + 1):
+                try:
+                    value.as_py()
+                except UnicodeDecodeError as error:
+                    raise ValueError(f"{self.name}, {self.unit} {number}: a text is not UTF-8 ({error}).") from error
+            raise
 
 
 Part = AlignedLines | TableLines | DatasetPart
@@ -339,6 +374,7 @@ def _lines_of_a_part(path: str) -> int:
 def _divide_table(path: str, columns: Columns) -> list[Part]:
     """Finds the columns by the first line with something in it, which is a header only if it has their names."""
     if _kind(path) == ".parquet":
+        _check_parquet_columns(path)
         data: dict[str, Any] = {"data_files": [glob.escape(path)], "batch_size": _READ_ROWS}
         dataset = load_dataset("parquet", split="train", streaming=True, **data)
         # Older versions of datasets cannot divide a file.
@@ -356,8 +392,36 @@ def _divide_table(path: str, columns: Columns) -> list[Part]:
     if len(first) < 2:
         raise ValueError(f"{where}: one column only; source and target are separated by a {_SEPARATORS[_kind(path)]}.")
     header = columns.require(first, where) if columns.source_column else columns.find(first, where)
+    if header is None and _is_like_header(first):
+        raise ValueError(
+            f"{where}: {', '.join(map(repr, first))} look like names of columns, none of which was asked for: give two "
+            "of them as source_column and target_column. If they are texts, put another line first."
+        )
     places = (first.index(header[0]), first.index(header[1])) if header else (0, 1)
     return [TableLines(block, places, len(first), number if header else None) for block in blocks]
+
+
+def _is_like_header(fields: Sequence[str]) -> bool:
+    """Whether the first line of a table has words as names of columns have them: languages, source, text, id."""
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+    known = {*_NAMING_WORDS, *LANGUAGES, *" ".join(LANGUAGES.values()).split()}
+    words = [re.findall(r"[^\W\d_]+", field.lower()) for field in fields]
+    is_named = [known.issuperset(found) if found else not field for field, found in zip(fields, words, strict=True)]
+    return all(is_named) and len(set(fields)) == len(fields)
+
+
+def _check_parquet_columns(path: str) -> None:
+    """Refuses two columns of one name, and those of types that datasets does not know, maps above all."""
+    schema = pyarrow.parquet.read_schema(path)
+    if twice := [name for name, count in Counter(schema.names).items() if count > 1]:
+        raise ValueError(f"{path}: several columns are called {', '.join(map(repr, twice))}; rename all but one.")
+    for field in schema:
+        try:
+            Features.from_arrow_schema(pyarrow.schema([field]))
+        except ValueError as error:
+            message = f"{path}: the column {field.name!r} is a {field.type}, which cannot be read."
+            raise ValueError(f"{message} Leave it out, or make it a struct or a string.") from error
 
 
 def _is_table(path: str | Path) -> bool:

@@ -1,11 +1,14 @@
 """Training of byte-level BPE: one vocabulary that source and target share, or one for each of them."""
 
 import logging
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sized
 from itertools import islice
 
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+
+from .corpora import Tally
 
 logger = logging.getLogger(__name__)
 
@@ -13,20 +16,32 @@ logger = logging.getLogger(__name__)
 MINIMUM_VOCAB_SIZE = len(VanillaTransformerTokenizer())
 
 _BATCH_SIZE = 1000
+# The time to train on a word grows with the square of its length. A longer one is cut.
+_LONGEST_WORD = 1000
+_TOO_LONG = re.compile(rf"\w{{{_LONGEST_WORD + 1}}}|[^\w\s]{{{_LONGEST_WORD + 1}}}")
 
 
 def _batches(texts: Iterable[str], *, name: str) -> Iterator[list[str]]:
     """Yields the texts in batches, which the trainer reads in parallel, and checks them on the way."""
     texts, has_text, done = iter(texts), False, 0
+    cut = Tally()
     while batch := list(islice(texts, _BATCH_SIZE)):
         for index, text in enumerate(batch, start=done):
             if not isinstance(text, str):
                 raise ValueError(f"{name}[{index}] is {text!r}, of type {type(text).__name__}: it must be a string.")
             has_text = has_text or bool(text.strip())
-        yield batch
+        yield [piece for text in batch for piece in _cut(text, cut)]
         done += len(batch)
     if not has_text:
         raise ValueError(f"{name} holds no text at all: there is nothing to train a tokenizer on.")
+
+
+def _cut(text: str, cut: Tally) -> list[str]:
+    """The text in pieces that have no longer words; nearly always the text itself."""
+    if len(text) <= _LONGEST_WORD or not _TOO_LONG.search(text):
+        return [text]
+    cut.add(f"The text that begins {text[:40]!r} has a word of more than {_LONGEST_WORD} characters: it is cut.")
+    return [text[start : start + _LONGEST_WORD] for start in range(0, len(text), _LONGEST_WORD)]
 
 
 def _train(

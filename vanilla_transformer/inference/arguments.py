@@ -5,7 +5,7 @@ from __future__ import annotations  # the types of methods are not imported: --h
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vanilla_transformer.options import option
+from vanilla_transformer.options import DISABLE_TQDM, option
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -38,7 +38,7 @@ class InferenceArguments:
     source_prefix: str | None = option("Put before each source. Default: what the model's configuration has.", None)
     source_lang: str | None = option("Source language, such as en or eng_Latn; must be the model's, if it says.", None)
     target_lang: str | None = option("Target language, such as de or deu_Latn, likewise.", None)
-    disable_tqdm: bool = option("Show no progress bar.", False)
+    disable_tqdm: bool = option(DISABLE_TQDM, False)
 
     def __post_init__(self) -> None:
         if (self.source_lang is None) != (self.target_lang is None):

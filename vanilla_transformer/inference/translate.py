@@ -103,9 +103,9 @@ def encode_texts(
 
 
 def progress_bar(progress: bool | str, *, total: int | None, unit: str = "sentence") -> Any:
-    """A bar on stderr; `False` shows none, a string is its description. Obeys transformers' `disable_progress_bar`."""
+    """A bar on stderr if that is a terminal; `False` shows none, a string is its description."""
     description = progress if isinstance(progress, str) else None
-    return tqdm(total=total, desc=description, unit=unit, disable=progress is False)
+    return tqdm(total=total, desc=description, unit=unit, disable=None if progress else True)
 
 
 class Translation(NamedTuple):

@@ -6,7 +6,7 @@ import torch
 from transformers import Seq2SeqTrainingArguments
 from transformers.integrations.integration_utils import is_tensorboard_available
 
-from vanilla_transformer.options import option
+from vanilla_transformer.options import DISABLE_TQDM, option
 from vanilla_transformer.tasks import TASKS, TRANSLATION, Task, get_task
 
 # How the names of measures end of which a smaller value is better.
@@ -141,6 +141,7 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     adam_epsilon: float = option("The paper's.", 1e-9)
     label_smoothing_factor: float | None = option("In place of the model's own label_smoothing.", None)  # type: ignore[assignment]
     has_own_label_smoothing: bool = field(default=False, init=False)
+    disable_tqdm: bool | None = option(DISABLE_TQDM, None)
     logging_steps: float = option("Updates between two lines of the log (a share if < 1).", 50)
     num_train_epochs: float = option("Number of passes over the training data.", 10.0)
     per_device_train_batch_size: int = option("Sentence pairs in a training batch.", 64)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_callback import ProgressCallback
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_pt_utils import get_model_param_count
 from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import logging
@@ -57,11 +57,29 @@ class TokenProgressCallback(ProgressCallback):
         """Shows a log beside the bar, or, if it is an evaluation's, as a line."""
         if self.training_bar is None or logs is None:
             return
-        if scores := {name: value for name, value in logs.items() if _is_score(name, value)}:
-            shown = ", ".join(f"{name.removeprefix('eval_')} {value:.4g}" for name, value in scores.items())
-            self.training_bar.write(f"step {state.global_step:,}: {shown}")
-        if parts := [form.format(logs[name]) for name, form in _SHOWN.items() if name in logs]:
-            self.training_bar.set_postfix_str(", ".join(parts))
+        if scores := _describe_scores(logs):
+            self.training_bar.write(f"step {state.global_step:,}: {scores}")
+        if numbers := _describe_numbers(logs):
+            self.training_bar.set_postfix_str(numbers)
+
+
+class LogLines(PrinterCallback):
+    """A plain line for each log, where there is no progress bar."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        """Prints what the bar would show."""
+        shown = _describe_scores(logs or {}) or _describe_numbers(logs or {})
+        if shown and state.is_local_process_zero:
+            print(f"step {state.global_step:,} of {state.max_steps:,}: {shown}", flush=True)  # noqa: T201
+
+
+def _describe_scores(logs: dict[str, Any]) -> str:
+    scores = {name: value for name, value in logs.items() if _is_score(name, value)}
+    return ", ".join(f"{name.removeprefix('eval_')} {value:.4g}" for name, value in scores.items())
+
+
+def _describe_numbers(logs: dict[str, Any]) -> str:
+    return ", ".join(form.format(logs[name]) for name, form in _SHOWN.items() if name in logs)
 
 
 def _is_score(name: str, value: Any) -> bool:
@@ -69,11 +87,11 @@ def _is_score(name: str, value: Any) -> bool:
 
 
 def use_token_progress(trainer: Trainer) -> None:
-    """Puts [`TokenProgressCallback`] in the place of a Trainer's own progress bar, where it has one."""
+    """Puts [`TokenProgressCallback`] in the place of a Trainer's progress bar, or [`LogLines`] in its printer's."""
     for callback in trainer.callback_handler.callbacks:
-        if type(callback) is ProgressCallback:
+        if type(callback) in (ProgressCallback, PrinterCallback):
             trainer.remove_callback(callback)
-            trainer.add_callback(TokenProgressCallback())
+            trainer.add_callback(TokenProgressCallback() if type(callback) is ProgressCallback else LogLines())
             return
 
 
