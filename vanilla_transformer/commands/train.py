@@ -316,7 +316,7 @@ def main(argv: list[str] | None = None) -> None:
         # Without a bar, each log is a line.
         arguments.disable_tqdm = arguments.disable_tqdm or not sys.stderr.isatty()
         with settled_bars(arguments), ExitStack() as held:
-            run = set_up(parser, *wishes, held)
+            run = set_up(parser, *wishes, held=held)
             train(run)
     except (FloatingPointError, OSError) as error:
         raise SystemExit(str(error)) from error
