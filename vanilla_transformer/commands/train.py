@@ -214,11 +214,11 @@ class Run(NamedTuple):
 
 def set_up(
     parser: HfArgumentParser,
+    held: ExitStack,
     recipe: RecipeArguments,
     model_arguments: ModelArguments,
     data_arguments: DataArguments,
     arguments: TranslationTrainingArguments,
-    held: ExitStack,
 ) -> Run:
     """Checks what was asked for, makes everything that the training needs, and says what will be trained on what."""
     try:
@@ -309,7 +309,7 @@ def main(argv: list[str] | None = None) -> None:
     arguments, run = wishes[-1], None
     try:
         with ExitStack() as held:
-            run = set_up(parser, *wishes, held)
+            run = set_up(parser, held, *wishes)
             train(run)
     except (FloatingPointError, OSError) as error:
         raise SystemExit(str(error)) from error
