@@ -535,7 +535,7 @@ def test_a_damaged_file_of_the_run_is_named(tmp_path: Path, name: str) -> None:
 
 def test_dropping_empty_lines_goes_on_with_the_same_run(tmp_path: Path) -> None:
     """A stream says only at an empty line that this is the mend."""
-    data = {"train_file": ["in memory"], "streaming": True}
+    data: dict[str, Any] = {"train_file": ["in memory"], "streaming": True}
     claim_output_dir(tmp_path, TINY, DataArguments(**data), make_arguments(tmp_path), TOKENIZER)
     check_output_dir(tmp_path, TINY, DataArguments(**data, drop_empty_lines=True))
 

@@ -214,11 +214,11 @@ class Run(NamedTuple):
 
 def set_up(
     parser: HfArgumentParser,
+    held: ExitStack,
     recipe: RecipeArguments,
     model_arguments: ModelArguments,
     data_arguments: DataArguments,
     arguments: TranslationTrainingArguments,
-    held: ExitStack,
 ) -> Run:
     """Checks what was asked for, makes everything that the training needs, and says what will be trained on what."""
     try:
@@ -316,7 +316,7 @@ def main(argv: list[str] | None = None) -> None:
         # Without a bar, each log is a line.
         arguments.disable_tqdm = arguments.disable_tqdm or not sys.stderr.isatty()
         with settled_bars(arguments), ExitStack() as held:
-            run = set_up(parser, *wishes, held=held)
+            run = set_up(parser, held, *wishes)
             train(run)
     except (FloatingPointError, OSError) as error:
         raise SystemExit(str(error)) from error

@@ -341,8 +341,9 @@ class TranslationTrainer(Seq2SeqTrainer):
                 shutil.rmtree(Path(self._get_output_dir(trial)) / name, ignore_errors=True)
             raise
         if self.args.should_save and self.args.save_total_limit:
-            steps = {"step": self.state.global_step, "best_step": self.state.best_global_step}
-            delete_old_checkpoints(self._get_output_dir(trial), self.args.save_total_limit, **steps)
+            folder, limit = self._get_output_dir(trial), self.args.save_total_limit
+            now, best = self.state.global_step, self.state.best_global_step
+            delete_old_checkpoints(folder, limit, step=now, best_step=best)
         self._pause += time.perf_counter() - start
 
     # Evaluating
