@@ -61,7 +61,7 @@ _SECRET_CONTENTS = (
     ("a key of Weights & Biases", "wandb_api_key WANDB_API_KEY", r"\W{1,5}[0-9a-f]{40}"),
     ("a token of npm", "npm_", r"[A-Za-z0-9]{36}"),
     ("a token of PyPI", "pypi-AgE", r"[\w-]{20,}"),
-    ("a token of Telegram", ":AA", r"[\w-]{33}\b"),
+    ("a token of Telegram", ":AA", r"(?<=\d:AA)[\w-]{33}\b"),
     ("a token of Replicate", "r8_", r"[A-Za-z0-9]{37}"),
     ("a token of DigitalOcean", "doo_v1_ dop_v1_ dor_v1_", r"[0-9a-f]{64}"),
     ("a token of Databricks", "dapi", r"[0-9a-f]{32}"),
@@ -269,8 +269,9 @@ def _local_paths(content: Any, where: str = "") -> Iterator[str]:
     """The dotted names of those entries of a record in which there is an absolute path."""
     if isinstance(content, dict):
         for key, value in content.items():
-            yield from _local_paths(key, where)
-            yield from _local_paths(value, f"{where}.{key}" if where else str(key))
+            name = f"{where}.{key}" if where else str(key)
+            yield from _local_paths(key, name)
+            yield from _local_paths(value, name)
     elif isinstance(content, list):
         for value in content:
             yield from _local_paths(value, where)
