@@ -99,8 +99,11 @@ def test_every_commit_of_the_librarys_trainer_has_the_code(hub: LocalHub, run: C
 def trained(hub: LocalHub, run: Callable[..., str], runs: Path) -> Trained:
     """The commits of one training of the package's trainer per strategy, in two processes and with absolute paths."""
     found = {}
+    (runs / "secret").write_text("mine")
     for strategy in TITLES:
         name = f"package-{strategy}"
+        (runs / name).mkdir()
+        (runs / name / "LICENSE").symlink_to("../secret")
         options: dict[str, Any] = {"trainer": "package", "hub_strategy": strategy, "output_dir": str(runs / name)}
         limit = {"save_total_limit": 1} if strategy == "all_checkpoints" else {}
         run("train", {**options, **limit, "hub_token": TOKEN}, processes=2 if strategy == "checkpoint" else 1)
@@ -128,7 +131,7 @@ class TestTranslationTrainer:
         for strategy in trained:
             name = f"package-{strategy}"
             files = contents(hub, name)
-            assert not [path for path in files if path.endswith(("training_args.bin", ".pkl"))]
+            assert not [path for path in files if path.endswith(("training_args.bin", ".pkl", "LICENSE"))]
             # What it takes to resume is pushed on request, the state with its own folder among it.
             told = {path for path, data in files.items() if str(runs).encode() in data}
             assert all(path.endswith("/trainer_state.json") for path in told)

@@ -61,7 +61,7 @@ _SECRET_CONTENTS = (
     ("a key of Weights & Biases", "wandb_api_key WANDB_API_KEY", r"\W{1,5}[0-9a-f]{40}"),
     ("a token of npm", "npm_", r"[A-Za-z0-9]{36}"),
     ("a token of PyPI", "pypi-AgE", r"[\w-]{20,}"),
-    ("a token of Telegram", ":AA", r"[\w-]{33}\b"),
+    ("a token of Telegram", ":AA", r"(?<=\d:AA)[\w-]{33}\b"),
     ("a token of Replicate", "r8_", r"[A-Za-z0-9]{37}"),
     ("a token of DigitalOcean", "doo_v1_ dop_v1_ dor_v1_", r"[0-9a-f]{64}"),
     ("a token of Databricks", "dapi", r"[0-9a-f]{32}"),
@@ -152,7 +152,11 @@ def find_refused_files(folder: Path, selection: Selection) -> Iterator[Problem]:
             name = path.relative_to(folder).as_posix()
             yield Problem("files", f"{name} looks like a secret by its name: move it away.")
     for name, path in selection.files.items():
-        yield from _check_link(name, path, folder.resolve())
+        if not stays_within(folder, path):
+            shown = path.readlink() if path.is_symlink() else path.resolve()
+            reason = "out of the folder" if path.exists() else "which is not there"
+            advice = "put the file itself there, or delete the link"
+            yield Problem("files", f"{name} is a link to {shown}, {reason}: {advice}.")
         # The library runs `user/code--module.Class` from there, as whoever owns that repository may change it.
         settings = read_settings(path) if name.endswith("config.json") else {}
         if foreign := sorted({reference for reference in _references(settings) if "--" in reference}):
@@ -162,13 +166,9 @@ def find_refused_files(folder: Path, selection: Selection) -> Iterator[Problem]:
             yield from find_secrets(name, _text_of(path))
 
 
-def _check_link(name: str, path: Path, folder: Path) -> Iterator[Problem]:
-    target = path.resolve()
-    if not target.exists() or not target.is_relative_to(folder):
-        shown = path.readlink() if path.is_symlink() else target
-        reason = "out of the folder" if target.exists() else "which is not there"
-        advice = "put the file itself there, or delete the link"
-        yield Problem("files", f"{name} is a link to {shown}, {reason}: {advice}.")
+def stays_within(folder: Path, path: Path) -> bool:
+    """Whether a path of a folder leads to something in it, and not, by a link, elsewhere or nowhere."""
+    return path.exists() and path.resolve().is_relative_to(folder.resolve())
 
 
 def find_secrets(name: str, text: str) -> Iterator[Problem]:
@@ -269,8 +269,9 @@ def _local_paths(content: Any, where: str = "") -> Iterator[str]:
     """The dotted names of those entries of a record in which there is an absolute path."""
     if isinstance(content, dict):
         for key, value in content.items():
-            yield from _local_paths(key, where)
-            yield from _local_paths(value, f"{where}.{key}" if where else str(key))
+            name = f"{where}.{key}" if where else str(key)
+            yield from _local_paths(key, name)
+            yield from _local_paths(value, name)
     elif isinstance(content, list):
         for value in content:
             yield from _local_paths(value, where)

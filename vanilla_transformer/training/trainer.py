@@ -36,7 +36,7 @@ from vanilla_transformer.data.stream_batches import StreamingTokenBatches
 from vanilla_transformer.files import open_weights, read_json, replacing_files
 from vanilla_transformer.hub.card import write_model_card
 from vanilla_transformer.hub.facts import is_hub_name
-from vanilla_transformer.hub.files import CARD_NAME, select_files
+from vanilla_transformer.hub.files import CARD_NAME, select_files, stays_within
 from vanilla_transformer.inference.scores import to_perplexity
 from vanilla_transformer.model.loss_vanilla_transformer import IGNORED_LABEL
 from vanilla_transformer.model.pretrained_vanilla_transformer import VanillaTransformerPreTrainedModel
@@ -484,8 +484,9 @@ class TranslationTrainer(Seq2SeqTrainer):
         return upload() if blocking else run_as_future(upload)
 
     def _upload_model(self, message: str | None, **settings: Any) -> CommitInfo:
-        folder = str(self.args.output_dir)
-        return self._upload(folder, commit_message=message, allow_patterns=[*select_files(folder).files], **settings)
+        folder = Path(str(self.args.output_dir))
+        names = [name for name, path in select_files(folder).files.items() if stays_within(folder, path)]
+        return self._upload(str(folder), commit_message=message, allow_patterns=names, **settings)
 
     def _upload(
         self, folder: str, *, token: str | None = None, revision: str | None = None, **settings: Any
