@@ -361,7 +361,7 @@ def test_all_pictures_have_one_scale_unless_another_is_asked_for(figures: list[F
     scales += [({"max_weight": 0.25}, 0.25), ({"max_weight": None, "heads": [1]}, float(attention.cross[:, 1].max()))]
     for options, highest in scales:
         images = [image for axes in plot_attention(attention, **options).axes for image in axes.images]
-        assert all(image.get_clim() == (0.0, pytest.approx(highest)) for image in images)
+        assert all(image.get_clim() == pytest.approx((0.0, highest)) for image in images)
     assert figures == []  # nothing was saved
 
 
