@@ -76,3 +76,21 @@ set_up_environment() {
   echo "$key" >"$environment/installed"
   rm "$environment/incomplete"
 }
+
+# fetch_library_tests ENVIRONMENT: the common tests of the installed transformers, which only its source distribution has,
+# go to ENVIRONMENT/library_tests. Without a network they are skipped.
+fetch_library_tests() {
+  local python=$1/bin/python folder=$1/library_tests name
+  name=transformers-$("$python" -c 'from importlib.metadata import version; print(version("transformers"))')
+  [ ! -d "$folder/$name" ] || return 0
+  echo "Fetching the tests of $name"
+  mkdir -p "$folder/incomplete"
+  if "$python" -m pip download --quiet --quiet --no-input --disable-pip-version-check --no-deps \
+    --no-binary transformers --dest "$folder/incomplete" "${name/-/==}" </dev/null &&
+    tar -xzf "$folder/incomplete/$name.tar.gz" -C "$folder/incomplete" "$name/tests"; then
+    mv "$folder/incomplete/$name" "$folder"
+  else
+    echo "warning: they cannot be fetched, and will be skipped" >&2
+  fi
+  rm -rf "$folder/incomplete"
+}

@@ -425,7 +425,7 @@ def as_single_stack(config: VanillaTransformerConfig, side: Side) -> VanillaTran
     return single
 
 
-# The Trainer looks up here whether labels are to be shifted when it smooths them, its model cards the task, and lm-eval
+# Where the Trainer looks up whether labels are shifted when it smooths them, its model cards the task, and lm-eval
 # the kind of model. What is registered with an Auto class, or found by its auto_map, they do not ask.
 for _auto_class, _names in _TABLES.items():
     _place = {**AUTO_MAP, **_ENCODER_AUTO_MAP, **_DECODER_AUTO_MAP}[_auto_class]

@@ -39,8 +39,8 @@ if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 12):
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import BatchEncoding, PreTrainedTokenizerFast
 
-# English contractions, words, digits, punctuation, spaces before a space, spaces. Punctuation keeps its marks: NFC
-# makes both of one character at times (U+2ADC), and step 4 would put a space before each piece of a first one.
+# English contractions, words, digits, punctuation, spaces before a space, spaces. Punctuation keeps its marks, since
+# NFC makes both of one character at times (U+2ADC), and step 4 would put a space before each piece of the first.
 _PIECES = (
     r"(?i:['’](?:[sdmt]|ll|ve|re)(?![\p{L}\p{M}]))"  # noqa: RUF001
     r"| ?[\p{L}\p{M}]+| ?\p{N}| ?[^\s\p{L}\p{M}\p{N}]+\p{M}*|\s+(?!\S)|\s+"
