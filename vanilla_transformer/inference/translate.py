@@ -320,6 +320,7 @@ def translate_file(
     """
     source, target = Path(input_file), Path(output_file)
     check_text_output(target, inputs=[source], overwrite=overwrite)
+    target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_name(target.name + ".partial")
     state = target.with_name(target.name + ".partial.json")
     if overwrite:
@@ -352,7 +353,9 @@ def _resume(unfinished: Path, state: Path, *, settings: dict[str, Any], lines_pe
     changed = sorted(name for name in settings.keys() | found.keys() if settings.get(name) != found.get(name))
     if changed:
         changes = ", ".join(changed)
-        raise FileExistsError(f"{unfinished} was begun with other settings ({changes}); delete it or give overwrite.")
+        raise FileExistsError(
+            f"{unfinished} was begun with other settings ({changes}); delete it or give --overwrite (overwrite=True)."
+        )
     done = kept = size = 0
     with open(unfinished, "r+b") as file:
         for number, line in enumerate(file, start=1):
