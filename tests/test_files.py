@@ -5,6 +5,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from socket import gethostname
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from vanilla_transformer import files
 from vanilla_transformer.files import (
     check_model_name,
+    check_new_file,
     check_new_folder,
     check_text_output,
     find_damage,
@@ -51,7 +53,13 @@ def test_a_file_is_replaced_at_the_end_and_only_where_that_is_allowed(tmp_path: 
             partial.write_text(content)
             assert not path.exists() or path.read_text() == "old"
     assert path.read_text() == "new"
-    with pytest.raises(FileExistsError, match="file exists; choose another name"), new_file(path):
+    with (
+        pytest.raises(
+            FileExistsError,
+            match=r"file exists: choose another name, or replace it with --overwrite \(overwrite=True\)",
+        ),
+        new_file(path),
+    ):
         pass
     with pytest.raises(FileExistsError, match="is a folder"), new_file(tmp_path):
         pass
@@ -173,7 +181,7 @@ def test_a_text_is_not_written_over_what_it_is_made_from(tmp_path: Path) -> None
             check_text_output(path, inputs=[one, other], overwrite=True)
     with pytest.raises(ValueError, match=r"a\.gz: the output is written as plain text"):
         check_text_output(tmp_path / "a.gz", inputs=[])
-    with pytest.raises(FileExistsError, match="exists; choose another name or allow overwriting"):
+    with pytest.raises(FileExistsError, match="exists: choose another name"):
         check_text_output(one, inputs=[other])
     assert check_text_output(one, inputs=[other], overwrite=True) == one
     assert check_text_output(tmp_path / "new", inputs=[tmp_path / "nowhere"]) == tmp_path / "new"
@@ -232,3 +240,17 @@ def test_json_that_is_nested_too_deeply_is_damage(tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(struct.pack("<Q", len(nested)) + nested)
     assert str(find_damage(weights)).startswith("is damaged: its header cannot be read")
+
+
+def test_a_model_that_cannot_be_asked_for_is_explained_in_a_line(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"and no model of that name could be loaded from the Hub: .*offline") as error:
+        load_model_and_tokenizer("out/typo")
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_in_a_place_where_nothing_can_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for check in (check_new_file, partial(check_text_output, inputs=[])):
+        with pytest.raises(NotADirectoryError, match=rf"cannot be made: {tmp_path}/file is a file, not a folder\."):
+            check(tmp_path / "file" / "a" / "b")
+    assert check_new_file(tmp_path / "a" / "b") == tmp_path / "a" / "b"

@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub import HfApi
+from huggingface_hub.constants import HF_HUB_CACHE
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from safetensors import SafetensorError, safe_open
 
@@ -42,12 +45,17 @@ def check_new_folder(folder: str | os.PathLike[str]) -> Path:
         reason = _find_reason_to_keep(path)
         if reason is not None:
             raise FileExistsError(f"{path} is {reason}. Name a folder that is not there yet, or an empty one.")
+    _check_place(path)
+    return path
+
+
+def _check_place(path: Path) -> None:
+    """Makes sure that the lowest folder above it that is there is one that may be written to."""
     lowest = next(parent for parent in Path(os.path.realpath(path)).parents if os.path.lexists(parent))
     if not lowest.is_dir():
         raise NotADirectoryError(f"{path} cannot be made: {lowest} is a file, not a folder.")
     if not os.access(lowest, os.W_OK | os.X_OK):
         raise PermissionError(f"{path} cannot be made: nothing may be written to {lowest}.")
-    return path
 
 
 def _find_reason_to_keep(path: Path) -> str | None:
@@ -106,13 +114,15 @@ def open_weights(folder: str | os.PathLike[str]) -> None:
 def check_new_file(path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
     """Makes sure that a file can be written, before long work is done for it; returns its path.
 
-    A folder, and a file that is there and must not be replaced (`overwrite`), are a `FileExistsError`.
+    A folder, and a file that is there and must not be replaced (`overwrite`), are a `FileExistsError`; a place where
+    nothing may be written is another `OSError`.
     """
     file = Path(path)
     if file.is_dir():
         raise FileExistsError(f"{file} is a folder. Name a file.")
     if os.path.lexists(file) and not overwrite:
-        raise FileExistsError(f"{file} exists; choose another name or allow overwriting it (overwrite).")
+        raise FileExistsError(f"{file} exists: choose another name, or replace it with --overwrite (overwrite=True).")
+    _check_place(file)
     return file
 
 
@@ -305,13 +315,30 @@ def explain_missing_model(model_name_or_path: str | os.PathLike[str]) -> Iterato
     """Says of a model that cannot be loaded within that there is no such folder, before what the Hub's client says."""
     check_model_name(model_name_or_path)
     try:
+        if not os.path.isdir(model_name_or_path):
+            _ask_the_hub(os.fspath(model_name_or_path))
         yield
     except OSError as error:
         if os.path.isdir(model_name_or_path):
             raise
+        reason = next(iter(str(error).splitlines()), "")
         raise OSError(
-            f"There is no folder {model_name_or_path}, and no model of that name could be loaded from the Hub: {error}"
+            f"There is no folder {model_name_or_path}, and no model of that name could be loaded from the Hub: {reason}"
         ) from error
+
+
+def _ask_the_hub(name: str) -> None:
+    """Asks once for a model that was never fetched, where loading would ask for every file many times."""
+    if Path(HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model")).is_dir():
+        return
+    try:
+        HfApi().model_info(name)
+    except RepositoryNotFoundError as error:
+        raise FileNotFoundError("It has none of that name, or you may not see it.") from error
+    except HfHubHTTPError:  # loading may wait for a busy Hub
+        return
+    except Exception as error:  # those of a connection have several kinds
+        raise ConnectionError(f"{error}") from error
 
 
 @contextmanager

@@ -181,7 +181,9 @@ class TestOptions:
             (["--needed", "x", "--kind", "three"], "invalid choice: 'three'"),
             (["--needed", "x", "--switch", "perhaps"], "'perhaps' must be true or false"),
             (["--needed", "x", "--rate", "fast"], "invalid float value: 'fast'"),
-            (["--needed", "x", "--nee", "y"], "unrecognized arguments: --nee y"),
+            (["--needed", "x", "--nee", "y"], "unrecognized arguments: --nee (did you mean --needed?)"),
+            (["--swich"], "unrecognized arguments: --swich (did you mean --switch?)"),
+            (["--needed", "x", "y"], "unrecognized arguments: y"),
         ],
     )
     def test_are_refused(self, words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

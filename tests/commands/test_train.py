@@ -297,3 +297,36 @@ def test_a_card_that_cannot_be_renewed_costs_no_training(
     run(settings)
     assert "The model card is not written: " in capsys.readouterr().out
     assert (output / "README.md").read_text() == card
+
+
+class TestWords:
+    """What the command says of itself, and to words that it does not know."""
+
+    def test_help_begins_with_what_is_used_most_and_names_no_default_of_none(self) -> None:
+        text = script.make_parser().format_help()
+        titles = [line for line in text.splitlines() if line.endswith(":") and line[0].isalpha()]
+        assert titles[:2] == ["options:", "the most used options:"]
+        first, second = (text.index(f"\n{title}") for title in titles[1:3])
+        for name in ("--preset", "--train_file", "--output_dir", "--max_steps"):
+            assert first < text.index(f"\n  {name} ") < second
+        assert text.index("\n  --fsdp ") > text.index("\nother options of training")
+        assert "default: None" not in text
+        assert "Default: vocab_size. (default" not in " ".join(text.split())
+
+    def test_a_misspelt_option_is_corrected(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "words.yaml").write_text("presett: tiny\nbuiltin_corpus: true\n")
+        for words in (["--presett", "tiny", "--builtin_corpus"], ["--presett=tiny"], [str(tmp_path / "words.yaml")]):
+            with pytest.raises(SystemExit):
+                script.main(words)
+            message = capsys.readouterr().err.splitlines()[-1]
+            assert "error: unrecognized arguments: --presett" in message
+            assert message.endswith("(did you mean --preset?)")
+
+    def test_a_model_that_is_not_there_is_named_in_a_line(
+        self, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        del settings["preset"]
+        with pytest.raises(SystemExit):
+            run({**settings, "model_name_or_path": "out/typo"})
+        (message,) = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("usage")]
+        assert "error: There is no folder out/typo, and no model of that name could be loaded from the Hub: " in message

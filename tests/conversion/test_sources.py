@@ -198,7 +198,10 @@ def test_what_the_weights_do_not_tell_is_said(tmp_path: Path, capsys: pytest.Cap
     assert (config.encoder_attention_heads, config.activation_function, config.scale_embedding) == (4, "gelu", False)
     assert (config.vocab_size, config.decoder_vocab_size) == (20, 24)
     for arguments, message in (
-        (["--heads", "4"], "unrecognized arguments: --heads 4 (the model's format: torch_nn)\n"),
+        (
+            ["--heads", "4"],
+            "unrecognized arguments: --heads 4 (did you mean --nhead?) (the model's format: torch_nn)\n",
+        ),
         (["--to", "marian", "--nhead", "4"], "unrecognized arguments: --nhead 4\n"),
         (["--format", "annotated"], "are not those of the Annotated Transformer"),
         (["--format", "marian", "--to", "marian"], "give one"),

@@ -511,7 +511,10 @@ def test_script_answers_each_line_at_a_terminal(run: Any, model_folder: str, mon
         (["--output_file", "out.txt"], "--output_file needs --input_file"),
         (["--batch_size", "many"], "invalid int value"),
         (["--source_lang", "en"], "source_lang is 'en' and target_lang is None; give both or neither"),
-        (["--num_beam", "2", "--beams", "3"], "unrecognized arguments: --num_beam 2"),
+        (
+            ["--num_beam", "2", "--beams", "3"],
+            "unrecognized arguments: --num_beam --beams (did you mean --num_beams?)",
+        ),
     ],
     ids=str,
 )
@@ -580,3 +583,9 @@ def test_two_runs_do_not_write_the_same_file(source_file: Path) -> None:
     ):
         translate_file(MODEL, TOKENIZER, source_file, output, progress=False)
     assert not list(source_file.parent.glob("output.txt*"))
+
+
+def test_the_folder_of_the_output_is_made(source_file: Path) -> None:
+    output = source_file.with_name("new") / "folder" / "output.txt"
+    translate_file(MODEL, TOKENIZER, source_file, output, progress=False)
+    assert output.read_text(encoding="utf-8") == expected_translation(source_file)

@@ -153,7 +153,7 @@ def test_files_are_written_and_kept(ending: str, tmp_path: Path) -> None:
     before = path.read_bytes()
     assert before.startswith(SIGNATURES[ending.lower()])
     for draw in (plot_attention, save_attention_page):
-        with pytest.raises(FileExistsError, match="exists; choose another name"):
+        with pytest.raises(FileExistsError, match="exists: choose another name"):
             draw(attention, path)
     assert path.read_bytes() == before
     plot_attention(attention, path, kind="encoder", overwrite=True)

@@ -5,6 +5,7 @@ Nothing here imports torch or transformers, which take seconds: `--help` must no
 
 import argparse
 import dataclasses
+import difflib
 import io
 import logging
 import os
@@ -60,6 +61,8 @@ class OptionParser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, return_remaining_strings: bool = False
     ) -> tuple[Any, ...]:
         """Returns an instance of each dataclass and, if asked for, a list of the arguments that none of them has."""
+        if not return_remaining_strings:
+            check_spelling(self, sys.argv[1:] if args is None else args)
         namespace, rest = self.parse_known_args(args)
         if rest and not return_remaining_strings:
             self.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -74,6 +77,21 @@ def _spell(name: str) -> list[str]:
     return list(dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"]))
 
 
+def explain_unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
+    """Says which words no option is for, and what may be meant by misspelt ones."""
+    options = [option for action in parser._actions for option in action.option_strings]
+    names = [word.partition("=")[0] for word in words if word.startswith("--")]
+    close = dict.fromkeys(match for name in names for match in difflib.get_close_matches(name, options, 1, cutoff=0.75))
+    return f"unrecognized arguments: {' '.join(words)}" + (f" (did you mean {' '.join(close)}?)" if close else "")
+
+
+def check_spelling(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """Looks for misspelt options before argparse misses those that must be given."""
+    known = {"--", *(option for action in parser._actions for option in action.option_strings)}
+    if unknown := [word for word in words if word.startswith("--") and word.partition("=")[0] not in known]:
+        parser.error(explain_unknown(parser, unknown))
+
+
 def _read_bool(text: str) -> bool:
     if text.lower() in ("yes", "true", "t", "y", "1"):
         return True
@@ -83,7 +101,11 @@ def _read_bool(text: str) -> bool:
 
 
 class _DefaultsHelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows the defaults, and the description as it stands."""
+    """Shows the defaults that the help does not name, and the description as it stands."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        names_none = action.default is None or "default" in (action.help or "").lower()
+        return action.help if names_none else super()._get_help_string(action)
 
 
 def parser_options(description: str | None, *, shows_defaults: bool = False, usage: str = USAGE) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 
 from vanilla_transformer.options import option
 
-from .command_line import OptionParser, explaining_errors, make_argument_parser
+from .command_line import OptionParser, explain_unknown, explaining_errors, make_argument_parser
 
 
 @dataclass
@@ -100,10 +100,12 @@ def take_out(arguments: ConversionArguments) -> None:
     from vanilla_transformer.conversion.converted import TOLERANCE
     from vanilla_transformer.conversion.sources import TARGETS
     from vanilla_transformer.data.vocabularies import load_tokenizer
+    from vanilla_transformer.files import explain_missing_model
     from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
     name = arguments.model_name_or_path
-    model = AutoModelForSeq2SeqLM.from_pretrained(name, dtype="auto", trust_remote_code=False)
+    with explain_missing_model(name):
+        model = AutoModelForSeq2SeqLM.from_pretrained(name, dtype="auto", trust_remote_code=False)
     if not isinstance(model, VanillaTransformerForConditionalGeneration):
         raise ValueError(f"{name} is no model of this package but a {type(model).__name__}.")
     check = not arguments.skip_check
@@ -122,7 +124,7 @@ def main(argv: list[str] | None = None) -> None:
         arguments, *options, strange = parser.parse_args_into_dataclasses(argv, return_remaining_strings=True)
         if strange:
             hint = f" (the model's format: {source_format})" if source_format else ""
-            raise ValueError(f"unrecognized arguments: {' '.join(strange)}{hint}")
+            raise ValueError(f"{explain_unknown(parser, strange)}{hint}")
         from vanilla_transformer.files import check_new_folder
 
         check_new_folder(arguments.output_dir)

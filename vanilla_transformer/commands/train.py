@@ -32,7 +32,7 @@ from transformers import (
 )
 from transformers.trainer import TRAINER_STATE_NAME
 
-from vanilla_transformer.files import AVERAGED_FOLDER, LOCK_FILE, locked
+from vanilla_transformer.files import AVERAGED_FOLDER, LOCK_FILE, explain_missing_model, locked
 from vanilla_transformer.hub.push import PushError, check_token
 from vanilla_transformer.tasks import get_task, record_task
 from vanilla_transformer.training.arguments import (
@@ -59,14 +59,34 @@ from vanilla_transformer.training.setup import (
 )
 from vanilla_transformer.training.trainer import TranslationTrainer, describe_error
 
-from .command_line import INTERRUPTED, USAGE, parser_options, settled_bars
+from .command_line import INTERRUPTED, USAGE, check_spelling, parser_options, settled_bars
+
+# How --help divides the options: the most used ones, then those of each class of arguments.
+_FIRST_GROUP = "the most used options"
+_MOST_USED = (
+    *("preset", "model_name_or_path", "builtin_corpus", "train_file", "validation_file", "dataset_name"),
+    *("source_lang", "target_lang", "vocab_size", "output_dir", "num_train_epochs", "max_steps", "max_source_tokens"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "warmup_steps", "logging_steps"),
+    *("eval_strategy", "eval_steps", "save_strategy", "save_steps", "save_total_limit", "average_checkpoints"),
+    *("seed", "bf16", "use_cpu", "disable_tqdm", "push_to_hub"),
+)
+_GROUPS = ("the paper's recipe", "model and tokenizer", "data", "other options of training, most of them the library's")
 
 
 def make_parser() -> HfArgumentParser:
     """The command line's parser: transformers' own, whose training arguments have types of the library's."""
     argument_classes: Any = (RecipeArguments, ModelArguments, DataArguments, TranslationTrainingArguments)
     usage = f"{USAGE} | arguments.json | arguments.yaml"
-    return HfArgumentParser(argument_classes, **parser_options(__doc__, shows_defaults=True, usage=usage))
+    parser = HfArgumentParser(argument_classes, **parser_options(__doc__, shows_defaults=True, usage=usage))
+    titles = dict.fromkeys(_MOST_USED, _FIRST_GROUP)
+    for each, title in zip(argument_classes, _GROUPS, strict=True):
+        titles = {field.name: title for field in fields(each)} | titles
+    groups = {title: parser.add_argument_group(title) for title in (_FIRST_GROUP, *_GROUPS)}
+    options = parser._optionals._group_actions
+    for action in [action for action in options if action.dest in titles]:
+        options.remove(action)
+        groups[titles[action.dest]]._group_actions.append(action)
+    return parser
 
 
 def read_settings(path: str) -> dict[str, Any]:
@@ -75,6 +95,7 @@ def read_settings(path: str) -> dict[str, Any]:
     settings = json.loads(text) if path.endswith(".json") else yaml.safe_load(text)
     if not isinstance(settings, dict):
         raise ValueError(f"{path} holds a {type(settings).__name__}: it must hold names and values of arguments.")
+    check_spelling(make_parser(), [f"--{name}" for name in settings])
     numbers = {item.name for item in fields(TranslationTrainingArguments) if "float" in str(item.type)}
     for name in numbers & settings.keys():
         if isinstance(settings[name], str):
@@ -108,6 +129,7 @@ def parse(parser: HfArgumentParser, argv: list[str]) -> Any:
         settings = read_settings(argv[0])
         recipe = {item.name: item.default for item in fields(RecipeArguments)}
         return parser.parse_dict(recipe_defaults(recipe | settings) | settings)
+    check_spelling(parser, argv)
     # Twice: what a recipe depends on must be known before its defaults are.
     given = vars(parser.parse_known_args(argv)[0])
     if not any(word.partition("=")[0] in ("--num_train_epochs", "--num-train-epochs") for word in argv):
@@ -223,6 +245,9 @@ def set_up(
     """Checks what was asked for, makes everything that the training needs, and says what will be trained on what."""
     try:
         check_model_arguments(model_arguments)
+        if model_arguments.model_name_or_path is not None:
+            with explain_missing_model(model_arguments.model_name_or_path):
+                pass  # it is there, or on the Hub
         check_streaming(data_arguments, arguments)
         if arguments.push_to_hub and arguments.process_index == 0:
             check_token(arguments.hub_token)

@@ -334,6 +334,7 @@ def _translate_file(
     **options: Any,
 ) -> int:
     check_text_output(target, inputs=[source], overwrite=overwrite)
+    target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_name(target.name + ".partial")
     state = target.with_name(target.name + ".partial.json")
     if overwrite:
@@ -366,7 +367,9 @@ def _resume(unfinished: Path, state: Path, *, settings: dict[str, Any], lines_pe
     changed = sorted(name for name in settings.keys() | found.keys() if settings.get(name) != found.get(name))
     if changed:
         changes = ", ".join(changed)
-        raise FileExistsError(f"{unfinished} was begun with other settings ({changes}); delete it or give overwrite.")
+        raise FileExistsError(
+            f"{unfinished} was begun with other settings ({changes}); delete it or give --overwrite (overwrite=True)."
+        )
     done = kept = size = 0
     with open(unfinished, "r+b") as file:
         for number, line in enumerate(file, start=1):
