@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from accelerate.commands import estimate
@@ -31,7 +31,8 @@ def test_the_librarys_tables_name_each_model(name: str) -> None:
     """By these lm-eval chooses between translation and language models, and the Trainer's card names the task."""
     table = AUTO_CLASSES[name]._model_mapping._model_mapping
     assert table["vanilla_transformer"] == name
-    tasks = [task for task, names in cast(Any, modelcard.TASK_MAPPING).items() if name in names.values()]
+    tables: dict[str, Any] = modelcard.TASK_MAPPING
+    tasks = [task for task, names in tables.items() if name in names.values()]
     assert len(tasks) == 1
 
 
