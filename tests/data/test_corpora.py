@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet as pq
+import pyarrow  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from corpus_files import Pairs, write, write_aligned, write_json, write_lines, write_tsv
 from datasets import Dataset, DatasetDict, Features, Value
