@@ -250,8 +250,8 @@ class TestCode:
         assert {problem.check for problem in check_model_folder(folder, code="folder")} == {"tokenizer"}
 
     @pytest.mark.parametrize("name", SINGLE_STACKS)
-    def test_the_classes_of_a_half_are_those_of_its_stack(self, tmp_path: Path, name: str) -> None:
-        folder = save_single_stack(tmp_path / "half", name)
+    def test_the_classes_of_a_single_stack_are_its_own(self, tmp_path: Path, name: str) -> None:
+        folder = save_single_stack(tmp_path / "single", name)
         (folder / "tokenizer.json").unlink()  # so that nothing is tried
         assert {problem.check for problem in check_model_folder(folder)} == {"tokenizer"}
         name_classes(folder, AutoModel="modeling_vanilla_transformer.VanillaTransformerModel")

@@ -39,7 +39,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def copy(saved: Path, name: str, tmp_path: Path) -> Path:
-    return shutil.copytree(saved / name, tmp_path / "half")
+    return shutil.copytree(saved / name, tmp_path / "single")
 
 
 # --- what each of them makes of a text, from its scores alone ----------------------------------------------------

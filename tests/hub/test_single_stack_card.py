@@ -134,14 +134,14 @@ class TestLabels:
 
     @pytest.mark.parametrize("kind", [None, "regression"])
     def test_one_label_of_tokens_is_a_label(self, saved: Path, tmp_path: Path, kind: str | None) -> None:
-        folder = shutil.copytree(saved / "VanillaTransformerForTokenClassification", tmp_path / "half")
+        folder = shutil.copytree(saved / "VanillaTransformerForTokenClassification", tmp_path / "single")
         change(folder / "config.json", id2label={"0": "name"}, problem_type=kind)
         assert rows_of(build_model_card(folder))["labels"] == "1: `name`"
 
     @pytest.mark.parametrize(("kind", "count"), [(None, 1), ("regression", 1), ("regression", 3)])
     def test_numbers_have_none(self, tmp_path: Path, kind: str | None, count: int) -> None:
         names = {number: f"LABEL_{number}" for number in range(count)}
-        folder = save_single_stack(tmp_path / "half", CLASSIFIER, id2label=names, problem_type=kind)
+        folder = save_single_stack(tmp_path / "single", CLASSIFIER, id2label=names, problem_type=kind)
         card = build_model_card(folder, repo_id=str(folder))
         rows = rows_of(card)
         assert rows["numbers for each text (regression)"] == str(count)

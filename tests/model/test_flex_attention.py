@@ -1,4 +1,4 @@
-"""Flex attention against eager attention: forward passes and searches, with padding, of the whole model and a half.
+"""Flex attention against eager attention: forward passes and searches, with padding, of all models.
 
 The library compiles flex attention, which takes minutes for a few sizes. Here it runs as written, in torch's own eager
 form: the masks, which are what a model gets wrong, are the same. On a CPU torch has no backward pass of it.

@@ -273,6 +273,14 @@ class VanillaTransformerDecoder(TransformerStack):
 # Both stacks; generation_vanilla_transformer.py adds 3.4's output layer
 
 
+_NO_TARGET = (
+    "Give exactly one of decoder_input_ids and decoder_inputs_embeds. For states of the source alone, as "
+    "pipeline('feature-extraction') and sentence-transformers need, load the encoder by "
+    "AutoModelForTextEncoding.from_pretrained(...). Give this model, or save it with the tokenizer in a folder of its "
+    "own and give that: AutoModel finds the encoder there."
+)
+
+
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
     """Encoder and decoder without the output layer; (B, S) and (B, T) tokens to (B, T, D) states."""
 
@@ -336,12 +344,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             **kwargs: `output_attentions`, `output_hidden_states`, `return_dict`, and arguments of the attention.
         """
         if decoder_input_ids is None and decoder_inputs_embeds is None:
-            raise ValueError(
-                "Give exactly one of decoder_input_ids and decoder_inputs_embeds. For states of the source alone, as "
-                "pipeline('feature-extraction') and sentence-transformers need, load the encoder by "
-                "AutoModelForTextEncoding.from_pretrained(...). Give this model, or save it with the tokenizer in a "
-                "folder of its own and give that: AutoModel finds the encoder there."
-            )
+            raise ValueError(_NO_TARGET)
         if encoder_outputs is None:
             encoded: BaseModelOutput = self.encoder(
                 input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs

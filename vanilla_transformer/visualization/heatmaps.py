@@ -73,9 +73,8 @@ def plot_attention(
 ) -> "Figure":
     """Draws attention weights as heat maps, whose rows are the tokens that look, and whose columns are looked at.
 
-    Works without a display and in any thread. Labels are written in whatever installed fonts have their characters. The
-    rows of self-attention are tokens that are read, those of cross-attention tokens that are predicted. Returns the
-    figure, which a notebook shows; without a `path` no file is written.
+    Works without a display and in any thread. The rows of self-attention are tokens that are read, those of
+    cross-attention tokens that are predicted. Returns the figure, which a notebook shows; no `path`, no file.
 
     `kind` is "encoder" or "decoder" for self-attention, "cross" for that from target to source; `layers` and `heads`
     are those to draw, counted from 0, negative ones from the last (`None`: all). `average` is "none" for a heat map for
@@ -89,13 +88,13 @@ def plot_attention(
     weights, row_labels, column_labels = attention.select(kind)
     panels, columns = _make_panels(weights, layers, heads, average)
     kind_name, row_name, column_name = _AXIS_NAMES[kind]
-    title = kind_name if title is None else title
     if any(SPACE in label for label in [*row_labels, *column_labels]):
         column_name += f"\n{SPACE_NOTE}"
     max_weight = max_weight or max(float(panel.weights.max()) for panel in panels)
+    title = kind_name if title is None else title
     families = figures.find_families([*row_labels, *column_labels, title], picture_format)
     rows = math.ceil(len(panels) / columns)
-    # Titles may be wider than panels, and the name of the rows longer than all of them are high.
+    # Titles may be wider than panels, and the rows' name longer than all of them are high.
     least_width = figures.measure([panel.title for panel in panels], _SMALL, families)
     least_height = figures.measure([row_name], _MIDDLE, families) / rows
 
@@ -110,21 +109,27 @@ def plot_attention(
         what=f"{len(panels)} heat maps of {len(row_labels)} by {len(column_labels)} tokens",
         advice="Draw fewer layers or heads, or their mean (average), or write a page (.html).",
     )
-    grid = lay_out(cell)
-    figure = figure_class(figsize=grid.size, dpi=dpi)
+    figure = figure_class(figsize=(grid := lay_out(cell)).size, dpi=dpi)
     labels = [figures.shorten(label) for label in row_labels], [figures.shorten(label) for label in column_labels]
     text: dict[str, Any] = {"parse_math": False, "family": families, "fontsize": min(cell * 72 * 0.75, 10.0)}
     _draw_panels(figure, grid, panels, labels, text, max_weight)
-    x, y, _, _ = grid.place(len(panels) - 1 - (len(panels) - 1) % columns)
+    x, y, *_ = grid.place(len(panels) - 1 - (len(panels) - 1) % columns)
     widths = [figures.measure(side, text["fontsize"], families) + 0.15 for side in labels]
     corner = min(x - widths[0] / grid.size[0], 0.0), y - widths[1] / grid.size[1]
-    # The title, and the names of rows and columns beside the labels, which reach down to the corner.
-    text["fontsize"] = _MIDDLE
-    figure.text(corner[0], 0.5, row_name, rotation=90, ha="right", va="center", **text)
-    figure.text(0.5, corner[1], column_name, ha="center", va="top", **text)
-    figure.text(0.5, 1 + _EDGE / grid.size[1], title, ha="center", va="bottom", **{**text, "fontsize": _LARGE})
+    _write_names(figure, grid, corner, (row_name, column_name, title), text)
     with figures.ignore_missing_glyphs():
         return figures.save_picture(figure, path, overwrite=overwrite, bbox_inches="tight", pad_inches=_EDGE)
+
+
+def _write_names(
+    figure: "Figure", grid: _Grid, corner: tuple[float, float], names: tuple[str, str, str], text: dict[str, Any]
+) -> None:
+    """Writes the names of rows and columns beside the labels, which reach down to the corner, and the title."""
+    row_name, column_name, title = names
+    middle = {**text, "fontsize": _MIDDLE}
+    figure.text(corner[0], 0.5, row_name, rotation=90, ha="right", va="center", **middle)
+    figure.text(0.5, corner[1], column_name, ha="center", va="top", **middle)
+    figure.text(0.5, 1 + _EDGE / grid.size[1], title, ha="center", va="bottom", **{**text, "fontsize": _LARGE})
 
 
 def _make_panels(
