@@ -91,9 +91,7 @@ def test_files_of_pairs(run: Run, model_folder: Path, capsys: pytest.CaptureFixt
     assert third in ("0-0", "1-0")
     output = capsys.readouterr()
     assert "The alignments of 3 sentences are in a.align" in output.out
-    assert "3/3" in output.err
-    run(*files, "--overwrite", "--disable_tqdm")
-    assert "3/3" not in capsys.readouterr().err
+    assert "3/3" not in output.err, "a bar is for a terminal"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Batch translation, checked against one call of `generate` per sentence; and scripts/translate.py."""
 
 import gzip
+import io
 import logging
 import os
 import random
@@ -589,3 +590,8 @@ def test_the_folder_of_the_output_is_made(source_file: Path) -> None:
     output = source_file.with_name("new") / "folder" / "output.txt"
     translate_file(MODEL, TOKENIZER, source_file, output, progress=False)
     assert output.read_text(encoding="utf-8") == expected_translation(source_file)
+
+
+def test_bad_bytes_of_stdin_are_named(refuse: Any, model_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"w1\nf\xfcr\n")))
+    assert "standard input, line 2: byte 0xfc" in refuse("--model_name_or_path", model_folder, "--device=cpu")

@@ -17,6 +17,7 @@ From a file to a file, an interrupted run goes on where it stopped when the same
 output file is not touched without --overwrite.
 """
 
+import io
 import logging
 import sys
 from collections.abc import Iterable
@@ -52,7 +53,8 @@ def open_input(input_file: str | None) -> AbstractContextManager[Iterable[str]]:
 
     if input_file is not None:
         return open_text(input_file)
-    return nullcontext(decode_lines(sys.stdin.buffer, "standard input"))
+    has_bytes = isinstance(sys.stdin, io.TextIOWrapper)
+    return nullcontext(decode_lines(sys.stdin.buffer, "standard input") if has_bytes else sys.stdin)
 
 
 def run(arguments: TranslationArguments) -> None:
