@@ -29,7 +29,7 @@ def find_differences(settings: object, wanted: dict[str, tuple[object, ...]]) ->
 
 def find_non_finite(weights: Mapping[str, torch.Tensor]) -> list[str]:
     """Returns a reason for each weight that holds NaN or infinity, of which every translation would be nonsense."""
-    counts = {name: tensor.numel() - int(tensor.isfinite().sum()) for name, tensor in weights.items()}
+    counts = {name: tensor.numel() - int(tensor.isfinite().count_nonzero()) for name, tensor in weights.items()}
     return [f"{name} holds NaN or infinity ({count} of its numbers)" for name, count in counts.items() if count]
 
 
