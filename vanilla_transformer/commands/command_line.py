@@ -65,7 +65,7 @@ class OptionParser(argparse.ArgumentParser):
             check_spelling(self, sys.argv[1:] if args is None else args)
         namespace, rest = self.parse_known_args(args)
         if rest and not return_remaining_strings:
-            self.error(f"unrecognized arguments: {' '.join(rest)}")
+            self.error(explain_unknown(self, rest))
         names = [[field.name for field in dataclasses.fields(each)] for each in self.classes]
         given = vars(namespace)
         parsed = [each(**{name: given[name] for name in own}) for each, own in zip(self.classes, names, strict=True)]

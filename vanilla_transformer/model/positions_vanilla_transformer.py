@@ -49,15 +49,24 @@ class SinusoidalPositions(nn.Module):
         self.sinusoids = SINUSOIDS[config.position_embedding_type]
         self.d_model = config.d_model
         self.offset = config.position_offset
-        weight = self.encode(torch.arange(config.max_position_embeddings)).to(torch.get_default_dtype())
+        weight = torch.empty(config.max_position_embeddings, config.d_model)
         self.register_buffer("weight", weight, persistent=False)
         self.weight: torch.Tensor
+        self._fill()
+
+    def make_table(self, rows: int) -> torch.Tensor:
+        """The sinusoids of the first positions, (rows, D), of the table's type and on its device."""
+        return self.encode(torch.arange(rows, device=self.weight.device)).to(self.weight.dtype)
+
+    @torch.no_grad()
+    def _fill(self) -> None:
+        if not self.weight.is_meta:
+            self.weight.copy_(self.make_table(len(self.weight)))
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "SinusoidalPositions":
         """Computes the table anew after each change of type or device: no file has it, and `to_empty` forgets it."""
         super()._apply(fn, recurse)
-        with torch.no_grad():
-            self.weight.copy_(self.encode(torch.arange(len(self.weight), device=self.weight.device)))
+        self._fill()
         return self
 
     def encode(self, positions: torch.Tensor) -> torch.Tensor:
@@ -68,7 +77,7 @@ class SinusoidalPositions(nn.Module):
 
     def resize(self, rows: int) -> None:
         """Makes the table longer or shorter."""
-        self.weight = self.encode(torch.arange(rows, device=self.weight.device)).to(self.weight.dtype)
+        self.weight = self.make_table(rows)
 
     def forward(self, token_indices: torch.Tensor, upper_bound: int) -> torch.Tensor:
         """Maps indices of tokens (B or 1, L), all below `upper_bound`, to (B or 1, L, D)."""

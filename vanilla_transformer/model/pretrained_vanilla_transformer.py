@@ -299,8 +299,7 @@ class VanillaTransformerPreTrainedModel(SafeLoadingMixin, ResizableVocabulariesM
         """
         std = self.config.d_model**-0.5
         if isinstance(module, SinusoidalPositions):
-            rows = torch.arange(module.weight.shape[0], device=module.weight.device)
-            init.copy_(module.weight, module.encode(rows).to(module.weight.dtype))
+            init.copy_(module.weight, module.make_table(len(module.weight)))
         elif isinstance(module, nn.Embedding):
             init.normal_(module.weight, mean=0.0, std=std)
             # The flag of loaded weights is on the parameter, and a row of it has none.
