@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, Self, TypedDict
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
+import transformers.utils.hub
 from huggingface_hub import constants
 from local_hub_repo import (
     GITATTRIBUTES,
@@ -126,6 +127,8 @@ class LocalHub:
             patch.setattr(constants, "HF_HUB_CACHE", str(self.root / "cache"))
             patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
             patch.setattr(constants, "HF_HUB_OFFLINE", False)
+            # Older versions of transformers have none. It keeps the endpoint that it was made with.
+            patch.setattr(transformers.utils.hub, "_hf_api", None, raising=False)
             patch.setenv("HF_TOKEN", token)
             yield patch
 
