@@ -64,7 +64,7 @@ TASKS: dict[str, Task] = {
                 *(("source", "target"), ("input", "target"), ("inputs", "targets")),
                 *(("input", "output"), ("question", "answer")),
             ),
-            scores=("bleu", "chrf", "exact_match"),
+            scores=("bleu", "chrf", "exact_match", "wer", "per"),
             best_by="chrf",
             max_source_length=256,
             max_target_length=256,

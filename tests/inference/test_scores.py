@@ -5,6 +5,7 @@ import os
 import sys
 import unicodedata
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
@@ -163,6 +164,29 @@ class TestAdding:
             load("chrf", words=2)
         with pytest.raises(TypeError, match="lowercase"):
             load("exact_match", lowercase=True)
+
+
+@given(pairs=st.lists(st.tuples(st.text("ab ", max_size=9), st.text("ab ", max_size=9)), min_size=1, max_size=4))
+def test_error_rates_are_what_their_definitions_say(pairs: list[tuple[str, str]]) -> None:
+    @cache
+    def edits(one: tuple[str, ...], other: tuple[str, ...]) -> int:
+        if not one or not other:
+            return len(one) + len(other)
+        kept = edits(one[1:], other[1:]) + (one[0] != other[0])
+        return min(kept, edits(one[1:], other) + 1, edits(one, other[1:]) + 1)
+
+    predictions, references = map(list, zip(*pairs, strict=True))
+    found = {name: load(name).compute(predictions=predictions, references=references) for name in ("wer", "per")}
+    wrong = [prediction.strip() != reference.strip() for prediction, reference in pairs]
+    assert found["wer"]["score"] == pytest.approx(100 * fmean(wrong))
+    tokens = max(sum(len(reference.split()) for reference in references), 1)
+    total = sum(edits(tuple(one.split()), tuple(other.split())) for one, other in pairs)
+    assert found["per"]["score"] == pytest.approx(100 * total / tokens)
+
+
+def test_the_nearest_of_several_references_counts() -> None:
+    found = load("per").compute(predictions=["a b c"], references=[["x", "a b d e"]])
+    assert found == {"score": pytest.approx(50)}
 
 
 def test_exact_match_ignores_white_space_at_the_ends_only() -> None:

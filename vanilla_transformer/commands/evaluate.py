@@ -78,6 +78,9 @@ class EvaluationArguments(EngineArguments):
         "SacreBLEU's tokeniser: 13a, intl, zh, ja-mecab, char, ... Default: that of the target language.",
         None,
     )
+    remove_bpe: str | None = option(
+        'Join words that were cut before training, as "pul@@ ley" with @@, before they are scored.', None
+    )
     rouge_tokenize: str = option(
         "What ROUGE takes for words: unicode (default: those of any script) or ascii (a to z, 0 to 9).", "unicode"
     )
@@ -108,7 +111,8 @@ class EvaluationArguments(EngineArguments):
 
         if "rouge1" in task.scores:
             return score_summaries(hypotheses, references, **self.get_options(task))
-        return score_translations(hypotheses, references, ter=ter, **self.get_options(task))
+        options = self.get_options(task) | {"ter": ter, "error_rates": "wer" in task.scores}
+        return score_translations(hypotheses, references, **options)
 
     def get_options(self, task: Task) -> dict[str, Any]:
         """The options of a task's scores."""
@@ -223,7 +227,7 @@ def compare(arguments: EvaluationArguments, task: Task) -> dict[str, Any]:
 def score_model(arguments: EvaluationArguments, task: Task, pairs: Dataset, output_dir: Path | None) -> dict[str, Any]:
     """Translates, writes the translations, and scores them; returns what metrics.json says."""
     from vanilla_transformer.data.vocabularies import check_text_target
-    from vanilla_transformer.inference.evaluate import write_texts
+    from vanilla_transformer.inference.evaluate import join_pieces, write_texts
     from vanilla_transformer.inference.scores import score_loss
     from vanilla_transformer.inference.translate import translate
 
@@ -242,10 +246,12 @@ def score_model(arguments: EvaluationArguments, task: Task, pairs: Dataset, outp
         model, tokenizer, sources, **search, progress=bar and "translating", **shared, **generate_kwargs
     )
     seconds = time.perf_counter() - start
+    texts = {"source": sources, "hypothesis": hypotheses, "reference": references}
+    if arguments.remove_bpe is not None:
+        texts = {name: join_pieces(lines, arguments.remove_bpe) for name, lines in texts.items()}
     if output_dir is not None:
-        texts = {"source": sources, "hypothesis": hypotheses, "reference": references}
         write_texts(output_dir, texts, keep_line_breaks=task.name != "translation")
-    scores = arguments.score(task, hypotheses, references, ter=arguments.ter)
+    scores = arguments.score(task, texts["hypothesis"], texts["reference"], ter=arguments.ter)
     shared |= {"max_target_length": arguments.max_target_length, "progress": bar and "scoring references"}
     loss = score_loss(model, tokenizer, [prefix + source for source in sources], references, **shared)
     # As the tokenizer splits the translations, </s> included: what a search found, without its discarded beams.

@@ -6,10 +6,12 @@ r"""Trains a Transformer on pairs of texts, or fine-tunes one, with transformers
     vanilla-transformer train --recipe paper --preset base --train_file ... --output_dir out/base
     vanilla-transformer train --task summarization --preset small --dataset_name user/articles --output_dir out/short
     vanilla-transformer train my_arguments.yaml
+    vanilla-transformer train my_arguments.yaml --seed 2 --output_dir out/seed2
 
 A run that was stopped goes on from its last whole checkpoint when the same command is given again.
 """
 
+import argparse
 import json
 import sys
 from collections.abc import Mapping
@@ -76,7 +78,7 @@ _GROUPS = ("the paper's recipe", "model and tokenizer", "data", "other options o
 def make_parser() -> HfArgumentParser:
     """The command line's parser: transformers' own, whose training arguments have types of the library's."""
     argument_classes: Any = (RecipeArguments, ModelArguments, DataArguments, TranslationTrainingArguments)
-    usage = f"{USAGE} | arguments.json | arguments.yaml"
+    usage = f"{USAGE} | arguments.json | arguments.yaml [options]"
     parser = HfArgumentParser(argument_classes, **parser_options(__doc__, shows_defaults=True, usage=usage))
     titles = dict.fromkeys(_MOST_USED, _FIRST_GROUP)
     for each, title in zip(argument_classes, _GROUPS, strict=True):
@@ -103,6 +105,15 @@ def read_settings(path: str) -> dict[str, Any]:
     return settings
 
 
+def parse_given(words: list[str]) -> dict[str, Any]:
+    """The arguments that a command line names, without the defaults of others."""
+    parser = make_parser()
+    check_spelling(parser, words)
+    for action in parser._actions:
+        action.default, action.required = argparse.SUPPRESS, False
+    return vars(parser.parse_args(words))
+
+
 def recipe_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The defaults that a recipe brings, given the other settings: nothing without `recipe`."""
     if settings.get("recipe") is None:
@@ -122,11 +133,9 @@ def recipe_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse(parser: HfArgumentParser, argv: list[str]) -> Any:
-    """Parses a command line, or the JSON or YAML file that is its only argument, over the defaults of a recipe."""
+    """Parses a command line, or a JSON or YAML file and what follows it, over the defaults of a recipe."""
     if argv and argv[0].endswith((".json", ".yaml", ".yml")):
-        if len(argv) > 1:
-            parser.error(f"{argv[0]} must be the only argument; it was followed by {' '.join(argv[1:])}")
-        settings = read_settings(argv[0])
+        settings = read_settings(argv[0]) | parse_given(argv[1:])
         recipe = {item.name: item.default for item in fields(RecipeArguments)}
         return parser.parse_dict(recipe_defaults(recipe | settings) | settings)
     check_spelling(parser, argv)

@@ -1,4 +1,4 @@
-r"""Train a byte-level BPE tokenizer, with one vocabulary for source and target or with one for each.
+r"""Train a tokenizer, with one vocabulary for source and target or with one for each.
 
     vanilla-transformer train-tokenizer --files train.en train.de.gz --vocab_size 8000 --output_dir out/tokenizer
     vanilla-transformer train-tokenizer --files train.tsv --output_dir out/tokenizer
@@ -6,6 +6,13 @@ r"""Train a byte-level BPE tokenizer, with one vocabulary for source and target 
         --vocab_size 8000 --target_vocab_size 6000 --output_dir out/tokenizer
     vanilla-transformer train-tokenizer --dataset_name user/corpus --source_lang en --target_lang de \
         --output_dir out/tokenizer
+    vanilla-transformer train-tokenizer --model_type wordlevel --files train.bpe.en train.bpe.de --output_dir out/pieces
+    vanilla-transformer train-tokenizer --separate_vocabularies --model_type char --target_model_type wordlevel \
+        --files words-and-sounds.tsv --output_dir out/letters-to-sounds
+
+Tokens are merged pairs of bytes (bpe) or the likeliest pieces of them (unigram), which can write every text; or words
+that are cut at white space, and may be pieces of words already (wordlevel), or characters (char): what was not in the
+texts is then <unk>.
 
 Prints the size of each vocabulary, how many tokens the sentences come to, and some of them cut into tokens.
 """
@@ -17,7 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from vanilla_transformer.options import DISABLE_TQDM, option
 
@@ -55,11 +62,15 @@ class TokenizerArguments:
     target_column: str | None = option("Column of the target texts. Default: target, or --target_lang.", None)
     source_lang: str | None = option("Source language, as columns or keys of translations are named.", None)
     target_lang: str | None = option("Target language, likewise.", None)
+    model_type: str = option("bpe, unigram, wordlevel or char. Default: bpe.", "bpe")
+    target_model_type: str | None = option("With --separate_vocabularies. Default: --model_type, for either.", None)
     vocab_size: int = option(
         "Default: 37000, as in the paper for 4.5 million pairs; 8000 suit tens of thousands.", 37000
     )
     target_vocab_size: int | None = option("With --separate_vocabularies. Default: --vocab_size, for either.", None)
-    min_frequency: int = option("How often two tokens must meet to be merged into one. Default: 2.", 2)
+    min_frequency: int | None = option(
+        "How often two tokens must meet to be merged (default: 2), or a word or character be there (default: 1).", None
+    )
     model_max_length: int = option("Tokens that truncation leaves of a longer text. Default: 1024.", 1024)
     overwrite_output_dir: bool = option("Replace the tokenizer that the output folder already holds.", False)
     disable_tqdm: bool = option(DISABLE_TQDM, False)
@@ -68,7 +79,7 @@ class TokenizerArguments:
         if self.separate_vocabularies:
             self._check_sides()
             return
-        for name in ("source_files", "target_files", "target_vocab_size"):
+        for name in ("source_files", "target_files", "target_vocab_size", "target_model_type"):
             if (value := getattr(self, name)) is not None:
                 raise ValueError(f"--{name} {value} needs --separate_vocabularies.")
         if (self.files is None) == (self.dataset_name is None):
@@ -119,7 +130,7 @@ def train(arguments: TokenizerArguments, texts: Sequence[Texts]) -> "VanillaTran
     """Trains one vocabulary on all texts, or one for each side on its own."""
     from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
 
-    names = ("vocab_size", "min_frequency", "model_max_length")
+    names = ("model_type", "vocab_size", "min_frequency", "model_max_length")
     options: dict[str, Any] = {name: getattr(arguments, name) for name in names}
     options["show_progress"] = not arguments.disable_tqdm
     if not arguments.separate_vocabularies:
@@ -129,6 +140,7 @@ def train(arguments: TokenizerArguments, texts: Sequence[Texts]) -> "VanillaTran
     return train_separate_tokenizer(
         chain.from_iterable(source),
         chain.from_iterable(target),
+        target_model_type=cast(Any, arguments.target_model_type),
         target_vocab_size=arguments.target_vocab_size,
         length=sum(map(len, source)),
         target_length=sum(map(len, target)),
@@ -144,12 +156,19 @@ def describe(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> str:
     sample = [texts[index] for index in indices if texts[index].strip()]
     if not sample:
         return "  no text"
-    tokens = sum(map(len, tokenizer(sample, add_special_tokens=False, verbose=False)["input_ids"]))
+    ids = [index for row in tokenizer(sample, add_special_tokens=False, verbose=False)["input_ids"] for index in row]
     words = sum(len(text.split()) for text in sample)
-    lines = [f"{tokens / len(sample):.1f} tokens per sentence, {tokens / words:.2f} per word, without </s>"]
+    described = f"{len(ids) / len(sample):.1f} tokens per sentence, {len(ids) / words:.2f} per word, without </s>"
+    if unknown := ids.count(tokenizer.unk_token_id):
+        described += f"; {unknown / len(ids):.2%} unknown"
+    lines = [described]
+    is_byte_level = "ByteLevel" in repr(tokenizer.backend_tokenizer.decoder)
     byte_level = decoders.ByteLevel()
     for text in sample[:2]:
-        lines.append(" ".join(byte_level.decode([token]).replace(" ", "▁") for token in tokenizer.tokenize(text)))
+        tokens = tokenizer.tokenize(text)
+        if is_byte_level:
+            tokens = [byte_level.decode([token]) for token in tokens]
+        lines.append(" ".join(token.replace(" ", "▁") for token in tokens))
     return "\n".join(f"  {line}" for line in lines)
 
 

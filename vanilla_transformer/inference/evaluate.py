@@ -5,18 +5,29 @@ sacreBLEU wants it. All are computed by the metrics of [`scores`].
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from evaluate import Metric
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
 from vanilla_transformer.model.loss_vanilla_transformer import IGNORED_LABEL
 from vanilla_transformer.tasks import TRANSLATION, Task
 
-from .scores import Bleu, Chrf, ExactMatch, Rouge, Ter, import_rouge, import_sacrebleu
+from .scores import (
+    Bleu,
+    Chrf,
+    ExactMatch,
+    PhoneErrorRate,
+    Rouge,
+    Ter,
+    WordErrorRate,
+    import_rouge,
+    import_sacrebleu,
+)
 from .translate import one_line
 
 # Where texts are kept: line by line, by what they are, and as JSON, which has their own line breaks too.
@@ -28,6 +39,8 @@ SCORES = (
     ("BLEU, lowercased tokens", "bleu_lowercase", "bleu_lowercase_signature"),
     ("chrF", "chrf", "chrf_signature"),
     ("TER", "ter", "ter_signature"),
+    ("WER", "wer", ""),
+    ("PER", "per", ""),
     ("ROUGE-1", "rouge1", "rouge_signature"),
     ("ROUGE-2", "rouge2", ""),
     ("ROUGE-L", "rougeL", ""),
@@ -42,13 +55,15 @@ def score_translations(
     lowercase: bool = False,
     tokenize: str = "13a",
     ter: bool = False,
+    error_rates: bool = False,
 ) -> dict[str, Any]:
     """Compares translations with one reference each, detokenised; `tokenize` is sacreBLEU's tokeniser.
 
     `lowercase` ignores case in `bleu` and `chrf`. Returns `bleu` and `chrf` (chrF2) of the corpus with signatures;
     `bleu_lowercase`, over lowercased tokens, which much of the literature on small corpora reports; `exact_match`, the
     percentage of translations equal to their reference but for white space at the ends; and if asked for `ter`, which
-    takes many times longer than the others, and by its definition ignores case.
+    takes many times longer than the others, and by its definition ignores case. `error_rates` adds `wer` and `per` of
+    words that are spelled or spoken ([`scores.WordErrorRate`], [`scores.PhoneErrorRate`]).
     """
     metrics: dict[str, Any] = {
         "bleu": partial(Bleu, lowercase=lowercase, tokenize=tokenize),
@@ -60,11 +75,16 @@ def score_translations(
     for name, metric in metrics.items():
         found = metric(keep_in_memory=True).compute(predictions=hypotheses, references=references)
         scores |= {name: found["score"], f"{name}_signature": found["signature"]}
-    return {**scores, "exact_match": _exact_match(hypotheses, references)}
+    if error_rates:
+        scores |= {
+            "wer": _compute(WordErrorRate, hypotheses, references),
+            "per": _compute(PhoneErrorRate, hypotheses, references),
+        }
+    return {**scores, "exact_match": _compute(ExactMatch, hypotheses, references)}
 
 
-def _exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    found: Any = ExactMatch(keep_in_memory=True).compute(predictions=hypotheses, references=references)
+def _compute(metric: type[Metric], hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    found: Any = metric(keep_in_memory=True).compute(predictions=hypotheses, references=references)
     return float(found["score"])
 
 
@@ -80,18 +100,28 @@ def score_summaries(
     found: Any = rouge.compute(predictions=hypotheses, references=references)
     signature = found.pop("signature")
     scores = {name: 100 * mean for name, mean in found.items()}
-    return {**scores, "rouge_signature": signature, "exact_match": _exact_match(hypotheses, references)}
+    return {**scores, "rouge_signature": signature, "exact_match": _compute(ExactMatch, hypotheses, references)}
+
+
+def join_pieces(texts: Iterable[str], mark: str) -> list[str]:
+    """Joins words that were cut before training, as "pul@@ ley" with the mark "@@", the one of subword-nmt."""
+    return [f"{text} ".replace(f"{mark} ", "").removesuffix(" ") for text in texts]
 
 
 def make_compute_metrics(
-    tokenizer: PreTrainedTokenizerBase, task: Task = TRANSLATION, *, bleu_tokenize: str = "13a"
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task = TRANSLATION,
+    *,
+    bleu_tokenize: str = "13a",
+    remove_bpe: str | None = None,
 ) -> Callable[[EvalPrediction], dict[str, float]]:
     """Makes a `compute_metrics` for `Seq2SeqTrainer` with `predict_with_generate=True`; TER, being slow, is left out.
 
     It maps predictions and labels, (examples, length) token ids padded with the pad token or -100, to the task's scores
     and `gen_len`, the mean length of the predictions without padding, in tokens (start and end tokens included, as in
     transformers' own examples). References are the decoded labels: where tokenization loses something, or labels are
-    truncated, [`score_translations`] on the original references is what to report.
+    truncated, [`score_translations`] on the original references is what to report. With `remove_bpe` both are joined by
+    [`join_pieces`] before they are scored.
     """
     score: Callable[..., dict[str, Any]]
     # A missing library is found here rather than at the first evaluation.
@@ -100,11 +130,12 @@ def make_compute_metrics(
         score = score_summaries
     else:
         import_sacrebleu()
-        score = partial(score_translations, tokenize=bleu_tokenize)
+        score = partial(score_translations, tokenize=bleu_tokenize, error_rates="wer" in task.scores)
     pad_token_id = tokenizer.pad_token_id
 
     def decode(token_ids: np.ndarray) -> list[str]:
-        return tokenizer.batch_decode(token_ids, skip_special_tokens=True)
+        texts = tokenizer.batch_decode(token_ids, skip_special_tokens=True)
+        return texts if remove_bpe is None else join_pieces(texts, remove_bpe)
 
     def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
         generated = prediction.predictions

@@ -58,7 +58,8 @@ def load(name: str, **kwargs: Any) -> evaluate.Metric:
     """Loads a metric, without the network.
 
     Args:
-        name: `"bleu"`, `"chrf"` (chrF++ with `word_order=2`), `"ter"`, `"rouge"`, `"exact_match"` or `"perplexity"`.
+        name: `"bleu"`, `"chrf"` (chrF++ with `word_order=2`), `"ter"`, `"rouge"`, `"exact_match"`, `"wer"` (of words
+            in letter-to-sound conversion), `"per"` or `"perplexity"`.
         **kwargs: Arguments of `evaluate.Metric` (`num_process`, `process_id`, `experiment_id`, `cache_dir`,
             `keep_in_memory`, ...) and options of the metric, which `compute` may override and whose docstring names.
     """
@@ -282,6 +283,54 @@ class ExactMatch(_TextMetric):
         return {"score": 100 * sum(exact) / len(exact)}
 
 
+class WordErrorRate(ExactMatch):
+    """How many texts differ from all of their references: in letter-to-sound conversion a text is a word.
+
+    Results:
+        score: percentage of the texts; less is better.
+    """
+
+    source = "Gorman et al., 2020, The SIGMORPHON 2020 Shared Task. https://aclanthology.org/2020.sigmorphon-1.2"
+
+    def score(self, predictions: list[str], references: list[list[str]]) -> dict[str, Any]:
+        """The percentage."""
+        return {"score": 100 - super().score(predictions, references)["score"]}
+
+
+class PhoneErrorRate(_TextMetric):
+    """Insertions, deletions and substitutions per 100 tokens of the references; tokens stand between white space.
+
+    In letter-to-sound conversion a token is a phone. (Where texts are sentences, speech recognition calls the same
+    number its word error rate.) Of several references the nearest counts.
+
+    Results:
+        score: edits per 100 reference tokens; less is better, and 100 is no limit.
+    """
+
+    source = WordErrorRate.source
+
+    def score(self, predictions: list[str], references: list[list[str]]) -> dict[str, Any]:
+        """The edits of all texts by the tokens of all references."""
+        edits = tokens = 0
+        for prediction, group in zip(predictions, references, strict=True):
+            found = ((count_edits(prediction.split(), words), len(words)) for words in map(str.split, group))
+            nearest, length = min(found)
+            edits, tokens = edits + nearest, tokens + length
+        return {"score": 100 * edits / max(tokens, 1)}
+
+
+def count_edits(tokens: Sequence[str], reference: Sequence[str]) -> int:
+    """Levenshtein's distance: the fewest insertions, deletions and substitutions that make one of the other."""
+    distances = list(range(len(reference) + 1))
+    for row, token in enumerate(tokens, start=1):
+        diagonal, distances[0] = distances[0], row
+        for column, other in enumerate(reference, start=1):
+            substituted = diagonal + (token != other)
+            diagonal = distances[column]
+            distances[column] = min(substituted, diagonal + 1, distances[column - 1] + 1)
+    return distances[-1]
+
+
 class Rouge(_TextMetric):
     """ROUGE as Google's rouge_score computes it: what a summary has in common with a reference, F1 from 0 to 1.
 
@@ -411,7 +460,7 @@ class Perplexity(_MetricWithOptions):
 
 
 _METRICS: dict[str, type[_MetricWithOptions]] = {"bleu": Bleu, "chrf": Chrf, "ter": Ter, "rouge": Rouge}
-_METRICS |= {"exact_match": ExactMatch, "perplexity": Perplexity}
+_METRICS |= {"exact_match": ExactMatch, "wer": WordErrorRate, "per": PhoneErrorRate, "perplexity": Perplexity}
 
 
 def score_loss(

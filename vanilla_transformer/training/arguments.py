@@ -1,16 +1,18 @@
 """What the training script can be told: which recipe, which model, which sentence pairs, and how to train."""
 
 from dataclasses import dataclass, field
+from typing import get_args
 
 import torch
 from transformers import Seq2SeqTrainingArguments
 from transformers.integrations.integration_utils import is_tensorboard_available
 
+from vanilla_transformer.data.tokenizer_training import ModelType
 from vanilla_transformer.options import DISABLE_TQDM, option
 from vanilla_transformer.tasks import TASKS, TRANSLATION, Task, get_task
 
 # How the names of measures end of which a smaller value is better.
-LOWER_IS_BETTER = ("loss", "perplexity", "ppl", "ter", "wer", "cer")
+LOWER_IS_BETTER = ("loss", "perplexity", "ppl", "ter", "wer", "per", "cer")
 
 
 @dataclass
@@ -40,6 +42,8 @@ class ModelArguments:
     model_name_or_path: str | None = option("A trained model to go on from.", None)
     config_overrides: str | None = option("Fields to change, as in dropout=0.3,encoder_layers=4,d_k=null.", None)
     tokenizer_name: str | None = option("A tokenizer (path or id). Default: the model's, or a new one.", None)
+    tokenizer_type: str = option("Of a new tokenizer: bpe, unigram, wordlevel (words as they stand) or char.", "bpe")
+    target_tokenizer_type: str | None = option("With separate_vocabularies. Default: tokenizer_type.", None)
     vocab_size: int = option("Vocabulary size, where a tokenizer is trained.", 8000)
     separate_vocabularies: bool = option("Train a vocabulary for each language instead of one for both.", False)
     target_vocab_size: int | None = option("Size of the target's own vocabulary. Default: vocab_size.", None)
@@ -47,8 +51,12 @@ class ModelArguments:
     def __post_init__(self) -> None:
         """Checks that exactly one kind of model is named, and that a second vocabulary's size belongs to one."""
         _check_one(self, "preset", "config_name", "model_name_or_path")
-        if self.target_vocab_size is not None and not self.separate_vocabularies:
-            raise ValueError(f"target_vocab_size={self.target_vocab_size} needs separate_vocabularies.")
+        for name in ("target_vocab_size", "target_tokenizer_type"):
+            if (value := getattr(self, name)) is not None and not self.separate_vocabularies:
+                raise ValueError(f"{name}={value} needs separate_vocabularies.")
+        for name in ("tokenizer_type", "target_tokenizer_type"):
+            if (value := getattr(self, name)) is not None and value not in get_args(ModelType):
+                raise ValueError(f"{name}={value}: must be one of {', '.join(get_args(ModelType))}.")
 
 
 def _check_one(arguments: object, first: str, second: str, third: str) -> None:
@@ -97,6 +105,8 @@ class DataArguments:
     streaming: bool = option("Read and tokenize while training, for corpora that do not fit in memory.", False)
     streaming_window: int = option("Pairs that streaming reads ahead, to shuffle them and to sort by length.", 20_000)
     tokenizer_sample: int = option("With streaming: a tokenizer is trained on so many pairs.", 1_000_000)
+    bleu_tokenize: str | None = option("SacreBLEU's tokeniser when validating. Default: the target language's.", None)
+    remove_bpe: str | None = option("Join pieces that end with this (@@, say) before they are scored.", None)
     bpe_dropout: float = option("Probability of leaving out a merge of a training text (0.1 is usual).", 0.0)
 
     def __post_init__(self) -> None:
@@ -153,6 +163,9 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     eval_strategy: str = option("When to validate: no, steps or epoch.", "epoch")
     save_strategy: str = option("When to save a checkpoint: no, steps, epoch, best.", "epoch")
     save_total_limit: int | None = option("Checkpoints to keep; the best, and those to average, always are.", 2)
+    early_stopping_patience: int | None = option(
+        "End when metric_for_best_model has not improved in so many validations.", None
+    )
     load_best_model_at_end: bool | None = option(
         "Whether to end with the best checkpoint. Default: yes, but with average_checkpoints or no eval.", None
     )  # type: ignore[assignment]
@@ -192,6 +205,11 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
                 raise ValueError(f"{name}={value}: must be at least 1 token, or absent.")
         if self.average_checkpoints < 0:
             raise ValueError(f"average_checkpoints={self.average_checkpoints}: must not be negative.")
+        if self.early_stopping_patience is not None:
+            if self.early_stopping_patience < 1:
+                raise ValueError(f"early_stopping_patience={self.early_stopping_patience}: must be at least 1.")
+            if self.eval_strategy == "no":
+                raise ValueError("early_stopping_patience needs validations: eval_strategy is no.")
         if self.load_best_model_at_end is None:
             self.load_best_model_at_end = not self.average_checkpoints and self.eval_strategy != "no"
         elif self.average_checkpoints and self.load_best_model_at_end:
@@ -201,7 +219,7 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
             )
         if self.save_total_limit and 0 < self.save_total_limit < self.average_checkpoints:
             self.save_total_limit = self.average_checkpoints
-        if self.metric_for_best_model is None and self.load_best_model_at_end:
+        if self.metric_for_best_model is None and (self.load_best_model_at_end or self.early_stopping_patience):
             self.is_best_by_task = self.predict_with_generate
             self.metric_for_best_model = TRANSLATION.best_by if self.predict_with_generate else "loss"
         if self.metric_for_best_model and self.greater_is_better is None:

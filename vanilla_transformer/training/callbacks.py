@@ -39,6 +39,28 @@ class KeepGenerationConfig(TrainerCallback):
             getattr(model, "module", model).generation_config = copy.deepcopy(self.generation_config)
 
 
+class StopEarly(TrainerCallback):
+    """Ends a training whose `metric_for_best_model` has not improved in `patience` validations.
+
+    It counts them in the log, which checkpoints keep; the library's `EarlyStoppingCallback` begins anew in a run that
+    is resumed.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self.patience = patience
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Ends the training if it is time."""
+        name = f"eval_{(args.metric_for_best_model or 'loss').removeprefix('eval_')}"
+        values = [record[name] for record in state.log_history if name in record]
+        if not values:
+            known = sorted({key for record in state.log_history for key in record if key.startswith("eval_")})
+            raise ValueError(f"early_stopping_patience: {name} is not among what was measured: {', '.join(known)}.")
+        best = max(values) if args.greater_is_better else min(values)
+        if len(values) - 1 - values.index(best) >= self.patience:
+            control.should_training_stop = True
+
+
 class MixLengthGroups(TrainerCallback):
     """Has the Trainer's `group_by_length` go through lengths in any order instead of falling every 50 batches.
 

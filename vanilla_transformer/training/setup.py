@@ -37,7 +37,7 @@ from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTr
 from vanilla_transformer.tasks import TRANSLATION, Task, find_prefix, get_task
 
 from .arguments import DataArguments, ModelArguments, TranslationTrainingArguments
-from .callbacks import KeepGenerationConfig, MixLengthGroups, ShipCode, WarnOfWarmup
+from .callbacks import KeepGenerationConfig, MixLengthGroups, ShipCode, StopEarly, WarnOfWarmup
 from .checkpoints import RecordWorldSize
 from .examples import Corpora, known_languages, prepare_training_data, stream_batches, tokenize_pairs
 from .records import WriteCurves, use_token_progress
@@ -83,7 +83,9 @@ def load_or_train_tokenizer(
     pairs = train_dataset if isinstance(train_dataset, Dataset) else sample_pairs(train_dataset, sample)
     sources, targets = pairs["source"], pairs["target"]
     sizes: dict[str, Any] = {"vocab_size": arguments.vocab_size, "model_max_length": model_max_length}
+    sizes["model_type"] = arguments.tokenizer_type
     if arguments.separate_vocabularies:
+        sizes["target_model_type"] = arguments.target_tokenizer_type
         return train_separate_tokenizer(sources, targets, target_vocab_size=arguments.target_vocab_size, **sizes)
     return train_tokenizer(chain(sources, targets), length=2 * len(pairs), **sizes)
 
@@ -300,7 +302,10 @@ def build_trainer(
     if training_arguments.predict_with_generate and "validation" in tokenized:
         langs = known_languages(data_arguments) or getattr(model.config, "langs", None)
         task = get_task(data_arguments.task)
-        compute_metrics = make_compute_metrics(tokenizer, task, bleu_tokenize=find_bleu_tokenizer(langs))
+        bleu_tokenize = data_arguments.bleu_tokenize or find_bleu_tokenizer(langs)
+        compute_metrics = make_compute_metrics(
+            tokenizer, task, bleu_tokenize=bleu_tokenize, remove_bpe=data_arguments.remove_bpe
+        )
     callbacks: list[TrainerCallback] = [
         KeepGenerationConfig(copy.deepcopy(model.generation_config)),
         RecordWorldSize(streaming=isinstance(corpora["train"], IterableDataset)),
@@ -308,6 +313,8 @@ def build_trainer(
         WriteCurves(),
         ShipCode(),
     ]
+    if training_arguments.early_stopping_patience is not None:
+        callbacks.append(StopEarly(training_arguments.early_stopping_patience))
     pairs, train_lengths = corpora["train"], None
     if isinstance(pairs, IterableDataset):
         train_dataset = stream_batches(pairs, tokenizer, data_arguments, training_arguments)
@@ -369,6 +376,8 @@ def settle_training_arguments(
     if bpe_dropout:  # the training data stay texts until a batch is made
         arguments.remove_unused_columns = False
     if not validates:
+        if arguments.early_stopping_patience is not None:
+            raise ValueError("early_stopping_patience needs validation data.")
         arguments.eval_strategy = IntervalStrategy.NO
         arguments.load_best_model_at_end = False
         arguments.metric_for_best_model = None

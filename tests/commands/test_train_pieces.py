@@ -1,0 +1,132 @@
+"""Corpora that are cut into pieces already ("pul@@ ley"): trained on as they stand, scored as words; and early ends."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from corpus_files import command_line
+from transformers import AutoTokenizer, TrainerControl
+
+from vanilla_transformer.commands import evaluate, train
+from vanilla_transformer.inference.evaluate import join_pieces
+from vanilla_transformer.training.callbacks import StopEarly
+
+pytestmark = pytest.mark.usefixtures("no_curves")
+
+SOURCES = ["a pul@@ ley is here .", "two pul@@ leys are here .", "a man is here .", "two men are here ."] * 6
+TARGETS = ["da ist eine rol@@ le .", "da sind zwei rol@@ len .", "da ist ein mann .", "da sind zwei männ@@ er ."] * 6
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, Any]:
+    files = {"source": tmp_path / "pairs.en", "target": tmp_path / "pairs.de"}
+    for name, lines in (("source", SOURCES), ("target", TARGETS)):
+        files[name].write_text("\n".join(lines) + "\n", encoding="utf-8")
+    pairs = [str(path) for path in files.values()]
+    return {
+        "preset": "tiny",
+        "tokenizer_type": "wordlevel",
+        "remove_bpe": "@@",
+        "bleu_tokenize": "none",
+        "train_file": pairs,
+        "validation_file": pairs,
+        "learning_rate": 0.01,
+        "warmup_steps": 5,
+        "use_cpu": True,
+        "num_train_epochs": 60,
+        "per_device_train_batch_size": 4,
+        "early_stopping_patience": 8,
+        "disable_tqdm": True,
+        "output_dir": str(tmp_path / "run"),
+        "generation_max_length": 12,
+    }
+
+
+def test_pieces_are_learned_and_words_scored(settings: dict[str, Any], tmp_path: Path) -> None:
+    train.main(command_line(settings))
+    run = tmp_path / "run"
+    tokenizer = AutoTokenizer.from_pretrained(run)
+    assert tokenizer.tokenize("two pul@@ ley .") == ["two", "pul@@", "ley", "."]
+    state = json.loads((run / "trainer_state.json").read_text())
+    bleu = [record["eval_bleu"] for record in state["log_history"] if "eval_bleu" in record]
+    assert max(bleu) == pytest.approx(100), "else this tests nothing"
+    assert len(bleu) < 60, "it has ended early"
+
+    scored = tmp_path / "scored"
+    arguments = {"model_name_or_path": run, "test_file": settings["train_file"], "output_dir": scored}
+    evaluate.main(command_line(arguments | {"remove_bpe": "@@", "bleu_tokenize": "none", "disable_tqdm": True}))
+    metrics = json.loads((scored / "metrics.json").read_text())
+    assert metrics["exact_match"] == 100
+    assert "tok:none" in metrics["bleu_signature"]
+    for name, lines in (("references", TARGETS), ("hypotheses", TARGETS), ("sources", SOURCES)):
+        joined = [line.replace("@@ ", "") for line in lines]
+        assert (scored / f"{name}.txt").read_text(encoding="utf-8").splitlines() == joined
+
+
+@pytest.mark.parametrize(
+    ("cut", "joined"),
+    [("pul@@ ley .", "pulley ."), ("pul@@", "pul"), ("a@@ b c@@ d", "ab cd"), ("a@ b ", "a@ b "), ("", "")],
+)
+def test_pieces_are_joined(cut: str, joined: str) -> None:
+    assert join_pieces([cut], "@@") == [joined]
+
+
+class TestStopEarly:
+    @staticmethod
+    def find_end(values: list[float], *, patience: int, greater: bool) -> int:
+        """After how many validations a training with these scores ends."""
+        arguments: Any = SimpleNamespace(metric_for_best_model="chrf", greater_is_better=greater)
+        state: Any = SimpleNamespace(log_history=[{"loss": 1.0}])
+        for count, value in enumerate(values, start=1):
+            state.log_history.append({"eval_chrf": value})
+            control = TrainerControl()
+            # A new one each time, as in a run that is resumed.
+            StopEarly(patience).on_evaluate(arguments, state, control)
+            if control.should_training_stop:
+                return count
+        return -1
+
+    def test_it_waits_for_the_best_to_be_beaten(self) -> None:
+        assert self.find_end([1, 3, 2, 3, 2, 4], patience=3, greater=True) == 5
+        assert self.find_end([1, 3, 2, 2, 4, 2, 2], patience=3, greater=True) == -1
+        assert self.find_end([3, 1, 2, 2, 0], patience=2, greater=False) == 4
+
+    def test_a_score_that_is_not_measured_is_named(self) -> None:
+        arguments: Any = SimpleNamespace(metric_for_best_model="eval_ter", greater_is_better=False)
+        state: Any = SimpleNamespace(log_history=[{"eval_bleu": 1.0}])
+        with pytest.raises(ValueError, match="eval_ter is not among what was measured: eval_bleu"):
+            StopEarly(1).on_evaluate(arguments, state, TrainerControl())
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"early_stopping_patience": 0}, "early_stopping_patience=0: must be at least 1"),
+            ({"eval_strategy": "no"}, "early_stopping_patience needs validations"),
+            ({"validation_file": None}, "early_stopping_patience needs validation data"),
+            ({"tokenizer_type": "words"}, "tokenizer_type=words: must be one of bpe, unigram, wordlevel, char"),
+            ({"target_tokenizer_type": "char"}, "target_tokenizer_type=char needs separate_vocabularies"),
+        ],
+    )
+    def test_what_cannot_be_is_refused(
+        self, settings: dict[str, Any], changes: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        changed = {name: value for name, value in (settings | changes).items() if value is not None}
+        with pytest.raises((SystemExit, ValueError)) as error:
+            train.main(command_line(changed))
+        assert message in f"{error.value} {capsys.readouterr().err}".replace("\n", " ")
+
+
+def test_a_file_of_arguments_may_be_followed_by_others(settings: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    words = [str(path), "--seed", "7", "--bf16", "--learning_rate", "2e-3", "--train_file", "one.tsv"]
+    _, model, data, arguments = train.parse(train.make_parser(), words)
+    assert (arguments.seed, arguments.bf16, arguments.learning_rate, data.train_file) == (7, True, 0.002, ["one.tsv"])
+    assert (model.tokenizer_type, arguments.num_train_epochs, arguments.output_dir) == (
+        "wordlevel",
+        60,
+        settings["output_dir"],
+    )
