@@ -17,7 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sized
 from itertools import islice
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -32,7 +32,7 @@ ModelType = Literal["bpe", "unigram", "wordlevel", "char"]
 # An untrained vocabulary: the special tokens and the 256 bytes, without which some character could not be spelled.
 _UNTRAINED = VanillaTransformerTokenizer()
 MINIMUM_VOCAB_SIZE = len(_UNTRAINED)
-SPECIAL_TOKENS = _UNTRAINED.convert_ids_to_tokens(sorted(_UNTRAINED.all_special_ids))
+SPECIAL_TOKENS: Any = _UNTRAINED.convert_ids_to_tokens(sorted(_UNTRAINED.all_special_ids))
 
 _BATCH_SIZE = 1000
 # The time to train on a word grows with the square of its length. A longer one is cut.

@@ -35,7 +35,7 @@ from .search_vanilla_transformer import (
     SourceLengthCriteria,
     SourceLengthForcedEOS,
 )
-from .static_decoding_vanilla_transformer import make_sharing_decoder
+from .static_decoding_vanilla_transformer import SharingDecoder, make_sharing_decoder
 
 if TYPE_CHECKING:
     # Never executed. Saving a model copies the files that import lines name, and a process without this package finds
@@ -222,7 +222,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             or synced_gpus
             or streamer is not None
         )
-        decoder = None if needs_library else make_sharing_decoder(self, model_kwargs, generation_config)
+        decoder = None if needs_library else self.make_decoder(model_kwargs, generation_config)
         if decoder is not None:
             return GreedySearch(decoder, input_ids, **common).run()
         common |= {"synced_gpus": synced_gpus, "streamer": streamer}
@@ -247,6 +247,10 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             model_kwargs=model_kwargs,
             synced_gpus=synced_gpus,
         ).run()
+
+    def make_decoder(self, model_kwargs: dict[str, Any], generation_config: GenerationConfig) -> SharingDecoder | None:
+        """Returns what runs the model step by step in a search whose beams share memory, if that suits the inputs."""
+        return make_sharing_decoder(self, model_kwargs, generation_config)
 
     def has_own_methods(self) -> bool:
         """Whether generation may do without the methods that it would call, because nobody has replaced them.

@@ -21,7 +21,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 
 from .decoding_vanilla_transformer import ReorderingDecoder
-from .static_decoding_vanilla_transformer import SharingDecoder, make_sharing_decoder
+from .static_decoding_vanilla_transformer import SharingDecoder
 
 _IMPOSSIBLE = -1.0e9  # the library's score for what must not be chosen
 _MANY_VALUES, _PART = 100_000, 64
@@ -297,7 +297,7 @@ class BeamSearch:
         self.logits_processor = logits_processor
         self.recorded = _find_what_to_record(generation_config)
         # What is recorded of a step has every row.
-        sharing = None if self.recorded else make_sharing_decoder(model, model_kwargs, generation_config)
+        sharing = None if self.recorded else model.make_decoder(model_kwargs, generation_config)
         self.decoder = sharing or ReorderingDecoder(model, model_kwargs, generation_config)
         self.sentences_may_leave = (
             sharing is not None
