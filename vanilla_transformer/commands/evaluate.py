@@ -5,6 +5,7 @@ r"""Score a model on a test set (BLEU, chrF, TER or ROUGE, exact match, loss, pe
         --source_lang en --target_lang de --output_dir out/my-model/test
     vanilla-transformer evaluate --model_name_or_path out/demo --builtin_corpus
     vanilla-transformer evaluate --model_name_or_path out/summaries --dataset_name user/articles
+    vanilla-transformer evaluate --model_name_or_path out/seed1 out/seed2 out/seed3 --test_file test.en test.de
 
 Prints a table; with --output_dir, also writes metrics.json, and sources.txt, hypotheses.txt and references.txt (one
 text per line) there. The model's task decides what is scored, ROUGE for summaries, and what is put before sources.
@@ -35,7 +36,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from vanilla_transformer.export.engines import EngineArguments
+from vanilla_transformer.export.engines import MODELS, EngineArguments
 from vanilla_transformer.options import option
 
 from .command_line import explaining_errors, make_argument_parser, settled_bars
@@ -53,7 +54,7 @@ _LIBRARIES = ("transformers", "torch", "tokenizers", "datasets", "sacrebleu", "r
 class EvaluationArguments(EngineArguments):
     """What to score or compare, on which sentence pairs."""
 
-    model_name_or_path: str = option("Folder or Hub name of a sequence-to-sequence model to score.", "")
+    model_name_or_path: str = option(MODELS, "", nargs="+")
     compare: list[str] | None = option("Compare these, baseline first: folders, text or .jsonl files.", None)
     compare_method: Method = option("SacreBLEU's paired test. Default: bootstrap.", "bootstrap")
     compare_samples: int | None = option("Default: 1,000, or 10,000 with approximate_randomization.", None)
@@ -233,6 +234,9 @@ def score_model(arguments: EvaluationArguments, task: Task, pairs: Dataset, outp
 
     # So that nobody takes the scores for those of the same folder after more training.
     scored = {} if output_dir is None else describe_model(Path(arguments.model_name_or_path))
+    if len(arguments.model_names) > 1:
+        described = [{"model_name_or_path": name, **describe_model(Path(name))} for name in arguments.model_names]
+        scored = {"ensemble": described}
     model, tokenizer, generate_kwargs = arguments.load()
     check_text_target(tokenizer)  # now rather than after translating
     prefix, sources, references = arguments.find_prefix(model), list(pairs["source"]), list(pairs["target"])

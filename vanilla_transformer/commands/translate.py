@@ -3,6 +3,7 @@
     echo "A man rides a horse." | vanilla-transformer translate --model_name_or_path out/my-model --num_beams 4
     vanilla-transformer translate --model_name_or_path out/my-model --input_file test.en --output_file test.de
     vanilla-transformer translate --model_name_or_path out/my-model --input_file test.en --num_beams 4 --n_best 4
+    vanilla-transformer translate --model_name_or_path out/seed1 out/seed2 --input_file test.en --output_file test.de
 
 The input may be of any size: --window_size lines of it are held at a time, and translations are written in order. With
 --n_best N, each input line gives N output lines, best first, of three fields with tabs in between: the input line's

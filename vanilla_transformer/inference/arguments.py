@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from vanilla_transformer.tasks import Task
 
+_SEARCH = ("num_beams", "length_penalty", "length_penalty_type", "max_new_tokens")
+
 
 @dataclass
 class InferenceArguments:
@@ -24,6 +26,9 @@ class InferenceArguments:
     dtype: str = option("auto (default: as saved), float32, bfloat16 or float16.", "auto")
     num_beams: int | None = option("Beams; 1 is greedy search. Default: the model's generation config.", None)
     length_penalty: float | None = option("Above 0 favours longer translations. Default: as num_beams.", None)
+    length_penalty_type: str | None = option(
+        "gnmt (the paper's) or transformers (length ** length_penalty). Default: as num_beams.", None
+    )
     max_new_tokens: int | None = option("Limit of a translation, in tokens. Default: as num_beams.", None)
     max_source_length: int | None = option("Tokens that sources are cut to. Default: the tokenizer's limit.", None)
     batch_size: int | None = option("The most sentences of a batch. Default: --max_batch_tokens decides.", None)
@@ -64,14 +69,16 @@ class InferenceArguments:
         langs = None if self.source_lang is None or self.target_lang is None else [self.source_lang, self.target_lang]
         return find_prefix(model.config, self.find_task(model), langs=langs)
 
+    @property
+    def place(self) -> dict[str, Any]:
+        """Where models come from, and where they go to: arguments of `load_model_and_tokenizer`."""
+        return {name: getattr(self, name) for name in ("device", "dtype", "revision", "trust_remote_code")}
+
     def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, dict[str, Any]]:
         """The model, its tokenizer, and the arguments of `generate` that were given or that the languages ask for."""
         from .loading import load_model_and_tokenizer
 
-        place: dict[str, Any] = {"device": self.device, "dtype": self.dtype, "revision": self.revision}
-        model, tokenizer = load_model_and_tokenizer(
-            self.model_name_or_path, **place, trust_remote_code=self.trust_remote_code
-        )
+        model, tokenizer = load_model_and_tokenizer(self.model_name_or_path, **self.place)
         return model, tokenizer, self.collect_settings(model, tokenizer)
 
     def collect_settings(self, model: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
@@ -81,7 +88,7 @@ class InferenceArguments:
         from .loading import is_multilingual, set_languages
 
         check_languages(model, self.source_lang, self.target_lang)
-        given = {name: getattr(self, name) for name in ("num_beams", "length_penalty", "max_new_tokens")}
+        given = {name: getattr(self, name) for name in _SEARCH}
         generate_kwargs = {name: value for name, value in given.items() if value is not None}
         if self.source_lang is not None and self.target_lang is not None and is_multilingual(tokenizer):
             generate_kwargs |= set_languages(tokenizer, source_lang=self.source_lang, target_lang=self.target_lang)

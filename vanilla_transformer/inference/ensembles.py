@@ -11,14 +11,17 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.nn.functional import log_softmax
-from transformers import GenerationConfig, GenerationMixin
+from transformers import GenerationConfig, GenerationMixin, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
+from vanilla_transformer.data.vocabularies import get_vocabularies
 from vanilla_transformer.model.generation_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerGenerationMixin,
 )
 from vanilla_transformer.model.pretrained_vanilla_transformer import VanillaTransformerPreTrainedModel
+
+from .loading import load_model_and_tokenizer
 
 _SAME = ("vocab_size", "target_vocab_size", "bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
 
@@ -98,11 +101,14 @@ class Ensemble(VanillaTransformerGenerationMixin, VanillaTransformerPreTrainedMo
         widths = [cast(Any, member).config.d_model for member in self.members]
         return [BaseModelOutput(last_hidden_state=states) for states in encoder_outputs[0].split(widths, dim=-1)]
 
-    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any) -> None:
+    def _prepare_cache_for_generation(
+        self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> bool:
         """Makes none: each member gets its own (see `make_decoder`), or there is none."""
         if model_kwargs.get("past_key_values") is not None:
             raise ValueError("An ensemble takes no past_key_values: its members have a cache each.")
         generation_config.use_cache = model_kwargs["use_cache"] = False
+        return False
 
     def make_decoder(self, model_kwargs: dict[str, Any], generation_config: GenerationConfig) -> Any:
         """Returns a decoder made of the members', if all have one."""
@@ -116,6 +122,16 @@ class Ensemble(VanillaTransformerGenerationMixin, VanillaTransformerPreTrainedMo
             model._prepare_cache_for_generation(settings, own, None, prompt, settings.max_length)  # type: ignore[arg-type]
             decoders.append(model.make_decoder(own, settings))
         return None if None in decoders else _EnsembleDecoder(decoders)
+
+
+def load_ensemble(names: Sequence[str], **place: Any) -> tuple[Ensemble, PreTrainedTokenizerBase]:
+    """Loads models by name as [`load_model_and_tokenizer`] does one; they must have the same tokenizer."""
+    loaded = [load_model_and_tokenizer(name, **place) for name in names]
+    tokenizer: Any = loaded[0][1]
+    for name, (_, other) in zip(names[1:], loaded[1:], strict=True):
+        if get_vocabularies(other) != get_vocabularies(tokenizer):
+            raise ValueError(f"{name} has another vocabulary than {names[0]}: the models of an ensemble share one.")
+    return Ensemble([cast(Any, model) for model, _ in loaded]), tokenizer
 
 
 def _check(members: Sequence[Any]) -> None:
