@@ -12,7 +12,9 @@ from transformers import AutoTokenizer, TrainerControl
 
 from vanilla_transformer.commands import evaluate, train
 from vanilla_transformer.inference.evaluate import join_pieces
+from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.training.callbacks import StopEarly
+from vanilla_transformer.training.setup import build_config
 
 pytestmark = pytest.mark.usefixtures("no_curves")
 
@@ -130,3 +132,23 @@ def test_a_file_of_arguments_may_be_followed_by_others(settings: dict[str, Any],
         60,
         settings["output_dir"],
     )
+
+
+def test_the_best_checkpoint_is_kept_beside_those_that_are_averaged(settings: dict[str, Any]) -> None:
+    words = [*command_line(settings), "--average_checkpoints", "3", "--metric_for_best_model", "loss"]
+    *_, arguments = train.parse(train.make_parser(), words)
+    assert (arguments.save_total_limit, arguments.load_best_model_at_end, arguments.greater_is_better) == (
+        4,
+        False,
+        False,
+    )
+
+
+RECIPES = sorted((Path(__file__).parents[2] / "scripts" / "recipes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_is_a_command(path: Path) -> None:
+    _, model, data, arguments = train.parse(train.make_parser(), [str(path)])
+    assert data.train_file and data.validation_file and arguments.use_cpu
+    assert build_config(model, VanillaTransformerTokenizer()).dropout == 0.3

@@ -217,11 +217,13 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
                 f"average_checkpoints={self.average_checkpoints} and load_best_model_at_end ask for two different "
                 "models at the end: give one of them."
             )
-        if self.save_total_limit and 0 < self.save_total_limit < self.average_checkpoints:
-            self.save_total_limit = self.average_checkpoints
         if self.metric_for_best_model is None and (self.load_best_model_at_end or self.early_stopping_patience):
             self.is_best_by_task = self.predict_with_generate
             self.metric_for_best_model = TRANSLATION.best_by if self.predict_with_generate else "loss"
+        # The Trainer keeps the best one as well.
+        needed = self.average_checkpoints + bool(self.metric_for_best_model)
+        if self.average_checkpoints and 0 < (self.save_total_limit or 0) < needed:
+            self.save_total_limit = needed
         if self.metric_for_best_model and self.greater_is_better is None:
             self.greater_is_better = not self.metric_for_best_model.endswith(LOWER_IS_BETTER)
         super().__post_init__()
