@@ -150,5 +150,5 @@ RECIPES = sorted((Path(__file__).parents[2] / "scripts" / "recipes").glob("*.yam
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_is_a_command(path: Path) -> None:
     _, model, data, arguments = train.parse(train.make_parser(), [str(path)])
-    assert data.train_file and data.validation_file and arguments.use_cpu
+    assert all([data.train_file, data.validation_file, arguments.use_cpu])
     assert build_config(model, VanillaTransformerTokenizer()).dropout == 0.3
