@@ -182,10 +182,14 @@ def write_metrics(
     earlier = read_json(path)
     is_same = isinstance(earlier, dict) and earlier.get("steps") == state.global_step
     every_metric: dict[str, Any] = {**((is_same and earlier.get("metrics")) or {}), **metrics}
+    best: dict[str, Any] | None = None
+    if state.best_metric is not None:
+        best = {"metric": args.metric_for_best_model, "value": state.best_metric, "step": state.best_global_step}
+        best["checkpoint"] = state.best_model_checkpoint and os.path.relpath(state.best_model_checkpoint, output_dir)
     content = {
         "metrics": every_metric,
         "last_log": next((entry for entry in reversed(state.log_history) if "loss" in entry), None),
-        "best": _describe_best(Path(output_dir), state, args),
+        "best": best,
         "steps": state.global_step,
         "epochs": state.epoch,
         "resumed_at_step": every_metric.get("train_resumed_at_step"),
@@ -214,14 +218,6 @@ def explain_choice(trainer: Trainer) -> str:
         f"It is that of update {state.best_global_step:,}, the best by {args.metric_for_best_model} of those evaluated "
         f"(of equal ones, by loss): {scores}."
     )
-
-
-def _describe_best(output_dir: Path, state: TrainerState, args: TrainingArguments) -> dict[str, Any] | None:
-    if state.best_metric is None:
-        return None
-    best = state.best_model_checkpoint and os.path.relpath(state.best_model_checkpoint, output_dir)
-    entry = {"metric": args.metric_for_best_model, "value": state.best_metric, "step": state.best_global_step}
-    return {**entry, "checkpoint": best}
 
 
 def _describe_surroundings(args: TrainingArguments) -> dict[str, Any]:

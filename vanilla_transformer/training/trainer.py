@@ -18,14 +18,7 @@ from datasets import Dataset
 from huggingface_hub import CommitInfo, create_branch, run_as_future, upload_folder
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import (
-    PreTrainedModel,
-    Seq2SeqTrainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PreTrainedModel, Seq2SeqTrainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import EvalLoopOutput, HubStrategy, TrainOutput, seed_worker
 from transformers.utils import logging
@@ -54,7 +47,7 @@ class _SetEpoch(TrainerCallback):
     def __init__(self, sampler: TokenBatchSampler) -> None:
         self.sampler = sampler
 
-    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.sampler.set_epoch(int(state.epoch or 0))
 
 
