@@ -158,6 +158,7 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     per_device_eval_batch_size: int = option("Sentence pairs in a validation batch.", 64)
     max_source_tokens: int | None = option("Fill a batch up to so many source tokens, with padding, per device.", None)
     max_target_tokens: int | None = option("The same on the target side. Default: max_source_tokens.", None)
+    r_drop: float = option("Weight of R-Drop, two passes whose predictions are to agree; 5 is usual, 0: one pass.", 0.0)
     average_checkpoints: int = option("End with the average of the last so many checkpoints; 0: do not.", 0)
     train_sampling_strategy: str = option("Sentences of similar length in one batch, by default.", "group_by_length")
     eval_strategy: str = option("When to validate: no, steps or epoch.", "epoch")
@@ -203,6 +204,8 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         for name in ("max_source_tokens", "max_target_tokens"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name}={value}: must be at least 1 token, or absent.")
+        if self.r_drop < 0:
+            raise ValueError(f"r_drop={self.r_drop}: must not be negative.")
         if self.average_checkpoints < 0:
             raise ValueError(f"average_checkpoints={self.average_checkpoints}: must not be negative.")
         if self.early_stopping_patience is not None:

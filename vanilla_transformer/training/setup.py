@@ -52,6 +52,7 @@ _WATCHED_ARGUMENTS = (
     *("weight_decay", "max_grad_norm", "label_smoothing_factor", "bf16", "fp16", "seed", "data_seed"),
     *("max_source_tokens", "max_target_tokens", "per_device_train_batch_size", "gradient_accumulation_steps"),
     "train_sampling_strategy",
+    "r_drop",
 )
 
 

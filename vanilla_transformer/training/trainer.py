@@ -36,6 +36,7 @@ from vanilla_transformer.model.pretrained_vanilla_transformer import VanillaTran
 
 from .averaging import AverageCheckpoints
 from .checkpoints import delete_old_checkpoints, find_last_whole_checkpoint
+from .r_drop import repeat_rows, sum_divergences
 from .sharding import drop_tied_copies, is_sharded, keep_tables_together, unsharded_class
 
 logger = logging.get_logger(__name__)
@@ -250,6 +251,26 @@ class TranslationTrainer(Seq2SeqTrainer):
                 "saved since, but checkpoints shortly before may be spoilt too. Begin again in another output_dir with "
                 f"a learning rate lower than {self.args.learning_rate:g} or a longer warm-up."
             )
+
+    # Loss
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """The library's, or with `r_drop` the mean of two passes' losses and how far their predictions are apart."""
+        weight = getattr(self.args, "r_drop", 0.0)
+        if not (weight and model.training):
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        count = inputs["labels"].ne(IGNORED_LABEL).sum() if num_items_in_batch is None else num_items_in_batch
+        twice = repeat_rows(inputs)
+        loss, outputs = super().compute_loss(model, {**twice, "skip_logits": False}, True, 2 * count)
+        processes = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1  # as the loss is
+        loss = loss + weight * processes * sum_divergences(outputs.logits, twice["labels"]) / (2 * count)
+        return (loss, outputs) if return_outputs else loss
 
     # Counting
 
