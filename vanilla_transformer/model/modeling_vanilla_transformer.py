@@ -6,7 +6,7 @@
     3.4  embeddings                                          TransformerStack.embed
     3.4  output layer and softmax                            generation_vanilla_transformer.py
     3.5  positional encoding                                 positions_vanilla_transformer.py
-    5.4  dropout, label smoothing                            where they act; loss_vanilla_transformer.py
+    5.4  dropout, label smoothing                            Dropout; loss_vanilla_transformer.py
 
 Shapes are written as
     B  batch, S  source length, T  target length, L  either length, D  d_model, V  vocabulary.
@@ -40,6 +40,33 @@ from .linear_vanilla_transformer import project
 from .positions_vanilla_transformer import LearnedPositions, SinusoidalPositions, count_positions, count_tokens_before
 from .pretrained_vanilla_transformer import VanillaTransformerPreTrainedModel
 
+# 5.4  Regularization
+
+
+class Dropout(nn.Dropout):
+    """torch's dropout, whose mask takes a quarter of the time on a CPU: torch draws a float64 for each element."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Drops elements, of any shape, with probability p to the nearest 1 / 65,536, and scales the others."""
+        is_plain = type(inputs) is torch.Tensor and inputs.device.type == "cpu" and inputs.is_floating_point()
+        if not (self.training and 0 < self.p < 1 and is_plain) or _is_transformed():
+            return super().forward(inputs)
+        limit = round(self.p * 2**16)
+        # Four numbers of 16 bits from each one of 64.
+        drawn = torch.randint(-(2**63), 2**63 - 1, ((inputs.numel() + 3) // 4,)).view(torch.int16)
+        kept = drawn[: inputs.numel()].view(inputs.shape) >= limit - 2**15
+        return inputs * kept * (2**16 / max(2**16 - limit, 1))
+
+
+def _is_transformed() -> bool:
+    """Whether torch compiles, traces or transforms the model, and must see its own operator."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._are_functorch_transforms_active()
+    )
+
+
 # 3.1  Encoder and decoder stacks
 
 
@@ -50,8 +77,8 @@ class TransformerLayer(GradientCheckpointingLayer):
         super().__init__()
         self.normalize_before = config.normalize_before
         self.activation_fn = ACT2FN[config.activation_function]
-        self.dropout = nn.Dropout(config.dropout)
-        self.activation_dropout = nn.Dropout(config.activation_dropout)
+        self.dropout = Dropout(config.dropout)
+        self.activation_dropout = Dropout(config.activation_dropout)
         self.fc1 = nn.Linear(config.d_model, ffn_dim, bias=config.ffn_bias)
         self.fc2 = nn.Linear(ffn_dim, config.d_model, bias=config.ffn_bias)
         self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
@@ -143,7 +170,7 @@ class TransformerStack(VanillaTransformerPreTrainedModel):
         self.layernorm_embedding = self._norm_if(config.normalize_embedding)
         self.layers = nn.ModuleList(layers)
         self.layer_norm = self._norm_if(config.has_final_layer_norm)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.gradient_checkpointing = False
         self.post_init()
 
