@@ -70,7 +70,7 @@ from remote_process import BLOCK_THE_PACKAGE, RemotePython, remote_python  # noq
 
 
 def _seed_torch(seed: int) -> None:
-    """Seeds the CPU alone where no GPU is used: `torch.manual_seed` records a stack for those, a millisecond each time."""
+    """Seeds the CPU alone where no GPU is used: `torch.manual_seed` records the stack for each kind of them."""
     (torch if torch.cuda.is_initialized() else torch.default_generator).manual_seed(seed)
 
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from tiny_single_stacks import make_single_stack, run
 from tiny_vanilla import (
     ALL_SHARING,
     INPUTS,
@@ -23,7 +24,7 @@ from tiny_vanilla import (
     pad,
 )
 from torch import nn
-from transformers import AttentionInterface, AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache
+from transformers import AttentionInterface, AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -326,20 +327,24 @@ def test_model_is_one_graph(compile_once: Compile) -> None:
     torch.testing.assert_close(outputs.loss, expected.loss)
 
 
-@pytest.mark.parametrize("kind", ["sinusoidal", "learned"])
+@pytest.mark.parametrize("kind", ["sinusoidal", "learned", "decoder alone"])
 def test_decoding_step_is_compiled_once(kind: str, compile_once: Compile) -> None:
-    model = make_model(decoder_layers=1, position_embedding_type=kind)
     source, target = torch.tensor(make_sentences([5])), torch.tensor(make_sentences([8], seed=1))
-    expected = logits_of(model, input_ids=source, decoder_input_ids=target, use_cache=False)
-    cache = make_cache(model, "static", source_length=5, max_cache_len=MAX_LENGTH)
+    model: Any
+    if kind == "decoder alone":
+        model, name, inputs = make_single_stack("VanillaTransformerForCausalLM"), "input_ids", dict[str, Any]()
+        cache: Any = StaticCache(model.config, max_cache_len=MAX_LENGTH)
+    else:
+        model, name = make_model(decoder_layers=1, position_embedding_type=kind), "decoder_input_ids"
+        inputs = {"encoder_outputs": BaseModelOutput(run(model.get_encoder(), input_ids=source).last_hidden_state)}
+        cache = make_cache(model, "static", source_length=5, max_cache_len=MAX_LENGTH)
+    expected = run(model, **inputs, **{name: target}, use_cache=False).logits
     compiled = compile_once(model)
-    with torch.no_grad():
-        outputs = model(input_ids=source, decoder_input_ids=target[:, :2], past_key_values=cache)
-        encoded = BaseModelOutput(last_hidden_state=outputs.encoder_last_hidden_state)
-        for position in range(2, 8):
-            token = target[:, position : position + 1]
-            step = compiled(encoder_outputs=encoded, decoder_input_ids=token, past_key_values=cache, use_cache=True)
-            assert_close(step.logits[:, 0], expected[:, position])
+    run(model, **inputs, **{name: target[:, :2]}, past_key_values=cache)
+    for position in range(2, 8):
+        token = {name: target[:, position : position + 1]}
+        step = run(compiled, **inputs, **token, past_key_values=cache, use_cache=True)
+        assert_close(step.logits[:, 0], expected[:, position])
 
 
 def test_attentions_and_hidden_states() -> None:

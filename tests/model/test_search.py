@@ -135,33 +135,42 @@ def change_search(options: set[str], num_sentences: int, num_beams: int, padding
 @hypothesis.given(
     name=st.sampled_from(sorted(MODELS)),
     seed=st.integers(0, 5),
-    lengths=st.lists(st.integers(0, 7), min_size=1, max_size=6),
+    lengths=st.lists(st.integers(0, 7), min_size=1, max_size=9),
     side=st.sampled_from(["left", "right"]),
     num_beams=st.sampled_from([1, 1, 2, 3, 4, 5]),
     options=st.sets(st.sampled_from(OPTIONS)),
+    kind=st.sampled_from(["plain", "plain", "gnmt", "uncached", "recorded"]),
     data=st.data(),
 )
 @hypothesis.settings(max_examples=80)
-def test_the_library_finds_the_same(
-    name: str, seed: int, lengths: list[int], side: str, num_beams: int, options: set[str], data: st.DataObject
+def test_the_library_and_static_memory_find_the_same(
+    name: str, seed: int, lengths: list[int], side: str, num_beams: int, options: set[str], kind: str, data: Any
 ) -> None:
+    """The library knows no `gnmt` and no limit of each sentence's own, and static memory no scores of every step."""
     arguments = {**make_batch(lengths, seed, side), "num_beams": num_beams}
-    arguments |= change_search(options, len(lengths), num_beams)
+    arguments |= change_search(options, len(lengths), num_beams, data.draw(st.integers(0, 2), "padding"))
     arguments["max_new_tokens"] = data.draw(st.integers(1, 12), "max_new_tokens")
     if num_beams > 1:
         arguments |= {
             "num_return_sequences": data.draw(st.integers(1, num_beams), "num_return_sequences"),
             "length_penalty": data.draw(st.sampled_from([0.0, 0.6, 1.0, 2.0, -1.0]), "length_penalty"),
             "early_stopping": data.draw(st.sampled_from([False, True, "never"]), "early_stopping"),
-            "use_cache": data.draw(st.booleans(), "use_cache"),
+            "use_cache": kind != "uncached",
+            "return_dict_in_generate": kind in ("gnmt", "recorded"),
         }
-        if data.draw(st.booleans(), "recorded"):
-            arguments |= {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+        if kind == "recorded":
+            arguments |= {"output_scores": True, "output_logits": True}
             arguments |= {"output_hidden_states": True, "output_attentions": name == "eager-pre-norm"}
+    if kind == "gnmt":
+        arguments["length_penalty_type"] = "gnmt"
+        arguments["max_new_tokens"] = data.draw(st.sampled_from([None, 9]), "limit")
     model = shared_model(name, seed)
-    with library_search(model) as plain:
-        theirs = search(plain, **arguments)
-    assert_same(search(model, **arguments), theirs)
+    ours = search(model, **arguments)
+    if kind != "gnmt":
+        with library_search(model) as plain:
+            assert_same(ours, search(plain, **arguments))
+    if kind in ("plain", "gnmt") or num_beams == 1:
+        assert_same(search(model, **arguments, cache_implementation="static"), ours)
 
 
 @pytest.mark.parametrize("name", ["sdpa", "eager-pre-norm"])
