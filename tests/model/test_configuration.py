@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig
 
@@ -291,7 +291,6 @@ def legal_configs(draw: st.DrawFn) -> VanillaTransformerConfig:
     return VanillaTransformerConfig(**values)
 
 
-@settings(max_examples=50, deadline=None)
 @given(config=legal_configs())
 def test_json_round_trip(config: VanillaTransformerConfig) -> None:
     for use_diff in (True, False):

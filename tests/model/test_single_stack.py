@@ -298,25 +298,6 @@ def test_configurations_of_single_stacks() -> None:
     assert seq2seq.to_dict() == before
 
 
-@pytest.mark.parametrize("name", SINGLE_STACKS)
-def test_eager_equals_sdpa_and_outputs(name: str) -> None:
-    """Attentions and states of every layer; the weights are probabilities, and a decoder's look back only."""
-    eager, sdpa = (make_single_stack(name, attention) for attention in ("eager", "sdpa"))
-    ids, mask = pad(make_sentences([6, 6]))
-    outputs = run(eager, input_ids=ids, attention_mask=mask, output_attentions=True, output_hidden_states=True)
-    torch.testing.assert_close(
-        main_output(outputs), main_output(run(sdpa, input_ids=ids, attention_mask=mask)), atol=1e-6, rtol=1e-5
-    )
-    depth, heads = (2, 2) if name in DECODERS else (1, 4)
-    assert [tuple(each.shape) for each in outputs.attentions] == [(2, heads, 6, 6)] * depth
-    assert [tuple(each.shape) for each in outputs.hidden_states] == [(2, 6, 16)] * (depth + 1)
-    for weights in outputs.attentions:
-        assert_close(weights.sum(dim=-1), torch.ones(2, heads, 6))
-        assert (weights.triu(diagonal=1).abs().max() == 0) == (name in DECODERS)
-    as_tuple = run(eager, input_ids=ids, attention_mask=mask, return_dict=False)
-    assert torch.equal(as_tuple[0], main_output(outputs))
-
-
 def labels_for(name: str, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
     tokens = ids.masked_fill(mask == 0, -100)
     return {

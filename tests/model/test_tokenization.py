@@ -72,7 +72,7 @@ spaced = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.text() | spaced)
 @example("")
 @example(" ")
@@ -215,7 +215,7 @@ def test_padding_and_truncation() -> None:
     assert len(TOKENIZER("horse " * 100, truncation=True)["input_ids"]) == TOKENIZER.model_max_length == 64
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(st.text(alphabet=in_unicode_3_2) | spaced | st.lists(st.sampled_from(SENTENCES)).map(" ".join))
 def test_offsets_point_at_the_text(text: str) -> None:
     text = unicodedata.normalize("NFC", text)
