@@ -58,6 +58,7 @@ def _allow_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+gc.disable()  # until the first test: nothing that is imported is garbage
 _prepare_environment()
 _block_network()
 _allow_interrupts()
@@ -125,6 +126,7 @@ def _quick_garbage_collection() -> None:
     """Puts aside what imports left: each training collects garbage, and would look through it for half a second."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

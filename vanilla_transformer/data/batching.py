@@ -1,7 +1,4 @@
-"""Batches filled to a budget of tokens instead of a number of pairs, with little padding on both sides.
-
-`TokenBatchSampler` serves datasets with a length, `StreamingTokenBatches` of stream_batches.py streams.
-"""
+"""Batches filled to a budget of tokens instead of a number of pairs, with little padding on both sides."""
 
 import heapq
 from collections.abc import Iterator, Sequence
@@ -38,10 +35,8 @@ def plan_batches(
 
     The size of a pair is the larger of the two shares that it takes of its budgets. Pairs of similar size form a group.
     Within a group they are sorted by the difference of the shares: up in one group, down in the next, so that both
-    lengths change slowly. Chance (`rng`) moves the limits of the groups and shuffles pairs of equal lengths. Without
-    it, these keep their order.
-
-    Both lengths have the shape (pairs,), and none is over its budget.
+    lengths change slowly. Chance (`rng`) moves the limits of the groups and shuffles pairs of equal lengths, which keep
+    their order without it. Both lengths have the shape (pairs,), and none is over its budget.
     """
     base = int(target_lengths.max()) + 1
     # Sorting lengths instead of pairs takes little time for millions of pairs: few of their lengths differ.
@@ -84,11 +79,9 @@ class TokenBatchSampler(Sampler[list[int]]):
 
     Each pair is in exactly one batch of one rank in every epoch; only pairs that exceed a budget by themselves are left
     out, with a warning. Each epoch makes up other batches in another order, which depend on `seed` and the epoch only;
-    rank r of n takes the batches r, r + n, r + 2n, ... All ranks have the same number of batches, in all epochs. Where
-    the batches do not go up in n, those of the last round are split, so that n processes see in each step the pairs
-    that one process sees in n steps of accumulation.
-
-    As `batch_sampler` of a `DataLoader`, in one process or with a sampler for each rank:
+    rank r of n takes the batches r, r + n, r + 2n, ... All ranks have the same number of batches, in all epochs: those
+    of a last round that is not full are split, so that n processes see in each step the pairs that one process sees in
+    n steps of accumulation. As `batch_sampler` of a `DataLoader`, in one process or with a sampler for each rank:
 
         sampler = TokenBatchSampler(source_lengths, target_lengths, max_source_tokens=25000, max_target_tokens=25000,
                                     num_replicas=world_size, rank=rank)
@@ -99,7 +92,7 @@ class TokenBatchSampler(Sampler[list[int]]):
 
     Such a loader must not go through `accelerator.prepare`, which would divide the batches among the ranks once more.
     To let accelerate divide them, give the number of processes but no rank, and no `even_batches`, which some versions
-    refuse for batches of varying size and which is not needed: their number goes up in the number of processes.
+    refuse for batches of varying size:
 
         accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(even_batches=False))
         sampler = TokenBatchSampler(..., num_replicas=accelerator.num_processes, rank=None)
@@ -119,8 +112,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         shuffle: Whether to shuffle; without it all epochs are the same.
 
     Raises:
-        ValueError: If an argument is out of its range, the lengths differ in number, no pair keeps the budget, or there
-            are too few pairs to give each rank as many batches.
+        ValueError: If no pair keeps the budget, or there are too few to give each rank as many batches.
     """
 
     def __init__(
@@ -253,10 +245,7 @@ def check_rank(*, num_replicas: int, rank: int | None) -> None:
 
 
 def pair_lengths(dataset: Dataset) -> tuple[IntArray, IntArray]:
-    """Counts the tokens of each pair's "input_ids" and "labels" without decoding rows; two arrays of shape (pairs,).
-
-    Formats and transforms of the dataset are passed over, selections and other mappings of indices are kept to.
-    """
+    """Counts the tokens of each pair's "input_ids" and "labels" without decoding rows; two arrays of shape (pairs,)."""
     for name in ("input_ids", "labels"):
         if name not in dataset.column_names:
             raise ValueError(f"The dataset has no column {name!r}; its columns are {dataset.column_names}.")

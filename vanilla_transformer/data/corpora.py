@@ -81,7 +81,7 @@ def open_corpus(
     *,
     streaming: bool,
 ) -> list[Part]:
-    """Finds the parts of a corpus, and checks what is cheap to check. A dataset that is not streamed is one part."""
+    """Finds the parts of a corpus, and checks what is cheap to check."""
     if (files is None) == (dataset_name is None):
         raise ValueError(f"files={files!r} and dataset_name={dataset_name!r}: give exactly one of them.")
     if isinstance(files, str | Path):
@@ -134,14 +134,13 @@ def load_parallel_corpus(
 
     `dataset_name`, instead of `files`, is a dataset on the Hub, a local folder of one, or a folder written by
     `save_to_disk`; `dataset_config_name` and `split` are as `datasets.load_dataset` understands them. `max_samples`
-    keeps so many pairs from the beginning; later ones are not checked for empty sides. Pairs that are empty (null, or
-    white space only) on one side or both are an error, or with `empty_lines="drop"` left out and counted in the log.
+    keeps so many pairs from the beginning. Pairs that are empty (null, or white space only) on one side or both are an
+    error, or with `empty_lines="drop"` left out and counted in the log.
 
     Raises:
         FileNotFoundError: if a file or the dataset does not exist.
         ConnectionError: if the Hub cannot be reached and the dataset is not in the local cache.
-        ValueError: if the arguments contradict each other, the text files have different numbers of lines, a file is
-            empty, damaged or not UTF-8, a column is missing, a value is not a string, or a side is empty.
+        ValueError: if something is wrong with the arguments or the corpus; it names the file and the line.
     """
     wanted = Columns(source_column, target_column, source_lang, target_lang, usual_columns)
     parts = open_corpus(
@@ -155,7 +154,10 @@ def _collect_pairs(parts: list[Part], max_samples: int | None, empty_lines: Empt
     pairs = islice(good_pairs(parts, empty_lines=empty_lines, dropped=dropped), max_samples)
     features = Features({"source": Value("string"), "target": Value("string")})
     if isinstance(parts[0], DatasetPart) and isinstance(parts[0].dataset, Dataset):
-        dataset = _select_pairs(parts[0], [number - 1 for number, _, _ in pairs]).cast(features)
+        # Columns and rows are chosen without taking a memory-mapped dataset into memory.
+        dataset, rows = parts[0].dataset.flatten().select_columns([*parts[0].columns]), [pair[0] - 1 for pair in pairs]
+        dataset = dataset.rename_columns(dict(zip(parts[0].columns, features, strict=True)))
+        dataset = (dataset.select(rows) if len(rows) < len(dataset) else dataset).cast(features)
     else:
         kept = list(pairs)
         columns = {"source": [source for _, source, _ in kept], "target": [target for _, _, target in kept]}
@@ -167,11 +169,3 @@ def _collect_pairs(parts: list[Part], max_samples: int | None, empty_lines: Empt
     if dropped.count:
         logger.warning("%s: %s pairs were dropped.", parts[0].name, f"{dropped.count:,}")
     return dataset
-
-
-def _select_pairs(part: DatasetPart, kept: list[int]) -> Dataset:
-    """The columns and the rows of a dataset that are wanted, without taking a memory-mapped one into memory."""
-    source, target = part.columns
-    dataset = part.dataset.flatten().select_columns([source, target])
-    dataset = dataset.rename_columns({source: "source", target: "target"})
-    return dataset.select(kept) if len(kept) < len(dataset) else dataset

@@ -1,8 +1,7 @@
 """The built-in parallel corpus: numbers and dates written out in two languages by `num2words` and `Babel`.
 
-It needs no download, and every target is right by construction, so a small model can be judged by exact match within
-minutes. It is a demonstration, not a benchmark. Any two languages make a corpus that both libraries know; a kind of
-example that a library does not write in one of them is left out, and a warning names it.
+It needs no download, and every target is right by construction. It is a demonstration, not a benchmark. A kind of
+example that a library does not write in one of the languages is left out, and a warning names it.
 """
 
 import datetime
@@ -34,6 +33,8 @@ try:
 except ImportError as error:
     needs = f"The built-in corpus needs num2words and Babel, but there is no {error.name}"
     raise ImportError(f'{needs}: pip install "vanilla-transformer[train]"') from error
+
+from .batching import check_at_least
 
 logger = logging.getLogger(__name__)
 
@@ -321,29 +322,16 @@ def numbers_and_dates(
     The corpus depends on nothing but the arguments (and the versions of num2words and Babel). The test and validation
     splits do not change with `num_examples`, and a smaller training split is the beginning of a larger one.
 
-    Args:
-        num_examples: Number of training examples.
-        validation_size: Number of validation examples.
-        test_size: Number of test examples.
-        source_lang: Language of the sources, one of `LANGUAGES`.
-        target_lang: Language of the targets, another one of `LANGUAGES`. A warning says what the two cannot both write.
-        seed: Any integer; another seed draws other examples.
-        split: "train", "validation" or "test" to have that split only; None for all three.
-
-    Returns:
-        A dataset, or a dictionary of the three, with two string columns, "source" and "target".
-
-    Raises:
-        ValueError: if a language is unknown, both are the same, a size is below 1, or there is no such split.
+    The languages are two of `LANGUAGES`; a warning says what they cannot both write. Returns a dictionary of three
+    datasets, or the one that `split` names ("train", "validation" or "test"), with the string columns "source" and
+    "target".
     """
     for name, lang in (("source_lang", source_lang), ("target_lang", target_lang)):
         if lang not in LANGUAGES:
             raise ValueError(f"{name}={lang!r}: must be one of {', '.join(LANGUAGES)}.")
     if source_lang == target_lang:
         raise ValueError(f"source_lang and target_lang are both {source_lang!r}: they must differ.")
-    for name, size in (("test_size", test_size), ("validation_size", validation_size), ("num_examples", num_examples)):
-        if size < 1:
-            raise ValueError(f"{name}={size}: must be at least 1.")
+    check_at_least(test_size=(test_size, 1), validation_size=(validation_size, 1), num_examples=(num_examples, 1))
     sizes = {"test": test_size, "validation": validation_size, "train": num_examples}
     if split is not None and split not in sizes:
         raise ValueError(f"split={split!r}: must be one of train, validation, test, or None for all.")

@@ -1,11 +1,9 @@
 """How parallel corpora are read: two aligned text files, tables, and datasets of the Hub.
 
-A corpus is read in parts, which a stream shuffles, deals to processes and resumes at: 2,000 lines of aligned files,
-`.tsv` or `.jsonl` (more where there would be over 10,000 parts); 2,000 records of a saved folder; a row group of
-parquet; a shard of a dataset of the Hub; a whole file of `.csv`, whose records may hold line ends, or of gzip, in which
-one cannot seek.
-
-JSON lines are not read by the library's own reader, which takes "1984-03-21" for a point in time.
+A corpus is read in parts, which a stream shuffles, deals to processes and resumes at: 2,000 lines or more of text
+files, `.tsv` and `.jsonl`; 2,000 records of a saved folder; a row group of parquet; a shard of a dataset of the Hub; a
+whole file of `.csv`, whose records may hold line ends, or of gzip, in which one cannot seek. JSON lines are not read by
+the library's own reader, which takes "1984-03-21" for a point in time.
 """
 
 import csv
@@ -29,7 +27,7 @@ import pyarrow.parquet  # type: ignore[import-untyped]
 from datasets import Dataset, Features, IterableDataset, load_dataset
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# Few enough that a window of batches comes from many places of the corpus; more where the parts would be too many.
+# A window of batches comes from many places of the corpus; there are more pairs where the parts would be too many.
 _PART_PAIRS = 2000
 _MOST_PARTS = 10_000
 _BYTES_OF_A_LINE = 100
@@ -122,10 +120,7 @@ def _strip_line_end(line: str) -> str:
 
 
 def decode_lines(file: Iterable[bytes], name: str | Path, first: int = 1) -> Generator[str, None, int]:
-    """Yields lines of UTF-8 with their line ends; returns the last one's number. An error says in which line it is.
-
-    They are split as bytes, at line feeds only. A byte order mark in line 1 is left out.
-    """
+    """Yields lines of UTF-8, without a byte order mark, with their line ends; returns the last one's number."""
     number = first - 1
     try:
         for number, line in enumerate(file, start=first):
@@ -191,10 +186,7 @@ class Lines:
 
 
 def read_lines(path: str | Path) -> list[str]:
-    r"""Reads the lines of a UTF-8 text file, decompressed if its name ends in `.gz`, without their line ends.
-
-    Only "\n" and "\r\n" end a line; U+2028 and the like are text. Empty or damaged files are a `ValueError`.
-    """
+    r"""Reads the lines of a UTF-8 text file (`.gz` too), which only "\n" and "\r\n" end, and leaves these out."""
     return [_strip_line_end(line) for line in Lines(path)]
 
 

@@ -1,6 +1,5 @@
 """Token batches from corpora that do not fit in memory, with a position that a killed run resumes at exactly."""
 
-from collections import deque
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
@@ -21,8 +20,6 @@ Example = dict[str, Any]
 
 # Older ones let streams of parquet files go on at a wrong example: with those a shard is read again up to the position.
 _EXACT_STATES = Version(datasets.__version__) >= Version("5.1.0")
-
-_REMEMBERED_WINDOWS = 64  # whose beginnings `state_dict(batches)` knows
 
 
 @dataclass
@@ -52,8 +49,8 @@ class _Window:
 class StreamingTokenBatches(IterableDataset[list[Example]]):
     """An endless stream of batches, each filled to a budget of padded source and target tokens.
 
-    Reads `window` examples ahead, puts those of similar lengths together and yields the batches in random order. After
-    the last example the next pass over the corpus begins, with its shards in another order.
+    Reads `window` examples ahead, puts those of similar lengths together and yields the batches in random order; each
+    pass over the corpus takes its shards in another order.
 
         stream = StreamingTokenBatches(dataset, max_source_tokens=25000, max_target_tokens=25000,
                                        num_replicas=world_size, rank=rank)
@@ -62,24 +59,19 @@ class StreamingTokenBatches(IterableDataset[list[Example]]):
     The loader has no workers, which would keep the position to themselves, and does not go through
     `accelerator.prepare`: the stream already divides the corpus among the ranks. If there are at least as many shards
     as ranks, each pass deals the shards out to them; otherwise each rank reads everything and keeps every n-th example.
-
-    `state_dict()` is the position after the last batch yielded. A stream of the same arguments continues from there
-    with exactly the batches that would have followed, wherever its `iter()` is next called.
+    A stream of the same arguments continues from `state_dict()` with exactly the batches that would have followed.
 
     Args:
         dataset: Yields examples with at least "input_ids" and "labels", lists of token ids. Must not have been shuffled
-            (a shuffle buffer cannot be resumed) or split by node. As wherever `datasets` shards a stream, its `take`
-            and `skip` count in each shard by itself.
+            (a shuffle buffer cannot be resumed) or split by node.
         max_source_tokens: Most source tokens of one batch, padding included: number of pairs times the longest source.
         max_target_tokens: The same for the target.
-        window: Examples read ahead, on which memory depends. The more, the better batches are mixed and the less they
-            are padded; a hundred times the pairs of a batch is plenty.
+        window: Examples read ahead, on which memory depends; a hundred times the pairs of a batch is plenty.
         seed: Seed of the shuffling.
         num_replicas: Number of processes; `rank` is which of them this is, from 0.
 
     Raises:
-        ValueError: If an argument is out of its range or of the wrong kind. Iterating raises it in a worker of a
-            `DataLoader`, and if the corpus has no pair within the budget for this rank.
+        ValueError: While iterating, if the corpus has no pair within the budget for this rank.
     """
 
     def __init__(
@@ -108,7 +100,7 @@ class StreamingTokenBatches(IterableDataset[list[Example]]):
         self.num_shards: int = dataset.num_shards
         self._deals_shards = self.num_shards >= num_replicas
         self._start = _Position()
-        self._remembered: deque[_Position] = deque([self._start], maxlen=_REMEMBERED_WINDOWS)
+        self._window_start = self._start
         self._skip = self._batches = self._real_tokens = self._padded_tokens = 0
 
     @property
@@ -121,19 +113,10 @@ class StreamingTokenBatches(IterableDataset[list[Example]]):
         """Share of padding among all tokens of the batches that this object yielded, both sides together."""
         return 1.0 - self._real_tokens / max(1, self._padded_tokens)
 
-    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        """The position after `batches` batches, as plain numbers, strings, lists and dicts.
-
-        `batches` counts as `self.batches` does, and is less where the loop around this stream fetches ahead, as
-        accelerate's loaders do. A `ValueError` where it is more, or so few that their position is no longer known.
-        """
-        consumed = self._batches if batches is None else batches
-        starts = [start for start in self._remembered if start.batches <= consumed]
-        if consumed > self._batches or not starts:
-            first = self._remembered[0].batches
-            raise ValueError(f"batches={batches}: must be from {first} to {self._batches}, the number yielded.")
-        start = starts[-1]
-        return {"arguments": self._arguments(), "position": asdict(start), "skip": consumed - start.batches}
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the last batch yielded, as plain numbers, strings, lists and dicts."""
+        position, skip = asdict(self._window_start), self._batches - self._window_start.batches
+        return {"arguments": self._arguments(), "position": position, "skip": skip}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Makes the next `iter()` begin where `state_dict` was taken; a `ValueError` with other arguments."""
@@ -152,8 +135,7 @@ class StreamingTokenBatches(IterableDataset[list[Example]]):
 
     def _rewind(self) -> None:
         self._batches = self._start.batches + self._skip
-        self._remembered.clear()
-        self._remembered.append(self._start)
+        self._window_start = self._start
 
     def __iter__(self) -> Iterator[list[Example]]:
         """Begins at the position that was loaded last, or else at the beginning of the corpus."""
@@ -165,7 +147,7 @@ class StreamingTokenBatches(IterableDataset[list[Example]]):
         for window in self._windows(position):
             batches = self._window_batches(window)
             position.batches += len(batches)  # where the next window begins
-            self._remembered.append(window.start)
+            self._window_start = window.start
             for members in batches[skip:]:
                 self._batches += 1
                 self._count(window, members)

@@ -1,8 +1,4 @@
-"""Parallel corpora that do not fit in memory: read, checked and tokenised while they are used.
-
-The streams have an exact `state_dict`, and their memory does not grow with the corpus. Their shards are the parts of
-readers.py.
-"""
+"""Parallel corpora that do not fit in memory: read, checked and tokenised while they are used, part by part."""
 
 import copy
 import random
@@ -54,11 +50,8 @@ def stream_parallel_corpus(
     Takes the arguments of `load_parallel_corpus`, and is as strict; `split` must be a whole one here, and with
     `max_samples` the stream is one shard. What is cheap to check is checked at once: that files are there, their
     columns, the number of lines of aligned files that are not compressed. Everything else is checked when it is
-    reached, by the same errors, which name the file and the line.
-
-    The stream has exactly two columns of strings, "source" and "target", in the order of the corpus. It can be iterated
-    again and pickled; `num_shards`, `shard`, `state_dict` and `load_state_dict` are those of `datasets`, and
-    `split_dataset_by_node` takes it. Its `features` are not declared.
+    reached. The stream has the string columns "source" and "target", in the order of the corpus, and an exact
+    `state_dict`; it can be iterated again, pickled, sharded and split by node.
     """
     columns = Columns(source_column, target_column, source_lang, target_lang, usual_columns)
     parts = open_corpus(
@@ -121,13 +114,9 @@ def tokenize_stream(
 ) -> IterableDataset:
     """Turns the texts of a stream into "input_ids", "attention_mask" and "labels" while it is iterated.
 
-    `dataset` has the string columns of `stream_parallel_corpus`; its shards stay, and the `state_dict` is exact. Texts
-    are cut to so many tokens, with a warning.
-
-    `encode` does it instead of `tokenizer(source, text_target=target)`, for BPE-dropout, say: it gets a batch
-    `{"source": [...], "target": [...]}` and returns the three columns. A pair that it makes longer than the limits is
-    encoded anew by the tokenizer. To resume exactly, it must give the same ids for the same texts, which BPE-dropout
-    does not.
+    Texts are cut to so many tokens, with a warning. `encode` does it instead of the tokenizer, for BPE-dropout, say: it
+    gets a batch `{"source": [...], "target": [...]}` and returns the three columns. A pair that it makes longer than
+    the limits is encoded anew by the tokenizer.
     """
     return dataset.map(
         _TokenizeBatch(tokenizer, max_source_length, max_target_length, encode),
@@ -141,8 +130,8 @@ def tokenize_stream(
 def sample_pairs(dataset: IterableDataset, count: int, *, seed: int = 0) -> Dataset:
     """Takes some examples out of a stream into memory, to train a tokenizer on, say.
 
-    They come from the beginnings of shards drawn at random by `seed`, 16 of which are read in turn. A smaller stream is
-    taken as a whole, an empty one is a `ValueError`. The stream and its state are left alone.
+    They come from the beginnings of shards drawn at random by `seed`, 16 of which are read in turn. The stream and its
+    state are left alone.
     """
     # Streams made from each other share their position.
     dataset = copy.deepcopy(dataset)

@@ -26,11 +26,9 @@ def load_tokenizer(
     return cast(PreTrainedTokenizerBase, tokenizer)
 
 
-def load_needed_tokenizer(
-    model_name_or_path: str | os.PathLike[str], *, revision: str = "main", trust_remote_code: bool = False
-) -> PreTrainedTokenizerBase:
+def load_needed_tokenizer(model_name_or_path: str | os.PathLike[str], **options: Any) -> PreTrainedTokenizerBase:
     """As `load_tokenizer`, but a `ValueError` if no tokenizer was saved with the model."""
-    tokenizer = load_tokenizer(model_name_or_path, revision=revision, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(model_name_or_path, **options)
     if tokenizer is None:
         save = "save one beside the model (tokenizer.save_pretrained)"
         raise ValueError(f"{model_name_or_path} has no tokenizer, so no text can be read or written: {save}.")

@@ -19,6 +19,7 @@ from transformers.trainer_utils import SaveStrategy
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 from transformers.utils.logging import tqdm
 
+from vanilla_transformer.data.batching import check_at_least
 from vanilla_transformer.files import (
     AVERAGED_FOLDER,
     AVERAGING_FILE,
@@ -55,8 +56,7 @@ def average_checkpoints(
 
     Config, generation config, tokenizer and code are those of the last checkpoint; `averaging.json` says what was
     averaged. Sums are kept in float64, the mean is stored in the checkpoints' dtype; a tensor that does not hold
-    floating-point numbers must be the same in all of them. Weights are read tensor by tensor: what is in memory is one
-    file of the result, one tensor's sum, and one checkpoint's tensor to add to it.
+    floating-point numbers must be the same in all of them. In memory are one file of the result and two tensors.
 
     Args:
         checkpoints: Folders with a config and safetensors, sharded or not, of any transformers model.
@@ -66,8 +66,8 @@ def average_checkpoints(
 
     Raises:
         FileExistsError: If the output folder is not empty.
-        ValueError: If there is no checkpoint, if one is named twice or has no config or no whole weights in
-            safetensors, or if they differ in config or in names, shapes or dtypes of tensors; everything is listed.
+        ValueError: If there is no checkpoint, one is named twice or is not whole, or they differ in config or in names,
+            shapes or dtypes of tensors; everything is listed.
     """
     folders = [Path(checkpoint) for checkpoint in checkpoints]
     output = check_new_folder(output_dir).absolute()
@@ -104,17 +104,15 @@ def select_checkpoints(
 ) -> list[Path]:
     """Chooses the `last` or the `best` checkpoints of a run, not counting those whose weights are not whole.
 
-    The metric is "eval_bleu", or "bleu" for short, as logged at their steps; by default what the run itself chose its
-    best checkpoint by. Of equal ones the later is the better. Greater values are better by default, unless the metric's
-    name ends in loss, perplexity, ppl, ter, wer or cer. Returns their folders, the first step first, or raises a
-    ValueError that lists those there are.
+    The metric is "eval_bleu", or "bleu" for short; by default what the run itself chose its best checkpoint by. Of
+    equal ones the later is the better. Greater values are better unless the metric's name ends in loss, perplexity,
+    ppl, ter, wer or cer. Returns folders, the first step first; too few are a ValueError that lists them.
     """
     given = {name: count for name, count in (("last", last), ("best", best)) if count is not None}
     if len(given) != 1:
         raise ValueError(f"Give exactly one of last and best; got last={last} and best={best}.")
     ((name, count),) = given.items()
-    if count < 1:
-        raise ValueError(f"{name}={count}: must be at least 1.")
+    check_at_least(**{name: (count, 1)})
     if metric is not None and name == "last":
         raise ValueError(f"metric={metric!r} goes with best, not with last={last}.")
     usable = _usable_checkpoints(output_dir)
@@ -135,13 +133,11 @@ def select_checkpoints(
 class AverageCheckpoints(TrainerCallback):
     """Averages a run's `last` checkpoints at its end, into the folder `averaged` in the Trainer's output folder.
 
-    If there are fewer checkpoints than asked for, those are averaged, with a warning. An earlier average of the same
-    checkpoints is left alone, any other replaced. `select_checkpoints` finds the best ones after a training.
+    If there are fewer, those are averaged, with a warning. An earlier average of other checkpoints is replaced.
     """
 
     def __init__(self, last: int) -> None:
-        if last < 1:
-            raise ValueError(f"last={last}: must be at least 1.")
+        check_at_least(last=(last, 1))
         self.last = last
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -196,17 +192,14 @@ class _Weights:
             self._open(path)
             names: list[str] = self._tensors.keys()
             for name in names:
-                self._file_of[name] = path
-                self.formats[name] = self._read_format(name)
+                values = self._tensors.get_slice(name)
+                shape = tuple(values.get_shape())
+                dtype = (values[:0] if shape else self._tensors.get_tensor(name)).dtype
+                self._file_of[name], self.formats[name] = path, _Format(shape, dtype)
 
     def _open(self, path: Path) -> None:
         self._path = path
         self._tensors: Any = safe_open(path, framework="pt")
-
-    def _read_format(self, name: str) -> _Format:
-        values = self._tensors.get_slice(name)
-        shape = tuple(values.get_shape())
-        return _Format(shape, (values[:0] if shape else self._tensors.get_tensor(name)).dtype)
 
     def read(self, name: str) -> torch.Tensor:
         """Reads one tensor."""
@@ -245,9 +238,8 @@ def _check_agreement(sources: Sequence[_Weights]) -> None:
             if dtype.is_floating_point or other.formats.get(name) != first.formats[name]:
                 continue
             if not torch.equal(first.read(name), other.read(name)):
-                differences.append(
-                    f"tensor {name}: of {dtype}, which has no mean, and not the same in {' and '.join(pair)}"
-                )
+                where = " and ".join(pair)
+                differences.append(f"tensor {name}: of {dtype}, which has no mean, and not the same in {where}")
     if differences:
         raise ValueError("These checkpoints cannot be averaged:\n  " + "\n  ".join(differences))
 
@@ -333,9 +325,8 @@ def _read_metric(usable: Mapping[int, Path], metric: str | None) -> tuple[dict[i
         best = [entry for entry in log if entry.get("step") == state.get("best_global_step")]
         chosen_by = {name for entry in best for name in names if entry.get(name) == state.get("best_metric")}
         if len(chosen_by) != 1:
-            raise ValueError(
-                f"The run does not say what its best checkpoint is. Give metric: {', '.join(names) or 'none'}."
-            )
+            listed = ", ".join(names) or "none"
+            raise ValueError(f"The run does not say what its best checkpoint is. Give metric: {listed}.")
         metric = chosen_by.pop()
     elif not metric.startswith("eval_"):
         metric = f"eval_{metric}"

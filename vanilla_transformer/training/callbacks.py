@@ -30,9 +30,7 @@ class KeepGenerationConfig(TrainerCallback):
     def __init__(self, generation_config: GenerationConfig) -> None:
         self.generation_config = generation_config
 
-    def on_prediction_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Puts the config back as it was."""
         model = kwargs.get("model")
         if model is not None:
@@ -48,9 +46,7 @@ class MixLengthGroups(TrainerCallback):
     def __init__(self, lengths: Sequence[int]) -> None:
         self.lengths = list(lengths)
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Gives the sampler the epoch's numbers and seed."""
         sampler = _find_sampler(kwargs.get("train_dataloader"))
         if isinstance(sampler, LengthGroupedSampler):
@@ -84,20 +80,15 @@ class ShipCode(TrainerCallback):
 
         trainer = Seq2SeqTrainer(..., callbacks=[ShipCode()])
 
-    With `hub_strategy` "every_save", "checkpoint" or "all_checkpoints" the library pushes configuration, weights and
-    tokenizer while training, but leaves out the files that `trust_remote_code=True` needs; only its last push is whole.
-    This works with every model, configuration, tokenizer or processor whose class was registered with
-    `register_for_auto_class`, and does nothing for those that are part of the library.
+    What the library pushes while training lacks the files that `trust_remote_code=True` needs. This works with every
+    model, configuration, tokenizer or processor whose class was registered with `register_for_auto_class`. A file is
+    replaced in one go, and only if it changes: an earlier push may still be reading it.
 
-    A file is replaced in one go, and only if it changes: an earlier push may still be reading it.
-
-    The library also pushes training_args.bin, and in it a `hub_token` that was given, for everybody to read. This warns
-    of it: log in with `hf auth login`, or set the variable HF_TOKEN, instead.
+    The library also pushes training_args.bin, and in it a `hub_token` that was given, for everybody to read, of which
+    this warns.
     """
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Warns of a token that would be published; `TranslationTrainer` leaves it out."""
         is_safe = isinstance(args, TranslationTrainingArguments) or not args.push_to_hub or args.hub_token is None
         if state.is_world_process_zero and not is_safe:
@@ -106,9 +97,7 @@ class ShipCode(TrainerCallback):
                 "Leave hub_token out, and log in with `hf auth login`, or set HF_TOKEN."
             )
 
-    def on_push_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_push_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Writes the files, in the process that pushes."""
         if not state.is_world_process_zero or kwargs.get("model") is None:
             return

@@ -27,8 +27,7 @@ _DELETED = "_deleted-"
 class RecordWorldSize(TrainerCallback, ExportableState):
     """Writes into every checkpoint's trainer_state.json how many processes saved it, for `find_problem`.
 
-    Each saves its own random state and, with `streaming`, its place in the data, as `data_state_<rank>.json`. Digests
-    of the weights are recorded too, since safetensors has no checksum.
+    Also whether each saved its place in a stream, and digests of the weights: safetensors has no checksum.
     """
 
     def __init__(self, streaming: bool = False) -> None:
@@ -82,10 +81,9 @@ def list_checkpoints(output_dir: str | os.PathLike[str]) -> dict[int, Path]:
 def find_problem(checkpoint: str | os.PathLike[str], *, world_size: int = 1, contents: bool = False) -> str | None:
     """Says what is missing from a checkpoint of the Trainer, so that training cannot go on from it.
 
-    Nothing is unpickled, and no tensor is read: tables of contents say what must be there, and after a write that was
-    cut off it is not. With `contents` all is read, and compared with checksums. Of DeepSpeed's checkpoints only the
-    file `latest` is looked at, which is written last. `world_size` counts where `RecordWorldSize` recorded none.
-    Returns the first problem found, or `None`.
+    Nothing is unpickled, and tables of contents say what must be there; with `contents` all is read, and compared with
+    checksums. Of DeepSpeed's checkpoints only `latest`, written last, is looked at. `world_size` counts where
+    `RecordWorldSize` recorded none. Returns the first problem found, or `None`.
     """
     folder = Path(checkpoint)
     return next(_problems(folder, read_world_size(folder) or world_size, contents), None)
@@ -97,11 +95,8 @@ def find_last_whole_checkpoint(
     """Finds the checkpoint to resume from: the last one that is whole.
 
     A later one, half saved or damaged, is renamed to `_incomplete-checkpoint-...` with a warning, so that the Trainer
-    neither counts it nor writes into it; what was set aside before is deleted. An earlier one, half deleted, gets an
-    old date: the Trainer deletes the oldest first, and the interrupted deletion has made this one look new. Without
-    `set_aside` nothing is renamed or dated back. One that was saved by another number of processes than `world_size`
-    will do, with a warning. If there are only damaged ones, that is a ValueError: a run must not begin again from
-    nothing without a word.
+    neither counts it nor writes into it, and what was set aside before is deleted; not so without `set_aside`. One of
+    another number of processes than `world_size` will do, with a warning. If all are damaged, that is a ValueError.
     """
     last: Path | None = None
     broken: dict[Path, str] = {}
@@ -111,8 +106,6 @@ def find_last_whole_checkpoint(
             last = last or checkpoint
         elif last is None:
             broken[checkpoint] = problem
-        elif set_aside:
-            os.utime(checkpoint, (0, 0))
     # Without a state it was never whole.
     if last is None and any(isinstance(read_json(folder / TRAINER_STATE_NAME), dict) for folder in broken):
         listed = "; ".join(f"{folder.name}: {problem}" for folder, problem in broken.items())
@@ -137,8 +130,8 @@ def delete_old_checkpoints(
 ) -> None:
     """Deletes a run's first checkpoints until `limit` are left. Those of `step`, just saved, and `best_step` stay.
 
-    Steps decide, not the folders' times, as they do for the library: a copy of the run, or a clock set back, changes
-    those. Each folder is renamed first, so that a deletion that is cut off leaves no half checkpoint.
+    Steps decide, not the folders' times as for the library, which a copy of the run changes. Each folder is renamed
+    first, so that a deletion that is cut off leaves no half checkpoint.
     """
     folder = Path(output_dir)
     for rest in folder.glob(f"{_DELETED}*"):
@@ -156,9 +149,8 @@ def _clear_leftovers(folder: Path, *, has_whole: bool) -> None:
 
     Without a whole checkpoint, one that was whole once stays: its weights may be all that is left.
     """
-    for path in [
-        entry for pattern in (f"{_DELETED}*", f"{_SET_ASIDE}*", ".*.partial") for entry in folder.glob(pattern)
-    ]:
+    patterns = (f"{_DELETED}*", f"{_SET_ASIDE}*", ".*.partial")
+    for path in [entry for pattern in patterns for entry in folder.glob(pattern)]:
         if not path.is_dir():
             path.unlink(missing_ok=True)
         elif has_whole or not isinstance(read_json(path / TRAINER_STATE_NAME), dict):

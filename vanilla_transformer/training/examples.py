@@ -33,8 +33,7 @@ def load_corpora(arguments: DataArguments, *, source_prefix: str = "") -> Corpor
     """Loads the training pairs and, where there are any, the validation pairs, with the prefix before each source.
 
     Returns "train" and possibly "validation", each with the string columns "source" and "target". With `streaming`, the
-    training pairs are an `IterableDataset`, of which nothing has been read yet. What is wrong with the data is a
-    ValueError that names file and line.
+    training pairs are an `IterableDataset`. What is wrong with the data is a ValueError that names file and line.
     """
     corpora = _generate_corpora(arguments) if arguments.builtin_corpus else _read_corpora(arguments)
     if not source_prefix:
@@ -171,18 +170,16 @@ def stream_batches(
     training_arguments: TranslationTrainingArguments,
 ) -> StreamingTokenBatches:
     """Makes an endless stream of token batches for this process from a stream with "source" and "target"."""
-    source_limit, target_limit = data_arguments.lengths
+    limits = dict(zip(("max_source_length", "max_target_length"), data_arguments.lengths, strict=True))
     # Without limits: what is too long is cut, and reported, further on.
     encode = BpeDropout(tokenizer, data_arguments.bpe_dropout) if data_arguments.bpe_dropout else None
-    seed = training_arguments.seed if training_arguments.data_seed is None else training_arguments.data_seed
+    seed = training_arguments.data_seed
     return StreamingTokenBatches(
-        tokenize_stream(
-            pairs, tokenizer, max_source_length=source_limit, max_target_length=target_limit, encode=encode
-        ),
+        tokenize_stream(pairs, tokenizer, **limits, encode=encode),
         max_source_tokens=training_arguments.max_source_tokens or 0,
         max_target_tokens=training_arguments.max_target_tokens or 0,
         window=data_arguments.streaming_window,
-        seed=seed,
+        seed=training_arguments.seed if seed is None else seed,
         num_replicas=training_arguments.world_size,
         rank=training_arguments.process_index,
     )

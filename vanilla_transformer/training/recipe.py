@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from transformers import SchedulerType, TrainingArguments
 
+from vanilla_transformer.data.batching import check_at_least
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 
 from .arguments import TranslationTrainingArguments
@@ -14,8 +15,6 @@ TOKENS_PER_BATCH = 25_000
 WARMUP_STEPS = 4000
 TOKENS_PER_DEVICE = 4096
 _SCHEDULES_WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
-
-
 # How many updates (5.2), how many of them lie between two checkpoints (the paper writes one every 10 minutes, an update
 # taking 0.4 s or 1.0 s), and how many checkpoints are averaged (6.1).
 _BASE = {"max_steps": 100_000, "save_steps": 1500, "average_checkpoints": 5}
@@ -23,23 +22,13 @@ _BIG = {"max_steps": 300_000, "save_steps": 600, "average_checkpoints": 20}
 
 
 def paper_learning_rate(step: int, d_model: int, warmup_steps: int = WARMUP_STEPS) -> float:
-    """The learning rate of equation (3): d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5).
+    """The learning rate of equation (3): d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5), and 0 for step 0.
 
     The library's schedule "inverse_sqrt" with the peak (d_model * warmup_steps)^-0.5 is this formula at each of its
     steps, but one update late: it counts from 0, so that update number n, counted from 1, is made with the rate of step
-    n - 1. The first update has the rate 0 and changes nothing.
-
-    Args:
-        step: Number of the step; 0 gives 0.
-        d_model: Width of the model.
-        warmup_steps: Steps over which the rate grows.
-
-    Raises:
-        ValueError: If the step is negative, or a size is not positive.
+    n - 1. The first update has the rate 0 and changes nothing. Impossible numbers are a ValueError.
     """
-    if step < 0:
-        raise ValueError(f"step={step}: must be at least 0.")
-    _check_positive(d_model=d_model, warmup_steps=warmup_steps)
+    check_at_least(step=(step, 0), d_model=(d_model, 1), warmup_steps=(warmup_steps, 1))
     if step == 0:
         return 0.0
     return float(d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5))
@@ -66,19 +55,14 @@ def find_warmup_problem(arguments: TrainingArguments, updates: int) -> str | Non
     )
 
 
-def _check_positive(**numbers: int) -> None:
-    for name, value in numbers.items():
-        if value < 1:
-            raise ValueError(f"{name}={value}: must be at least 1.")
-
-
 def split_token_batch(tokens_per_batch: int, tokens_per_device: int, num_devices: int) -> tuple[int, int]:
     """Divides the tokens of an update over devices and forward passes: as few passes as fit, and all of one size.
 
     Returns the number of passes before an update (`gradient_accumulation_steps`) and the tokens of each. Together they
     exceed `tokens_per_batch` by less than devices * passes. All numbers count tokens of one side.
     """
-    _check_positive(tokens_per_batch=tokens_per_batch, tokens_per_device=tokens_per_device, num_devices=num_devices)
+    check_at_least(tokens_per_batch=(tokens_per_batch, 1), tokens_per_device=(tokens_per_device, 1))
+    check_at_least(num_devices=(num_devices, 1))
     if num_devices > tokens_per_batch:
         raise ValueError(f"num_devices={num_devices}: must not exceed tokens_per_batch={tokens_per_batch}.")
     passes = -(-tokens_per_batch // (tokens_per_device * num_devices))
@@ -110,29 +94,15 @@ def paper_recipe(
     tokens_per_device = TOKENS_PER_DEVICE if tokens_per_device is None else tokens_per_device
     passes, tokens = split_token_batch(tokens_per_batch, tokens_per_device, num_devices)
     length = _BIG if preset == "big" else _BASE
-    return {
-        # 5.3
-        "adam_beta1": 0.9,
-        "adam_beta2": 0.98,
-        "adam_epsilon": 1e-9,
-        "weight_decay": 0.0,
-        "max_grad_norm": 0.0,
-        "lr_scheduler_type": "inverse_sqrt",
-        "warmup_steps": WARMUP_STEPS,
-        # 5.1
-        "max_source_tokens": tokens,
-        "max_target_tokens": tokens,
-        "gradient_accumulation_steps": passes,
-        # 5.2 and 6.1
-        **length,
-        "save_strategy": "steps",
-        "save_total_limit": length["average_checkpoints"],
-        "load_best_model_at_end": False,
-        "eval_strategy": "steps",
-        "eval_steps": length["save_steps"],
-        "logging_steps": 100,
-        "use_cpu": use_cpu,
-    }
+    settings: dict[str, Any] = {"lr_scheduler_type": "inverse_sqrt", "warmup_steps": WARMUP_STEPS}
+    # 5.3
+    settings |= {"adam_beta1": 0.9, "adam_beta2": 0.98, "adam_epsilon": 1e-9, "weight_decay": 0.0, "max_grad_norm": 0.0}
+    # 5.1
+    settings |= {"max_source_tokens": tokens, "max_target_tokens": tokens, "gradient_accumulation_steps": passes}
+    # 5.2 and 6.1
+    settings |= {**length, "save_strategy": "steps", "save_total_limit": length["average_checkpoints"]}
+    settings |= {"eval_strategy": "steps", "eval_steps": length["save_steps"], "load_best_model_at_end": False}
+    return {**settings, "logging_steps": 100, "use_cpu": use_cpu}
 
 
 def paper_training_arguments(
@@ -148,12 +118,11 @@ def paper_training_arguments(
 
     Adam with beta1 0.9, beta2 0.98 and epsilon 1e-9, no weight decay and no clipping of gradients; the learning rate of
     [`paper_learning_rate`], with 4,000 steps of warm-up; 100,000 updates (big: 300,000), a checkpoint every 1,500 (600)
-    of them, which is the paper's 10 minutes at its 0.4 s (1.0 s) an update, and the average of the last 5 (20) at the
-    end. Validation comes with the checkpoints and needs an `eval_dataset`, or `eval_strategy="no"`.
+    of them, and the average of the last 5 (20) at the end. Validation comes with the checkpoints and needs an
+    `eval_dataset`, or `eval_strategy="no"`.
 
     An update has 25,000 source and 25,000 target tokens on any hardware: devices * `gradient_accumulation_steps` *
-    `max_source_tokens` come to `tokens_per_batch`. These are the cells of the padded batch, as in the authors' own
-    code; the real tokens are fewer by the share of padding, which sentences of similar length keep small. A plain
+    `max_source_tokens` come to `tokens_per_batch`. Padding counts, as in the authors' own code. A plain
     `Seq2SeqTrainer` knows no token budget and takes `per_device_train_batch_size` sentence pairs.
 
     `label_smoothing_factor` is 0: the preset's configuration has `label_smoothing=0.1`, applied by the model's own loss
@@ -168,20 +137,11 @@ def paper_training_arguments(
         **overrides: Any field of [`TranslationTrainingArguments`]; they win. `warmup_steps` changes the learning rate,
             `average_checkpoints` the number of checkpoints that are kept, and `num_train_epochs` takes the place of
             the number of updates.
-
-    Raises:
-        ValueError: If there is no such preset, an override is not a legal value, or the batch cannot be divided.
     """
-    settings = paper_recipe(
-        preset,
-        tokens_per_batch=tokens_per_batch,
-        tokens_per_device=tokens_per_device,
-        num_devices=num_devices,
-        use_cpu=overrides.get("use_cpu", False),
-    )
+    sizes: dict[str, Any] = {"tokens_per_device": tokens_per_device, "num_devices": num_devices}
+    settings = paper_recipe(preset, tokens_per_batch=tokens_per_batch, **sizes)
     if "num_train_epochs" in overrides:
-        # The library's value for "as many as the epochs have".
-        settings["max_steps"] = -1
+        settings["max_steps"] = -1  # the library's value for "as many as the epochs have"
     settings["save_total_limit"] = max(settings["save_total_limit"], overrides.get("average_checkpoints", 0))
     settings |= overrides
     if settings.get("learning_rate") is None and settings["warmup_steps"] >= 1:

@@ -1,7 +1,4 @@
-"""Watching a training: a progress bar that shows the speed, learning curves, and `metrics.json`.
-
-All of it works with any `Seq2SeqTrainer`; `TranslationTrainer` logs more that can be shown.
-"""
+"""Watching any `Seq2SeqTrainer`: a progress bar that shows the speed, learning curves, and `metrics.json`."""
 
 import json
 import math
@@ -28,7 +25,6 @@ from vanilla_transformer.visualization.curves import plot_learning_curves
 logger = logging.get_logger(__name__)
 
 METRICS_FILE = "metrics.json"
-
 # What the progress bar shows of a log, the most telling first, since a narrow terminal cuts off the rest.
 _SHOWN = {
     "loss": "loss {:.3f}",
@@ -74,16 +70,13 @@ class LogLines(PrinterCallback):
 
 
 def _describe_scores(logs: dict[str, Any]) -> str:
-    scores = {name: value for name, value in logs.items() if _is_score(name, value)}
-    return ", ".join(f"{name.removeprefix('eval_')} {value:.4g}" for name, value in scores.items())
+    numbers = {name: value for name, value in logs.items() if isinstance(value, int | float)}
+    scores = [name for name in numbers if name.startswith("eval_") and not name.endswith(_TIMINGS)]
+    return ", ".join(f"{name.removeprefix('eval_')} {numbers[name]:.4g}" for name in scores)
 
 
 def _describe_numbers(logs: dict[str, Any]) -> str:
     return ", ".join(form.format(logs[name]) for name, form in _SHOWN.items() if name in logs)
-
-
-def _is_score(name: str, value: Any) -> bool:
-    return name.startswith("eval_") and not name.endswith(_TIMINGS) and isinstance(value, int | float)
 
 
 def use_token_progress(trainer: Trainer) -> None:
@@ -107,14 +100,12 @@ def close_progress(trainer: Trainer) -> None:
 class WriteCurves(TrainerCallback):
     """Draws the learning curves into the output folder at the end of a training, and while it goes on.
 
-    What an earlier part of a resumed training logged is in the picture too. A picture that cannot be made (matplotlib
-    is not installed, say) is reported once, and never ends a training. The last update is always logged, unless
-    `logging_strategy` is "no", so that a training with fewer updates than `logging_steps` has a curve.
+    A picture that cannot be made (matplotlib is not installed, say) is reported once, and never ends a training. The
+    last update is always logged, unless `logging_strategy` is "no", so that even a short training has a curve.
 
     Args:
         file_name: The picture's name in the output folder, ending in .png, .svg or .pdf.
-        min_interval: Seconds at least between two pictures while training. The first evaluation after them makes one,
-            which takes about half a second.
+        min_interval: Seconds at least between two pictures while training, which are made after evaluations.
     """
 
     def __init__(self, file_name: str = "curves.png", *, min_interval: float = 60.0) -> None:
@@ -177,25 +168,28 @@ def write_metrics(
     - "metrics": `metrics` under the Trainer's own names ("train_loss", "eval_bleu", ...);
     - "last_log": what was logged last while training (loss, learning rate, tokens per second, ...);
     - "best": "metric", "value", "step" and "checkpoint" (relative to the folder) of the best evaluation, or null;
-    - "steps" (updates) and "epochs";
     - "resumed_at_step": the update after which the last part of a [`TranslationTrainer`]'s training began, or null. The
-      metrics whose names begin with "train_", and the next two, are those of that part;
-    - "tokens_seen": "source" and "target", without padding; "runtime_seconds";
+      metrics whose names begin with "train_", "tokens_seen" (without padding) and "runtime_seconds" are of that part;
     - "parameters" and "trainable_parameters": their number, shared ones counted once;
-    - "device", "device_name", "processes" and "versions".
+    - "steps" (updates), "epochs", "device", "device_name", "processes" and "versions".
 
-    Metrics of an earlier call for the same number of steps are kept where `metrics` has none of that name, so that a
-    finished training that is started again does not lose its record. A process that is not the main one writes nothing
-    and returns `None`.
+    Metrics of an earlier call for the same number of steps are kept where `metrics` has none of that name. A process
+    that is not the main one writes nothing and returns `None`.
     """
     if not state.is_world_process_zero:
         return None
     path = Path(output_dir) / METRICS_FILE
-    every_metric = _read_earlier_metrics(path, state.global_step) | dict(metrics)
+    earlier = read_json(path)
+    is_same = isinstance(earlier, dict) and earlier.get("steps") == state.global_step
+    every_metric: dict[str, Any] = {**((is_same and earlier.get("metrics")) or {}), **metrics}
+    best: dict[str, Any] | None = None
+    if state.best_metric is not None:
+        best = {"metric": args.metric_for_best_model, "value": state.best_metric, "step": state.best_global_step}
+        best["checkpoint"] = state.best_model_checkpoint and os.path.relpath(state.best_model_checkpoint, output_dir)
     content = {
         "metrics": every_metric,
         "last_log": next((entry for entry in reversed(state.log_history) if "loss" in entry), None),
-        "best": _describe_best(Path(output_dir), state, args),
+        "best": best,
         "steps": state.global_step,
         "epochs": state.epoch,
         "resumed_at_step": every_metric.get("train_resumed_at_step"),
@@ -211,13 +205,6 @@ def write_metrics(
     return path
 
 
-def _read_earlier_metrics(path: Path, steps: int) -> dict[str, Any]:
-    earlier = read_json(path)
-    if isinstance(earlier, dict) and earlier.get("steps") == steps and isinstance(earlier.get("metrics"), dict):
-        return dict(earlier["metrics"])
-    return {}
-
-
 def explain_choice(trainer: Trainer) -> str:
     """Says in a sentence which weights a training ended with, and why; the scores are those logged at their step."""
     state, args, last = trainer.state, trainer.args, getattr(trainer.args, "average_checkpoints", 0)
@@ -225,25 +212,12 @@ def explain_choice(trainer: Trainer) -> str:
         return f"It is the average of the last {last} checkpoints."
     if not args.load_best_model_at_end or state.best_model_checkpoint is None:
         return f"It is that of the last update, {state.global_step:,}."
-    entries = (entry for entry in state.log_history if entry.get("step") == state.best_global_step)
-    scores = {name: value for entry in entries for name, value in entry.items() if _is_score(name, value)}
-    shown = ", ".join(f"{name.removeprefix('eval_')} {value:.4g}" for name, value in scores.items())
+    logged = [entry for entry in state.log_history if entry.get("step") == state.best_global_step]
+    scores = _describe_scores({name: value for entry in logged for name, value in entry.items()})
     return (
         f"It is that of update {state.best_global_step:,}, the best by {args.metric_for_best_model} of those evaluated "
-        f"(of equal ones, by loss): {shown}."
+        f"(of equal ones, by loss): {scores}."
     )
-
-
-def _describe_best(output_dir: Path, state: TrainerState, args: TrainingArguments) -> dict[str, Any] | None:
-    if state.best_metric is None:
-        return None
-    best = state.best_model_checkpoint
-    return {
-        "metric": args.metric_for_best_model,
-        "value": state.best_metric,
-        "step": state.best_global_step,
-        "checkpoint": None if best is None else os.path.relpath(best, output_dir),
-    }
 
 
 def _describe_surroundings(args: TrainingArguments) -> dict[str, Any]:
@@ -251,15 +225,9 @@ def _describe_surroundings(args: TrainingArguments) -> dict[str, Any]:
     if args.device.type == "cuda":
         device_name = torch.cuda.get_device_name(args.device)
     packages = ("vanilla-transformer", "torch", "transformers", "accelerate")
-    return {
-        "device": str(args.device),
-        "device_name": device_name,
-        "processes": args.world_size,
-        "versions": {
-            "python": platform.python_version(),
-            **{name.replace("-", "_"): version(name) for name in packages},
-        },
-    }
+    versions = {"python": platform.python_version(), **{name.replace("-", "_"): version(name) for name in packages}}
+    processes = args.world_size
+    return {"device": str(args.device), "device_name": device_name, "processes": processes, "versions": versions}
 
 
 def _to_json(value: Any) -> Any:

@@ -122,10 +122,7 @@ def _split_off_value(text: str) -> tuple[Any, str]:
 def build_config(
     arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, *, langs: list[str] | None = None
 ) -> PreTrainedConfig:
-    """Builds the configuration that is asked for; a new model takes vocabulary and special tokens from the tokenizer.
-
-    `langs` are recorded where there is a field for them. Overrides and tokenizers that do not fit are a ValueError.
-    """
+    """Builds the configuration asked for; a new model takes vocabulary and special tokens from the tokenizer."""
     overrides = parse_overrides(arguments.config_overrides)
     if arguments.preset is not None:
         base = VanillaTransformerConfig.from_preset(arguments.preset, vocab_size=len(tokenizer))
@@ -133,10 +130,8 @@ def build_config(
         base = AutoConfig.from_pretrained(str(arguments.config_name or arguments.model_name_or_path))
     legal = {item.name for item in fields(base)} | set(base.attribute_map)
     if unknown := sorted(set(overrides) - legal):
-        raise ValueError(
-            f"config_overrides: {', '.join(unknown)} not among the fields of {type(base).__name__}: "
-            f"{', '.join(sorted(legal))}."
-        )
+        fields_of = f"the fields of {type(base).__name__}: {', '.join(sorted(legal))}."
+        raise ValueError(f"config_overrides: {', '.join(unknown)} not among {fields_of}")
     settings = base.to_dict()
     if arguments.model_name_or_path is not None:
         _check_tokenizer(base, tokenizer, arguments)
@@ -180,10 +175,7 @@ def check_model_arguments(arguments: ModelArguments) -> None:
 def build_model(
     arguments: ModelArguments, config: PreTrainedConfig, *, max_new_tokens: int | None = None
 ) -> PreTrainedModel:
-    """Builds a new model, which searches as the paper's does (6.1), or loads the one to go on from.
-
-    Without `max_new_tokens` a new one writes at most 50 tokens more than the source has.
-    """
+    """Builds a new model, which searches as the paper's does (6.1), or loads the one to go on from."""
     if arguments.model_name_or_path is not None:
         return AutoModelForSeq2SeqLM.from_pretrained(arguments.model_name_or_path, config=config)
     model = AutoModelForSeq2SeqLM.from_config(config)
@@ -208,10 +200,9 @@ def check_output_dir(
             f"{name}: {found.get(part, {}).get(name)!r} there, {value!r} now"
             for part, settings in (("model", model_arguments), ("data", data_arguments))
             for name, value in asdict(settings).items()
-            # Without empty lines both values of drop_empty_lines mean the same, and at an empty line the run stopped.
-            # What an older version did not know was as it is by default.
-            if found.get(part, {}).get(name, getattr(type(settings), name, None)) != value
-            and name != "drop_empty_lines"
+            # At an empty line the run stopped. What an older version did not know was as it is by default.
+            if name != "drop_empty_lines"
+            and found.get(part, {}).get(name, getattr(type(settings), name, None)) != value
         ]
         if differences:
             raise ValueError(
@@ -220,12 +211,10 @@ def check_output_dir(
             )
     elif folder.is_file():
         raise ValueError(f"{folder} is a file. Give another output_dir.")
-    elif folder.exists() and (
-        strangers := sorted({entry.name for entry in folder.iterdir()} - {PARTIAL_FOLDER, LOCK_FILE})
-    ):
+    elif folder.exists() and (names := {entry.name for entry in folder.iterdir()} - {PARTIAL_FOLDER, LOCK_FILE}):
         raise ValueError(
             f"{folder} is not empty and has no {ARGUMENTS_FILE} of an earlier run; it holds "
-            f"{', '.join(sorted(strangers)[:5])}. Give another output_dir."
+            f"{', '.join(sorted(names)[:5])}. Give another output_dir."
         )
 
 
@@ -240,26 +229,21 @@ def claim_output_dir(
 ) -> None:
     """Checks the output folder, and marks it as this run's with the arguments, the tokenizer and what is in its files.
 
-    Called once data, tokenizer and configuration are known to be good: a folder that was marked before would refuse
-    the command in which a mistake is mended.
+    Called once all is known to be good: a folder that was marked before would refuse the command without the mistake.
     """
     check_output_dir(output_dir, model_arguments, data_arguments)
     if not training_arguments.should_save:
         return
-    settings = {
-        "model": asdict(model_arguments),
-        "data": asdict(data_arguments),
-        "training": training_arguments.to_sanitized_dict(),
-    }
+    settings = {"model": asdict(model_arguments), "data": asdict(data_arguments), "files": dict(files or {})}
+    settings["training"] = training_arguments.to_sanitized_dict()
     marker = Path(output_dir) / ARGUMENTS_FILE
     _report_changes(marker, settings["training"])
     begun_with = (read_json(marker) or {}).get("files")
-    if begun_with and files and (changed := sorted(path for path, _ in begun_with.items() ^ files.items())):
+    if begun_with and files and (changed := sorted({path for path, _ in begun_with.items() ^ files.items()})):
         raise ValueError(
-            f"{output_dir} holds a run with other data: {', '.join(dict.fromkeys(changed))} changed since. Put "
-            "the data back to resume it, or give another output_dir."
+            f"{output_dir} holds a run with other data: {', '.join(changed)} changed since. Put the data back to "
+            "resume it, or give another output_dir."
         )
-    settings["files"] = dict(files or {})
     with replacing_files(output_dir) as partial:
         text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
         (partial / ARGUMENTS_FILE).write_text(text, encoding="utf-8")
@@ -277,8 +261,7 @@ def _report_changes(marker: Path, training: dict[str, Any]) -> None:
     if changes:
         logger.warning(
             f"{marker.parent} began with other arguments; changed: {', '.join(changes)}. The run goes on from its last "
-            "checkpoint, which keeps its learning rate schedule and optimizer settings, but not to the same weights as "
-            "an unbroken one; where batches changed, it goes on at another place of the epoch."
+            "checkpoint and its schedule, but not to the same weights as an unbroken one."
         )
 
 
@@ -359,7 +342,7 @@ def settle_training_arguments(
 ) -> None:
     """Fills in, in place, what depends on model and data; `validates` says whether there are validation data."""
     arguments.choose_metric(task)
-    # The model's loss smooths labels in training mode only; the Trainer would do it a second time.
+    # The model's own loss smooths labels, in training mode only.
     if arguments.has_own_label_smoothing and hasattr(config, "label_smoothing"):
         config.label_smoothing = arguments.label_smoothing_factor
         arguments.label_smoothing_factor = 0.0

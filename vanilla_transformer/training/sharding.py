@@ -1,13 +1,11 @@
 """FSDP2 and tables of embeddings that several modules share: dividing the model among processes, and saving it.
 
-`fully_shard` makes a model an object of a new class, whose name begins with FSDP, and each of its parameters a part of
-the whole. Two things that accelerate and transformers do on top of it go wrong with encoder-decoder models, BART and
-Marian among them:
+`fully_shard` makes a model an object of a new class of torch's. Two things that accelerate and transformers do on top
+of it go wrong with encoder-decoder models, BART and Marian among them:
 
 - accelerate (1.15) makes a group of the input's table and the output layer. Where tables are shared, the encoder and
   the decoder have the same weights outside that group, which torch refuses (from 2.13) or unties (before).
-- Of the gathered weights, each name of a shared table is a tensor of its own, and would be saved as often. And the code
-  saved with a model is that of its class, which is now one of torch's.
+- Each name of a shared table would be saved as a tensor of its own, and with the code of torch's class.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -34,10 +32,7 @@ def _is_sharded_class(kind: type) -> bool:
 
 
 def keep_tables_together(accelerator: Accelerator) -> None:
-    """Makes `accelerator.prepare` divide tables and output layer with all that is in no layer, where it uses FSDP2.
-
-    Gathered weights then stay for a whole forward pass, as they would anyway, since the output layer comes last.
-    """
+    """Makes `accelerator.prepare` divide tables and output layer with all that is in no layer, where it uses FSDP2."""
     if getattr(accelerator, "is_fsdp2", False):
         accelerator.prepare = partial(_prepare_without_tables, accelerator.prepare)
 
@@ -74,11 +69,7 @@ def drop_tied_copies(model: PreTrainedModel, state_dict: Mapping[str, Any]) -> d
 
 
 def save_sharded_model(model: PreTrainedModel, folder: str) -> None:
-    """Saves a model that `fully_shard` divided as if it had not, so that `from_pretrained` reads it.
-
-    To be called in all processes; the first one gathers the weights in its memory and writes. A model that is not
-    divided is a ValueError.
-    """
+    """Saves a model that `fully_shard` divided as if it had not. All processes call it, and the first writes."""
     if not is_sharded(model):
         raise ValueError(f"{type(model).__name__} was not divided by fully_shard: call its own save_pretrained.")
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict

@@ -5,7 +5,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,14 +18,7 @@ from datasets import Dataset
 from huggingface_hub import CommitInfo, create_branch, run_as_future, upload_folder
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import (
-    PreTrainedModel,
-    Seq2SeqTrainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PreTrainedModel, Seq2SeqTrainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import EvalLoopOutput, HubStrategy, TrainOutput, seed_worker
 from transformers.utils import logging
@@ -54,7 +47,7 @@ class _SetEpoch(TrainerCallback):
     def __init__(self, sampler: TokenBatchSampler) -> None:
         self.sampler = sampler
 
-    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.sampler.set_epoch(int(state.epoch or 0))
 
 
@@ -66,19 +59,16 @@ class TranslationTrainer(Seq2SeqTrainer):
     batches are the library's own. `train_dataset` is an ordinary dataset with the columns "input_ids" and "labels", or
     a [`StreamingTokenBatches`], which brings its own budgets and needs `max_steps`.
 
-    It logs `source_tokens_per_second` and `target_tokens_per_second` (real tokens of all processes; the time spent
-    on evaluating and saving does not count) and `padding_share`, the share of both sides' cells that is padding.
-    The evaluation loss is a mean over tokens rather than over batches, so that `eval_perplexity`, its exponential, does
-    not depend on the batches. Of a stream it logs `corpus_pass`, counted from 0; `epoch` is then the share of
-    `max_steps` that is done. With `average_checkpoints` it averages the last ones at the end ([`AverageCheckpoints`]).
-    Without a learning rate in the arguments it takes the paper's, (d_model * warmup_steps)^-0.5. What `train` returns
-    counts tokens and seconds of the last part of a training; `train_resumed_at_step` says after which update that part
-    began, if the training was resumed.
+    It logs `source_tokens_per_second` and `target_tokens_per_second` (real tokens of all processes; evaluating and
+    saving do not count) and `padding_share`, the share of both sides' cells that is padding; of a stream `corpus_pass`,
+    counted from 0, and as `epoch` the share of `max_steps` that is done. The evaluation loss is a mean over tokens, so
+    that `eval_perplexity`, its exponential, does not depend on the batches. With `average_checkpoints` it averages the
+    last ones at the end ([`AverageCheckpoints`]). Without a learning rate it takes the paper's, (d_model *
+    warmup_steps)^-0.5. What `train` returns counts tokens and seconds since the update `train_resumed_at_step`.
 
     With `push_to_hub` every push is a model with code and card, and nothing that says where things are on this machine
-    ([`select_files`]), except in the checkpoints that `hub_strategy` "checkpoint" or "all_checkpoints" adds: they have
-    the optimizer's pickles and the path of the best checkpoint. A push that fails in the middle of a training is
-    reported, and does not end the training. No token is ever written to disk.
+    ([`select_files`]), except in the checkpoints that `hub_strategy` "checkpoint" or "all_checkpoints" adds. A push
+    that fails in the middle of a training is reported, and does not end it. No token is ever written to disk.
 
     Args:
         *args, **kwargs: As `Seq2SeqTrainer` takes them.
@@ -138,10 +128,9 @@ class TranslationTrainer(Seq2SeqTrainer):
                 f"to train on, not a {type(self.train_dataset).__name__}."
             )
         source_lengths, target_lengths = self.train_lengths or pair_lengths(self.train_dataset)
-        if len(source_lengths) != len(self.train_dataset):
-            raise ValueError(
-                f"train_lengths has {len(source_lengths)} pairs, the training data have {len(self.train_dataset)}."
-            )
+        counts = len(source_lengths), len(self.train_dataset)
+        if counts[0] != counts[1]:
+            raise ValueError(f"train_lengths has {counts[0]} pairs, the training data have {counts[1]}.")
         sampler = TokenBatchSampler(
             source_lengths=source_lengths,
             target_lengths=target_lengths,
@@ -284,14 +273,13 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     def _take_counts(self) -> dict[str, int]:
         """Returns what all processes counted since the last time."""
-        names = sorted(self._counts)
-        if not names:
+        if not self._counts:
             return {}
-        counts = torch.stack([torch.as_tensor(self._counts[name], device=self.args.device) for name in names])
+        counts = torch.stack([torch.as_tensor(count, device=self.args.device) for count in self._counts.values()])
         if self.args.world_size > 1:
             counts = self.accelerator.reduce(counts, reduction="sum")
+        taken = dict(zip(self._counts, map(int, counts.tolist()), strict=True))
         self._counts = {}
-        taken = dict(zip(names, map(int, counts.tolist()), strict=True))
         for name in self._totals:
             self._totals[name] += taken[name]
         return taken
@@ -358,10 +346,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         return metrics
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Whether this evaluation is the best so far; of equal ones, the one with the lower loss is.
-
-        What was logged is compared, for the run may have been begun with another `metric_for_best_model`.
-        """
+        """Whether this evaluation is the best so far by what was logged; of equal ones, the one with the lower loss."""
         if self.args.metric_for_best_model is None:
             return False
         name = "eval_" + self.args.metric_for_best_model.removeprefix("eval_")
@@ -441,18 +426,11 @@ class TranslationTrainer(Seq2SeqTrainer):
             name = Path(str(self.hub_model_id or self.args.output_dir)).name
             super().create_model_card(**{"model_name": name, **kwargs})
         elif self.is_world_process_zero():
-            base_model = kwargs.get("finetuned_from")
-            write_model_card(
-                str(self.args.output_dir),
-                repo_id=self.hub_model_id,
-                language=kwargs.get("language"),
-                license=kwargs["license"],
-                tags=kwargs["tags"],
-                model_name=kwargs.get("model_name"),
-                datasets=kwargs["dataset_tags"],
-                # The library allows a path, which would tell of this machine, and which nobody else could follow.
-                base_model=base_model if is_hub_name(base_model) else None,
-            )
+            given = {name: kwargs.get(name) for name in ("language", "license", "tags", "model_name")}
+            # The library allows a path, which would tell of this machine, and which nobody else could follow.
+            base_model = kwargs.get("finetuned_from") if is_hub_name(kwargs.get("finetuned_from")) else None
+            given |= {"datasets": kwargs["dataset_tags"], "base_model": base_model}
+            write_model_card(str(self.args.output_dir), repo_id=self.hub_model_id, **given)
 
     def push_to_hub(
         self,
@@ -465,11 +443,8 @@ class TranslationTrainer(Seq2SeqTrainer):
     ) -> Any:
         """Saves the model and pushes it as the library does, but of the folder only what [`select_files`] chooses.
 
-        The arguments are the library's; `kwargs` are those of `create_model_card`. A branch is made if need be. To be
-        called in all processes; the main one pushes, and returns the commit, or a `Future` of it without `blocking`.
-
-        Raises:
-            huggingface_hub.errors.HfHubHTTPError: If the Hub refuses. The model is saved all the same.
+        The arguments are the library's; a branch is made if need be. To be called in all processes; the main one
+        pushes, and returns the commit, or a `Future` of it without `blocking`.
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if self.hub_model_id is None:
@@ -488,9 +463,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         names = [name for name, path in select_files(folder).files.items() if stays_within(folder, path)]
         return self._upload(str(folder), commit_message=message, allow_patterns=names, **settings)
 
-    def _upload(
-        self, folder: str, *, token: str | None = None, revision: str | None = None, **settings: Any
-    ) -> CommitInfo:
+    def _upload(self, folder: str, *, token: Any = None, revision: str | None = None, **settings: Any) -> CommitInfo:
         repo_id = str(self.hub_model_id)
         token, revision = token or self.args.hub_token, revision or self.args.hub_revision
         # As `push_to_hub` of models does. Pull requests have a reference already.
@@ -528,12 +501,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             settings: dict[str, Any] = {"path_in_repo": checkpoint.name if is_all else "last-checkpoint"}
             settings |= {"commit_message": f"{message}, checkpoint", "ignore_patterns": [TRAINING_ARGS_NAME]}
             uploads.append(partial(self._upload, str(checkpoint), **settings))
-        return [run_as_future(_upload_or_warn, upload, message) for upload in uploads]
-
-
-def _upload_or_warn(upload: Callable[[], CommitInfo], message: str) -> None:
-    with _warning_of_failure(message):
-        upload()
+        return [run_as_future(_warning_of_failure(message)(upload)) for upload in uploads]
 
 
 @contextmanager

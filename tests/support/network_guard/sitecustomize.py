@@ -4,6 +4,7 @@ Python imports a module of this name at start-up, so with this folder on PYTHONP
 guarded too. An audit hook sees whatever Python code connects to or sends, by any library, and stays in to the end.
 """
 
+import gc
 import ipaddress
 import socket
 import sys
@@ -41,3 +42,5 @@ def _guard(event: str, arguments: tuple[object, ...]) -> None:
 
 
 sys.addaudithook(_guard)
+# Imports make many objects and hardly any garbage; to look for it as often as Python does takes each process a second.
+gc.set_threshold(100_000)
