@@ -107,7 +107,6 @@ def test_what_is_refused() -> None:
     with pytest.raises(ConversionError, match="its weights are quantized"):
         copy_for_tracing(model)
 
-
     del model.hf_quantizer
     with torch.no_grad():
         model.model.decoder.layers[0].fc2.bias[1:3] = torch.inf
