@@ -72,6 +72,9 @@ def test_a_converted_model_computes_what_fairseq_does(name: str, tmp_path: Path)
     checkpoint, naive = write_checkpoint(tmp_path, MODELS[name])
     converted = convert_fairseq(checkpoint)
     check_logits(converted.model, naive)
+    tokenizer: Any = converted.tokenizer
+    assert tokenizer("ein  au@@ to\tfä@@ hrt zu sch@@ nell . ").input_ids == [4, 5, 6, 7, 8, UNK, 11, 12, 10, EOS]
+    assert tokenizer.separate_vocabs is not ("share_all_embeddings" in MODELS[name])
     config = converted.model.config
     assert (config.dropout, config.attention_dropout, config.activation_dropout) == (0.1, 0.2, 0.3)
     assert config.langs == ["de", "en"]
@@ -83,13 +86,18 @@ def test_a_converted_model_computes_what_fairseq_does(name: str, tmp_path: Path)
 
 def test_a_converted_model_is_saved_and_loaded_like_any_other(tmp_path: Path) -> None:
     checkpoint, naive = write_checkpoint(tmp_path / "original", PRE_NORM)
-    folder = convert_fairseq(checkpoint).save(tmp_path / "converted")
+    for old, new in (("de", "deu"), ("en", "eng")):
+        (tmp_path / "original" / f"dict.{old}.txt").rename(tmp_path / f"dict.{new}.txt")
+    original = convert_fairseq(checkpoint, dictionaries=tmp_path, source_lang="deu", target_lang="eng")
+    folder = original.save(tmp_path / "converted")
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     check_logits(model, naive)
     assert (model.generation_config.num_beams, tokenizer.model_max_length) == (5, 20)
+    assert model.config.langs == ["deu", "eng"]
     batch = tokenizer(["ein au@@ to", "das"], text_target=["a car", "fast@@ er"], padding=True, return_tensors="pt")
     assert batch["input_ids"].tolist() == [[4, 5, 6, EOS], [9, EOS, PAD, PAD]]
     assert batch["labels"].tolist() == [[4, 5, EOS], [8, 9, EOS]]
+    assert tokenizer.decode([10, 5, 6, 7, 8, 9, 11, EOS, PAD], skip_special_tokens=True) == "the car drives faster ."
     longest = model.generation_config.max_new_tokens - 1
     output = model.generate(**{name: batch[name] for name in ("input_ids", "attention_mask")})
     for row, source in zip(output.tolist(), ([4, 5, 6, EOS], [9, EOS]), strict=True):
@@ -372,26 +380,6 @@ def test_dictionaries_that_are_missing_or_of_another_model_are_refused(tmp_path:
     write_dictionaries(tmp_path / "shared", target=WORDS[::-1])
     with pytest.raises(ConversionError, match="the model has one vocabulary"):
         convert_fairseq(checkpoint)
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_the_tokenizer_reads_cut_text_and_joins_it_again(shared: bool, tmp_path: Path) -> None:
-    checkpoint, _ = write_checkpoint(tmp_path, {"share_all_embeddings": shared})
-    tokenizer: Any = convert_fairseq(checkpoint).tokenizer
-    assert tokenizer("ein  au@@ to\tfä@@ hrt zu sch@@ nell . ").input_ids == [4, 5, 6, 7, 8, UNK, 11, 12, 10, EOS]
-    assert tokenizer.separate_vocabs is not shared
-    german, english = ([7, 8, 11, 12, 10], "fährt schnell ."), ([10, 5, 6, 7, 8, 9, 11], "the car drives faster .")
-    ids, text = german if shared else english
-    assert tokenizer.decode([*ids, EOS, PAD], skip_special_tokens=True) == text
-
-
-def test_languages_and_the_folder_of_dictionaries_may_be_given(tmp_path: Path) -> None:
-    checkpoint, naive = write_checkpoint(tmp_path / "a")
-    for old, new in (("de", "deu"), ("en", "eng")):
-        (tmp_path / "a" / f"dict.{old}.txt").rename(tmp_path / f"dict.{new}.txt")
-    converted = convert_fairseq(checkpoint, dictionaries=tmp_path, source_lang="deu", target_lang="eng")
-    check_logits(converted.model, naive)
-    assert converted.model.config.langs == ["deu", "eng"]
 
 
 @pytest.mark.parametrize("sharing", ["share_all_embeddings", "share_decoder_input_output_embed", None])
