@@ -80,11 +80,10 @@ def test_every_panel_shows_what_was_logged(figures: list[Figure], tmp_path: Path
     assert figure.get_suptitle() == "a run"
 
 
-def test_a_curve_is_named_where_its_panel_could_have_another(figures: list[Figure], tmp_path: Path) -> None:
+def test_a_curve_is_named_where_its_panel_could_have_another() -> None:
     log: Log = [{"eval_chrf": 40.0, "eval_perplexity": 9.0, "target_tokens_per_second": 1000.0, "step": 5}]
-    for number, runs in enumerate(({"run": log}, {"run": log, "other": log})):
-        compare_learning_curves(runs, tmp_path / f"{number}.png")
-        legends = {axes.get_title(): axes.get_legend() for axes in figures[number].axes}
+    for runs in ({"run": log}, {"run": log, "other": log}):
+        legends = {axes.get_title(): axes.get_legend() for axes in compare_learning_curves(runs).axes}
         assert legend_texts(legends["Validation BLEU and chrF"]) == ["chrF"]
         assert legend_texts(legends["Speed"]) == ["target"]
         assert legends["Validation perplexity"] is None
@@ -197,8 +196,9 @@ def test_pictures_made_in_threads_without_pyplot_are_the_same(monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # importing it fails
     monkeypatch.delenv("DISPLAY", raising=False)
     paths = [tmp_path / f"{number}.png" for number in range(3)]
+    log: Log = [{"loss": 1.0 / step, "step": step} for step in range(1, 9)]
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda path: plot_learning_curves(make_log(), path), paths))
+        list(pool.map(lambda path: plot_learning_curves(log, path), paths))
     pictures = [imread(path) for path in paths]
     assert pictures[0].std() > 0
     for picture in pictures[1:]:
@@ -258,10 +258,10 @@ def script(main: Callable[[str], Callable[..., None]]) -> Callable[..., None]:
     return partial(main("plot_learning_curves"), "--runs")
 
 
-def test_the_script_draws_one_run_into_its_folder(
+def test_the_script_draws_runs(
     script: Callable[..., None], figures: list[Figure], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = write_state(tmp_path / "run", 30)
+    run = write_state(tmp_path / "a" / "run", 30)
     script(run)
     assert (run / "curves.png").is_file()
     assert f"The picture is in {run / 'curves.png'}" in capsys.readouterr().out
@@ -270,15 +270,12 @@ def test_the_script_draws_one_run_into_its_folder(
     script(run / "trainer_state.json", "--output_file", tmp_path / "a.svg", "--title", "other")
     assert (tmp_path / "a.svg").is_file()
     assert figures[1].get_suptitle() == "other"
-
-
-def test_the_script_compares_runs(script: Callable[..., None], figures: list[Figure], tmp_path: Path) -> None:
-    runs = [write_state(tmp_path / name, 30) for name in ("a/run", "b/run", "b/other")]
-    write_state(runs[1], 30, best_global_step=None)
-    script(runs[0], runs[2], "--output_file", tmp_path / "two.png")
-    assert legend_texts(figures[0].legends[0]) == ["run", "other", "best checkpoint"]
-    script(*runs, "--output_file", tmp_path / "three.png")
-    assert legend_texts(figures[1].legends[0]) == [*map(str, runs), "best checkpoint"]
+    other, namesake = write_state(tmp_path / "b" / "other", 30), tmp_path / "b" / "run"
+    write_state(namesake, 30, best_global_step=None)
+    script(run, other, "--output_file", tmp_path / "two.png")
+    assert legend_texts(figures[2].legends[0]) == ["run", "other", "best checkpoint"]
+    script(run, namesake, other, "--output_file", tmp_path / "three.png")
+    assert legend_texts(figures[3].legends[0]) == [*map(str, (run, namesake, other)), "best checkpoint"]
 
 
 def test_the_script_says_what_is_wrong(script: Callable[..., None], tmp_path: Path, capsys: Any) -> None:
