@@ -102,7 +102,7 @@ def check_places(figure: Figure) -> None:
 @pytest.mark.parametrize(
     ("layers", "heads", "source", "target", "options"),
     [
-        (3, 5, 14, 12, {}),
+        (3, 3, 14, 12, {}),
         (2, 3, 3, 2, {}),
         (1, 1, 2, 2, {"title": "a title that is much longer than the picture below it is wide, as titles are"}),
         (1, 2, 30, 25, {}),
@@ -387,11 +387,7 @@ def test_a_notebook_shows_every_picture_whole(tmp_path: Path) -> None:
     plots: list[tuple[Any, Any]] = [(plot_attention, [attention]), (plot_masks, [[["a"]], [["b"]]])]
     plots += [(plot_positions, [np.eye(3)]), (plot_learning_curves, [log])]
     for plot, arguments in plots:
-        shown = plot(*arguments)._repr_png_()
-        assert shown.startswith(SIGNATURES[".png"])
-        saved = plot(*arguments, tmp_path / f"{plot.__name__}.png")
-        assert isinstance(saved, Figure)
-    with pytest.raises(FileExistsError):
-        plot_attention(attention, tmp_path / "plot_attention.png")
-    plot_attention(attention, tmp_path / "plot_attention.png", overwrite=True)
+        figure = plot(*arguments, tmp_path / f"{plot.__name__}.png")
+        assert isinstance(figure, Figure)
+        assert figure._repr_png_().startswith(SIGNATURES[".png"])  # type: ignore[attr-defined]
     assert len(list(tmp_path.iterdir())) == len(plots)
