@@ -414,10 +414,9 @@ def test_tokens_beyond_the_dictionary_are_unknown_to_the_model(sharing: str | No
     assert_close(logits[0, :, sizes[1] :], (logits[0, :, UNK] + UNLIKELY)[:, None].expand(-1, missing[1]))
 
 
-@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
-def test_sentencepiece_cuts_texts_and_the_dictionary_numbers_them(model_type: str, tmp_path: Path) -> None:
+def test_sentencepiece_cuts_texts_and_the_dictionary_numbers_them(tmp_path: Path) -> None:
     text = ["ein mann fährt rad", "eine frau fährt auto", "zwei männer fahren mit dem rad", "das auto fährt schnell"]
-    options: dict[str, Any] = {"model_type": model_type, "vocab_size": 32, "minloglevel": 2}
+    options: dict[str, Any] = {"vocab_size": 32, "minloglevel": 2}
     train: Any = sentencepiece.SentencePieceTrainer.train
     train(sentence_iterator=iter(text * 20), model_prefix=str(tmp_path / "cut"), **options)
     processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "cut.model"))
@@ -425,24 +424,16 @@ def test_sentencepiece_cuts_texts_and_the_dictionary_numbers_them(model_type: st
     absent = next(piece for piece in pieces if piece in processor.encode(text[0], out_type=str) and len(piece) > 1)
     tokens = ["<s>", "<pad>", "</s>", "<unk>", *sorted(set(pieces) - {absent}), "madeupword0000"]
     checkpoint, _ = write_checkpoint(tmp_path, {"share_all_embeddings": True})
-    settings = {**SETTINGS, "share_all_embeddings": True}
-    weights = make_weights(settings, len(tokens), len(tokens))
-    edit(checkpoint, model=weights)
+    edit(checkpoint, model=make_weights({**SETTINGS, "share_all_embeddings": True}, len(tokens), len(tokens)))
     write_dictionaries(tmp_path, tokens[NUM_SPECIAL:])
     converted = convert_fairseq(checkpoint, sentencepiece_model=tmp_path / "cut.model")
-    tokenizer: Any = AutoTokenizer.from_pretrained(converted.save(tmp_path / "converted"))
+    tokenizer: Any = converted.tokenizer
     assert len(tokenizer) == converted.model.config.vocab_size == len(tokens) + 1
     for sentence in [*text, "Ein Männerauto, 日本"]:
         cut = processor.encode(sentence, out_type=str)
         expected = [tokens.index(piece) if piece in tokens else UNK for piece in cut] + [EOS]
         assert [UNK if index >= len(tokens) else index for index in tokenizer(sentence).input_ids] == expected
-    assert tokenizer.decode(tokenizer(text[3]).input_ids, skip_special_tokens=True) == text[3]
-    ids = tokenizer(text[0]).input_ids
-    assert max(ids) >= len(tokens)
-    seen = [UNK if index >= len(tokens) else index for index in ids]
-    logits = logits_of(converted.model, input_ids=torch.tensor([ids]), decoder_input_ids=torch.tensor([[EOS, 5]]))
-    naive = NaiveFairseq(settings, weights)
-    assert_close(logits[0, :, : len(tokens)].double(), naive.logits(seen, [EOS, 5]))
+    assert max(tokenizer(text[0]).input_ids) == len(tokens)
     assert any("which only the tokenizer needs: 1." in note for note in converted.notes)
 
 
