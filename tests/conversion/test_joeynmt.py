@@ -138,8 +138,11 @@ def test_it_computes_what_the_original_does(options: dict[str, Any], tmp_path: P
 
 
 def test_all_of_it_is_saved_and_found_again(tmp_path: Path) -> None:
-    write(tmp_path / "model", {"data.trg.level": "bpe", "data.trg.tokenizer_type": "subword-nmt"})
+    options = {"data.trg.level": "bpe", "data.trg.tokenizer_type": "subword-nmt", "data.src.lowercase": True}
+    write(tmp_path / "model", {**options, "testing.repetition_penalty": 1.5, "testing.no_repeat_ngram_size": 3})
     converted = convert_joeynmt(tmp_path / "model" / "3.ckpt")
+    for part in ("level: word, lowercase", "testing.repetition_penalty", "testing.no_repeat_ngram_size"):
+        assert part in " ".join(converted.notes)
     config = converted.model.config
     assert (config.dropout, config.activation_dropout, config.attention_dropout) == (0.2, 0.2, 0.2)
     assert (config.label_smoothing, config.langs, config.layer_norm_eps) == (0.1, ["de", "en"], 1e-6)
@@ -173,13 +176,6 @@ def test_the_search_is_that_of_the_section_testing(testing: Any, search: list[An
     noted = any("JoeyNMT ends when each place in the beam has held" in note for note in converted.notes)
     assert noted == ((search[1] or 0) > 1), "longer translations win"
     converted.save(tmp_path / "saved")  # the library refuses settings that contradict each other
-
-
-def test_what_has_no_counterpart_is_noted(tmp_path: Path) -> None:
-    write(tmp_path, {"testing.repetition_penalty": 1.5, "testing.no_repeat_ngram_size": 3, "data.src.lowercase": True})
-    notes = " ".join(convert_joeynmt(tmp_path).notes)
-    for part in ("level: word, lowercase", "testing.repetition_penalty", "testing.no_repeat_ngram_size"):
-        assert part in notes
 
 
 @pytest.mark.parametrize(
@@ -246,14 +242,6 @@ def test_every_unsupported_setting_is_named_at_once(tmp_path: Path) -> None:
         convert_joeynmt(tmp_path)
 
 
-def test_a_table_of_other_positions_is_refused(tmp_path: Path) -> None:
-    weights = write(tmp_path)
-    weights["decoder.pe.pe"] = weights["decoder.pe.pe"].flip(1)
-    torch.save({"model_state": dict(weights)}, tmp_path / "3.ckpt")
-    with pytest.raises(ConversionError, match=r"decoder\.pe\.pe is not the table"):
-        convert_joeynmt(tmp_path)
-
-
 def test_folders_that_are_no_trainings(tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match=r"no checkpoint \(\*\.ckpt\) in it"):
         convert_joeynmt(tmp_path)
@@ -273,7 +261,13 @@ def test_folders_that_are_no_trainings(tmp_path: Path) -> None:
         (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
         with pytest.raises(ConversionError, match=message):
             convert_joeynmt(tmp_path)
-    write(tmp_path)
-    torch.save({"state": {}}, tmp_path / "3.ckpt")
-    with pytest.raises(ConversionError, match="no entry 'model_state'"):
-        convert_joeynmt(tmp_path)
+    weights = write(tmp_path)
+    weights["decoder.pe.pe"] = weights["decoder.pe.pe"].flip(1)
+    other_positions = {"model_state": dict(weights)}
+    for content, message in (
+        (other_positions, r"r\.pe\.pe is not the table"),
+        ({"state": {}}, "no entry 'model_state'"),
+    ):
+        torch.save(content, tmp_path / "3.ckpt")
+        with pytest.raises(ConversionError, match=message):
+            convert_joeynmt(tmp_path)
