@@ -87,7 +87,7 @@ class LocalHub:
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
     def __exit__(
@@ -216,6 +216,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     """Answers requests. The methods named in _ROUTES get the parts of the path that the pattern names."""
 
+    disable_nagle_algorithm = True  # or each answer waits for its headers to be acknowledged
     protocol_version = "HTTP/1.1"
     server: _Server
 

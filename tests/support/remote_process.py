@@ -70,7 +70,8 @@ class RemotePython:
         return self._log.read_text()
 
     def close(self) -> None:
-        """Ends the process."""
+        """Ends the process, without the seconds that the libraries take to leave."""
+        self._process.kill()
         self._process.communicate(timeout=60)
 
 
