@@ -83,7 +83,7 @@ def edit_on_the_hub(hub: LocalHub, repo_id: str, path: str, old: str, new: str) 
     repo, text = hub.repo(repo_id), hub.read(repo_id, path).decode()
     assert old in text
     files = {**hub.files(repo_id), path: hub.small_file(text.replace(old, new).encode())}
-    repo.commit("refs/heads/main", "alice", "by hand", "", files, [path])
+    repo.commit("refs/heads/main", "alice", "by hand", files, [path])
 
 
 def commits(hub: LocalHub, repo_id: str) -> list[str]:
