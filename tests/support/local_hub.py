@@ -137,6 +137,17 @@ class Repo:
         return number
 
 
+def become_client(patch: pytest.MonkeyPatch, endpoint: str, cache: str, token: str) -> None:
+    """Makes this process a client of a Hub: its constants were read from the environment at import."""
+    template = f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    values = {"ENDPOINT": endpoint, "HUGGINGFACE_CO_URL_TEMPLATE": template, "HF_HUB_CACHE": cache}
+    for name, value in {**values, "HF_HUB_DISABLE_XET": True, "HF_HUB_OFFLINE": False}.items():
+        patch.setattr(constants, name, value)
+    # Older versions of transformers have none. It keeps the endpoint that it was made with.
+    patch.setattr(transformers.utils.hub, "_hf_api", None, raising=False)
+    patch.setenv("HF_TOKEN", token)
+
+
 class LocalHub:
     """The Hub: who may do what, the repositories, the contents, and a server on a free port.
 
@@ -175,17 +186,9 @@ class LocalHub:
 
     @contextmanager
     def client(self, token: str) -> Iterator[pytest.MonkeyPatch]:
-        """Makes this process a client, whose constants were read from the environment at import."""
+        """Makes this process a client."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(constants, "ENDPOINT", self.endpoint)
-            template = f"{self.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-            patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-            patch.setattr(constants, "HF_HUB_CACHE", str(self.root / "cache"))
-            patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-            patch.setattr(constants, "HF_HUB_OFFLINE", False)
-            # Older versions of transformers have none. It keeps the endpoint that it was made with.
-            patch.setattr(transformers.utils.hub, "_hf_api", None, raising=False)
-            patch.setenv("HF_TOKEN", token)
+            become_client(patch, self.endpoint, str(self.root / "cache"), token)
             yield patch
 
     def repo(self, repo_id: str) -> Repo:

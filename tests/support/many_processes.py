@@ -41,6 +41,7 @@ class Launcher:
         self.server = subprocess.Popen(command, text=True, env=environment, **pipes)
 
     def close(self) -> None:
+        self.server.kill()
         self.server.communicate(timeout=2 * TIMEOUT)
 
     def run(
