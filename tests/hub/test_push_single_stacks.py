@@ -125,9 +125,11 @@ def end_prompts(folder: Path) -> None:
     AutoTokenizer.from_pretrained(folder, add_bos_token=True, add_eos_token=True).save_pretrained(folder)
 
 
-def save_two_vocabularies(folder: Path) -> None:
+def save_two_vocabularies(folder: Path) -> int:
+    """The source's has so many tokens."""
     tokenizer = train_separate_tokenizer(TEXTS * 3, ["ein Mann", "zwei"] * 3, vocab_size=275, target_vocab_size=266)
     tokenizer.save_pretrained(folder)
+    return len(tokenizer)
 
 
 ENCODER, DECODER = "VanillaTransformerEncoderModel", "VanillaTransformerDecoderModel"
@@ -141,33 +143,17 @@ DAMAGES: dict[str, tuple[str, Damage, str, str]] = {
     "the head of another task": (READER, configure(architectures=[TOKEN_CLASSIFIER]), "weights", "score.weight"),
     "another number of labels": (CLASSIFIER, TWO_LABELS, "weights", "score.weight"),
     "another number of layers": (LANGUAGE_MODEL, configure(decoder_layers=3), "weights", "the model has are missing"),
-    "a weight of the encoder-decoder": (
-        ENCODER,
-        bring_weights_of_the_whole,
-        "weights",
-        "part of the model: decoder.layers.0.fc1.bias",
-    ),
-    "no tokenizer": (TOKEN_CLASSIFIER, remove("tokenizer_config.json"), "tokenizer", "is missing"),
+    "a weight of the encoder-decoder": (ENCODER, bring_weights_of_the_whole, "weights", "model: decoder.layers.0.fc1"),
     "a larger tokenizer": (
         DECODER,
         larger_tokenizer,
         "tokenizer",
-        "has 280 source tokens, but config.json says vocab_size=275",
+        "280 source tokens, but config.json says vocab_size",
     ),
     "prompts that end": (LANGUAGE_MODEL, end_prompts, "tokenizer", "it ends prompts with </s>"),
-    "a decoder that reads with the source's vocabulary": (
-        LANGUAGE_MODEL,
-        save_two_vocabularies,
-        "tokenizer",
-        "save tokenizer.target_tokenizer into the folder",
-    ),
+    "the source's vocabulary": (LANGUAGE_MODEL, save_two_vocabularies, "tokenizer", "save tokenizer.target_tokenizer"),
     "no generation config": (LANGUAGE_MODEL, remove(GENERATION), "generation_config", GENERATION),
-    "no names of code": (
-        READER,
-        configure(auto_map=None),
-        "code",
-        "auto_map.AutoModelForQuestionAnswering in config.json",
-    ),
+    "no names of code": (READER, configure(auto_map=None), "code", "auto_map.AutoModelForQuestionAnswering in config"),
 }
 
 
@@ -177,17 +163,15 @@ def test_every_damage_is_named(saved: Path, tmp_path: Path, damage: str) -> None
     folder = copy(saved, name, tmp_path)
     do(folder)
     problems = check_model_folder(folder)
-    assert any(problem.check == check and words in problem.message for problem in problems), problems
     assert {problem.check for problem in problems} == {check}
+    assert any(words in problem.message for problem in problems), problems
 
 
 def test_an_encoder_reads_with_the_sources_vocabulary(saved: Path, tmp_path: Path) -> None:
     """Of a tokenizer that has the target's too."""
     folder = copy(saved, TOKEN_CLASSIFIER, tmp_path)
-    tokenizer = train_separate_tokenizer(TEXTS * 3, ["ein Mann", "zwei"] * 3, vocab_size=275, target_vocab_size=266)
-    model = make_single_stack(TOKEN_CLASSIFIER, vocab_size=len(tokenizer), id2label=LABELS)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    size = save_two_vocabularies(folder)
+    make_single_stack(TOKEN_CLASSIFIER, vocab_size=size, id2label=LABELS).save_pretrained(folder)
     found = inspect_model_folder(folder, card=None)
     assert [problem.check for problem in found.problems] == ["card"]
     assert found.outcomes
