@@ -15,16 +15,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from hub_folders import (
-    CODE_FILES,
-    append,
-    contents,
-    edit_json,
-    edit_weights,
-    save_single_stack,
-    save_translator,
-    write_pickle,
-)
+from hub_folders import CODE_FILES, append, contents, edit_json, edit_weights, save_single_stack, save_translator
 from huggingface_hub import constants
 from local_hub import LocalHub
 from tiny_seq2seq import make_model as make_bart
@@ -34,6 +25,9 @@ from vanilla_transformer.hub import checks
 from vanilla_transformer.hub.push import PushError, plan_push
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's own
+
+
+Push = Callable[..., SimpleNamespace]
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +53,7 @@ def bart(saved_bart: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(
-    hub: LocalHub, main: Callable[[str], Callable[..., None]], capsys: pytest.CaptureFixture[str]
-) -> Callable[..., SimpleNamespace]:
+def run(hub: LocalHub, main: Callable[[str], Callable[..., None]], capsys: pytest.CaptureFixture[str]) -> Push:
     """Runs the script with a folder and these arguments; no token may be printed."""
 
     def run(folder: Path, repo_id: str, *arguments: str, status: int = 0) -> SimpleNamespace:
@@ -82,7 +74,7 @@ def run(
 
 
 @pytest.fixture
-def push(run: Callable[..., SimpleNamespace], bart: Path) -> Callable[..., SimpleNamespace]:
+def push(run: Push, bart: Path) -> Push:
     """Runs the script with the folder `bart`."""
     return partial(run, bart)
 
@@ -94,20 +86,15 @@ def edit_on_the_hub(hub: LocalHub, repo_id: str, path: str, old: str, new: str) 
     repo.commit("refs/heads/main", "alice", "by hand", files, [path])
 
 
-Push = Callable[..., SimpleNamespace]
-
-
 class TestPush:
     def test_one_commit_brings_it_all(self, hub: LocalHub, push: Push, bart: Path) -> None:
         repo_id, before = "alice/whole", contents(bart)
-        write_pickle(bart / "training_args.bin")
+        (bart / "training_args.bin").touch()
         options = ["--license", "apache-2.0", "--datasets", "multi30k", "--private", "--commit_message", "The first"]
         found = push(repo_id, *options, "--language", "en", "de")
         commit = hub.repo(repo_id).find("main")["id"]
-        assert found.said.splitlines()[-2:] == [
-            f"Pushed: {hub.endpoint}/{repo_id}",
-            f"Commit: {hub.endpoint}/{repo_id}/commit/{commit}",
-        ]
+        url = f"{hub.endpoint}/{repo_id}"
+        assert found.said.splitlines()[-2:] == [f"Pushed: {url}", f"Commit: {url}/commit/{commit}"]
         assert "license" not in found.said
         assert re.search(r"model\.safetensors +\d+\.\d kB\n", found.said)
         assert re.search(r"training_args\.bin +needed only to resume", found.said)
@@ -138,17 +125,16 @@ class TestPush:
         assert contents(bart) == before
 
     def test_a_folder_that_is_not_in_order_stays_here(self, hub: LocalHub, push: Push, bart: Path) -> None:
-        write_pickle(bart / "pytorch_model.bin")
+        (bart / "pytorch_model.bin").touch()
         (bart / ".env").touch()
         (bart / "generation_config.json").unlink()
         before = contents(bart)
         for options in ([], ["--dry_run"]):
             found = push("alice/refused", *options, status=1)
-            errors = found.errors
-            assert "usage:" not in errors
+            assert "usage:" not in found.errors
             assert found.said == ""
             for words in ("pytorch_model.bin is a pickle", ".env looks like a secret", "generation_config: "):
-                assert words in errors
+                assert words in found.errors
         assert "alice/refused" not in hub.repos
         assert contents(bart) == before
 
@@ -386,8 +372,6 @@ POLICY = '"fixed window";"api";q=500;w=300'
 
 
 class TestAdvice:
-    """What to do after a push that failed."""
-
     @pytest.mark.parametrize(
         ("request_", "headers", "wait"),
         [

@@ -192,6 +192,8 @@ class TestErrorsOfTraining:
         (tmp_path / name).write_text(write({"builtin_corpus": True, "preset": "tiny", "presett": "big"}))
         assert "presett" in refuse([tmp_path / name])
         assert "missing" in refuse([tmp_path / f"missing-{name}"])
+        (tmp_path / name).write_text("[1]")
+        assert "holds a list: it must hold names and values" in refuse([tmp_path / name])
 
 
 class TestRecipe:
@@ -233,16 +235,8 @@ class TestRecipe:
         assert arguments.learning_rate == 0.001
 
     @pytest.mark.parametrize("words", [["--recipe", "mine"], ["--recipe", "paper", "--tokens_per_batch", "many"]])
-    def test_wrong_words_are_explained(self, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit):
-            script.main(["--preset", "base", "--train_file", "pairs.tsv", *words])
-        assert words[-2].removeprefix("--") in capsys.readouterr().err
-
-    def test_a_file_that_holds_no_names_is_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        (tmp_path / "list.json").write_text("[1]")
-        with pytest.raises(SystemExit):
-            script.main([str(tmp_path / "list.json")])
-        assert "holds a list: it must hold names and values" in capsys.readouterr().err
+    def test_wrong_words_are_explained(self, words: list[str], refuse: Refuse) -> None:
+        assert words[-2].removeprefix("--") in refuse(["--preset", "base", "--train_file", "pairs.tsv", *words])
 
 
 def test_the_average_of_the_checkpoints_is_the_model(settings: dict[str, Any]) -> None:
@@ -328,21 +322,16 @@ class TestStreaming:
         state = json.loads((Path(streaming["output_dir"]) / "trainer_state.json").read_text())
         assert state["global_step"] == 6
 
-    def test_what_a_stream_lacks_is_said_at_once(
-        self, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_what_a_stream_lacks_is_said_at_once(self, settings: dict[str, Any], refuse: Refuse) -> None:
         del settings["max_source_tokens"]
-        with pytest.raises(SystemExit):
-            run({**settings, "streaming": True})
-        message = capsys.readouterr().err
+        message = refuse(command_line(settings, streaming=True))
         for name in ("max_source_tokens", "max_steps", "eval_strategy", "save_strategy"):
             assert f"{name} must" in message
         assert not Path(settings["output_dir"]).exists()
 
-    def test_the_builtin_corpus_is_no_stream(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit):
-            run({"preset": "tiny", "builtin_corpus": True, "streaming": True})
-        assert "the built-in corpus is made in memory" in capsys.readouterr().err
+    def test_the_builtin_corpus_is_no_stream(self, refuse: Refuse) -> None:
+        words = {"preset": "tiny", "builtin_corpus": True, "streaming": True}
+        assert "the built-in corpus is made in memory" in refuse(command_line(words))
 
 
 @pytest.mark.parametrize(
@@ -360,11 +349,9 @@ class TestStreaming:
     ],
 )
 def test_impossible_wishes_are_refused(
-    settings: dict[str, Any], wrong: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+    settings: dict[str, Any], wrong: dict[str, Any], message: str, refuse: Refuse
 ) -> None:
-    with pytest.raises(SystemExit):
-        run({**settings, **wrong})
-    errors = capsys.readouterr().err
+    errors = refuse(command_line(settings, **wrong))
     assert message in errors
     assert "vocabulary has" not in errors, "said before a tokenizer is trained"
 
@@ -375,20 +362,17 @@ def test_a_training_that_diverges_ends_with_a_message(settings: dict[str, Any]) 
     assert not (Path(settings["output_dir"]) / "model.safetensors").exists()
 
 
-def test_a_named_checkpoint_that_is_damaged_is_refused(
-    settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_named_checkpoint_that_is_damaged_is_refused(settings: dict[str, Any], refuse: Refuse) -> None:
     run({**settings, "num_train_epochs": 1, "eval_strategy": "no"})
     (checkpoint,) = Path(settings["output_dir"]).glob("checkpoint-*")
     (checkpoint / "optimizer.pt").write_bytes(b"")
-    with pytest.raises(SystemExit):
-        run({**settings, "eval_strategy": "no", "resume_from_checkpoint": checkpoint})
-    assert f"resume_from_checkpoint={checkpoint}: optimizer.pt is cut off or damaged" in capsys.readouterr().err
+    said = refuse(command_line(settings, eval_strategy="no", resume_from_checkpoint=checkpoint))
+    assert f"resume_from_checkpoint={checkpoint}: optimizer.pt is cut off or damaged" in said
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_files_whose_content_changed_are_other_data(
-    settings: dict[str, Any], tmp_path: Path, streaming: bool, capsys: pytest.CaptureFixture[str]
+    settings: dict[str, Any], tmp_path: Path, streaming: bool, refuse: Refuse
 ) -> None:
     files = write_pairs(tmp_path, "own", 12)
     settings |= {"train_file": files, "num_train_epochs": 1, "eval_strategy": "no", "save_strategy": "no"}
@@ -397,20 +381,15 @@ def test_files_whose_content_changed_are_other_data(
     run(settings)
     text = Path(files[1]).read_text()
     Path(files[1]).write_text(text.replace("one", "three" if streaming else "eno"))
-    with pytest.raises(SystemExit):
-        run(settings)
-    assert f"holds a run with other data: {files[1]} changed since" in capsys.readouterr().err
+    assert f"holds a run with other data: {files[1]} changed since" in refuse(command_line(settings))
     Path(files[1]).write_text(text)
     run(settings)
 
 
-def test_a_run_that_is_under_way_is_not_started_again(
-    settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_under_way_is_not_started_again(settings: dict[str, Any], refuse: Refuse) -> None:
     output = Path(settings["output_dir"])
-    with locked(output / "_lock", "it"), pytest.raises(SystemExit):
-        run(settings)
-    assert f"{output} is in use by process {os.getpid()} on " in capsys.readouterr().err
+    with locked(output / "_lock", "it"):
+        assert f"{output} is in use by process {os.getpid()} on " in refuse(command_line(settings))
     assert not list(output.iterdir())
     (output / "_lock").write_text("process 1 on a machine that was switched off")
     run({**settings, "eval_strategy": "no", "save_strategy": "no", "num_train_epochs": 1})
@@ -457,20 +436,15 @@ class TestWords:
         assert "default: None" not in text
         assert "Default: vocab_size. (default" not in " ".join(text.split())
 
-    def test_a_misspelt_option_is_corrected(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_misspelt_option_is_corrected(self, tmp_path: Path, refuse: Refuse) -> None:
         (tmp_path / "words.yaml").write_text("presett: tiny\nbuiltin_corpus: true\n")
         for words in (["--presett", "tiny", "--builtin_corpus"], ["--presett=tiny"], [str(tmp_path / "words.yaml")]):
-            with pytest.raises(SystemExit):
-                script.main(words)
-            message = capsys.readouterr().err.splitlines()[-1]
+            message = refuse(words).splitlines()[-1]
             assert "error: unrecognized arguments: --presett" in message
             assert message.endswith("(did you mean --preset?)")
 
-    def test_a_model_that_is_not_there_is_named_in_a_line(
-        self, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_model_that_is_not_there_is_named_in_a_line(self, settings: dict[str, Any], refuse: Refuse) -> None:
         del settings["preset"], settings["config_overrides"]
-        with pytest.raises(SystemExit):
-            run({**settings, "model_name_or_path": "out/typo"})
-        (message,) = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("usage")]
+        said = refuse(command_line(settings, model_name_or_path="out/typo"))
+        (message,) = [line for line in said.splitlines() if not line.startswith("usage")]
         assert "error: There is no folder out/typo, and no model of that name could be loaded from the Hub: " in message

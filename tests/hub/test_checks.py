@@ -1,7 +1,10 @@
 """What is wrong with a folder is found out before it is pushed, all of it at once."""
 
+import itertools
 import json
+import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from hub_folders import (
     configure,
     contents,
     edit_json,
+    edit_weights,
     larger_tokenizer,
     remove,
     save_single_stack,
@@ -24,12 +28,21 @@ from hub_folders import (
     write_pickle,
 )
 from tiny_seq2seq import make_tokenizer as make_bart_tokenizer
+from tiny_single_stacks import SINGLE_STACKS, make_single_stack
+from tiny_vanilla import make_model
+from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
 from vanilla_transformer.hub.checks import PROBES, check_model_folder, inspect_model_folder
 from vanilla_transformer.hub.files import CODE_FOLDER, find_refused_files, select_files
+from vanilla_transformer.hub.trial import QUESTION, make_user, use
 
+LABELS = {0: "zero", 1: "one", 2: "two"}
+CLASSIFIER = "VanillaTransformerForSequenceClassification"
+TOKEN_CLASSIFIER = "VanillaTransformerForTokenClassification"
+READER = "VanillaTransformerForQuestionAnswering"
+LANGUAGE_MODEL = "VanillaTransformerForCausalLM"
 # In parts, so that nobody takes this file for one with a secret.
 HUB_TOKEN = "hf_" + "abcDEF123" * 4
 
@@ -37,6 +50,18 @@ HUB_TOKEN = "hf_" + "abcDEF123" * 4
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_translator(tmp_path_factory.mktemp("saved") / "model")
+
+
+@pytest.fixture(scope="module")
+def stacks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("single")
+    for name in SINGLE_STACKS:
+        save_single_stack(root / name, name, id2label=LABELS)
+    return root
+
+
+def copy(stacks: Path, name: str, tmp_path: Path) -> Path:
+    return shutil.copytree(stacks / name, tmp_path / "single")
 
 
 @pytest.fixture
@@ -108,11 +133,7 @@ DAMAGES: dict[str, tuple[Damage, str, str]] = {
     "a weight too many": (weigh(lambda weights: weights.update(stranger=torch.ones(2))), "weights", "stranger"),
     "a weight of another shape": (weigh(lambda weights: weights.update({FC1: torch.ones(3)})), "weights", FC1),
     "no number": (weigh(lambda weights: weights[FC1].fill_(torch.nan)), "weights", f"not all finite numbers: {FC1}"),
-    "tied weights": (
-        weigh(lambda weights: weights.update({HEAD: 1 * weights[TIED]})),
-        "weights",
-        "stored 2 times",
-    ),
+    "tied weights": (weigh(lambda weights: weights.update({HEAD: 1 * weights[TIED]})), "weights", "stored 2 times"),
     "a shard missing": (lose_a_shard, "weights", "model-00002"),
     "old weights beside shards": (keep_old_weights, "weights", "are both there"),
     "no generation config": (remove(GENERATION), "generation_config", GENERATION),
@@ -139,9 +160,47 @@ DAMAGES: dict[str, tuple[Damage, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_every_damage_is_named(folder: Path, damage: str) -> None:
-    do, check, words = DAMAGES[damage]
+def bring_weights_of_the_whole(folder: Path) -> None:
+    bias = make_model(vocab_size=275).state_dict()["model.decoder.layers.0.fc1.bias"]
+    edit_weights(folder, lambda weights: weights.update({"decoder.layers.0.fc1.bias": bias}))
+
+
+def end_prompts(folder: Path) -> None:
+    AutoTokenizer.from_pretrained(folder, add_bos_token=True, add_eos_token=True).save_pretrained(folder)
+
+
+def save_two_vocabularies(folder: Path) -> int:
+    """The source's has so many tokens."""
+    tokenizer = train_separate_tokenizer(TEXTS * 3, ["ein Mann", "zwei"] * 3, vocab_size=275, target_vocab_size=266)
+    tokenizer.save_pretrained(folder)
+    return len(tokenizer)
+
+
+ENCODER, DECODER = "VanillaTransformerEncoderModel", "VanillaTransformerDecoderModel"
+TWO_LABELS = configure(id2label={"0": "a", "1": "b"}, label2id={"a": 0, "b": 1})
+
+# The same for single stacks, of which model first.
+STACK_DAMAGES: dict[str, tuple[str, Damage, str, str]] = {
+    "stack: no head": (CLASSIFIER, weigh(lambda weights: weights.pop("score.bias")), "weights", "score.bias"),
+    "stack: another head": (READER, configure(architectures=[TOKEN_CLASSIFIER]), "weights", "score.weight"),
+    "stack: another number of labels": (CLASSIFIER, TWO_LABELS, "weights", "score.weight"),
+    "stack: more layers": (LANGUAGE_MODEL, configure(decoder_layers=3), "weights", "the model has are missi"),
+    "stack: a weight too many": (ENCODER, bring_weights_of_the_whole, "weights", "model: decoder.layers.0.fc1"),
+    "stack: a larger tokenizer": (DECODER, larger_tokenizer, "tokenizer", "280 source tokens, but config.json"),
+    "stack: prompts that end": (LANGUAGE_MODEL, end_prompts, "tokenizer", "it ends prompts with </s>"),
+    "stack: two vocabularies": (LANGUAGE_MODEL, save_two_vocabularies, "tokenizer", "save tokenizer.target_tok"),
+    "stack: no generation config": (LANGUAGE_MODEL, remove(GENERATION), "generation_config", GENERATION),
+    "stack: no names of code": (READER, configure(auto_map=None), "code", "auto_map.AutoModelForQuestionAnswering"),
+}
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, *STACK_DAMAGES])
+def test_every_damage_is_named(folder: Path, stacks: Path, tmp_path: Path, damage: str) -> None:
+    if damage in DAMAGES:
+        do, check, words = DAMAGES[damage]
+    else:
+        name, do, check, words = STACK_DAMAGES[damage]
+        folder = copy(stacks, name, tmp_path)
     do(folder)
     before = contents(folder)
     problems = check_model_folder(folder)
@@ -228,9 +287,9 @@ class TestCode:
         edit_json(folder / "generation_config.json", pad_token_id=5)  # so that nothing is tried
         assert {problem.check for problem in check_model_folder(folder, code="folder")} == {"tokenizer"}
 
-    @pytest.mark.parametrize("name", ["VanillaTransformerEncoderModel", "VanillaTransformerForCausalLM"])
-    def test_the_classes_of_a_single_stack_are_its_own(self, tmp_path: Path, name: str) -> None:
-        folder = save_single_stack(tmp_path / "single", name)
+    @pytest.mark.parametrize("name", [ENCODER, LANGUAGE_MODEL])
+    def test_the_classes_of_a_single_stack_are_its_own(self, stacks: Path, tmp_path: Path, name: str) -> None:
+        folder = copy(stacks, name, tmp_path)
         (folder / "tokenizer.json").unlink()  # so that nothing is tried
         assert {problem.check for problem in check_model_folder(folder)} == {"tokenizer"}
         name_classes(folder, AutoModel="modeling_vanilla_transformer.VanillaTransformerModel")
@@ -304,3 +363,88 @@ class TestCodeOfAnotherRepository:
         assert f"{name} names code of another repository: someone/theirs--code.Tokenizer" in problem.message
         path.write_text(json.dumps({entry: {"AutoTokenizer": "code.Tokenizer"}, "license": "a -- b"}))
         assert not list(find_refused_files(tmp_path, select_files(tmp_path, [name])))
+
+
+def expect_states(model: Any, tokenizer: Any, text: str) -> str:
+    return f"{len(tokenizer(text)['input_ids'])} states of {model.config.d_model} numbers"
+
+
+def expect_label(model: Any, tokenizer: Any, text: str) -> str:
+    return LABELS[int(model(**tokenizer(text, return_tensors="pt")).logits[0].argmax())]
+
+
+def expect_labels(model: Any, tokenizer: Any, text: str) -> str:
+    logits = model(**tokenizer(text, return_tensors="pt")).logits[0]
+    return " ".join(LABELS[int(scores.argmax())] for scores in logits[:-1])  # not of </s>
+
+
+def expect_answer(model: Any, tokenizer: Any, text: str) -> str:
+    batch = tokenizer(QUESTION, text, return_tensors="pt")
+    outputs = model(**batch)
+    found: dict[str, float] = {}
+    for start, end in itertools.product(range(batch["input_ids"].shape[1]), repeat=2):
+        if batch.sequence_ids()[start] == batch.sequence_ids()[end] == 1 and start <= end:
+            span = text[batch.token_to_chars(0, start).start : batch.token_to_chars(0, end).end]
+            score = float(outputs.start_logits[0, start] + outputs.end_logits[0, end])
+            found[span] = max(score, found.get(span, -math.inf))
+    return max(found, key=lambda span: found[span])
+
+
+def expect_text(model: Any, tokenizer: Any, text: str) -> str:
+    prompt = ids = tokenizer(text)["input_ids"]
+    for _ in range(8):
+        ids = [*ids, int(model(torch.tensor([ids])).logits[0, -1].argmax())]
+        if ids[-1] == tokenizer.eos_token_id:
+            break
+    whole, before = (tokenizer.decode(each, skip_special_tokens=True) for each in (ids, prompt))
+    return str(whole[len(before) :])
+
+
+EXPECTED: dict[str, Callable[[Any, Any, str], str]] = {
+    "VanillaTransformerEncoderModel": expect_states,
+    CLASSIFIER: expect_label,
+    TOKEN_CLASSIFIER: expect_labels,
+    READER: expect_answer,
+    "VanillaTransformerDecoderModel": expect_states,
+    LANGUAGE_MODEL: expect_text,
+}
+
+
+@pytest.mark.parametrize("name", SINGLE_STACKS)
+def test_nothing_is_wrong_with_it_and_it_does_its_task(stacks: Path, name: str) -> None:
+    """Without a card nothing is tried in another process, which test_push.py does for all of them at once."""
+    found = inspect_model_folder(stacks / name, card=None)
+    assert [problem.check for problem in found.problems] == ["card"], found.problems
+    model, tokenizer = SINGLE_STACKS[name].from_pretrained(stacks / name), AutoTokenizer.from_pretrained(stacks / name)
+    with torch.no_grad():
+        assert found.outcomes == [EXPECTED[name](model, tokenizer, text) for text in PROBES]
+    assert found.is_self_contained
+
+
+def test_numbers_are_those_of_the_model(stacks: Path) -> None:
+    """By which outcomes in two processes are compared."""
+    for name, task in ((CLASSIFIER, "text-classification"), ("VanillaTransformerEncoderModel", "feature-extraction")):
+        model = SINGLE_STACKS[name].from_pretrained(stacks / name)
+        tokenizer = AutoTokenizer.from_pretrained(stacks / name)
+        ((_, numbers),) = use(task, make_user(task, model, tokenizer), TEXTS[:1])
+        with torch.no_grad():
+            outputs = model(**tokenizer(TEXTS[0], return_tensors="pt"))
+        expected = outputs.logits.softmax(-1).max() if name == CLASSIFIER else outputs.last_hidden_state.flatten()
+        torch.testing.assert_close(torch.tensor(numbers), expected.reshape(-1))
+
+
+def test_an_encoder_reads_with_the_sources_vocabulary(stacks: Path, tmp_path: Path) -> None:
+    """Of a tokenizer that has the target's too."""
+    folder = copy(stacks, TOKEN_CLASSIFIER, tmp_path)
+    size = save_two_vocabularies(folder)
+    make_single_stack(TOKEN_CLASSIFIER, vocab_size=size, id2label=LABELS).save_pretrained(folder)
+    found = inspect_model_folder(folder, card=None)
+    assert [problem.check for problem in found.problems] == ["card"]
+    assert found.outcomes
+
+
+def test_a_probe_of_the_encoder_decoder_is_none_of_its_encoder(stacks: Path, tmp_path: Path) -> None:
+    folder = copy(stacks, CLASSIFIER, tmp_path)
+    (folder / "test").mkdir()
+    (folder / "test" / "sources.txt").write_text("Ein Mann.\n")
+    assert inspect_model_folder(folder, card=None).probes == PROBES
