@@ -27,7 +27,7 @@ from vanilla_transformer import (
 )
 from vanilla_transformer.commands import train as script
 from vanilla_transformer.files import digest_weights, locked
-from vanilla_transformer.training import callbacks, records
+from vanilla_transformer.training import callbacks
 
 pytestmark = pytest.mark.usefixtures("no_curves")
 
@@ -75,10 +75,10 @@ def trained(small: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
     """A model trained for three steps by the script itself, from a file of arguments."""
     folder = tmp_path_factory.mktemp("trained")
     output_dir = folder / "model"
-    (folder / "arguments.yaml").write_text(yaml.safe_dump({**small, "output_dir": str(output_dir)}))
+    settings = {**small, "hub_license": "mit", "output_dir": str(output_dir)}
+    (folder / "arguments.yaml").write_text(yaml.safe_dump(settings))
     path = Path(__file__).parents[2] / "scripts" / "train.py"
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as said:
-        patch.setattr(records, "plot_learning_curves", lambda *_, **__: None)
         patch.chdir(folder)
         patch.setattr(sys, "argv", [str(path), "arguments.yaml"])
         runpy.run_path(str(path), run_name="__main__")
@@ -100,6 +100,19 @@ class TestTraining:
         assert recorded["data"]["train_file"] == small["train_file"]
         search = GenerationConfig.from_pretrained(trained)
         assert (search.num_beams, search.max_length, search.max_new_tokens) == (4, None, None)
+
+    def test_it_leaves_its_record(self, trained: Path) -> None:
+        card = (trained / "README.md").read_text(encoding="utf-8")
+        assert "\nlicense: mit\n" in card
+        assert "BLEU" in card
+        assert str(trained.parent) not in card
+        assert (trained / "curves.png").read_bytes().startswith(b"\x89PNG")
+        record = json.loads((trained / "metrics.json").read_text())
+        assert "eval_bleu" in json.dumps(record)
+        history = json.loads((trained / "trainer_state.json").read_text())["log_history"]
+        for name in ("target_tokens_per_second", "padding_share", "grad_norm", "learning_rate"):
+            assert name in history[0]
+        assert any(path.name.startswith("events.") for path in (trained / "runs").rglob("*"))
 
     def test_the_model_is_what_the_arguments_asked_for(self, trained: Path) -> None:
         model: Any = AutoModelForSeq2SeqLM.from_pretrained(trained)
@@ -250,23 +263,6 @@ def test_the_average_of_the_checkpoints_is_the_model(settings: dict[str, Any]) -
     for name, tensor in saved.items():
         torch.testing.assert_close(tensor, torch.stack([each[name] for each in weights]).mean(dim=0))
     assert json.loads((output / "eval_results.json").read_text())["eval_loss"] > 0
-
-
-def test_a_run_leaves_its_record(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()  # curves are drawn
-    run({**settings, "hub_license": "mit"})
-    output = Path(settings["output_dir"])
-    card = (output / "README.md").read_text(encoding="utf-8")
-    assert "\nlicense: mit\n" in card
-    assert "BLEU" in card
-    assert str(output.parent) not in card
-    assert (output / "curves.png").read_bytes().startswith(b"\x89PNG")
-    record = json.loads((output / "metrics.json").read_text())
-    assert "eval_bleu" in json.dumps(record)
-    history = json.loads((output / "trainer_state.json").read_text())["log_history"]
-    for name in ("target_tokens_per_second", "padding_share", "grad_norm", "learning_rate"):
-        assert name in history[0]
-    assert any(path.name.startswith("events.") for path in (output / "runs").rglob("*"))
 
 
 def test_a_warm_up_that_does_not_fit_is_said_before_the_training(

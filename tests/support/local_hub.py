@@ -88,12 +88,6 @@ def card_errors(text: str) -> list[str]:
     for language in [languages] if isinstance(languages, str) else languages:
         if not re.fullmatch(r"[a-z]{2,3}(-[A-Za-z0-9]+)*|code|multilingual", str(language)):
             errors.append(f'"language" with value "{language}" is not valid')
-    for entry in metadata.get("model-index") or []:
-        if "name" not in entry:
-            errors.append('"model-index[].name" is required')
-        for result in entry.get("results") or []:
-            missing = {"task", "dataset", "metrics"} - set(result)
-            errors += [f'"model-index[].results[].{name}" is required' for name in sorted(missing)]
     return errors
 
 
@@ -166,7 +160,8 @@ class LocalHub:
         self._folder = tempfile.TemporaryDirectory(prefix="local-hub-")
         self.root = Path(self._folder.name)
         (self.root / "blobs").mkdir()
-        self._server = _Server(self)
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server.hub = self
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
 
     def __enter__(self) -> Self:
@@ -192,7 +187,6 @@ class LocalHub:
             yield patch
 
     def repo(self, repo_id: str) -> Repo:
-        """The repository of this name; KeyError if there is none."""
         return self.repos[repo_id.lower()]
 
     def files(self, repo_id: str, revision: str = "main") -> dict[str, File]:
@@ -239,17 +233,7 @@ class LocalHub:
             raise HubError(403, "Forbidden: pass `create_pr=1` as a query parameter to create a Pull Request")
         return repo
 
-    def take_failure(self, method: str, path: str) -> Any:
-        """The status with which this request shall fail, or the arguments of `HubError`."""
-        for failure in self.failures:
-            wanted, pattern, what, times = failure
-            if times > 0 and wanted == method and re.search(pattern, path):
-                failure[3] -= 1
-                return what
-        return None
-
     def store(self, data: bytes) -> str:
-        """Keeps the bytes and returns their sha256."""
         sha256 = hashlib.sha256(data).hexdigest()
         (self.root / "blobs" / sha256).write_bytes(data)
         return sha256
@@ -266,16 +250,12 @@ class LocalHub:
         return File(oid=git_blob(pointer.encode()), size=size, sha256=sha256, lfs=True)
 
     def content(self, sha256: str) -> Path:
-        """The file with these contents, if they came in."""
         return self.root / "blobs" / sha256
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-
-    def __init__(self, hub: LocalHub) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.hub = hub
+    hub: LocalHub
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -285,7 +265,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: _Server
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, *_: Any) -> None:
         """Keeps silent; `LocalHub.requests` is the log."""
 
     def handle_request(self) -> None:
@@ -295,12 +275,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.record = {"method": self.command, "path": self.path, "status": None, "body": b""}
         self.record["auth"] = self.headers.get("Authorization")
         self.hub.requests.append(self.record)
-        with self.hub.lock:
-            failure = self.hub.take_failure(self.command, url.path)
         try:
             self.record["body"] = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            if failure is not None:
-                raise HubError(*failure) if isinstance(failure, tuple) else HubError(failure, "the test asked for it")
+            for failure in self.hub.failures:
+                method, pattern, what, times = failure
+                if times > 0 and method == self.command and re.search(pattern, url.path):
+                    failure[3] -= 1
+                    raise HubError(*what) if isinstance(what, tuple) else HubError(what, "the test asked for it")
             self.route(url.path)
         except HubError as error:
             self.send_json({"error": str(error)}, error.status, error.headers)
@@ -335,7 +316,7 @@ class _Handler(BaseHTTPRequestHandler):
     def send_json(self, content: Any, status: int = 200, headers: Mapping[str, str] = {}) -> None:
         self.send(json.dumps(content).encode(), status, {"Content-Type": "application/json; charset=utf-8", **headers})
 
-    def send_file(self, path: Path, headers: Mapping[str, str] = {}) -> None:
+    def send_file(self, path: Path, headers: Mapping[str, str]) -> None:
         self.send(path.read_bytes(), 200, {"Content-Type": "application/octet-stream", **headers})
 
     @property
