@@ -67,7 +67,7 @@ import hypothesis  # noqa: E402 (these read the environment)
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
-from remote_process import BLOCK_THE_PACKAGE, RemotePython, remote_python  # noqa: E402
+from remote_process import BLOCK_THE_PACKAGE, RemotePython  # noqa: E402
 
 
 def _seed_torch(seed: int) -> None:
@@ -205,9 +205,10 @@ def without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
 def without_the_package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemotePython]:
     """One process for all tests, in which the package cannot be imported: models come with their own code."""
     folder = tmp_path_factory.mktemp("without_the_package")
-    with remote_python(folder, {**os.environ, "HF_MODULES_CACHE": str(folder / "modules")}) as python:
-        python.run(BLOCK_THE_PACKAGE)
-        yield python
+    python = RemotePython(folder, {**os.environ, "HF_MODULES_CACHE": str(folder / "modules")})
+    python.run(BLOCK_THE_PACKAGE)
+    yield python
+    python.close()
 
 
 @pytest.fixture

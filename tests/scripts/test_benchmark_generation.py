@@ -34,11 +34,11 @@ def test_every_side_generates_as_many_tokens_and_ours_those_of_marian(num_beams:
 
 
 def test_all_models_have_nearly_as_many_parameters() -> None:
-    counts = {}
-    for side, make in models.MODELS.items():
-        with torch.device("meta"):
-            model = make(models.SIZES["small"])
-        counts[side] = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    with torch.device("meta"):
+        made = {side: make(models.SIZES["small"]) for side, make in models.MODELS.items()}
+    counts = {
+        side: sum(each.numel() for each in model.parameters() if each.requires_grad) for side, model in made.items()
+    }
     for side, count in counts.items():
         positions = 2 * 1026 * 256 if side in ("BART", "FSMT") else 0  # FSMT's sinusoids are parameters
         assert count - positions == pytest.approx(counts["ours"], rel=0.01), side

@@ -134,10 +134,8 @@ class _Page:
 
     def __init__(self, shelf: ModelShelf, settings: Settings) -> None:
         self.gr = gr = import_gradio()
-        self.shelf = shelf
-        self.settings = settings
-        demo = None if shelf.name is None else shelf.get(shelf.name)
-        look = self._look(demo)
+        self.shelf, self.settings = shelf, settings
+        look = self._look(None if shelf.name is None else shelf.get(shelf.name))
         with gr.Blocks(title="Where the model looks", fill_width=True, analytics_enabled=False) as self.blocks:
             self.model_name = gr.State(shelf.name)
             self.heading = gr.Markdown(**look["heading"])

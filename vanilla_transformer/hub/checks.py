@@ -75,22 +75,18 @@ class Inspection:
 def check_model_folder(
     folder: str | os.PathLike[str], *, include: Sequence[str] = (), code: CodeChoice | None = None
 ) -> list[Problem]:
-    """Checks whether a model's folder works for those who load it, with this package and without.
+    """Returns why a model's folder, which is not changed, does not work for those who load it: all problems.
 
-    The weights must be whole and fit the configuration, tied ones stored once; tokenizer, configuration and
-    generation config must agree; the model card must be valid. The code in the folder must be the installed package's,
-    and in a process without the package the model must do its task, translating say or, as a single stack, classifying,
-    with the same outcome as here. Pickles and what looks like a secret are refused.
-
-    The folder, which `save_pretrained` or the Trainer wrote, is not changed. `include` are files or sub-folders to push
-    beyond those that `select_files` chooses. `code` says what to do about code in the folder that differs from the
-    installed package's: "folder" trusts and runs it, "installed" checks the folder as if it had the package's; by
-    default it is a problem. Returns all problems; a ValueError says that the folder, or what to include, is not there.
+    The weights must be whole and fit the configuration, tied ones stored once; tokenizer, configuration and generation
+    config must agree; the card must be valid. In a process without this package the model must do its task with the
+    same outcome as here. Pickles and what looks like a secret are refused. `include` are files or sub-folders to push
+    beyond those that `select_files` chooses. Code in the folder that differs from the installed package's is a problem,
+    unless `code` is "folder", which trusts and runs it, or "installed", which checks as if the package's were there.
+    A ValueError says that the folder, or what to include, is not there.
     """
-    root = Path(folder)
-    card = read_bytes(root / CARD_NAME)
+    card = read_bytes(Path(folder, CARD_NAME))
     text = None if card is None else card.decode("utf-8", errors="replace")
-    return inspect_model_folder(root, card=text, include=include, code=code).problems
+    return inspect_model_folder(Path(folder), card=text, include=include, code=code).problems
 
 
 def inspect_model_folder(
@@ -108,11 +104,10 @@ def inspect_model_folder(
         return Inspection(selection, [Problem("files", message)])
     problems = [*find_refused_files(folder, selection), *_check_card(card)]
     found = Inspection(selection, problems, changes=changes or {})
-    stack = find_single_stack(read_settings(folder / "config.json"))
-    if stack is None:
-        found.probes = _choose_probes(folder)
-    else:
+    if stack := find_single_stack(read_settings(folder / "config.json")):
         found.task = stack
+    else:
+        found.probes = _choose_probes(folder)
     found.problems += _compare_code(folder, found, code)
     with _staged(found.files) as stage, _quiet():
         parts = list(_check_parts(stage, found))

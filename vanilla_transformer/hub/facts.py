@@ -25,23 +25,13 @@ _EXAMPLES = 5
 # How the Trainer's arguments are written that are not set.
 _NOTHING = ("None", "[]", "{}", "")
 # The columns of the table of scores, and the Hub's names of those that go into the metadata and the summary.
-_SCORES = {
-    "sacreBLEU": "bleu",
-    "lowercased": "bleu_lowercase",
-    "chrF": "chrf",
-    "TER": "ter",
-    "ROUGE-1": "rouge1",
-    "ROUGE-2": "rouge2",
-    "ROUGE-L": "rougeL",
-    "ROUGE-Lsum": "rougeLsum",
-    "exact match, %": "exact_match",
-    "perplexity": "perplexity",
-}
+_SCORES = {"sacreBLEU": "bleu", "lowercased": "bleu_lowercase", "chrF": "chrf", "TER": "ter"}
+_SCORES |= {f"ROUGE-{kind}": f"rouge{kind}" for kind in ("1", "2", "L", "Lsum")}
+_SCORES |= {"exact match, %": "exact_match", "perplexity": "perplexity"}
 # The same in the scores of a training, whose BLEU is greedy search's.
 _HEADLINES = {"bleu": "BLEU", "chrf": "chrF"} | {key: name for name, key in _SCORES.items() if name.startswith("ROUGE")}
-_HUB_METRICS = {"sacreBLEU": "sacrebleu", "chrF": "chrf"} | dict.fromkeys(
-    ("ROUGE-1", "ROUGE-2", "ROUGE-L", "ROUGE-Lsum"), "rouge"
-)
+_HUB_METRICS = {"sacreBLEU": "sacrebleu", "chrF": "chrf"}
+_HUB_METRICS |= dict.fromkeys((name for name in _SCORES if name.startswith("ROUGE")), "rouge")
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # A name of the Hub, unless it is the path of a local folder.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -121,8 +111,7 @@ class ModelFolder:
         config: Mapping[str, Any] | None = None,
         base_model: str | None = None,
     ) -> None:
-        self.path, self.repo_id, self.revision = path, repo_id, revision
-        self.given_base_model = base_model
+        self.path, self.repo_id, self.revision, self.given_base_model = path, repo_id, revision, base_model
         self.name = path.resolve().name
         if not (path / "config.json").is_file():
             raise FileNotFoundError(f"{path} has no config.json: a card is made for a folder with a saved model.")
@@ -336,7 +325,7 @@ class ModelFolder:
 
     @property
     def averaged(self) -> int | None:
-        """The number of checkpoints that the weights are an average of."""
+        """How many checkpoints the weights are an average of."""
         checkpoints = _read(self.path / AVERAGED_FOLDER / AVERAGING_FILE).get("checkpoints")
         return len(checkpoints) if isinstance(checkpoints, list) else None
 
