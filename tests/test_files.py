@@ -238,8 +238,9 @@ def test_json_that_is_nested_too_deeply_is_damage(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(nested)
     assert read_json(tmp_path / "config.json") is None
     weights = tmp_path / "model.safetensors"
-    weights.write_bytes(struct.pack("<Q", len(nested)) + nested)
-    assert str(find_damage(weights)).startswith("is damaged: its header cannot be read")
+    for content in (struct.pack("<Q", len(nested)) + nested, b"", b"<html>", struct.pack("<Q", 10**12)):
+        weights.write_bytes(content)
+        assert str(find_damage(weights)).startswith("is cut off or damaged (")
 
 
 def test_a_model_that_cannot_be_asked_for_is_explained_in_a_line(tmp_path: Path) -> None:

@@ -130,18 +130,6 @@ def test_later_target_tokens_change_nothing_before_them(model: Model) -> None:
         assert (other[:, position:] - full[:, position:]).abs().amax(dim=-1).min() > 1e-3
 
 
-@pytest.mark.parametrize("kind", [kind for kind in POSITIONS if kind != "learned"])
-def test_sinusoids_go_on_beyond_their_table(kind: str) -> None:
-    source = torch.randint(3, 17, (1, 5000))
-    target = torch.randint(3, 17, (1, 40))
-    short, long = (
-        make_model(position_embedding_type=kind, max_position_embeddings=rows, decoder_layers=1) for rows in (24, 5000)
-    )
-    logits = logits_of(short, input_ids=source, decoder_input_ids=target)
-    assert logits.isfinite().all()
-    assert_close(logits, logits_of(long, input_ids=source, decoder_input_ids=target), tolerance=1e-6)
-
-
 def test_learned_positions_end_with_their_table() -> None:
     model = make_model(position_embedding_type="learned", max_position_embeddings=10, position_offset=2)
     source, target = torch.tensor(make_sentences([9])), torch.tensor(make_sentences([9], seed=1))

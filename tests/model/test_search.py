@@ -173,16 +173,6 @@ def test_the_library_and_static_memory_find_the_same(
         assert_same(search(model, **arguments, cache_implementation="static"), ours)
 
 
-@pytest.mark.parametrize("name", ["sdpa", "eager-pre-norm"])
-def test_greedy_search_after_padded_prompts(name: str) -> None:
-    arguments = {**make_batch([0, 2, 4], seed=1, side="left"), "max_new_tokens": 12}
-    arguments |= change_search({"padded prompt", "repeat", "two ends"}, 3, 1)
-    model = shared_model(name, seed=1)
-    with library_search(model) as plain:
-        theirs = search(plain, **arguments)
-    assert search(model, **arguments).equal(theirs)
-
-
 def test_sampled_beams_are_the_library_s() -> None:
     arguments = {**make_batch([5, 2, 6]), "num_beams": 3, "do_sample": True, "num_return_sequences": 2}
     model = shared_model("sdpa")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -48,6 +47,9 @@ def test_auto_classes(name: str, tmp_path: Path) -> None:
     ids = torch.tensor(make_sentences([5]))
     assert torch.equal(main_output(run(base, input_ids=ids)), main_output(run(model.base_model, input_ids=ids)))
     assert type(AutoModel.from_config(loaded.config)) is type(base)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert "custom_pipelines" not in saved
+    assert "AutoModelForSeq2SeqLM" not in saved["auto_map"]
 
 
 def test_auto_model_of_a_new_configuration_is_the_encoder_decoder() -> None:
@@ -138,21 +140,6 @@ def test_a_language_model_has_a_search_of_its_own(seq2seqs: dict[str, Path]) -> 
     assert model.generation_config.num_beams == 3
 
 
-@pytest.mark.parametrize("name", ["VanillaTransformerForSequenceClassification", "VanillaTransformerForCausalLM"])
-def test_a_saved_single_stack_does_not_promise_what_the_encoder_decoder_does(
-    name: str, seq2seqs: dict[str, Path], tmp_path: Path
-) -> None:
-    SINGLE_STACKS[name].from_pretrained(seq2seqs["shared-tied"]).save_pretrained(tmp_path)
-    settings = json.loads((tmp_path / "config.json").read_text())
-    assert "custom_pipelines" not in settings
-    assert "AutoModelForSeq2SeqLM" not in settings["auto_map"]
-    assert settings["auto_map"][SINGLE_STACKS[name].__name__].endswith(f".{name}")
-    for reference in settings["auto_map"].values():
-        module, _, attribute = reference.partition(".")
-        assert hasattr(import_module(f"vanilla_transformer.model.{module}"), attribute)
-        assert (tmp_path / f"{module}.py").is_file()
-
-
 def test_an_encoder_decoder_from_an_encoder(tmp_path: Path) -> None:
     encoder = make_single_stack("VanillaTransformerEncoderModel")
     encoder.save_pretrained(tmp_path)
@@ -181,19 +168,12 @@ def test_an_encoder_decoder_from_a_decoder(name: str, sharing: str, tmp_path: Pa
     ids = torch.tensor(make_sentences([5]))
     assert run(seq2seq, input_ids=ids, decoder_input_ids=ids).logits.isfinite().all()
     seq2seq.save_pretrained(tmp_path / "seq2seq")
+    texts = (tmp_path / "seq2seq" / "config.json").read_text(), make_model().config.to_json_string()
+    saved, plain = map(json.loads, texts)
+    for field in ("auto_map", "is_decoder", "is_encoder_decoder", "custom_pipelines"):
+        assert saved.get(field) == plain.get(field), field
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "seq2seq")
     assert torch.equal(again.generate(ids, num_beams=2), seq2seq.generate(ids, num_beams=2))
-
-
-@pytest.mark.parametrize("name", ["VanillaTransformerEncoderModel", "VanillaTransformerForCausalLM"])
-def test_an_encoder_decoder_from_a_single_stack_says_nothing_of_it(name: str, tmp_path: Path) -> None:
-    make_single_stack(name).save_pretrained(tmp_path / "single")
-    seq2seq = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "single", is_encoder_decoder=True)
-    seq2seq.save_pretrained(tmp_path / "seq2seq")
-    texts = (tmp_path / "seq2seq" / "config.json").read_text(), make_model().config.to_json_string()
-    saved, expected = map(json.loads, texts)
-    for field in ("auto_map", "is_decoder", "is_encoder_decoder", "custom_pipelines"):
-        assert saved.get(field) == expected.get(field), field
 
 
 @pytest.mark.parametrize("num_beams", [1, 2])

@@ -166,12 +166,16 @@ class _LossInChunks(torch.autograd.Function):
         for start in range(0, len(rows), size):
             part = slice(start, start + size)
             logits = linear(rows[part], weight, bias).to(summed_in)
-            largest, scores = _score_chunk(logits, targets[part], label_smoothing)
+            labels, largest = targets[part, None], logits.amax(dim=-1)
+            # The loss is log Z minus (1 - eps) z_y + eps mean_v z_v.
+            scores = (1 - label_smoothing) * logits.gather(1, labels)[:, 0]
+            if label_smoothing:
+                scores += label_smoothing * logits.mean(dim=-1)
             # In place. Of torch's exponentials the one in softmax is the fastest by far.
             probabilities = torch.softmax(logits, dim=-1, out=logits)
             # The largest probability is exp(largest logit) / Z.
             total += (largest - probabilities.amax(dim=-1).log() - scores).sum(dtype=total.dtype)
-            gradient = _differentiate_chunk(probabilities, targets[part], label_smoothing)
+            gradient = _differentiate_chunk(probabilities, labels, label_smoothing)
             if by_bias is not None:
                 by_bias += gradient.sum(dim=0)
             gradient = gradient.to(dtype)
@@ -201,19 +205,8 @@ class _LossInChunks(torch.autograd.Function):
         return (*gradients, None, None, None, None)
 
 
-def _score_chunk(
-    logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the largest of each row of logits z, and (1 - eps) z_y + eps mean_v z_v; its loss is log Z minus that."""
-    scores = (1 - label_smoothing) * logits.gather(1, targets[:, None])[:, 0]
-    if label_smoothing:
-        scores += label_smoothing * logits.mean(dim=-1)
-    return logits.amax(dim=-1), scores
-
-
-def _differentiate_chunk(probabilities: torch.Tensor, targets: torch.Tensor, label_smoothing: float) -> torch.Tensor:
-    """Makes, in place, the gradients by the logits of probabilities p: p - (1 - eps) at the label - eps / V."""
+def _differentiate_chunk(probabilities: torch.Tensor, labels: torch.Tensor, label_smoothing: float) -> torch.Tensor:
+    """Makes, in place, the gradients by the logits of probabilities p: p - (1 - eps) at the label (N, 1) - eps / V."""
     if label_smoothing:
         probabilities -= label_smoothing / probabilities.shape[1]
-    labels = targets[:, None]
     return probabilities.scatter_add_(1, labels, probabilities.new_full(labels.shape, label_smoothing - 1))
