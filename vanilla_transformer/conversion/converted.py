@@ -157,8 +157,7 @@ def check_counterpart(
 
 def as_float32(model: Any) -> Any:
     """Returns a model, or a copy of it if it is not in float32."""
-    is_precise = all(tensor.dtype == torch.float32 for tensor in model.parameters())
-    if is_precise:
+    if all(tensor.dtype == torch.float32 for tensor in model.parameters()):
         return model
     copied = copy.deepcopy(model).float()
     # Sinusoids are computed anew with the type; the other side of a comparison has those that are rounded.
