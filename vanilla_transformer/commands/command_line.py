@@ -128,22 +128,17 @@ def make_argument_parser(
     return OptionParser(classes, **parser_options(description, shows_defaults=shows_defaults))
 
 
-def _check_single_process() -> None:
-    """Refuses to be one of several processes, each of which would do all the work and write the same files."""
-    count = os.environ.get("WORLD_SIZE") or "1"
-    if count != "1":
-        raise ValueError(
-            f"torchrun, accelerate or the like started {count} processes (WORLD_SIZE={count}), and each would do all "
-            "the work and write the same files. Run the command without them: only train divides its work."
-        )
-
-
 @contextmanager
 def explaining_errors(parser: argparse.ArgumentParser, interrupted: str = "Interrupted.") -> Iterator[None]:
     """Ends the process with one line for what is wrong with the input (status 2), and for Ctrl-C (status 130)."""
     logging.basicConfig(format="%(levelname)s: %(message)s")
     try:
-        _check_single_process()
+        count = os.environ.get("WORLD_SIZE") or "1"
+        if count != "1":
+            raise ValueError(
+                f"torchrun, accelerate or the like started {count} processes (WORLD_SIZE={count}), and each would do "
+                "all the work and write the same files. Run the command without them: only train divides its work."
+            )
         yield
     except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))

@@ -339,11 +339,9 @@ class ModelFolder:
         told = {path.name: _tell_scores(_read(path)) for path in sorted(paths)}
         if lines := [f"{as_code(name)}: {scores}" for name, scores in told.items() if scores]:
             return lines
-        history = [entry for entry in self.state.get("log_history") or [] if "eval_loss" in entry]
-        return [
-            f"while it was trained, after update {format_value(entry.get('step'))}: {_tell_scores(entry)}"
-            for entry in history[-1:]
-        ]
+        last = [entry for entry in self.state.get("log_history") or [] if "eval_loss" in entry][-1:]
+        text = "while it was trained, after update"
+        return [f"{text} {format_value(entry.get('step'))}: {_tell_scores(entry)}" for entry in last]
 
     def score_table(self) -> list[list[str]]:
         """The head and the rows of a table, with the kinds of scores that there are."""

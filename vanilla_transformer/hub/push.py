@@ -229,10 +229,8 @@ class _Target:
                 raise _explain(error, self.token) from error
             self.notes.append(f"{self.api.endpoint} cannot be reached ({join_lines(error)}).")
         if self.info is not None and self.private and not self.info.private:
-            raise ValueError(
-                f"{self.repo_id} exists and is public, and private=True makes new repositories private only: change it "
-                "in its settings on the Hub first."
-            )
+            advice = "private=True makes new ones private only; change it in its settings on the Hub first"
+            raise ValueError(f"{self.repo_id} exists and is public: {advice}.")
 
     def _read_info(self) -> ModelInfo:
         try:
