@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 _REPOSITORY_ROOT = Path(__file__).resolve().parent.parent
 _NETWORK_GUARD = _REPOSITORY_ROOT / "tests" / "support" / "network_guard"
@@ -100,18 +100,8 @@ hypothesis.settings.register_profile("ci", hypothesis.settings.get_profile("defa
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
-class RunPython(Protocol):
-    """The type of the fixture `run_python`."""
-
-    def __call__(
-        self,
-        *arguments: str | Path,
-        cwd: Path | None = None,
-        environment: Mapping[str, str] | None = None,
-        input: str | None = None,
-        timeout: float = 300.0,
-        returncode: int = 0,
-    ) -> subprocess.CompletedProcess[str]: ...
+# The type of the fixture `run_python`.
+RunPython = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(autouse=True)

@@ -275,9 +275,7 @@ def test_adapters(name: str, tokenizer: VanillaTransformerTokenizer, tmp_path: P
     assert_close(main_output(run(again, input_ids=ids)), expected)
 
 
-@pytest.mark.parametrize("script", ["train", "check_quantization"])
-def test_scripts_for_translation_refuse_single_stacks(
-    script: str,
+def test_the_script_for_translation_refuses_single_stacks(
     main: Callable[[str], Callable[..., None]],
     seq2seq: Path,
     tokenizer: VanillaTransformerTokenizer,
@@ -286,9 +284,8 @@ def test_scripts_for_translation_refuse_single_stacks(
 ) -> None:
     folder = save(AutoModelForCausalLM.from_pretrained(seq2seq), tokenizer, tmp_path / "saved")
     (tmp_path / "pairs.tsv").write_text("red\trot\n")
-    words = {"train": ("--train_file", tmp_path / "pairs.tsv", "--output_dir", tmp_path / "run", "--use_cpu")}
-    rest = words.get(script, ("--test_file", tmp_path / "pairs.tsv", "--device", "cpu"))
+    words = ("--train_file", tmp_path / "pairs.tsv", "--output_dir", tmp_path / "run", "--use_cpu")
     with pytest.raises(SystemExit):
-        main(script)("--model_name_or_path", folder, *rest)
+        main("train")("--model_name_or_path", folder, *words)
     assert re.search("error: .*VanillaTransformerForCausalLM", capsys.readouterr().err)
     assert not (tmp_path / "run").exists()

@@ -128,15 +128,6 @@ def test_parameter_count_of_table_3(name: str, millions: int) -> None:
         assert round(count_parameters(VanillaTransformerConfig.from_preset(name, vocab_size=41100)) / 1e6) == millions
 
 
-def test_small_presets() -> None:
-    small = VanillaTransformerConfig.from_preset("small")
-    assert (small.encoder_layers, small.decoder_layers, small.d_model) == (3, 3, 256)
-    iwslt = VanillaTransformerConfig.from_preset("iwslt")
-    assert (iwslt.encoder_layers, iwslt.d_model, iwslt.encoder_ffn_dim) == (6, 512, 1024)
-    assert iwslt.encoder_attention_heads == iwslt.decoder_attention_heads == 4
-    assert VanillaTransformerConfig.from_preset("tiny").d_model <= 64
-
-
 def test_preset_overrides() -> None:
     before = json.dumps(PRESETS)
     config = VanillaTransformerConfig.from_preset("big", vocab_size=32000, dropout=0.2, normalize_before=True)

@@ -12,7 +12,6 @@ import torch
 from tiny_single_stacks import OPTIONS, NaiveStack, make_single_stack, run
 from tiny_vanilla import assert_close, make_sentences, pad
 from torch import nn
-from transformers import DynamicCache, StaticCache
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -121,22 +120,6 @@ class TestGeneration:
     def model(self, request: pytest.FixtureRequest) -> Any:
         return make_single_stack("VanillaTransformerForCausalLM", seed=1, **OPTIONS[request.param])
 
-    @pytest.mark.parametrize("kind", ["dynamic", "static"])
-    @pytest.mark.parametrize("steps", [[1] * 10, [3, 1, 1, 4, 1]], ids=["one-by-one", "in-pieces"])
-    def test_cached_equals_uncached(self, model: Any, steps: list[int], kind: str) -> None:
-        ids, mask = pad(make_sentences([7, 10]), "left")
-        expected = run(model, input_ids=ids, attention_mask=mask, use_cache=False).logits
-        is_static = kind == "static"
-        cache: Any = StaticCache(model.config, max_cache_len=14) if is_static else DynamicCache(config=model.config)
-        done, logits = 0, []
-        for step in steps:
-            new, known = ids[:, done : done + step], mask[:, : done + step]
-            logits.append(run(model, input_ids=new, attention_mask=known, past_key_values=cache, use_cache=True).logits)
-            done += step
-        for row in range(2):
-            real = mask[row].bool()
-            assert_close(torch.cat(logits, dim=1)[row, real], expected[row, real])
-
     def greedy(self, model: Any, prompt: list[int], length: int) -> list[int]:
         """The oracle: the likeliest next token, again and again."""
         naive, tokens = NaiveStack(model), list(prompt)
@@ -172,17 +155,6 @@ class TestGeneration:
         found = model.generate(torch.tensor([prompt]), **search)
         best = sorted(totals, key=lambda pair: -totals[pair])[:3]
         assert [tuple(row) for row in found[:, 2:].tolist()] == best
-
-    @pytest.mark.parametrize("cache", [None, "static"])
-    def test_beams_of_a_batch(self, model: Any, cache: str | None) -> None:
-        prompts = [[0, *sentence] for sentence in make_sentences([1, 5, 3], seed=3)]
-        ids, mask = pad(prompts, "left")
-        search = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 6, "do_sample": False}
-        found = model.generate(ids, attention_mask=mask, cache_implementation=cache, **search)[:, ids.shape[1] :]
-        expected = [row[len(each) :] for each in prompts for row in model.generate(torch.tensor([each]), **search)]
-        for row, tokens in zip(found, expected, strict=True):
-            assert torch.equal(row[: len(tokens)], tokens)
-            assert set(row[len(tokens) :].tolist()) <= {1}
 
     def test_other_ways_to_the_same_text(self, model: Any) -> None:
         ids = torch.tensor([[0, 5, 6, 7]])

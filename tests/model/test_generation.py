@@ -314,31 +314,23 @@ def test_many_and_few_learned_positions() -> None:
 
 # The library's hooks
 
-# Without `self`, which one of them lacks in some versions.
-LENGTHS = ["generation_config", "has_default_max_length", "has_default_min_length"]
-SEARCH = ["input_ids", "logits_processor", "stopping_criteria", "generation_config", "synced_gpus"]
-CACHE = ["generation_config", "model_kwargs", "generation_mode", "batch_size", "max_cache_length"]
 HOOKS = {
-    "_prepare_generation_config": ["generation_config", "kwargs"],
-    "_expand_inputs_for_generation": ["expand_size", "is_encoder_decoder", "input_ids", "model_kwargs"],
-    "_prepare_cache_for_generation": CACHE,
-    "_prepare_generated_length": [*LENGTHS, "model_input_name", "input_ids_length", "inputs_tensor"],
-    "_sample": [*SEARCH, "streamer", "model_kwargs"],
-    "_beam_search": [*SEARCH, "model_kwargs"],
-    "compute_transition_scores": ["sequences", "scores", "beam_indices", "normalize_logits"],
+    *("_prepare_generation_config", "_expand_inputs_for_generation", "_prepare_cache_for_generation", "_sample"),
+    *("_prepare_generated_length", "_beam_search", "compute_transition_scores"),
 }
 
 
 def test_overridden_hooks_are_the_library_s() -> None:
     own = vars(VanillaTransformerGenerationMixin).items()
     overridden = {name for name, value in own if inspect.isfunction(value) and hasattr(GenerationMixin, name)}
-    assert overridden == set(HOOKS), "list in HOOKS what VanillaTransformerGenerationMixin overrides"
-    for name, expected in HOOKS.items():
+    assert overridden == HOOKS, "list in HOOKS what VanillaTransformerGenerationMixin overrides"
+    for name in HOOKS:
         advice = f"transformers moved GenerationMixin.{name}: override what took its place, for old versions too"
         hook = getattr(GenerationMixin, name, None)
         assert hook is not None, advice
-        assert [item for item in inspect.signature(hook).parameters if item != "self"] == expected, advice
-        assert list(inspect.signature(getattr(Model, name)).parameters) == ["self", *expected]
+        # Without `self`, which one of them lacks in some versions.
+        theirs, ours = (list(inspect.signature(each).parameters) for each in (hook, getattr(Model, name)))
+        assert [item for item in theirs if item != "self"] == ours[1:], advice
     source = inspect.getsource(GenerationMixin.generate)
     for name in ("generation_config", "generated_length", "cache_for_generation"):
         assert f"self._prepare_{name}(" in source, f"generate() no longer calls _prepare_{name}"

@@ -333,13 +333,6 @@ class TestFolder:
             assert (checkpoint / name).read_bytes() == REMOTE_FILES[name].read_bytes()
 
 
-def test_the_files_of_an_encoder_decoder() -> None:
-    """More of them would make loading without the package slower, and each has its place in the README."""
-    roles = "configuration modeling attention positions loss pretrained linear generation search decoding"
-    roles += " static_decoding tokenization pipeline"
-    assert {f"{role}_vanilla_transformer.py" for role in roles.split()} == FILES_OF_BOTH_STACKS
-
-
 @pytest.mark.parametrize("name", REMOTE_FILES)
 class TestTheRuleForRemoteFiles:
     """transformers finds what to copy by a regular expression over the raw text, and copies flat files only."""

@@ -243,12 +243,6 @@ def test_a_cache_of_the_caller_is_filled(kind: str, num_beams: int) -> None:
     assert cache.get_seq_length() == 6
 
 
-@pytest.mark.parametrize("name", ["sdpa", "eager-pre-norm"])
-def test_calls_of_as_many_rows_in_turn(name: str) -> None:
-    for lengths, num_beams in (([4, 2, 4], 2), ([4, 3], 3), ([4, 2, 4], 2)):
-        assert_same(shared_model(name), **make_batch(lengths), num_beams=num_beams, max_new_tokens=6)
-
-
 def test_it_is_a_setting_like_others(steps: Recorded) -> None:
     model: Any = make_model(scale=0.6)
     model.generation_config.cache_implementation = "static"
