@@ -201,14 +201,9 @@ def test_a_checkpoint_of_2018_is_read(version: float | None, tmp_path: Path, mon
 
 def test_the_second_copy_in_encoder_layers_is_left_out(tmp_path: Path) -> None:
     checkpoint, naive = write_checkpoint(tmp_path)
-    state = torch.load(checkpoint, weights_only=False)
-    for layer in range(2):
-        place = f"encoder.layers.{layer}"
-        shapes = {"in_proj": (24, 8), "out_proj": (8, 8), "fc1": (12, 8), "fc2": (8, 12)}
-        for name, shape in shapes.items():
-            both = {"weight": torch.zeros(shape), "bias": torch.zeros(shape[0])}
-            state["model"] |= {f"{place}.{name}_{kind}": tensor for kind, tensor in both.items()}
-    torch.save(state, checkpoint)
+    names = [f"{name}_{kind}" for name in ("in_proj", "out_proj", "fc1", "fc2") for kind in ("weight", "bias")]
+    copies = {f"encoder.layers.{layer}.{name}": torch.zeros(8) for layer in range(2) for name in names}
+    edit(checkpoint, model={**naive.weights, **copies})
     check_logits(convert_fairseq(checkpoint).model, naive)
 
 
