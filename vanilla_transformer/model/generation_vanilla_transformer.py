@@ -236,8 +236,8 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
     ) -> Any:
         """Beam search as `BeamSearch` does it, with each sentence's own limit."""
         rules = self._limit_by_source(logits_processor, stopping_criteria, generation_config, model_kwargs, input_ids)
-        settings = {"generation_config": generation_config, "model_kwargs": model_kwargs, "synced_gpus": synced_gpus}
-        return BeamSearch(self, input_ids, **rules, **settings).run()
+        rules |= {"generation_config": generation_config, "model_kwargs": model_kwargs, "synced_gpus": synced_gpus}
+        return BeamSearch(self, input_ids, **rules).run()
 
     def has_own_methods(self) -> bool:
         """Whether nobody has replaced the methods that generation does without, by a subclass or (peft) an assignment.
