@@ -45,11 +45,11 @@ TARGETS = [[5, 9, 3, 12, 5, EOS], [7, EOS], [4, 8, 6, 10, 4, 11, 3, 9, 12, 5]]
 def shared_model(name: str) -> Model:
     """A model that has learned `TARGETS`: with random weights alone it would repeat one token for every source."""
     model = make_model(seed=4, scale=0.2, **MODELS[name])
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.015)
     source_ids, source_mask = pad(SOURCES)
     labels, label_mask = pad(TARGETS)
     labels = labels.masked_fill(label_mask == 0, -100)
-    for _ in range(80):
+    for _ in range(45):
         model(input_ids=source_ids, attention_mask=source_mask, labels=labels).loss.backward()
         optimizer.step()
         optimizer.zero_grad()

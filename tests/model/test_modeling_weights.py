@@ -113,7 +113,7 @@ NUMBERS = st.tuples(
 
 def copy_tables(model: Any) -> dict[str, torch.Tensor]:
     layer = model.get_output_embeddings()
-    tables = tables_of(model) if isinstance(model, Model) else tables_of_stack(model)
+    tables: dict[str, Any] = tables_of(model) if isinstance(model, Model) else tables_of_stack(model)
     tables["bias"] = None if layer is None else layer.bias
     return {name: table.detach().clone() for name, table in tables.items() if table is not None}
 

@@ -111,7 +111,8 @@ class TestLanguages:
         vocabulary = {piece: index for index, piece in enumerate(["</s>", "<unk>", *pieces, "<pad>"])}
         (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
         files = {"source_spm": "source.model", "target_spm": "target.model", "vocab": "vocab.json"}
-        tokenizer = MarianTokenizer(**{name: str(tmp_path / file) for name, file in files.items()})
+        paths: dict[str, Any] = {name: str(tmp_path / file) for name, file in files.items()}
+        tokenizer = MarianTokenizer(**paths)
         pad = len(vocabulary) - 1
         model = make_marian(vocab_size=len(vocabulary), eos_token_id=0, pad_token_id=pad, decoder_start_token_id=pad)
         pipe = TranslationPipeline(model, tokenizer, task="translation_en_to_de", max_new_tokens=8, num_beams=2)

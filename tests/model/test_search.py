@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
@@ -318,21 +319,12 @@ def test_finished_sentences_leave_greedy_search(greedy_runs: list[int]) -> None:
     assert [(row != PAD).sum().item() for row in found] == [52, 55, 57, 59]
 
 
-class Tokens:
-    def decode(self, ids: Any, **kwargs: Any) -> str:
-        return " ".join(map(str, ids))
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        *({name: True} for name in ("do_sample", "return_dict_in_generate")),
-        *({"use_cache": False}, {"streamer": TextStreamer(Tokens())}),  # type: ignore[arg-type]
-    ],
-)
-def test_the_library_is_left_what_is_its_own(greedy_runs: list[int], arguments: dict[str, Any]) -> None:
+def test_the_library_is_left_what_is_its_own(greedy_runs: list[int]) -> None:
     model, batch = shared_model("sdpa"), make_batch([4])
-    search(model, **batch, **arguments)
+    streamer = TextStreamer(SimpleNamespace(decode=lambda ids, **_: str(ids)))  # type: ignore[arg-type]
+    for arguments in ({"do_sample": True}, {"return_dict_in_generate": True}, {"use_cache": False}):
+        search(model, **batch, **arguments)
+    search(model, **batch, streamer=streamer)
     assert greedy_runs == []
     search(model, **batch)
     assert greedy_runs == [1]
@@ -371,28 +363,20 @@ def test_largest_values_of_a_vocabulary(rows: int, size: int, k: int, distinct: 
         assert indices.equal(expected.indices)
 
 
-class _StopsAll(StoppingCriteria):
-    """As people write them: one bool for all rows."""
-
-    def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> bool:
-        return input_ids.shape[1] >= 5
-
-
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_a_criterion_may_answer_with_one_bool(num_beams: int) -> None:
+    """As people write them: for all rows."""
     batch = {**make_batch([3, 5]), "num_beams": num_beams, "suppress_tokens": [EOS]}
-    tokens = search(make_model(), **batch, stopping_criteria=[_StopsAll()])
+    tokens = search(make_model(), **batch, stopping_criteria=[lambda ids, scores, **_: ids.shape[1] >= 5])
     assert tokens.equal(search(make_model(), **batch, max_new_tokens=4))
 
 
-class _NothingAfterThree(LogitsProcessor):
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        return scores if input_ids.shape[1] < 4 else scores.new_full(scores.shape, -torch.inf)  # type: ignore[return-value]
-
-
 def test_beams_that_a_constraint_leaves_no_token_are_returned_as_they_are() -> None:
+    def forbid_all_after_three(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores if ids.shape[1] < 4 else scores.new_full(scores.shape, -torch.inf)
+
     batch = {**make_batch([3, 5]), "num_beams": 3, "num_return_sequences": 3, "suppress_tokens": [EOS]}
-    tokens = search(make_model(), **batch, logits_processor=[_NothingAfterThree()])
+    tokens = search(make_model(), **batch, logits_processor=[forbid_all_after_three])
     assert tokens.equal(search(make_model(), **batch, max_new_tokens=3))
 
 

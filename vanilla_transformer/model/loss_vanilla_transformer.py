@@ -79,10 +79,8 @@ def _divide(total: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:
 def has_plain_weights(output_layer: nn.Module, hidden_states: torch.Tensor) -> TypeGuard[nn.Linear]:
     """Whether the loss may be computed from the output layer's weights, or the layer itself has to be called.
 
-    It has to be called where
-        - torch compiles or transforms the loss (torch.func),
-        - it is not just `nn.Linear`: replaced or wrapped (PEFT), quantized, offloaded (accelerate), or hooked,
-        - its weights are not at hand: on another device, partitioned or distributed (ZeRO-3, DTensor).
+    That is so where torch compiles or transforms the loss (torch.func), where it is not just `nn.Linear` (PEFT,
+    quantized, offloaded, hooked), and where its weights are not at hand (another device, ZeRO-3, DTensor).
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
@@ -99,11 +97,7 @@ def has_plain_weights(output_layer: nn.Module, hidden_states: torch.Tensor) -> T
 
 
 def _product_dtype(hidden_states: torch.Tensor) -> torch.dtype:
-    """The type in which the output layer is multiplied: everything else of the loss is float32.
-
-    Outside of CUDA float16 lacks the range for gradients that nobody scales, and a model in half precision gets an
-    exact loss.
-    """
+    """The type in which the output layer is multiplied; outside of CUDA nobody scales gradients for float16's range."""
     kind = hidden_states.device.type
     asked = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     if kind == "cuda" or (kind == "cpu" and asked is torch.bfloat16 and hidden_states.dtype is not torch.float64):
