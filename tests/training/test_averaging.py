@@ -5,28 +5,21 @@ import json
 import shutil
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import library_models
 import pytest
+import tiny_trainer
 import torch
-from datasets import Dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_seq2seq import make_tokenizer
-from tiny_vanilla import make_config, make_model, randomize
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    DataCollatorForSeq2Seq,
-    GenerationConfig,
-    MarianMTModel,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-)
+from tiny_vanilla import SHARING, make_model, randomize
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from vanilla_transformer.commands import average
 from vanilla_transformer.training import averaging
@@ -35,7 +28,7 @@ from vanilla_transformer.training.averaging import AverageCheckpoints, average_c
 IDS = torch.tensor([[5, 9, 2], [7, 2, 1]])
 
 
-def make_marian(seed: int) -> MarianMTModel:
+def make_marian(seed: int) -> Any:
     model = library_models.make_marian()
     randomize(model, seed)
     return model.eval()
@@ -43,9 +36,8 @@ def make_marian(seed: int) -> MarianMTModel:
 
 def save_models(folder: Path, models: list[Any], **settings: Any) -> list[Path]:
     """Each in a folder of its own, with a tokenizer; the last one's generation config is another one."""
-    models[-1].generation_config = GenerationConfig.from_dict(
-        {**models[-1].generation_config.to_dict(), "num_beams": 3}
-    )
+    last = models[-1]
+    last.generation_config = GenerationConfig.from_dict({**last.generation_config.to_dict(), "num_beams": 3})
     folders = [folder / f"model-{number}" for number in range(len(models))]
     for path, model in zip(folders, models, strict=True):
         model.save_pretrained(path, **settings)
@@ -66,16 +58,16 @@ def mean_of(folders: list[Path]) -> dict[str, torch.Tensor]:
 
 MAKERS: dict[str, Callable[[int], Any]] = {
     "ours": lambda seed: make_model(seed=seed),
-    "ours-untied": lambda seed: make_model(
-        seed=seed, share_encoder_decoder_embeddings=False, tie_word_embeddings=False
-    ),
+    "ours-untied": lambda seed: make_model(seed=seed, **SHARING["separate-untied"]),
     "marian": make_marian,
 }
 
 
 class TestMean:
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-    @pytest.mark.parametrize("kind", MAKERS)
+    @pytest.mark.parametrize(
+        ("kind", "dtype"),
+        [*((kind, torch.float32) for kind in MAKERS), ("ours", torch.bfloat16), ("marian", torch.half)],
+    )
     def test_loads_as_the_model_whose_weights_are_the_means(
         self, tmp_path: Path, kind: str, dtype: torch.dtype
     ) -> None:
@@ -336,25 +328,7 @@ class TestSelect:
             select_checkpoints(tmp_path, **arguments)
 
 
-def make_trainer(folder: Path, callback: AverageCheckpoints, **changes: Any) -> Seq2SeqTrainer:
-    """A plain Seq2SeqTrainer that saves and evaluates after each of its updates."""
-    settings: dict[str, Any] = {"output_dir": str(folder), "max_steps": 5, "per_device_train_batch_size": 2}
-    settings |= {"learning_rate": 0.05, "save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps"}
-    settings |= {"eval_steps": 1, "report_to": "none", "use_cpu": True, "disable_tqdm": True}
-    settings |= {"dataloader_pin_memory": False}
-    tokenizer = make_tokenizer()
-    model = AutoModelForSeq2SeqLM.from_config(make_config(vocab_size=len(tokenizer), dropout=0.1))
-    rows = [tokenizer(f"w{number} w{number + 1}", text_target=f"w{number + 1}") for number in range(10)]
-    data = Dataset.from_list([dict(row) for row in rows])
-    return Seq2SeqTrainer(
-        model=model,
-        args=Seq2SeqTrainingArguments(**{**settings, **changes}),
-        train_dataset=data,
-        eval_dataset=data.take(4),
-        processing_class=tokenizer,
-        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
-        callbacks=[callback],
-    )
+make_trainer = partial(tiny_trainer.make_trainer, save_steps=1, eval_steps=1)
 
 
 class TestCallback:
@@ -364,10 +338,10 @@ class TestCallback:
     def test_the_last_ones_at_the_end(self, tmp_path: Path) -> None:
         trainer = make_trainer(tmp_path, AverageCheckpoints(last=3), save_total_limit=3)
         trainer.train()
-        folders = [tmp_path / f"checkpoint-{step}" for step in (3, 4, 5)]
+        folders = [tmp_path / f"checkpoint-{step}" for step in (4, 5, 6)]
         averaged: Any = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "averaged")
         torch.testing.assert_close(averaged.state_dict(), mean_of(folders), rtol=0, atol=0)
-        assert self.record(tmp_path) == [3, 4, 5]
+        assert self.record(tmp_path) == [4, 5, 6]
         AutoTokenizer.from_pretrained(tmp_path / "averaged")
 
         # The finished run started again leaves the average alone; gone on with, it replaces it.
@@ -375,9 +349,9 @@ class TestCallback:
         trainer = make_trainer(tmp_path, AverageCheckpoints(last=3), save_total_limit=3)
         trainer.train(resume_from_checkpoint=str(folders[-1]))
         assert {path: path.stat().st_mtime_ns for path in (tmp_path / "averaged").iterdir()} == before
-        trainer = make_trainer(tmp_path, AverageCheckpoints(last=3), save_total_limit=3, max_steps=6)
+        trainer = make_trainer(tmp_path, AverageCheckpoints(last=3), save_total_limit=3, max_steps=7)
         trainer.train(resume_from_checkpoint=str(folders[-1]))
-        assert self.record(tmp_path) == [4, 5, 6]
+        assert self.record(tmp_path) == [5, 6, 7]
         assert not list(tmp_path.glob("_averaged*"))
 
     def test_an_average_of_a_run_of_which_only_the_names_are_the_same_is_replaced(self, tmp_path: Path) -> None:
@@ -425,7 +399,7 @@ class TestCallback:
 
     def test_the_best_one_is_kept_beside_the_last_ones(self, tmp_path: Path) -> None:
         """With an early best checkpoint the Trainer keeps one of the last ones less."""
-        changes = {"metric_for_best_model": "loss", "greater_is_better": True, "max_steps": 6, "learning_rate": 0.01}
+        changes = {"metric_for_best_model": "loss", "greater_is_better": True, "learning_rate": 0.01}
         trainer = make_trainer(tmp_path, AverageCheckpoints(last=3), save_total_limit=4, **changes)
         trainer.train()
         assert (trainer.state.best_global_step or 9) < 4

@@ -6,18 +6,18 @@ import os
 import random
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_trainer
 import torch
-from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from tiny_vanilla import make_config, make_model
+from tiny_vanilla import make_model
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
-from transformers import AutoModelForSeq2SeqLM, Trainer, TrainingArguments
 from transformers.trainer_callback import TrainerState
 
 from vanilla_transformer.files import find_weights_problem, replacing_files
@@ -210,6 +210,9 @@ def test_checkpoints_are_listed_by_step(tmp_path: Path) -> None:
     assert list_checkpoints(tmp_path / "missing") == {}
 
 
+make_trainer = partial(tiny_trainer.make_trainer, max_steps=4, eval_strategy="no")
+
+
 class TestNumberOfProcesses:
     def test_the_recorded_number_counts(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         """Saved by two, wanted by one: whole, but not the same training any more."""
@@ -232,19 +235,10 @@ class TestNumberOfProcesses:
         assert read_world_size(checkpoint) is None
         assert find_problem(checkpoint) is None
 
-    def make_trainer(self, folder: Path, callbacks: list[Any], **changes: Any) -> Trainer:
-        settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "logging_strategy": "no"}
-        settings |= {"per_device_train_batch_size": 2, "report_to": "none", "use_cpu": True, "disable_tqdm": True}
-        settings |= {"dataloader_pin_memory": False, "max_steps": 4, **changes}
-        arguments = TrainingArguments(output_dir=str(folder), **settings)
-        rows = Dataset.from_list([{"input_ids": [row + 4, 2], "labels": [row + 5, 2]} for row in range(8)])
-        model = AutoModelForSeq2SeqLM.from_config(make_config())
-        return Trainer(model=model, args=arguments, train_dataset=rows, callbacks=callbacks)
-
     @pytest.mark.parametrize("restore", [False, True])
     def test_the_trainer_records_it_and_goes_on_with_the_present_one(self, tmp_path: Path, restore: bool) -> None:
         """Also where the Trainer makes the callback anew from the checkpoint."""
-        self.make_trainer(tmp_path, [RecordWorldSize()]).train()
+        make_trainer(tmp_path, RecordWorldSize()).train()
         checkpoint = tmp_path / "checkpoint-2"
         assert read_world_size(checkpoint) == 1
         state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
@@ -253,7 +247,7 @@ class TestNumberOfProcesses:
         state.save_to_json(str(checkpoint / "trainer_state.json"))
         assert read_world_size(checkpoint) == 2
         settings = {"max_steps": 6, "restore_callback_states_from_checkpoint": restore}
-        trainer = self.make_trainer(tmp_path, [RecordWorldSize()], **settings)
+        trainer = make_trainer(tmp_path, RecordWorldSize(), **settings)
         trainer.train(resume_from_checkpoint=str(checkpoint))
         found = [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, RecordWorldSize)]
         assert len(found) == 1
@@ -262,9 +256,9 @@ class TestNumberOfProcesses:
 
     def test_a_run_that_began_without_the_record_gets_one(self, tmp_path: Path) -> None:
         """The Trainer's own bookkeeping of such callbacks fails when the checkpoint does not know one."""
-        self.make_trainer(tmp_path, []).train()
+        make_trainer(tmp_path).train()
         assert read_world_size(tmp_path / "checkpoint-4") is None
-        trainer = self.make_trainer(tmp_path, [RecordWorldSize()], max_steps=6)
+        trainer = make_trainer(tmp_path, RecordWorldSize(), max_steps=6)
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
         assert read_world_size(tmp_path / "checkpoint-6") == 1
 
@@ -390,7 +384,7 @@ def test_what_another_user_may_not_read_is_an_error_and_no_damage(name: str) -> 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    TestNumberOfProcesses().make_trainer(folder, [RecordWorldSize()]).train()
+    make_trainer(folder, RecordWorldSize()).train()
     return folder
 
 
