@@ -36,7 +36,7 @@ _BYTES = {symbol: byte for byte, symbol in bytes_to_unicode().items()}
 
 @lru_cache(maxsize=2)
 def _read_source_names(tokenizer: PreTrainedTokenizerBase, size: int) -> dict[int, str]:
-    """The source's names in an FSMTTokenizer or a MarianTokenizer of two vocabularies; `size` grows with added tokens."""
+    """The source's names of FSMTTokenizer, or MarianTokenizer with two vocabularies; `size` grows with added tokens."""
     return {token_id: token for token, token_id in get_vocabularies(tokenizer)[0].items()}
 
 
