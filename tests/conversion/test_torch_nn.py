@@ -99,7 +99,7 @@ def test_names_may_begin_with_anything(prefix: str) -> None:
         convert_torch_nn(weights, TorchSettings(nhead=8, source_embedding="nowhere"))
 
 
-def test_a_module_may_be_compiled_parallel_or_put_together() -> None:
+def test_a_module_may_be_compiled_parallel_put_together_or_in_half_precision() -> None:
     original = make_tutorial(nhead=4)
     compiled: Any = torch.compile(original)
     names = ("transformer", "src_tok_emb", "tgt_tok_emb", "generator")
@@ -107,6 +107,9 @@ def test_a_module_may_be_compiled_parallel_or_put_together() -> None:
         converted = convert_torch_nn(wrapped)
         converted.check()
         assert_same(original, converted.model)
+    half = convert_torch_nn(original.bfloat16())
+    assert half.model.dtype == torch.bfloat16
+    half.check()  # in float32
 
 
 def test_the_state_dict_is_found_among_other_entries(tmp_path: Path) -> None:
@@ -204,13 +207,6 @@ def test_without_a_table_the_paper_s_is_taken_and_told() -> None:
     assert "position_embedding_type='sinusoidal'" in converted.notes[1]
     with pytest.raises(ConversionError, match="Learned positions were not found"):
         convert_torch_nn(weights, TorchSettings(nhead=8, position_embedding_type="learned"))
-
-
-def test_half_precision_stays_and_is_compared_in_float32() -> None:
-    original = make_tutorial().bfloat16()
-    converted = convert_torch_nn(original)
-    assert converted.model.dtype == torch.bfloat16
-    converted.check()
 
 
 @pytest.mark.parametrize(

@@ -115,14 +115,13 @@ def _run_test(
         signatures, scores = test()
     finally:
         del os.environ[_SEED_VARIABLE]
-        if before is not None:
-            os.environ[_SEED_VARIABLE] = before
+        os.environ |= {} if before is None else {_SEED_VARIABLE: before}
     # One column per scorer, in their order, under the full name of the score; another has the systems' names.
     columns = [column for name, column in scores.items() if name != "System"]
-    rows: list[dict[str, Any]] = []
-    for index, system in enumerate(systems):
-        found = [_paired_score(column[index], baseline=column[0].score) for column in columns]
-        rows.append({"system": system, **dict(zip(scorers, found, strict=True))})
+    rows: list[dict[str, Any]] = [{"system": system} for system in systems]
+    for name, column in zip(scorers, columns, strict=True):
+        for row, result in zip(rows, column, strict=True):
+            row[name] = _paired_score(result, baseline=column[0].score)
     return {"method": method, "samples": samples, "seed": seed, "systems": rows}, list(map(str, signatures.values()))
 
 

@@ -176,10 +176,8 @@ def _make_tokenizer(
             **{f"{name}_token": token for name, token in specials.items()},
         )
         return tokenizer, []
-    notes = [
-        "What was done to the training texts before they were cut, such as Moses' tokenizer, is in no file of fairseq's"
-        " and must be done to each text first, and undone afterwards."
-    ]
+    unknown = "What was done to the training texts before they were cut, such as Moses' tokenizer, is in no file of"
+    notes = [f"{unknown} fairseq's and must be done to each text first, and undone afterwards."]
     if codes is not None:
         return make_bpe_tokenizer(codes, source, target_codes=target_codes, target_tokens=target), notes
     joiner = find_joiner([*source, *vocabularies.target])
@@ -269,10 +267,8 @@ def _describe_added(vocabularies: _Vocabularies, added: tuple[int, int]) -> list
     if not any(added):
         return []
     numbers = f"{added[0]} of the source, {added[1]} of the target" if vocabularies.separate_target else added[0]
-    return [
-        f"There are ids behind the dictionary's, which only the tokenizer needs: {numbers}. They have the embedding of"
-        f" {UNK}, which fairseq takes these tokens for, and are never predicted."
-    ]
+    treatment = f"They have the embedding of {UNK}, which fairseq takes these tokens for, and are never predicted."
+    return [f"There are ids behind the dictionary's, which only the tokenizer needs: {numbers}. {treatment}"]
 
 
 def _make_config(
