@@ -39,7 +39,7 @@ class TestTranslation:
             expected = model.generate(**tokenizer(f"alpha {TEXT}", return_tensors="pt"), **options)
         texts = tokenizer.batch_decode(expected.sequences, skip_special_tokens=True)
         assert [translation.text for translation in answer.translations] == texts
-        scores = [translation.score for translation in answer.translations]
+        scores: Any = [translation.score for translation in answer.translations]
         if num_beams == 1:
             assert scores == [None]
         else:

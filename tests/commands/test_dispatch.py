@@ -52,7 +52,7 @@ def refuse(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.parametrize("name", ["demo", "test"])
 def test_bash_scripts_explain_themselves(name: str, scripts_directory: Path, tmp_path: Path) -> None:
-    command = [scripts_directory / name, "--help"]
+    command = [str(scripts_directory / name), "--help"]
     result = subprocess.run(command, capture_output=True, check=True, cwd=tmp_path, text=True)
     assert f"scripts/{name}" in result.stdout
     assert "#" not in result.stdout

@@ -91,7 +91,7 @@ def test_a_card_that_cannot_be_read_is_named_and_kept(trained: Path, content: by
 
 def test_misspelt_metadata_are_refused(trained: Path) -> None:
     with pytest.raises(TypeError, match="licence"):
-        write_model_card(trained, licence="mit")  # type: ignore[misc]
+        write_model_card(trained, licence="mit")  # type: ignore[call-arg]
     assert not (trained / "README.md").exists()
 
 

@@ -303,9 +303,7 @@ class TestScript:
         assert message in refuse(command_line(settings, output_dir=tmp_path / "new", **changes))
         assert not (tmp_path / "new").exists()
 
-    def test_a_folder_of_something_else_and_no_validation_set_are_refused(
-        self, refuse: Any, settings: Any, tmp_path: Path
-    ) -> None:
+    def test_a_strange_folder_or_no_validation_is_refused(self, refuse: Any, settings: Any, tmp_path: Path) -> None:
         rest = {name: value for name, value in settings.items() if name != "validation_file"}
         assert "validation_file is missing" in refuse(command_line(rest, output_dir=tmp_path))
         (tmp_path / "thesis.tex").write_text("precious")
@@ -342,10 +340,9 @@ class TestScript:
     def test_a_training_does_not_outlive_the_script(
         self, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        sign = tmp_path / "pid"
-        endless = tmp_path / "train.py"
-        write_and_sleep = f"open({str(sign)!r}, 'w').write(str(os.getpid()) + ' ')\ntime.sleep(600)\n"
-        endless.write_text(f"import os, time\n{write_and_sleep}")
+        sign, endless = tmp_path / "pid", tmp_path / "train.py"
+        write = f"open({str(sign)!r}, 'w').write(str(os.getpid()) + ' ')"
+        endless.write_text(f"import os, time\n{write}\ntime.sleep(600)\n")
         monkeypatch.setattr(script, "TRAIN_SCRIPT", endless)
 
         def interrupt_this_process_alone() -> None:

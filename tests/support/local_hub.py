@@ -3,8 +3,7 @@
     with LocalHub(tokens={"hf_alice": "alice"}, read_only_tokens={"hf_reader": "alice"}) as hub:
         hub.failures.append(["POST", "/commit/", 500, 1])      # the next commit fails
         env = hub.env("hf_alice", hf_home=tmp_path)            # for a process of its own: HF_ENDPOINT is read at import
-        with hub.client("hf_alice"):                           # or for this one
-            ...
+        with hub.client("hf_alice"): ...                       # or for this one
         hub.files("alice/model"), hub.requests                 # what arrived
 
 It speaks what huggingface_hub and transformers say to push and pull models: repositories, private ones too, branches,
@@ -204,29 +203,22 @@ class LocalHub:
         """Those of the commits, newest first."""
         return [commit["title"] for commit in self.repo(repo_id).history(revision)]
 
-    def user(self, authorization: str | None) -> User | None:
-        """Who sends this header; None is anybody."""
-        if not authorization:
-            return None
-        user = self.users.get(authorization.removeprefix("Bearer ").strip())
+    def known(self, user: User | None) -> User:
         if user is None:
-            raise HubError(401, "Invalid credentials in Authorization header")
+            raise HubError(401, "Invalid username or password.", "RepoNotFound")
         return user
 
     def readable(self, repo_id: str, user: User | None) -> Repo:
         """The repository, if this user may know of it."""
         repo = self.repos.get(repo_id.lower())
-        if repo is None or (repo.private and (user is None or user.name != repo.id.split("/")[0])):
-            if user is None:
-                raise HubError(401, "Invalid username or password.", "RepoNotFound")
+        if repo is None or (repo.private and self.known(user).name != repo.id.split("/")[0]):
+            self.known(user)
             raise HubError(404, "Repository not found", "RepoNotFound")
         return repo
 
     def writable(self, repo_id: str, user: User | None, ref: str) -> Repo:
         """The repository, if this user may commit to `ref`; a pull request is anybody's who has a token to write."""
-        repo = self.readable(repo_id, user)
-        if user is None:
-            raise HubError(401, "Invalid username or password.", "RepoNotFound")
+        repo, user = self.readable(repo_id, user), self.known(user)
         if not user.may_write:
             raise HubError(403, "Forbidden: the token is read-only")
         if user.name != repo.id.split("/")[0] and not ref.startswith("refs/pr/"):
@@ -272,7 +264,7 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         self.hub = self.server.hub
         self.query = {name: values[-1] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
-        self.record = {"method": self.command, "path": self.path, "status": None, "body": b""}
+        self.record: dict[str, Any] = {"method": self.command, "path": self.path, "status": None, "body": b""}
         self.record["auth"] = self.headers.get("Authorization")
         self.hub.requests.append(self.record)
         try:
@@ -316,16 +308,17 @@ class _Handler(BaseHTTPRequestHandler):
     def send_json(self, content: Any, status: int = 200, headers: Mapping[str, str] = {}) -> None:
         self.send(json.dumps(content).encode(), status, {"Content-Type": "application/json; charset=utf-8", **headers})
 
-    def send_file(self, path: Path, headers: Mapping[str, str]) -> None:
-        self.send(path.read_bytes(), 200, {"Content-Type": "application/octet-stream", **headers})
-
     @property
     def json(self) -> Any:
         return json.loads(self.record["body"] or b"{}")
 
     @property
     def user(self) -> User | None:
-        return self.hub.user(self.record["auth"])
+        """Whose token came; None is anybody."""
+        token = (self.record["auth"] or "").removeprefix("Bearer ").strip()
+        if token and token not in self.hub.users:
+            raise HubError(401, "Invalid credentials in Authorization header")
+        return self.hub.users.get(token)
 
     def target(self, revision: str) -> str:
         """The reference that a commit to this revision moves; a pull request that is yet to be opened has none."""
@@ -336,20 +329,17 @@ class _Handler(BaseHTTPRequestHandler):
     # Accounts and repositories
 
     def whoami(self) -> None:
-        if self.user is None:
-            raise HubError(401, "Invalid username or password.")
-        token = {"displayName": "token", "role": "write" if self.user.may_write else "read"}
+        user = self.hub.known(self.user)
+        token = {"displayName": "token", "role": "write" if user.may_write else "read"}
         auth = {"type": "access_token", "accessToken": token}
-        self.send_json({"type": "user", "name": self.user.name, "orgs": [], "auth": auth})
+        self.send_json({"type": "user", "name": user.name, "orgs": [], "auth": auth})
 
     def validate_card(self) -> None:
         errors = [{"message": error} for error in card_errors(self.json["content"])]
         self.send_json({"errors": errors, "warnings": []}, 400 if errors else 200)
 
     def create_repo(self) -> None:
-        wanted, user = self.json, self.user
-        if user is None:
-            raise HubError(401, "Invalid username or password.")
+        wanted, user = self.json, self.hub.known(self.user)
         owner = wanted.get("organization") or user.name
         repo_id = f"{owner}/{wanted['name']}"
         if owner != user.name or not user.may_write:
@@ -373,15 +363,10 @@ class _Handler(BaseHTTPRequestHandler):
     def tree(self, repo_id: str, revision: str, folder: str) -> None:
         """All files in a folder, those in sub-folders of it included."""
         files = self.hub.readable(repo_id, self.user).find(revision)["files"]
-        prefix = f"{folder}/" if folder else ""
-        entries = [
-            {"type": "file", "path": path, "oid": file.oid, "size": file.size}
-            for path, file in sorted(files.items())
-            if path.startswith(prefix)
-        ]
-        if folder and not entries:
+        found = [(path, file) for path, file in sorted(files.items()) if path.startswith(folder and f"{folder}/")]
+        if folder and not found:
             raise HubError(404, f"{folder} does not exist", "EntryNotFound")
-        self.send_json(entries)
+        self.send_json([{"type": "file", "path": path, "oid": file.oid, "size": file.size} for path, file in found])
 
     def create_branch(self, repo_id: str, name: str) -> None:
         ref = f"refs/heads/{name}"
@@ -421,8 +406,7 @@ class _Handler(BaseHTTPRequestHandler):
             ref = f"refs/pr/{number}"
             answer["pullRequestUrl"] = f"{self.hub.endpoint}/{repo.id}/discussions/{number}"
         changed = [operation["value"]["path"] for operation in operations]
-        author = self.user.name if self.user else "anybody"
-        name = repo.commit(ref, author, header["value"]["summary"], files, changed)
+        name = repo.commit(ref, self.hub.known(self.user).name, header["value"]["summary"], files, changed)
         self.send_json(answer | {"commitOid": name, "commitUrl": f"{self.hub.endpoint}/{repo.id}/commit/{name}"})
 
     def apply(self, key: str, value: dict[str, Any], files: dict[str, File]) -> None:
@@ -447,7 +431,7 @@ class _Handler(BaseHTTPRequestHandler):
         if file is None:
             raise HubError(404, f"Entry not found: {path}", "EntryNotFound", headers)
         if not file.lfs:
-            self.send_file(self.hub.content(file.sha256), headers | {"ETag": f'"{file.oid}"'})
+            self.send(self.hub.content(file.sha256).read_bytes(), 200, headers | {"ETag": f'"{file.oid}"'})
             return
         headers |= {"X-Linked-Size": str(file.size), "X-Linked-ETag": f'"{file.sha256}"'}
         # Another name of the host, as on the real Hub: a client must not send its token there.
@@ -455,7 +439,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send(b"", 302, headers | {"Location": f"{address}/_cdn/{file.sha256}"})
 
     def cdn(self, sha256: str) -> None:
-        self.send_file(self.hub.content(sha256), {"ETag": f'"{sha256}"'})
+        self.send(self.hub.content(sha256).read_bytes(), 200, {"ETag": f'"{sha256}"'})
 
     def lfs_batch(self, repo_id: str) -> None:
         # A client that is about to open a pull request names no reference.

@@ -150,9 +150,8 @@ def _shortened(message: str, is_first: bool = False) -> DemoError:
     if is_first:  # visitors have not named it, and the message may say where it lies
         return DemoError("The model of this page could not be loaded; the program's log says why.", whole=message)
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    shown = [
-        line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}..." for line in lines[:_SHOWN_LINES]
-    ]
+    most = _SHOWN_CHARACTERS
+    shown = [line if len(line) <= most else f"{line[:most]}..." for line in lines[:_SHOWN_LINES]]
     return DemoError("\n".join([*shown, "..."] if len(lines) > _SHOWN_LINES else shown), whole=message)
 
 

@@ -31,10 +31,8 @@ from vanilla_transformer.options import option
 from .command_line import explaining_errors, make_argument_parser
 
 # Options that a Space takes over. The others are about this machine.
-_SPACE_OPTIONS = (
-    *("revision", "trust_remote_code", "dtype", "source_lang", "target_lang", "source_prefix", "max_source_tokens"),
-    "other_models",
-)
+_SPACE_OPTIONS = ["revision", "trust_remote_code", "dtype", "source_lang", "target_lang", "source_prefix"]
+_SPACE_OPTIONS += ["max_source_tokens", "other_models"]
 
 
 @dataclass

@@ -93,11 +93,10 @@ def check_spelling(parser: argparse.ArgumentParser, words: Sequence[str]) -> Non
 
 
 def _read_bool(text: str) -> bool:
-    if text.lower() in ("yes", "true", "t", "y", "1"):
-        return True
-    if text.lower() in ("no", "false", "f", "n", "0"):
-        return False
-    raise argparse.ArgumentTypeError(f"{text!r} must be true or false")
+    is_true = text.lower() in ("yes", "true", "t", "y", "1")
+    if not is_true and text.lower() not in ("no", "false", "f", "n", "0"):
+        raise argparse.ArgumentTypeError(f"{text!r} must be true or false")
+    return is_true
 
 
 class _DefaultsHelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):

@@ -155,28 +155,18 @@ def run(arguments: AttentionArguments) -> None:
     )
 
     model, tokenizer, search = arguments.load()
-    reading: Any = {
-        "source_prefix": arguments.find_prefix(model),
-        "max_source_length": arguments.max_source_length,
-        "split_characters": arguments.words == "characters",
-    }
+    reading: Any = {"source_prefix": arguments.find_prefix(model), "max_source_length": arguments.max_source_length}
+    reading["split_characters"] = arguments.words == "characters"
     look: Any = {"title": arguments.title, "overwrite": arguments.overwrite}
     if arguments.positions_file is not None:
         plot_positions(position_table(model, arguments.num_positions), arguments.positions_file, **look)
         print(f"The positions are in {arguments.positions_file}")
     if arguments.source_file and arguments.target_file and arguments.alignment_file:
-        count = align_file(
-            model,
-            tokenizer,
-            *(arguments.source_file, arguments.target_file, arguments.alignment_file),
-            overwrite=arguments.overwrite,
-            layer=arguments.align_layer,
-            head=arguments.align_head,
-            batch_size=arguments.batch_size,
-            max_batch_tokens=arguments.max_batch_tokens,
-            progress=not arguments.disable_tqdm,
-            **reading,
-        )
+        files = (arguments.source_file, arguments.target_file, arguments.alignment_file)
+        options: Any = {"layer": arguments.align_layer, "head": arguments.align_head, "overwrite": arguments.overwrite}
+        options |= {"batch_size": arguments.batch_size, "max_batch_tokens": arguments.max_batch_tokens}
+        options |= {"progress": not arguments.disable_tqdm, **reading}
+        count = align_file(model, tokenizer, *files, **options)
         print(f"The alignments of {count} sentences are in {arguments.alignment_file}")
     maps = []
     for text, target in zip_longest(arguments.text or [], arguments.target or []):

@@ -247,12 +247,11 @@ def _load_model(stage: Path, stack: SingleStack | None, problems: list[Problem])
         # A single stack passes over what an encoder-decoder has besides, but weights of its own folder are its own.
         unexpected |= _stored_names(stage) - model.state_dict().keys()
     weights = model.state_dict().items()
+    misfits = [f"{name} {list(one)} instead of {list(other)}" for name, one, other in report["mismatched_keys"]]
     kinds = {
         "these weights that the model has are missing": report["missing_keys"],
         "these weights belong to no part of the model": unexpected,
-        "these weights have other shapes than the configuration says": [
-            f"{name} {list(one)} instead of {list(other)}" for name, one, other in report["mismatched_keys"]
-        ],
+        "these weights have other shapes than the configuration says": misfits,
         "these weights are not all finite numbers": [name for name, weight in weights if not weight.isfinite().all()],
     }
     bad = [Problem("weights", f"{kind}: {_join(sorted(names))}.") for kind, names in kinds.items() if names]
@@ -409,12 +408,9 @@ def _try_without_the_package(
     where = "in a process without this package"
     report = stage.parent / "report.json"
     # The code in the folder gets no token of the Hub, and finds no code of an earlier trial.
-    environment = {key: value for key, value in os.environ.items() if not key.endswith("_TOKEN")} | {
-        "HF_HUB_OFFLINE": "1",
-        "HF_MODULES_CACHE": str(stage.parent / "modules"),
-        "HF_TOKEN_PATH": str(stage.parent / "no-token"),
-        "TRANSFORMERS_VERBOSITY": "error",
-    }
+    environment = {key: value for key, value in os.environ.items() if not key.endswith("_TOKEN")}
+    environment |= {"HF_MODULES_CACHE": str(stage.parent / "modules"), "HF_TOKEN_PATH": str(stage.parent / "no-token")}
+    environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     command = [sys.executable, "-P", str(Path(__file__).with_name("trial.py")), task, str(stage), str(report), *probes]
     options: Any = {"capture_output": True, "cwd": stage.parent, "env": environment, "stdin": subprocess.DEVNULL}
     try:
@@ -439,9 +435,9 @@ def _compare_outcomes(
     for probe, (here, numbers), (there, others) in zip(probes, expected, found, strict=True):
         if here != there:
             yield Problem("code", f"{probe!r} becomes {here!r} here, but {there!r} {where}.")
-        elif differing := [
-            pair for pair in zip(numbers, others, strict=True) if not math.isclose(*pair, rel_tol=1e-4, abs_tol=1e-4)
-        ]:
+            continue
+        pairs = zip(numbers, others, strict=True)
+        if differing := [pair for pair in pairs if not math.isclose(*pair, rel_tol=1e-4, abs_tol=1e-4)]:
             example = "{1:.6g}, say, instead of {0:.6g}".format(*differing[0])
             count = f"{len(differing)} of {len(numbers)}"
             yield Problem("code", f"for {probe!r} {count} numbers are others {where}: {example}.")

@@ -86,17 +86,11 @@ class _Evaluation:
         for column, metric in _HUB_METRICS.items():
             score, signature = self.score(column), self.signature(column)
             if score is not None:
-                yield EvalResult(
-                    task_type=task.pipeline,
-                    dataset_type=self.kind,
-                    dataset_name=self.name,
-                    dataset_config=self.config,
-                    dataset_split=self.split,
-                    metric_type=metric,
-                    metric_name=f"{column} ({self.search})",
-                    metric_value=round(score, 2),
-                    metric_args={"signature": signature} if signature else None,
-                )
+                place: Any = {"dataset_config": self.config, "dataset_split": self.split}
+                place |= {"task_type": task.pipeline, "dataset_type": self.kind, "dataset_name": self.name}
+                told: Any = {"metric_name": f"{column} ({self.search})", "metric_value": round(score, 2)}
+                told["metric_args"] = {"signature": signature} if signature else None
+                yield EvalResult(metric_type=metric, **place, **told)
 
 
 class ModelFolder:
@@ -120,11 +114,8 @@ class ModelFolder:
         self.metrics, self.state = _read(path / "metrics.json"), _read(path / "trainer_state.json")
         self.conversion, self.arguments = _read(path / "conversion.json"), _read(path / "arguments.json")
         # metrics.json has what the other two have, and more; older trainings, and the library's, have only these.
-        self.scores: dict[str, Any] = {
-            **_read(path / "train_results.json"),
-            **_read(path / "eval_results.json"),
-            **_mapping(self.metrics, "metrics"),
-        }
+        self.scores = _read(path / "train_results.json") | _read(path / "eval_results.json")
+        self.scores |= _mapping(self.metrics, "metrics")
         self.search = describe_search(self.generation.get("num_beams", 1), self.generation)
         self.stack = find_single_stack(self.config)
         # What scripts/train.py and conversions record tells of an encoder-decoder that the stack was made from.

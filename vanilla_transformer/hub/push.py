@@ -69,10 +69,8 @@ class PlannedPush:
 
     def describe(self) -> str:
         """What is pushed where, and what is not, in lines for a terminal."""
-        sizes = {
-            name: len(source) if isinstance(source, bytes) else source.stat().st_size
-            for name, source in self.files.items()
-        }
+        files = self.files.items()
+        sizes = {name: len(file) if isinstance(file, bytes) else file.stat().st_size for name, file in files}
         width = max(map(len, [*self.files, *self.deleted, *self.left_out]), default=0)
         lines = [f"{self.folder} -> {self._target.describe()}", ""]
         lines += [f"  {name:<{width}}  {_format_size(size):>9}" for name, size in sizes.items()]
@@ -103,11 +101,9 @@ class PlannedPush:
         """
         if self.problems:
             raise ValueError(self.describe_problems())
-        operations: list[Any] = [
-            CommitOperationAdd(name, source if isinstance(source, bytes) else str(source))
-            for name, source in self.files.items()
-        ]
-        operations += [CommitOperationDelete(name) for name in self.deleted]
+        operations: list[Any] = [CommitOperationDelete(name) for name in self.deleted]
+        for name, file in self.files.items():
+            operations.append(CommitOperationAdd(name, file if isinstance(file, bytes) else str(file)))
         makes_branch = self._target.makes_branch
         url, self.commit_url = self._target.commit(operations, commit_message or f"Push {self.folder.resolve().name}")
         self.has_changed = makes_branch or self.commit_url is not None
