@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator, skip_first_batches
-from accelerate.data_loader import BatchSamplerShard, DataLoaderShard, prepare_data_loader
+from accelerate.data_loader import DataLoaderShard, prepare_data_loader
 from datasets import Dataset, concatenate_datasets
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,10 +53,8 @@ def corpus(count: int, *, seed: int = 0, longest: int = 60) -> Pairs:
 
 def make_dataset(pairs: Pairs) -> Dataset:
     """Token ids that tell which pair they belong to."""
-    columns = enumerate(("input_ids", "labels"))
-    return Dataset.from_dict(
-        {name: [[4 + row] * pair[side] for row, pair in enumerate(pairs)] for side, name in columns}
-    )
+    sides = ([[4 + row] * pair[side] for row, pair in enumerate(pairs)] for side in (0, 1))
+    return Dataset.from_dict(dict(zip(("input_ids", "labels"), sides, strict=True)))
 
 
 @given(pairs=pair_lists | shape_lists, budget=budgets, epoch=st.integers(0, 3))
@@ -104,9 +102,8 @@ def test_a_step_of_n_ranks_is_n_steps_of_one(ranks: int) -> None:
         accumulated = [alone[start : start + ranks] for start in range(0, len(alone), ranks)]
         parallel = list(zip(*(epoch_of(share, epoch) for share in shares), strict=True))
         assert [list(batches) for batches in parallel[:-1]] == accumulated[:-1]
-        assert [sorted(chain.from_iterable(step)) for step in parallel] == [
-            sorted(chain.from_iterable(step)) for step in accumulated
-        ]
+        last, expected = (sorted(chain.from_iterable(steps[-1])) for steps in (parallel, accumulated))
+        assert last == expected
 
 
 def test_largest_batches_are_split_where_the_last_round_has_too_few_pairs() -> None:
@@ -199,7 +196,6 @@ class TestLeftOut:
         (([5], [5.0]), {}, "target_lengths has .* the type float64"),
         (([5, -1], [5, 5]), {}, r"source_lengths\[1\]=-1: must be at least 0"),
         (([5], [5]), {"max_source_tokens": 0}, "max_source_tokens=0: must be at least 1"),
-        (([5], [5]), {"max_target_tokens": -1}, "max_target_tokens=-1: must be at least 1"),
         (([5], [5]), {"seed": -1}, "seed=-1: must be at least 0"),
         (([5], [5]), {"num_replicas": 0}, "num_replicas=0: must be at least 1"),
         (([5, 5], [5, 5]), {"num_replicas": 2, "rank": 2}, "rank=2: must be at least 0 and less than num_replicas=2"),
@@ -224,10 +220,6 @@ class TestLoaders:
     def indices(batch: Any) -> list[int]:
         return (batch["input_ids"][:, 0] - 4).tolist()
 
-    @staticmethod
-    def shards(sampler: TokenBatchSampler, ranks: int) -> list[BatchSamplerShard]:
-        return [BatchSamplerShard(sampler, ranks, process_index=rank, even_batches=False) for rank in range(ranks)]
-
     @pytest.mark.parametrize("workers", [0, 2])
     def test_data_loader_and_collator(self, workers: int) -> None:
         """The tensors are as large as planned, and their padding is what padding_share says."""
@@ -243,14 +235,6 @@ class TestLoaders:
             batches.append(self.indices(batch))
         assert batches == list(sampler)
         assert sampler.padding_share == pytest.approx(1 - real / padded)
-
-    @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-    def test_accelerate_shards_each_batch_once(self, ranks: int) -> None:
-        sampler = make_sampler(self.PAIRS, (300, 300), num_replicas=ranks, rank=None)
-        shards = self.shards(sampler, ranks)
-        own = [make_sampler(self.PAIRS, (300, 300), num_replicas=ranks, rank=rank) for rank in range(ranks)]
-        assert [list(shard) for shard in shards] == [list(share) for share in own]
-        assert [len(shard) for shard in shards] == [len(share) for share in own]
 
     def test_a_loop_of_accelerate_that_is_resumed(self) -> None:
         sampler = make_sampler(self.PAIRS, (300, 300), seed=2)
@@ -271,14 +255,14 @@ class TestLoaders:
             rest = skip_first_batches(resumed, skipped) if skipped else resumed
             assert [self.indices(batch) for batch in rest] == epochs[epoch][skipped:]
 
-    @pytest.mark.parametrize("rank", [0, 1])
-    def test_a_rank_of_a_loop_of_accelerate_that_is_resumed(self, rank: int) -> None:
-        """The loader that accelerate prepares for one of two processes, here without the other."""
-        sampler = make_sampler(self.PAIRS, (300, 300), num_replicas=2, rank=None)
+    @pytest.mark.parametrize(("ranks", "rank"), [(2, 0), (2, 1), (3, 2)])
+    def test_a_rank_of_a_loop_of_accelerate_that_is_resumed(self, ranks: int, rank: int) -> None:
+        """The loader that accelerate prepares for one of several processes, here without the others."""
+        sampler = make_sampler(self.PAIRS, (300, 300), num_replicas=ranks, rank=None)
         plain = self.loader(sampler, self.PAIRS)
-        loader = prepare_data_loader(plain, num_processes=2, process_index=rank, even_batches=False)
+        loader = prepare_data_loader(plain, num_processes=ranks, process_index=rank, even_batches=False)
         assert isinstance(loader, DataLoaderShard)
-        own = make_sampler(self.PAIRS, (300, 300), num_replicas=2, rank=rank)
+        own = make_sampler(self.PAIRS, (300, 300), num_replicas=ranks, rank=rank)
         for epoch in (0, 3):
             loader.set_epoch(epoch)
             sampler.set_epoch(epoch)

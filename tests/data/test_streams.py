@@ -59,8 +59,8 @@ def write_shards(folder: Path, pairs: Pairs) -> Path:
     return folder
 
 
-def write_two_tables(folder: Path) -> list[Path]:
-    return [write_tsv(folder / "b.tsv", PAIRS[:9]), write_json(folder / "a.jsonl.gz", PAIRS[9:])]
+def write_tables(folder: Path, first: Pairs, second: Pairs) -> list[Path]:
+    return [write_tsv(folder / "b.tsv", first), write_json(folder / "a.jsonl.gz", second)]
 
 
 def to_pairs(examples: Iterable[dict[str, str]]) -> Pairs:
@@ -83,7 +83,7 @@ CORPORA: dict[str, tuple[Callable[[Path], dict[str, Any]], int]] = {
     "row groups": (lambda folder: {"files": [write_parquet(folder / "a.parquet", PAIRS)]}, 6),
     "folder": (lambda folder: {"files": [write_shards(folder / "shards", PAIRS)]}, 8),
     "pattern": (lambda folder: {"files": [write_shards(folder / "shards", PAIRS) / "*-*.parquet"]}, 8),
-    "two tables": (lambda folder: {"files": write_two_tables(folder)}, 4),
+    "two tables": (lambda folder: {"files": write_tables(folder, PAIRS[:9], PAIRS[9:])}, 4),
     "saved": (lambda folder: {"dataset_name": str(save(folder / "saved", PAIRS))}, 7),
     "local dataset": (lambda folder: {"dataset_name": str(write_shards(folder / "shards", PAIRS))}, 4),
 }
@@ -94,8 +94,8 @@ def test_every_kind_of_corpus_streams_its_pairs_in_order(tmp_path: Path, kind: s
     write_corpus, num_shards = CORPORA[kind]
     stream = stream_parallel_corpus(**write_corpus(tmp_path))
     assert stream.num_shards == num_shards
-    assert to_pairs(stream) == PAIRS
-    assert to_pairs(stream) == PAIRS, "a second iteration begins anew"
+    for _ in range(2):
+        assert to_pairs(stream) == PAIRS, "a second iteration begins anew"
     parts = [to_pairs(stream.shard(num_shards=num_shards, index=index)) for index in range(num_shards)]
     assert all(parts)
     assert list(itertools.chain.from_iterable(parts)) == PAIRS
@@ -133,9 +133,7 @@ LINES = st.text(st.sampled_from("ab é\r\x85\u2028\ufeff"), max_size=4)
     ended=st.booleans(),
     drop=st.booleans(),
 )
-def test_any_aligned_files_are_read_alike(
-    tmp_path_factory: Any, pairs: Pairs, more: str, ended: bool, drop: bool
-) -> None:
+def test_any_lines_are_read_alike(tmp_path_factory: Any, pairs: Pairs, more: str, ended: bool, drop: bool) -> None:
     source, target = ("\n".join(pair[index] for pair in pairs) + "\n" * ended for index in (0, 1))
     agree(tmp_path_factory.getbasetemp(), {"any.en": source + more, "any.de": target}, drop=drop)
 
@@ -151,9 +149,7 @@ RECORDS = st.fixed_dictionaries({"source": VALUES, "target": VALUES}) | st.none(
     records=st.lists(RECORDS, max_size=9),
     drop=st.booleans(),
 )
-def test_any_tables_are_read_alike(
-    tmp_path_factory: Any, rows: list[list[str]], records: list[Any], drop: bool
-) -> None:
+def test_any_tables_are_read_alike(tmp_path_factory: Any, rows: list[list[str]], records: list[Any], drop: Any) -> None:
     folder = tmp_path_factory.getbasetemp()
     agree(folder, {"any.tsv": "".join("\t".join(row) + "\n" for row in rows)}, drop=drop)
     lines = "".join((json.dumps(record) if record else "") + "\n" for record in records)
@@ -411,9 +407,6 @@ def test_a_callable_may_encode_instead(tmp_path: Path) -> None:
     assert examples[0] == examples[2] == {"input_ids": [102] * 2, "attention_mask": [102] * 2, "labels": [7]}
     cut = tokenizer(["long source"], text_target=["c"], max_length=5, truncation=True)
     assert examples[1] == {name: ids[0] for name, ids in cut.items()}
-    stream = tokenize(stream_parallel_corpus(files=files), encode=lambda batch: {"input_ids": [[1]] * 3})
-    with pytest.raises(KeyError, match="attention_mask"):
-        list(stream)
 
 
 @pytest.mark.parametrize("kind", ["aligned.gz", "local dataset"])
@@ -462,6 +455,3 @@ def test_the_benchmark_reads_a_corpus_and_resumes_in_it(monkeypatch: Any, tmp_pa
     files, written = benchmark.write_corpus(benchmark.BenchmarkArguments(data_dir=str(folder), pairs=400))
     assert written == 0, "the files are used again"
     assert len(set(to_pairs(stream_parallel_corpus(files=files)))) == 400
-    with pytest.raises(SystemExit):
-        benchmark.main(["--data_dir=x", "--pairs=0"])
-    assert "--pairs is 0; it must be at least 1" in capsys.readouterr().err

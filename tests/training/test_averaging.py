@@ -68,9 +68,7 @@ class TestMean:
         ("kind", "dtype"),
         [*((kind, torch.float32) for kind in MAKERS), ("ours", torch.bfloat16), ("marian", torch.half)],
     )
-    def test_loads_as_the_model_whose_weights_are_the_means(
-        self, tmp_path: Path, kind: str, dtype: torch.dtype
-    ) -> None:
+    def test_loads_as_the_model_whose_weights_are_the_means(self, tmp_path: Path, kind: str, dtype: Any) -> None:
         folders = save_models(tmp_path, [MAKERS[kind](seed).to(dtype) for seed in (1, 2, 3)])
         average_checkpoints(folders, tmp_path / "new" / "averaged")
         expected: Any = MAKERS[kind](4).to(dtype)
@@ -126,9 +124,7 @@ class TestMean:
 
     @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
     @given(data=st.data())
-    def test_element_by_element_in_the_checkpoints_dtype(
-        self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-    ) -> None:
+    def test_element_by_element_in_their_dtype(self, tmp_path_factory: Any, data: Any) -> None:
         """Any number of checkpoints, shapes with no or one element among them; integers and booleans are kept."""
         folder = tmp_path_factory.mktemp("mean")
         count = data.draw(st.integers(min_value=1, max_value=6))
@@ -145,24 +141,16 @@ class TestMean:
         assert result["steps"].equal(torch.arange(3))
         assert result["flag"].equal(torch.tensor(True))
 
-    def test_no_two_tensors_of_the_checkpoints_are_in_memory_together(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_no_two_tensors_of_the_checkpoints_are_in_memory_together(self, tmp_path: Path, monkeypatch: Any) -> None:
         folders = save_models(tmp_path, [make_model(seed=seed) for seed in (1, 2, 3)])
-        alive = 0
+        alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
         counts: list[int] = []
         read = averaging._Weights.read
 
-        def release() -> None:
-            nonlocal alive
-            alive -= 1
-
         def count_read(weights: Any, name: str) -> torch.Tensor:
-            nonlocal alive
             tensor = read(weights, name)
-            weakref.finalize(tensor, release)
-            alive += 1
-            counts.append(alive)
+            alive.add(tensor)
+            counts.append(len(alive))
             return tensor
 
         monkeypatch.setattr(averaging._Weights, "read", count_read)
@@ -232,9 +220,7 @@ class TestRefusals:
         ):
             assert part in str(error.value)
 
-    def test_only_a_whole_folder_appears_and_none_is_replaced(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_only_a_whole_folder_appears_and_none_is_replaced(self, tmp_path: Path, monkeypatch: Any) -> None:
         good = write_weights(tmp_path / "good", {"x": torch.zeros(3)})
 
         def stop(*args: Any, **kwargs: Any) -> None:
@@ -317,7 +303,6 @@ class TestSelect:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({}, "exactly one of last and best; got last=None and best=None"),
             ({"last": 1, "best": 2}, "exactly one of last and best; got last=1 and best=2"),
             ({"best": -1}, "best=-1: must be at least 1"),
             ({"last": 1, "metric": "bleu"}, "metric='bleu' goes with best"),
@@ -361,9 +346,7 @@ class TestCallback:
         averaging._replace_average(select_checkpoints(run, last=2), run / "averaged", progress=False)
         assert load_file(run / "averaged" / "model.safetensors")["x"].item() == 5
 
-    def test_fewer_than_asked_for_are_averaged_with_a_warning(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_fewer_than_asked_for_are_averaged_with_a_warning(self, tmp_path: Path, caplog: Any) -> None:
         make_trainer(tmp_path, AverageCheckpoints(last=9), max_steps=2).train()
         assert self.record(tmp_path) == [1, 2]
         assert "has 2 checkpoint(s) to average, not 9" in caplog.text
@@ -385,9 +368,7 @@ class TestCallback:
             ({}, "holds something else"),
         ],
     )
-    def test_what_cannot_work_is_refused_before_training(
-        self, tmp_path: Path, changes: dict[str, Any], message: str
-    ) -> None:
+    def test_what_cannot_work_is_refused_before_training(self, tmp_path: Path, changes: Any, message: str) -> None:
         (tmp_path / "averaged").mkdir()
         (tmp_path / "averaged" / "thesis.txt").write_text("mine")
         trainer = make_trainer(tmp_path, AverageCheckpoints(last=3), **changes)
@@ -431,14 +412,11 @@ class TestScript:
         [
             (["--output_dir", "out", "--model_dir", "run", "--checkpoints", "a"], "Give either --model_dir"),
             (["--output_dir", "out", "--checkpoints", "a", "--last", "2"], "--last chooses among"),
-            (["--output_dir", "out", "--model_dir", "run"], "exactly one of last and best"),
             (["--output_dir", "out", "--checkpoints", "nowhere"], "nowhere has no config.json"),
             (["--model_dir", "run", "--last", "2"], "--output_dir"),
         ],
     )
-    def test_what_is_wrong_is_said_without_a_traceback(
-        self, words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-    ) -> None:
+    def test_what_is_wrong_is_said(self, words: list[str], message: str, capsys: Any, tmp_path: Path) -> None:
         with contextlib.chdir(tmp_path), pytest.raises(SystemExit) as stop:
             average.main(words)
         assert stop.value.code == 2

@@ -31,9 +31,7 @@ def make_arguments(output_dir: Path, preset: str = "base", **changes: Any) -> Tr
 
 class TestLearningRate:
     @pytest.mark.parametrize(("preset", "warmup_steps"), [("base", 4000), ("big", 4000), ("C-d256", 1), ("tiny", 777)])
-    def test_the_scheduler_of_a_real_trainer_is_the_papers_formula_at_every_step(
-        self, preset: str, warmup_steps: int, tmp_path: Path
-    ) -> None:
+    def test_the_scheduler_is_the_papers_formula(self, preset: str, warmup_steps: int, tmp_path: Path) -> None:
         arguments = make_arguments(tmp_path, preset, warmup_steps=warmup_steps)
         trainer = make_trainer(tmp_path, args=arguments)
         trainer.create_optimizer_and_scheduler(num_training_steps=arguments.max_steps)
@@ -49,9 +47,7 @@ class TestLearningRate:
 
     def test_an_update_is_made_with_the_rate_of_the_step_before(self, tmp_path: Path) -> None:
         lengths: dict[str, Any] = {"warmup_steps": 3, "max_steps": 6, "logging_steps": 1, "save_strategy": "no"}
-        trainer = make_trainer(
-            tmp_path, args=make_arguments(tmp_path, **lengths, eval_strategy="no", save_strategy="no")
-        )
+        trainer = make_trainer(tmp_path, args=make_arguments(tmp_path, **lengths, eval_strategy="no"))
         used: list[float] = []
         trainer.create_optimizer_and_scheduler(num_training_steps=6)
         optimizer = trainer.optimizer
@@ -98,9 +94,7 @@ class TestWarmup:
         "schedule", ["inverse_sqrt", "linear", "cosine", "constant", "constant_with_warmup", "reduce_lr_on_plateau"]
     )
     @pytest.mark.parametrize("updates", [3, 10, 11, 20, 21, 40])
-    def test_it_is_reported_where_the_schedule_has_no_room_for_it(
-        self, schedule: str, updates: int, tmp_path: Path
-    ) -> None:
+    def test_it_is_reported_where_it_has_no_room(self, schedule: str, updates: int, tmp_path: Path) -> None:
         arguments = Seq2SeqTrainingArguments(
             str(tmp_path), lr_scheduler_type=schedule, warmup_steps=10, eval_strategy="steps", use_cpu=True
         )
@@ -124,9 +118,7 @@ class TestTokenBatch:
     @given(batch=st.integers(1, 10**6), device=st.integers(1, 10**5), devices=st.integers(1, 512))
     @example(batch=25_000, device=4096, devices=1)
     @example(batch=25_000, device=25_000, devices=8)
-    def test_the_parts_come_to_the_batch_in_as_few_passes_as_possible(
-        self, batch: int, device: int, devices: int
-    ) -> None:
+    def test_the_parts_come_to_the_batch_in_few_passes(self, batch: int, device: int, devices: int) -> None:
         assume(devices <= batch)
         passes, tokens = split_token_batch(batch, device, devices)
         assert 1 <= tokens <= device
@@ -138,9 +130,7 @@ class TestTokenBatch:
         with pytest.raises(ValueError, match=r"=0: must be at least 1|=11: must not exceed tokens_per_batch=10"):
             split_token_batch(*numbers)
 
-    def test_the_number_of_devices_is_what_the_launcher_announces(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
+    def test_the_launcher_announces_the_number_of_devices(self, monkeypatch: Any, tmp_path: Path) -> None:
         """A running process group counts before it."""
         monkeypatch.delenv("WORLD_SIZE", raising=False)
         assert find_num_devices() == 1

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -147,7 +148,7 @@ def test_killed_while_an_old_checkpoint_is_deleted(trainings: Trainings, unbroke
 
 
 @pytest.mark.parametrize(
-    ("path", "moment", "occurrence"),
+    ("path", "moment", "time"),
     [
         ("_partial/arguments.json", "within", 1),
         ("_partial/tokenizer.json", "after", 1),
@@ -157,14 +158,14 @@ def test_killed_while_an_old_checkpoint_is_deleted(trainings: Trainings, unbroke
         ("eval_results.json", "within", 1),
     ],
 )
-def test_killed_at_the_beginning_or_at_the_end(
-    trainings: Trainings, unbroken: Result, path: str, moment: str, occurrence: int
+def test_killed_at_the_beginning_or_end(
+    trainings: Trainings, unbroken: Result, path: str, moment: str, time: int
 ) -> None:
     """While the folder is claimed, or the training is over and the model is saved."""
     chooser = random.Random(f"{SEED} {path} {moment}")
     size = (unbroken.folder / path.removeprefix("_partial/")).stat().st_size
-    kill = Kill(path, moment, amount=int(chooser.uniform(0.1, 0.9) * size), occurrence=occurrence)
-    run = f"root-{Path(path).name}-{moment}-{occurrence}"
+    kill = Kill(path, moment, amount=int(chooser.uniform(0.1, 0.9) * size), occurrence=time)
+    run = f"root-{Path(path).name}-{moment}-{time}"
     trainings.run(run, kill=kill)
     trainings.run(run)
     Result(trainings.folder / run).assert_equals(unbroken)
@@ -212,9 +213,7 @@ def test_killed_while_checkpoints_are_averaged(trainings: Trainings) -> None:
         pytest.param(("--streaming", "--max_source_tokens", "60", "--streaming_window", "16"), id="streaming"),
     ],
 )
-def test_killed_from_outside_again_and_again(
-    trainings: Trainings, mode: tuple[str, ...], request: pytest.FixtureRequest
-) -> None:
+def test_killed_from_outside_again_and_again(trainings: Trainings, mode: tuple[str, ...], request: Any) -> None:
     name = request.node.callspec.id.replace(" ", "-")
     chooser = random.Random(f"{SEED} {name}")
     start = time.perf_counter()

@@ -9,15 +9,17 @@ import resource
 import shutil
 from collections import Counter
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tiny_trainer
 import torch
 from datasets import Dataset, IterableDataset
 from safetensors.torch import load_file, save_file
-from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback, set_seed
+from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, TrainerCallback, set_seed
 
 from vanilla_transformer import (
     VanillaTransformerConfig,
@@ -112,27 +114,20 @@ def test_batches_keep_both_budgets_and_hold_every_pair_once(tmp_path: Path, work
 
 def test_without_budgets_it_is_the_librarys_trainer(tmp_path: Path) -> None:
     """Plain arguments and plain batches: the same losses and weights as `Seq2SeqTrainer`."""
-    dataset = Dataset.from_list(make_rows(24))
-    settings: dict[str, Any] = {"use_cpu": True, "logging_steps": 1, "max_steps": 4, "save_strategy": "no"}
-    arguments = Seq2SeqTrainingArguments(str(tmp_path), disable_tqdm=True, dataloader_pin_memory=False, **settings)
-    histories, models = [], []
-    for kind in (Seq2SeqTrainer, TranslationTrainer):
-        model = make_model()
-        collator = DataCollatorForSeq2Seq(TOKENIZER, model)
-        trainer = kind(model=model, args=arguments, train_dataset=dataset, data_collator=collator)
+    quiet = partial(tiny_trainer.make_trainer, tmp_path, eval_strategy="no", save_strategy="no")
+    trainers = [quiet(trainer_class=kind) for kind in (Seq2SeqTrainer, TranslationTrainer)]
+    for trainer in trainers:
+        set_seed(1)
         trainer.train()
-        histories.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
-        models.append(model)
-    assert len(histories[0]) == 4
+    histories = [[entry["loss"] for entry in each.state.log_history if "loss" in entry] for each in trainers]
+    assert len(histories[0]) == 6
     assert histories[0] == histories[1]
-    assert same_weights(*models)
+    assert same_weights(*(each.model for each in trainers))
 
 
 def test_a_dataset_that_has_no_lengths_is_refused(tmp_path: Path) -> None:
-    stream = IterableDataset.from_generator(make_rows)
-    trainer = make_trainer(tmp_path, stream, max_steps=1)
     with pytest.raises(ValueError, match=r"max_source_tokens=60 needs .* not a IterableDataset"):
-        trainer.train()
+        make_trainer(tmp_path, IterableDataset.from_generator(make_rows), max_steps=1).train()
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
@@ -240,12 +235,10 @@ class TestCounts:
     @pytest.mark.parametrize("batch_size", [1, 7])
     @pytest.mark.parametrize("generate", [False, True])
     def test_the_evaluation_loss_is_a_mean_over_tokens(self, tmp_path: Path, batch_size: int, generate: bool) -> None:
-        rows = make_rows(23)
-        model = make_model()
-        data = Dataset.from_list(rows)
+        rows, model = make_rows(23), make_model()
         settings = {"per_device_eval_batch_size": batch_size, "predict_with_generate": generate}
         settings |= {"generation_max_length": 5, "load_best_model_at_end": False}
-        trainer = make_trainer(tmp_path, data, model=model, eval_dataset=data, **settings)
+        trainer = make_trainer(tmp_path, model=model, eval_dataset=Dataset.from_list(rows), **settings)
         metrics = trainer.evaluate()
         total, tokens = 0.0, 0
         with torch.no_grad():

@@ -17,11 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 @functools.cache
 def _drawing_thread() -> ThreadPoolExecutor:
-    """A thread of this process alone, which draws all its tokens.
-
-    The generator belongs to the thread, and a forked process has its parent's: the workers of a DataLoader would all
-    draw the same, in every epoch anew. A thread that begins in the worker gets its seed from the operating system.
-    """
+    """A thread that draws all tokens of this process: the workers of a DataLoader would draw as their parent does."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="bpe-dropout")
 
 

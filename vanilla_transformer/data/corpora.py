@@ -1,7 +1,6 @@
 """Parallel corpora from text files, tables and the Hub, all as one dataset of "source" and "target" strings.
 
-Reading is strict: a corpus that is misaligned by a single line trains a bad model without any message. So everything
-doubtful raises an error that names the file and the line, or the record of a file that has no lines.
+A corpus misaligned by a single line trains a bad model: everything doubtful raises an error that names the line.
 """
 
 import logging

@@ -49,8 +49,7 @@ class _Window:
 class StreamingTokenBatches(IterableDataset[list[Example]]):
     """An endless stream of batches, each filled to a budget of padded source and target tokens.
 
-    Reads `window` examples ahead, puts those of similar lengths together and yields the batches in random order; each
-    pass over the corpus takes its shards in another order.
+    Reads `window` examples ahead, puts those of similar lengths together and yields the batches in random order.
 
         stream = StreamingTokenBatches(dataset, max_source_tokens=25000, max_target_tokens=25000,
                                        num_replicas=world_size, rank=rank)

@@ -114,9 +114,8 @@ def tokenize_stream(
 ) -> IterableDataset:
     """Turns the texts of a stream into "input_ids", "attention_mask" and "labels" while it is iterated.
 
-    Texts are cut to so many tokens, with a warning. `encode` does it instead of the tokenizer, for BPE-dropout, say: it
-    gets a batch `{"source": [...], "target": [...]}` and returns the three columns. A pair that it makes longer than
-    the limits is encoded anew by the tokenizer.
+    Texts are cut to so many tokens, with a warning. `encode` does it instead of the tokenizer, for BPE-dropout, say; a
+    pair that it makes longer than the limits is encoded anew by the tokenizer.
     """
     return dataset.map(
         _TokenizeBatch(tokenizer, max_source_length, max_target_length, encode),
@@ -128,11 +127,7 @@ def tokenize_stream(
 
 
 def sample_pairs(dataset: IterableDataset, count: int, *, seed: int = 0) -> Dataset:
-    """Takes some examples out of a stream into memory, to train a tokenizer on, say.
-
-    They come from the beginnings of shards drawn at random by `seed`, 16 of which are read in turn. The stream and its
-    state are left alone.
-    """
+    """Takes examples out of a stream, which stays as it is, from the beginnings of shards drawn at random by `seed`."""
     # Streams made from each other share their position.
     dataset = copy.deepcopy(dataset)
     order = random.Random(seed).sample(range(dataset.num_shards), k=dataset.num_shards)

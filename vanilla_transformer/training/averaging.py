@@ -62,7 +62,7 @@ def average_checkpoints(
         checkpoints: Folders with a config and safetensors, sharded or not, of any transformers model.
         output_dir: A new or an empty folder; it appears once it is complete.
         max_shard_size: In bytes, or as in "5GB"; a larger result is split into several files.
-        progress: Whether to show a bar over the tensors. Obeys transformers' `disable_progress_bar`.
+        progress: Whether to show a bar over the tensors.
 
     Raises:
         FileExistsError: If the output folder is not empty.

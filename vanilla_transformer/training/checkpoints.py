@@ -130,8 +130,7 @@ def delete_old_checkpoints(
 ) -> None:
     """Deletes a run's first checkpoints until `limit` are left. Those of `step`, just saved, and `best_step` stay.
 
-    Steps decide, not the folders' times as for the library, which a copy of the run changes. Each folder is renamed
-    first, so that a deletion that is cut off leaves no half checkpoint.
+    Each folder is renamed first, so that a deletion that is cut off leaves no half checkpoint.
     """
     folder = Path(output_dir)
     for rest in folder.glob(f"{_DELETED}*"):

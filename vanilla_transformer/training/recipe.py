@@ -35,10 +35,7 @@ def paper_learning_rate(step: int, d_model: int, warmup_steps: int = WARMUP_STEP
 
 
 def find_warmup_problem(arguments: TrainingArguments, updates: int) -> str | None:
-    """Says what is wrong with a warm-up that is too long for so many updates, or `None`.
-
-    The learning rate must reach its peak and, with the paper's schedule, have as much time to fall as it took to rise.
-    """
+    """Says what is wrong with a warm-up after which the rate has less time to fall than it took to rise, or `None`."""
     schedule = SchedulerType(arguments.lr_scheduler_type).value
     if arguments.warmup_steps < 1 or schedule in _SCHEDULES_WITHOUT_WARMUP:
         return None
@@ -58,8 +55,7 @@ def find_warmup_problem(arguments: TrainingArguments, updates: int) -> str | Non
 def split_token_batch(tokens_per_batch: int, tokens_per_device: int, num_devices: int) -> tuple[int, int]:
     """Divides the tokens of an update over devices and forward passes: as few passes as fit, and all of one size.
 
-    Returns the number of passes before an update (`gradient_accumulation_steps`) and the tokens of each. Together they
-    exceed `tokens_per_batch` by less than devices * passes. All numbers count tokens of one side.
+    Returns the number of passes before an update (`gradient_accumulation_steps`) and the tokens of each, of one side.
     """
     check_at_least(tokens_per_batch=(tokens_per_batch, 1), tokens_per_device=(tokens_per_device, 1))
     check_at_least(num_devices=(num_devices, 1))

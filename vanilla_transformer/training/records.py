@@ -36,10 +36,7 @@ _TIMINGS = ("_runtime", "_per_second", "_time")
 
 
 class TokenProgressCallback(ProgressCallback):
-    """The library's progress bars, with loss, tokens per second, padding and learning rate at the training's one.
-
-    A line below the bar comes after each evaluation only, and a training that is resumed begins where it was stopped.
-    """
+    """The library's progress bars, with loss, tokens per second, padding and learning rate at the training's one."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Opens the bar, at the step that a resumed training goes on from."""
