@@ -54,6 +54,7 @@ class TestTranslation:
 
     def test_puts_the_prefix_before_the_text(self) -> None:
         demo = DemoModel("t5", make_t5(), make_tokenizer())
+        demo.model.generation_config.max_new_tokens = 8
         assert demo.settings.source_prefix == "alpha bravo "
         with_prefix = translate_text(demo, TEXT, Settings(source_prefix="golf hotel "))
         written_out = translate_text(demo, f"golf hotel {TEXT}", Settings())

@@ -18,7 +18,7 @@ import yaml
 from corpus_files import command_line
 from many_processes import write_pairs
 from safetensors.torch import load_file
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, pipeline
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from vanilla_transformer import (
     VanillaTransformerConfig,
@@ -122,10 +122,6 @@ class TestTraining:
         assert (model.config.encoder_layers, model.config.d_k, model.config.d_model) == (1, 4, 32)
         assert model.config.label_smoothing == 0.1
         assert model.config.vocab_size == len(tokenizer)
-        # Any, since the library types the names of its own tasks only.
-        make_pipeline: Any = pipeline
-        (translation,) = make_pipeline("translation", model=str(trained), device="cpu")("one two", max_new_tokens=5)
-        assert isinstance(translation["translation_text"], str)
 
     def test_the_same_command_with_more_epochs_goes_on(
         self, trained: Path, small: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -247,10 +243,6 @@ class TestRecipe:
         assert (arguments.max_steps, arguments.average_checkpoints, arguments.adam_beta2) == (9, 5, 0.98)
         assert arguments.learning_rate == 0.001
 
-    @pytest.mark.parametrize("words", [["--recipe", "mine"], ["--recipe", "paper", "--tokens_per_batch", "many"]])
-    def test_wrong_words_are_explained(self, words: list[str], refuse: Refuse) -> None:
-        assert words[-2].removeprefix("--") in refuse(["--preset", "base", "--train_file", "pairs.tsv", *words])
-
 
 def test_the_average_of_the_checkpoints_is_the_model(settings: dict[str, Any]) -> None:
     run({**settings, "num_train_epochs": 4, "average_checkpoints": 3})
@@ -315,8 +307,7 @@ class TestStreaming:
 
     def test_bpe_dropout_on_the_fly(self, streaming: dict[str, Any]) -> None:
         run({**streaming, "bpe_dropout": 0.2, "eval_strategy": "no"})
-        state = json.loads((Path(streaming["output_dir"]) / "trainer_state.json").read_text())
-        assert state["global_step"] == 6
+        assert '"global_step": 6,' in (Path(streaming["output_dir"]) / "trainer_state.json").read_text()
 
     def test_what_a_stream_lacks_is_said_at_once(self, settings: dict[str, Any], refuse: Refuse) -> None:
         del settings["max_source_tokens"]
@@ -334,6 +325,8 @@ class TestStreaming:
     ("wrong", "message"),
     [
         ({"preset": "tinny"}, "tinny"),
+        ({"recipe": "mine"}, "recipe"),
+        ({"recipe": "paper", "tokens_per_batch": "many"}, "tokens_per_batch"),
         ({"config_overrides": "dropuot=0.3"}, "dropuot not among the fields"),
         ({"tokens_per_batch": 1000}, "tokens_per_batch=1000 needs a recipe"),
         ({"bpe_dropout": 1}, "bpe_dropout=1.0: must be at least 0 and less than 1"),

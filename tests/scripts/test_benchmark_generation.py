@@ -14,7 +14,6 @@ from vanilla_transformer.data.tokenizer_training import train_tokenizer
 
 benchmark: Any = importlib.import_module("benchmark_generation")
 models: Any = importlib.import_module("benchmark_models")
-# CTranslate2 is no requirement of the tests; where it is installed, these hold for it too.
 TINY = ["--size=tiny", "--rounds=1", "--source_length=8", "--new_tokens=5"]
 
 
@@ -24,6 +23,7 @@ def test_every_side_generates_as_many_tokens_and_ours_those_of_marian(num_beams:
     setting = benchmark.Setting("tiny", "float32", num_beams, 4, 8, 5, "cpu")
     lengths = setting.inputs()["attention_mask"].sum(dim=1)
     assert lengths.tolist() == [8, 7, 5, 4]
+    # It is no requirement of the tests; where it is installed, these hold for it too.
     has_ctranslate2 = importlib.util.find_spec("ctranslate2") is not None
     sides = (*benchmark.MODELS, *(["CTranslate2 float32", "CTranslate2 int8"] if has_ctranslate2 else []))
     models = benchmark.make_models(sides, setting)

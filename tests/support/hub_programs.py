@@ -38,14 +38,7 @@ class WaitForPushes(TrainerCallback):
         self.trainer._finish_current_push()
 
 
-def train(
-    trainer: str,
-    *,
-    model: str = "vanilla",
-    resume: str | None = None,
-    push: dict[str, Any] | None = None,
-    **settings: Any,
-) -> None:
+def train(trainer: str, *, model: str = "vanilla", resume: Any = None, push: Any = None, **settings: Any) -> None:
     """Trains for four steps with two checkpoints, and pushes at the end, with the arguments `push`."""
     set_seed(1)
     tokenizer = VanillaTransformerTokenizer()

@@ -36,9 +36,8 @@ class Launcher:
     def __init__(self, folder: Path, module: str = "rank_programs", environment: dict[str, str] | None = None) -> None:
         self.folder = folder
         self.groups = 0
-        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        command = [sys.executable, str(Path(__file__).resolve()), module]
-        self.server = subprocess.Popen(command, text=True, env=environment, **pipes)
+        options: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
+        self.server = subprocess.Popen([sys.executable, str(Path(__file__).resolve()), module], **options)
 
     def close(self) -> None:
         self.server.kill()
