@@ -303,7 +303,6 @@ def load_in_both_ways(path: Path, **options: Any) -> Pairs:
 
 
 def refuse_in_both_ways(path: Path, **options: Any) -> str:
-    """What the corpus in memory and the stream say, which is the same."""
     said = []
     for read in (load_parallel_corpus, stream_parallel_corpus):
         with pytest.raises(ValueError, match=re.escape(str(path))) as error:

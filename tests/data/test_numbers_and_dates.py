@@ -153,7 +153,6 @@ def test_seeds_draw_other_examples() -> None:
 
 @pytest.mark.skipif(VERSIONS != ("2.18.0", "0.5.14"), reason="other versions write other words")
 def test_the_corpus_from_english_to_german_is_what_it_always_was(corpus: DatasetDict) -> None:
-    """Figures that were published for it stay true."""
     texts = json.dumps([corpus[split].to_dict() for split in SPLITS], ensure_ascii=False)
     digest = hashlib.sha256(texts.encode()).hexdigest()
     assert digest == "0776558685bd43352f02d7c38168ae02498ab95cb8c772008d8f4fbb5e665e66"
@@ -180,7 +179,6 @@ class TestLanguages:
 
     def test_every_one_tells_values_apart(self, from_english: dict[str, Dataset]) -> None:
         for language, corpus in from_english.items():
-            # A bare year such as nineteen hundred may be written as the number 1900 is.
             assert len({*corpus["target"]}) >= 59, language
             for text in itertools.chain(corpus["source"], corpus["target"]):
                 assert text == " ".join(text.split()).strip() != "", f"{language}: spaces are those that people type"
@@ -218,7 +216,6 @@ class TestLanguages:
         assert f"from en to {language} has {missing}:" in caplog.text
 
     def test_words_are_in_their_place(self, from_english: dict[str, Dataset]) -> None:
-        """The words for a number in languages that are read without the libraries."""
         digits = dict(zip("一二三四五六七八九", range(1, 10), strict=True))
         units = {"十": 10, "百": 100, "千": 1000}
         cardinals = {num2words(number, lang="en"): number for number in range(10_000)}

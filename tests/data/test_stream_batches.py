@@ -17,7 +17,6 @@ from datasets.distributed import split_dataset_by_node
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
-from transformers import DataCollatorForSeq2Seq
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.data.stream_batches import StreamingTokenBatches
@@ -44,7 +43,6 @@ def tokenize(rows: dict[str, list[str]]) -> dict[str, Any]:
 
 
 def write_shards(folder: Path, kind: str, shards: int) -> list[str]:
-    """The pairs in files of uneven sizes."""
     folder.mkdir()
     pairs = make_pairs()
     cuts = [0, *sorted(np.random.default_rng(1).choice(np.arange(1, COUNT), shards - 1, replace=False).tolist()), COUNT]
@@ -53,7 +51,6 @@ def write_shards(folder: Path, kind: str, shards: int) -> list[str]:
         part = pairs[cuts[index] : cuts[index + 1]]
         path = folder / f"{index}.{kind}"
         if kind == "parquet":
-            # Several row groups, so that positions within and between them occur.
             Dataset.from_list(part).to_parquet(path, batch_size=7)
         else:
             path.write_text("".join(f"{pair['source']}\t{pair['target']}\n" for pair in part), encoding="utf-8")
@@ -68,7 +65,6 @@ def split_lines(row: dict[str, Any]) -> dict[str, str]:
 
 @functools.cache
 def pickle_stream(folder: Path, kind: str, shards: int, batch_size: int) -> bytes:
-    """The files as a stream that is tokenised while it is read."""
     files = write_shards(folder / f"{kind}-{shards}-{batch_size}", kind, shards)
     names = {"parquet": "parquet", "txt": "text"}
     dataset = load_dataset(names[kind], data_files=files, split="train", streaming=True, cache_dir=f"{folder}/cache")
@@ -119,7 +115,6 @@ class TestPasses:
     @pytest.mark.parametrize("ranks", [1, 2, 3])
     @pytest.mark.parametrize(("kind", "shards"), LAYOUTS)
     def test_each_example_once_in_a_pass_over_all_ranks(self, folder: Path, kind: str, shards: int, ranks: int) -> None:
-        """Also where shards do not go up in ranks, or are fewer."""
         streams = [
             make_stream(open_stream(folder, kind, shards), num_replicas=ranks, rank=rank) for rank in range(ranks)
         ]
@@ -163,19 +158,7 @@ class TestPasses:
         assert len(set(orders)) > 2
         assert shard_orders(0) == orders[:2]
 
-    def test_loader_and_collator(self, folder: Path) -> None:
-        """`batch_size=None` hands each batch to the collator as it is; workers are refused."""
-        stream = make_stream(open_stream(folder, "parquet", 1))
-        expected = list(islice(make_stream(open_stream(folder, "parquet", 1)), 12))
-        loader = DataLoader(stream, batch_size=None, collate_fn=DataCollatorForSeq2Seq(TOKENIZER, return_tensors="pt"))
-        for tensors, examples in zip(loader, expected, strict=False):
-            assert tensors["labels"].numel() <= 100
-            for row, example in enumerate(examples):
-                length = len(example["labels"])
-                assert tensors["labels"][row, :length].tolist() == example["labels"]
-                assert (tensors["labels"][row, length:] == -100).all()
-        assert stream.batches == 13
-
+    def test_workers_are_refused(self, folder: Path) -> None:
         workers = DataLoader(make_stream(open_stream(folder, "txt", 1)), batch_size=None, num_workers=1)
         with pytest.raises(ValueError, match="num_workers=0"):
             next(iter(workers))
@@ -213,7 +196,6 @@ class TestResuming:
             state = json.dumps(part.state_dict())
 
     def test_a_formatted_stream(self, folder: Path) -> None:
-        """Tensors of numpy, read through arrow tables of their own."""
 
         def stream() -> StreamingTokenBatches:
             return make_stream(open_stream(folder, "parquet", 4).with_format("numpy"))

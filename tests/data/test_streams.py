@@ -103,7 +103,6 @@ def test_every_kind_of_corpus_streams_its_pairs_in_order(tmp_path: Path, kind: s
 
 
 def outcome(load: Callable[[], Iterable[dict[str, str]]]) -> Pairs | None:
-    """The pairs, or None for a corpus that is refused."""
     try:
         return to_pairs(load())
     except ValueError:
@@ -185,7 +184,6 @@ def tokenize(stream: IterableDataset, **options: Any) -> IterableDataset:
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Each kind of corpus, written once."""
     return {kind: CORPORA[kind][0](tmp_path_factory.mktemp("corpus")) for kind in CORPORA}
 
 
@@ -373,7 +371,6 @@ def test_what_is_no_corpus_is_refused(tmp_path: Path) -> None:
 
 
 def test_tokens_are_those_of_a_corpus_in_memory(tmp_path: Path) -> None:
-    """Cut pairs included: the sources have 10 to 27 tokens, the targets 8 to 9."""
     files = [write_tsv(tmp_path / "a.tsv", PAIRS)]
     for limits in ((16, 8), (100, 100), (1, 1)):
         options = {"max_source_length": limits[0], "max_target_length": limits[1]}
@@ -395,7 +392,6 @@ def test_cut_pairs_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture
 
 
 def test_a_callable_may_encode_instead(tmp_path: Path) -> None:
-    """What it makes too long comes from the tokenizer, cut."""
     tokenizer = VanillaTransformerTokenizer()
     files = [write_tsv(tmp_path / "a.tsv", [("ab", "c"), ("long source", "c"), ("ab", "c")])]
 
