@@ -374,10 +374,7 @@ def test_a_partial_file_of_other_settings_is_not_resumed(source_file: Path, monk
 
 def test_existing_files_are_not_overwritten_unasked(source_file: Path) -> None:
     output = source_file.with_name("new") / "folder" / "output.txt"  # which are made
-    with (
-        locked(f"{output}.partial.lock", "it"),
-        pytest.raises(BlockingIOError, match=r"output\.txt is in use"),
-    ):
+    with locked(f"{output}.partial.lock", "it"), pytest.raises(BlockingIOError, match=r"output\.txt is in use"):
         translate_file(MODEL, TOKENIZER, source_file, output, progress=False)
     assert not list(output.parent.iterdir())
     output.write_text("precious\n", encoding="utf-8")

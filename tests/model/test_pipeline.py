@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 from library_models import TEXTS, WORDS, generate_by_hand, make_marian, make_t5, make_tokenizer, texts_of
 from tiny_vanilla import make_loud_model
 from tokenizers import processors
-from transformers import (
-    BertConfig,
-    BertModel,
-    GenerationConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    MarianMTModel,
-)
+from transformers import BertConfig, BertModel, GenerationConfig, GPT2Config, GPT2LMHeadModel, MarianMTModel
 from transformers.pipelines.pt_utils import KeyDataset, PipelineIterator
 from transformers.tokenization_utils_base import TruncationStrategy
 

@@ -161,10 +161,7 @@ class TestBatchesOfAPipeline:
         assert shapes == [(3, 8), (3, 13), (3, 3)]
         assert batched == [translator(text)[0] for text in texts]
 
-    @pytest.mark.parametrize(
-        ("kind", "num_workers"),
-        [("list", 0), ("key dataset", 2), ("generator", 1)],
-    )
+    @pytest.mark.parametrize(("kind", "num_workers"), [("list", 0), ("key dataset", 2), ("generator", 1)])
     def test_batches_filled_to_a_number_of_tokens(
         self, kind: str, num_workers: int, translator: TranslationPipeline, shapes: list[tuple[int, int]]
     ) -> None:

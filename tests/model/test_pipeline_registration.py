@@ -117,8 +117,7 @@ class TestRegistration:
         }
 
     @pytest.mark.parametrize(
-        ("task", "message"),
-        [("translation", "defaults can't be"), ("translation_de_to_zh", r"options \('de', 'zh'\)")],
+        ("task", "message"), [("translation", "defaults can't be"), ("translation_de_to_zh", r"options \('de', 'zh'\)")]
     )
     def test_without_a_model_or_a_default_the_error_is_clear(self, task: str, message: str) -> None:
         register_pipeline_tasks()

@@ -12,16 +12,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from tiny_single_stacks import DECODERS, ENCODERS, SINGLE_STACKS, TRAINABLE, main_output, make_single_stack, run
-from tiny_vanilla import (
-    ALL_SHARING,
-    INPUTS,
-    SHARING,
-    assert_close,
-    make_config,
-    make_model,
-    make_sentences,
-    pad,
-)
+from tiny_vanilla import ALL_SHARING, INPUTS, SHARING, assert_close, make_config, make_model, make_sentences, pad
 from torch import nn
 from transformers import (
     AutoModel,

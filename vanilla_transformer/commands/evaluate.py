@@ -75,8 +75,7 @@ class EvaluationArguments(EngineArguments):
     lowercase: bool = option("Ignore case in BLEU and chrF.", False)
     ter: bool = option("Compute TER, which is slow on a large test set. Default: yes.", True)
     bleu_tokenize: str | None = option(
-        "SacreBLEU's tokeniser: 13a, intl, zh, ja-mecab, char, ... Default: that of the target language.",
-        None,
+        "SacreBLEU's tokeniser: 13a, intl, zh, ja-mecab, char, ... Default: that of the target language.", None
     )
     rouge_tokenize: str = option(
         "What ROUGE takes for words: unicode (default: those of any script) or ascii (a to z, 0 to 9).", "unicode"

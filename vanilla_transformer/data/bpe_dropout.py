@@ -35,9 +35,8 @@ class BpeDropout:
         tokenizer: A fast tokenizer with a byte-pair model, such as `VanillaTransformerTokenizer` with one vocabulary or
             two. It is copied, and stays without dropout.
         p: Probability of leaving out a merge, in [0, 1). The paper's: 0.1, and 0.6 for Chinese and Japanese.
-        max_source_length: Tokens, `</s>` included, that a source is cut to. `None`: it is never cut.
-        max_target_length: The same for targets.
-        source_column: Where the source texts are; `target_column` has the target texts.
+        max_source_length, max_target_length: Tokens, `</s>` included, that texts are cut to. `None`: they never are.
+        source_column, target_column: Where the texts are.
 
     Example:
         ```python

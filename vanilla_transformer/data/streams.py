@@ -48,10 +48,8 @@ def stream_parallel_corpus(
     """Streams sentence pairs from local files or from a dataset of the Hub, in constant memory.
 
     Takes the arguments of `load_parallel_corpus`, and is as strict; `split` must be a whole one here, and with
-    `max_samples` the stream is one shard. What is cheap to check is checked at once: that files are there, their
-    columns, the number of lines of aligned files that are not compressed. Everything else is checked when it is
-    reached. The stream has the string columns "source" and "target", in the order of the corpus, and an exact
-    `state_dict`; it can be iterated again, pickled, sharded and split by node.
+    `max_samples` the stream is one shard. What is not cheap to check is checked when it is reached. The stream has the
+    string columns "source" and "target", and an exact `state_dict`; it can be pickled, sharded and split by node.
     """
     columns = Columns(source_column, target_column, source_lang, target_lang, usual_columns)
     parts = open_corpus(

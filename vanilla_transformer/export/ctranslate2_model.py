@@ -106,8 +106,7 @@ class CTranslate2Model(nn.Module):
         compute_type: What CTranslate2 computes in, such as `"float32"`, `"int8"` or `"float16"`, whatever the weights
             were saved in; `"default"`: as saved, where the device can.
         intra_threads: Threads that work on a batch together, on a CPU. `None`: as many as torch has.
-        inter_threads: How many batches are worked on at a time; needs `max_batch_size`.
-        max_batch_size: Larger batches are divided, sentences of like length together. 0: never.
+        inter_threads, max_batch_size: Batches at a time, and their most sentences: larger ones are divided. 0: never.
         patience: How long beam search goes on, at least 1: see above.
 
     Raises:

@@ -125,9 +125,8 @@ def export_program(model: VanillaTransformerForConditionalGeneration) -> Exporte
 
     The program needs neither this package nor transformers: `torch.export.save` writes it to a file, from which
     `torch.export.load(file).module()` makes a module that takes `input_ids` (B, S), `attention_mask` (B, S) and
-    `decoder_input_ids` (B, T), by these names, and returns logits (B, T, V). It computes in float32. With learned
-    positions it refuses sequences that are longer than their table, padding included. A `ConversionError` if it is not
-    this package's model, or its weights are quantized.
+    `decoder_input_ids` (B, T), by these names, and returns logits (B, T, V), in float32. A `ConversionError` if it is
+    not this package's model, or its weights are quantized.
     """
     copied = copy_for_tracing(model)
     longest = longest_sequence(model)

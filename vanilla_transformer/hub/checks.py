@@ -80,9 +80,8 @@ def check_model_folder(
     The weights must be whole and fit the configuration, tied ones stored once; tokenizer, configuration and generation
     config must agree; the card must be valid. In a process without this package the model must do its task with the
     same outcome as here. Pickles and what looks like a secret are refused. `include` are files or sub-folders to push
-    beyond those that `select_files` chooses. Code in the folder that differs from the installed package's is a problem,
-    unless `code` is "folder", which trusts and runs it, or "installed", which checks as if the package's were there.
-    A ValueError says that the folder, or what to include, is not there.
+    beyond those of `select_files`. Code in the folder that differs from the installed package's is a problem, unless
+    `code` is "folder", which trusts and runs it, or "installed", which checks as if the package's were there.
     """
     card = read_bytes(Path(folder, CARD_NAME))
     text = None if card is None else card.decode("utf-8", errors="replace")

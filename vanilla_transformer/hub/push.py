@@ -94,10 +94,9 @@ class PlannedPush:
     def push(self, commit_message: str | None = None) -> str:
         """Pushes, in one commit or one pull request, and returns the address to look at.
 
-        If the repository has changed since the push was planned, nothing is pushed. In the end the card that was
-        pushed, the completed config.json and code taken from the installed package are in the folder too; a card with
-        text that was not pushed stays beside it, as README.md.bak-1. If there are problems (ValueError), or the Hub
-        refuses or is not reached (PushError), the folder is as it was.
+        If the repository has changed since the push was planned, nothing is pushed. In the end what was pushed is in
+        the folder too; a card with text that was not pushed stays beside it, as README.md.bak-1. If there are problems
+        (ValueError), or the Hub refuses or is not reached (PushError), the folder is as it was.
         """
         if self.problems:
             raise ValueError(self.describe_problems())
@@ -134,9 +133,8 @@ def plan_push(
     A config.json of this package without `langs` gets them, and the task that they name, if the folder's arguments.json
     or `language` tells them. `repo_id` is `namespace/name`, or the name alone for the user's own namespace. It is made
     if it does not exist, `private` or not, and so is the branch `revision` (default: main). `create_pr` opens a pull
-    request instead. The default of `token` is that of `hf auth login` or of HF_TOKEN. `include` and `code` are those of
-    `check_model_folder`, `metadata` those of `build_model_card`. `card` says whose README.md counts where the folder's
-    and the Hub's were both edited; by default that is a problem.
+    request instead. `include` and `code` are those of `check_model_folder`, `metadata` those of `build_model_card`.
+    `card` says whose README.md counts where the folder's and the Hub's were both edited; by default that is a problem.
 
     The folder's problems are in the plan. A ValueError says that there is none, or that an argument is not legal, and a
     PushError what the Hub refuses; one that cannot be reached is noted in the plan only.

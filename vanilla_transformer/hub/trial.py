@@ -2,8 +2,8 @@
 
     python -P trial.py TASK FOLDER REPORT TEXT [TEXT ...]
 
-`checks` starts it. It hides the package from itself, lets the library run the code in the folder, and writes to REPORT
-what came out for each text, and the modules of those classes that the folder's code should have provided, as JSON.
+`checks` starts it. It hides the package from itself, lets the library run the code in the folder, and writes what came
+out for each text, and the modules of classes, to REPORT as JSON.
 """
 
 import importlib.abc

@@ -39,10 +39,9 @@ def compare_translations(
     A p-value estimates how often a difference as large as that to the baseline would come about by chance if the two
     systems were equally good. It knows the luck of the test set only, not that of another training run.
 
-    `systems` maps names to detokenised translations; the first is the baseline. `lowercase` ignores case, `tokenize` is
-    sacreBLEU's tokeniser for BLEU, and `test` has `method`, `samples` and `seed` of [`_run_test`]. Returns the method,
-    the signatures, and for each system and score the score, the p-value (None for the baseline), and the bootstrap's
-    mean and `ci`, half the width of the 95% confidence interval around it.
+    `systems` maps names to detokenised translations; `lowercase` and `tokenize` are sacreBLEU's, and `test` has
+    `method`, `samples` and `seed` of [`_run_test`]. Returns the method, the signatures, and for each system and score
+    the score, the p-value (None for the baseline), the bootstrap's mean and `ci`, half its 95% confidence interval.
     """
     _check_systems(systems, references, unit="translations")
     bleu_scorer = Bleu.make_scorer(lowercase=lowercase, tokenize=tokenize)

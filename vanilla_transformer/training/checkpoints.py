@@ -81,9 +81,8 @@ def list_checkpoints(output_dir: str | os.PathLike[str]) -> dict[int, Path]:
 def find_problem(checkpoint: str | os.PathLike[str], *, world_size: int = 1, contents: bool = False) -> str | None:
     """Says what is missing from a checkpoint of the Trainer, so that training cannot go on from it.
 
-    Nothing is unpickled, and tables of contents say what must be there; with `contents` all is read, and compared with
-    checksums. Of DeepSpeed's checkpoints only `latest`, written last, is looked at. `world_size` counts where
-    `RecordWorldSize` recorded none. Returns the first problem found, or `None`.
+    Nothing is unpickled; with `contents` all is read, and compared with checksums. Of DeepSpeed's checkpoints only
+    `latest` is looked at. `world_size` counts where none was recorded. Returns the first problem found, or `None`.
     """
     folder = Path(checkpoint)
     return next(_problems(folder, read_world_size(folder) or world_size, contents), None)

@@ -97,8 +97,7 @@ def close_progress(trainer: Trainer) -> None:
 class WriteCurves(TrainerCallback):
     """Draws the learning curves into the output folder at the end of a training, and while it goes on.
 
-    A picture that cannot be made (matplotlib is not installed, say) is reported once, and never ends a training. The
-    last update is always logged, unless `logging_strategy` is "no", so that even a short training has a curve.
+    A picture that cannot be made is reported once, and never ends a training. The last update is always logged.
 
     Args:
         file_name: The picture's name in the output folder, ending in .png, .svg or .pdf.
@@ -154,11 +153,7 @@ def write_metrics(
     args: TrainingArguments,
     model: torch.nn.Module,
 ) -> Path | None:
-    """Writes what came out of a training, and what it took, into `metrics.json`.
-
-        result = trainer.train()
-        metrics = {**result.metrics, **trainer.evaluate()}
-        write_metrics(args.output_dir, trainer.state, metrics, args=args, model=trainer.model)
+    """Writes what came out of a training (`metrics`, of `train()` and `evaluate()`) and its cost into `metrics.json`.
 
     The file holds one JSON object, in which a value that is unknown, infinite or not a number is null:
 

@@ -316,9 +316,8 @@ def align_lines(
 
     `pairs` are sources with their translations, which need not fit in memory: at most `window_size` are held at a time,
     and those of like length are read together, at most `batch_size` of them or `max_batch_tokens` (pairs times tokens
-    of the longest sentence; 4096 when neither is given). `total` is their number, where known, for the bar on stderr,
-    which `progress` switches off or describes. The other options are those of [`align_words`] and
-    [`collect_attention`]. Yields the alignments, in order; of a pair with an empty side, an empty one.
+    of the longest sentence; 4096 when neither is given). `total` is their number, for the bar. The other options are
+    those of [`align_words`] and [`collect_attention`]. Yields the alignments, in order.
     """
     _check_model(model)
     remaining = enumerate(pairs, start=1)

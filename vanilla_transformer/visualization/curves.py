@@ -83,13 +83,11 @@ def plot_learning_curves(
 ) -> "Figure":
     """Draws what a Trainer logged: loss, perplexity, scores, learning rate, gradient norm, speed and padding.
 
-    Works without a display and in any thread. Only what was logged is drawn; evaluations after the training's end are
-    left out, since they may be of another model, the best one. A value that is not finite leaves a gap.
+    Works without a display and in any thread. Evaluations after the training's end are left out, since they may be of
+    another model, the best one. A value that is not finite leaves a gap.
 
-    `log_history` is a Trainer's `state.log_history`: a dictionary per logging step or evaluation, with its "step". The
-    picture, a .png, .svg or .pdf, is replaced in one go: nobody ever sees half of it. `best_step`, that of the best
-    checkpoint (`state.best_global_step`), is marked. Returns the figure, which a notebook shows; without a `path` no
-    file is written.
+    `log_history` is a Trainer's `state.log_history`. The picture, a .png, .svg or .pdf, is replaced in one go.
+    `best_step`, that of the best checkpoint, is marked. Returns the figure; without a `path` no file is written.
     """
     best_steps = None if best_step is None else {"": best_step}
     return compare_learning_curves({"": log_history}, path, title=title, best_steps=best_steps)

@@ -172,9 +172,8 @@ def plot_masks(
 
     `source` and `target` have, for each of B sentences, the tokens that are read, as a person reads them; shorter ones
     are padded with `pad_token`, as in a batch. `predicted` has as many tokens as `target`: those that are predicted
-    there, by which pictures of attention name the rows of cross-attention (`None`: `target` again). The picture is a
-    .png, .svg or .pdf, and one that exists is replaced only if `overwrite` says so; without a `path` none is written.
-    Returns the figure, which a notebook shows.
+    there (`None`: `target` again). The picture is a .png, .svg or .pdf; one that exists is replaced only if `overwrite`
+    says so. Returns the figure.
     """
     figure_class = figures.import_figure("Pictures of masks")
     picture_format = figures.check_picture(path, overwrite=overwrite)

@@ -155,10 +155,8 @@ def convert_torch_nn(
     Args:
         original: A module that holds an nn.Transformer (or its two stacks) and embeddings, if need be an
             `nn.ModuleDict` of them; its state dict; a file with that; or a folder of `save_as_torch_nn`.
-        settings: What the weights do not tell; `nhead` is needed where the original is no module. `None`: what
-            `settings.json` beside the file does (see [`read_torch_settings`]), or else torch's defaults.
-        forward: How the original computes logits (B, T, V), in float32, from source ids (B, S), padded at the end, and
-            target ids (B, T), for the check. `None`: it believes the settings of what is outside the stacks.
+        settings: What the weights do not tell (see [`read_torch_settings`]). `None`: `settings.json` beside the file.
+        forward: How the original computes logits (B, T, V) from ids (B, S) and (B, T), for the check. `None`: none.
     """
     module = original if isinstance(original, nn.Module) else None
     place = Path(original) if isinstance(original, (str, os.PathLike)) else None
