@@ -205,7 +205,6 @@ make_trainer = partial(tiny_trainer.make_trainer, max_steps=4, eval_strategy="no
 
 class TestNumberOfProcesses:
     def test_the_recorded_number_counts(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        """Saved by two, wanted by one: whole, but not the same training any more."""
         checkpoint = write_checkpoint(tmp_path / "checkpoint-3", world_size=2)
         assert find_problem(checkpoint, world_size=1) == "rng_state.pth is missing"
         write_state(checkpoint, world_size=2)
@@ -227,7 +226,6 @@ class TestNumberOfProcesses:
 
     @pytest.mark.parametrize("restore", [False, True])
     def test_the_trainer_records_it_and_goes_on_with_the_present_one(self, tmp_path: Path, restore: bool) -> None:
-        """Also where the Trainer makes the callback anew from the checkpoint."""
         make_trainer(tmp_path, RecordWorldSize()).train()
         checkpoint = tmp_path / "checkpoint-2"
         assert read_world_size(checkpoint) == 1
@@ -280,7 +278,6 @@ class TestOtherLayouts:
     # One process without a process group: torch says so in passing.
     @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
     def test_folders_of_fsdp(self, checkpoint: Path) -> None:
-        """They are written by torch's own distributed checkpoints."""
         parts = [checkpoint / name for name in ("optimizer_0", "pytorch_model_fsdp_0")]
         for part in parts:
             save_distributed({"x": torch.rand(5)}, checkpoint_id=part)
@@ -309,7 +306,6 @@ class TestOtherLayouts:
 
 
 def test_a_half_deleted_checkpoint_goes_first_with_the_next_deletion(tmp_path: Path) -> None:
-    """In whose place no whole one is deleted."""
     for step in (2, 4, 6):
         write_checkpoint(tmp_path / f"checkpoint-{step}")
     (tmp_path / "checkpoint-2" / "model.safetensors").unlink()

@@ -39,14 +39,12 @@ from vanilla_transformer.training.setup import (
     settle_training_arguments,
 )
 
-# Untrained: special tokens and bytes, so that any text will do.
 TOKENIZER = VanillaTransformerTokenizer()
 PAD, EOS = 1, 2
 TINY = ModelArguments(preset="tiny")
 
 
 def make_dataset(count: int, *, seed: int = 0, longest: int = 12) -> Dataset:
-    """Pairs of random letters of uneven lengths."""
     generator = np.random.default_rng(seed)
 
     def text() -> str:
@@ -68,7 +66,6 @@ def make_arguments(output_dir: Path, **changes: Any) -> TranslationTrainingArgum
 def make_trainer(
     output_dir: Path, *, overrides: str | None = None, corpora: DatasetDict | None = None, **changes: Any
 ) -> Any:
-    """Goes the way of scripts/train.py, from arguments to a trainer."""
     model_arguments = ModelArguments(preset="tiny", config_overrides=overrides)
     data_arguments = DataArguments(train_file=["in memory"])
     arguments = make_arguments(output_dir, **changes)
@@ -162,7 +159,6 @@ class TestRecipe:
         assert (arguments.lr_scheduler_type, arguments.warmup_steps) == ("inverse_sqrt", 4000)
         assert (arguments.predict_with_generate, arguments.load_best_model_at_end) == (True, True)
         assert (arguments.metric_for_best_model, arguments.greater_is_better) == ("chrf", True)
-        # Beam search is what the model is saved with, greedy search what it is validated with.
         assert trainer.model.generation_config.num_beams == 4
         assert arguments.generation_num_beams == 1
 
@@ -236,7 +232,6 @@ class TestRecipe:
 def test_every_batch_may_use_the_papers_limit(tmp_path: Path) -> None:
     """The library's trainer writes its own default of 20 tokens into the generation config after the first batch."""
     corpora = DatasetDict(train=make_dataset(2), validation=make_dataset(6, seed=3))
-    # Without "random" batches are of similar lengths in validation too, in a random order.
     changes: dict[str, Any] = {"overrides": "lm_head_bias=true", "train_sampling_strategy": "random"}
     trainer = make_trainer(tmp_path, corpora=corpora, **changes)
     with torch.no_grad():
@@ -310,7 +305,6 @@ class TestConfig:
             assert (config.activation_function, config.position_offset) == ("gelu", 2)
             assert config.normalize_before == (name != "preset")
             assert config.decoder_layers == 2
-            # Only a new model takes the tokenizer's vocabulary.
             assert config.vocab_size == (300 if name == "model_name_or_path" else len(TOKENIZER))
 
     def test_a_tokenizer_larger_than_the_model_is_refused(self, saved_model: Path) -> None:
@@ -504,7 +498,6 @@ def test_a_damaged_file_of_the_run_is_named(tmp_path: Path, name: str) -> None:
 
 
 def test_dropping_empty_lines_goes_on_with_the_same_run(tmp_path: Path) -> None:
-    """A stream says only at an empty line that this is the mend."""
     data: dict[str, Any] = {"train_file": ["in memory"], "streaming": True}
     claim_output_dir(tmp_path, TINY, DataArguments(**data), make_arguments(tmp_path), TOKENIZER)
     check_output_dir(tmp_path, TINY, DataArguments(**data, drop_empty_lines=True))
