@@ -110,9 +110,6 @@ class TokenBatchSampler(Sampler[list[int]]):
         num_replicas: Number of processes.
         rank: Which process this is, from 0; None for the batches of all of them, one rank after the other.
         shuffle: Whether to shuffle; without it all epochs are the same.
-
-    Raises:
-        ValueError: If no pair keeps the budget, or there are too few to give each rank as many batches.
     """
 
     def __init__(

@@ -35,8 +35,7 @@ class BpeDropout:
         tokenizer: A fast tokenizer with a byte-pair model, such as `VanillaTransformerTokenizer` with one vocabulary or
             two. It is copied, and stays without dropout.
         p: Probability of leaving out a merge, in [0, 1). The paper's: 0.1, and 0.6 for Chinese and Japanese.
-        max_source_length: Tokens, `</s>` included, that a source is cut to. `None`: it is never cut.
-        max_target_length: The same for targets.
+        max_source_length: Tokens, `</s>` included, that a source is cut to, if at all; `max_target_length` likewise.
         source_column: Where the source texts are; `target_column` has the target texts.
 
     Example:

@@ -137,8 +137,6 @@ def load_parallel_corpus(
     error, or with `empty_lines="drop"` left out and counted in the log.
 
     Raises:
-        FileNotFoundError: if a file or the dataset does not exist.
-        ConnectionError: if the Hub cannot be reached and the dataset is not in the local cache.
         ValueError: if something is wrong with the arguments or the corpus; it names the file and the line.
     """
     wanted = Columns(source_column, target_column, source_lang, target_lang, usual_columns)

@@ -68,9 +68,6 @@ class StreamingTokenBatches(IterableDataset[list[Example]]):
         window: Examples read ahead, on which memory depends; a hundred times the pairs of a batch is plenty.
         seed: Seed of the shuffling.
         num_replicas: Number of processes; `rank` is which of them this is, from 0.
-
-    Raises:
-        ValueError: While iterating, if the corpus has no pair within the budget for this rank.
     """
 
     def __init__(

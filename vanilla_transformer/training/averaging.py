@@ -65,7 +65,6 @@ def average_checkpoints(
         progress: Whether to show a bar over the tensors.
 
     Raises:
-        FileExistsError: If the output folder is not empty.
         ValueError: If there is no checkpoint, one is named twice or is not whole, or they differ in config or in names,
             shapes or dtypes of tensors; everything is listed.
     """

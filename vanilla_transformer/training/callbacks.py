@@ -82,10 +82,8 @@ class ShipCode(TrainerCallback):
 
     What the library pushes while training lacks the files that `trust_remote_code=True` needs. This works with every
     model, configuration, tokenizer or processor whose class was registered with `register_for_auto_class`. A file is
-    replaced in one go, and only if it changes: an earlier push may still be reading it.
-
-    The library also pushes training_args.bin, and in it a `hub_token` that was given, for everybody to read, of which
-    this warns.
+    replaced in one go, and only if it changes: an earlier push may still be reading it. The library also pushes a
+    `hub_token` that was given, in training_args.bin, for everybody to read, of which this warns.
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

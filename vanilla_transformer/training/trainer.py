@@ -71,7 +71,6 @@ class TranslationTrainer(Seq2SeqTrainer):
     that fails in the middle of a training is reported, and does not end it. No token is ever written to disk.
 
     Args:
-        *args, **kwargs: As `Seq2SeqTrainer` takes them.
         train_lengths: Source and target tokens of each training pair, where the dataset does not tell: if its texts are
             tokenized only when they are read. Shapes (pairs,).
     """
