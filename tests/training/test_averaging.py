@@ -35,7 +35,6 @@ def make_marian(seed: int) -> Any:
 
 
 def save_models(folder: Path, models: list[Any], **settings: Any) -> list[Path]:
-    """Each with a tokenizer; the last one's generation config is another one."""
     last = models[-1]
     last.generation_config = GenerationConfig.from_dict({**last.generation_config.to_dict(), "num_beams": 3})
     folders = [folder / f"model-{number}" for number in range(len(models))]
@@ -162,8 +161,6 @@ def write_weights(folder: Path, tensors: dict[str, torch.Tensor], config: dict[s
 
 
 class TestRefusals:
-    """Nothing is written, and everything that is wrong is said at once."""
-
     @pytest.fixture(autouse=True)
     def _nothing_is_written(self, tmp_path: Path) -> Any:
         yield
@@ -386,20 +383,16 @@ class TestScript:
     def test_of_a_run_or_of_named_folders(self, tmp_path: Path) -> None:
         run = write_run(tmp_path / "run", TestSelect.SCORES, best_metric=1.0, best_global_step=4)
         named = [str(run / f"checkpoint-{step}") for step in (2, 4)]
-        choices = {
-            "last": ["--last", "2"],
-            "best": ["--best", "2"],
-            "bleu": ["--best", "1", "--metric", "bleu"],
-            "ter": ["--best", "1", "--metric", "ter", "--greater_is_better", "true"],
-        }
-        commands = {name: ["--model_dir", str(run), *words] for name, words in choices.items()}
-        commands["named"] = ["--checkpoints", *named, "--max_shard_size", "1GB"]
-        found = {}
-        for name, words in commands.items():
-            output = tmp_path / "out" / name
+        of_run = ["--model_dir", str(run)]
+        for words, expected in (
+            ([*of_run, "--last", "2"], 20),
+            ([*of_run, "--best", "2"], 7),
+            ([*of_run, "--best", "1", "--metric", "ter", "--greater_is_better", "true"], 9),
+            (["--checkpoints", *named, "--max_shard_size", "1GB"], 3),
+        ):
+            output = tmp_path / "out" / str(expected)
             average.main([*words, "--disable_tqdm", "--output_dir", str(output)])
-            found[name] = load_file(output / "model.safetensors")["x"].item()
-        assert found == {"last": 20, "best": 7, "bleu": 10, "ter": 9, "named": 3}
+            assert load_file(output / "model.safetensors")["x"].item() == expected
 
     @pytest.mark.parametrize(
         ("words", "message"),

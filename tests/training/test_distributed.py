@@ -76,12 +76,10 @@ def select(log: Log, *names: str) -> dict[tuple[int, str], float]:
 
 
 def without_sums(log: Log) -> Log:
-    """Without what is a sum or a mean over the steps of one start only."""
     return {key: value for key, value in log.items() if not key[1].startswith("train_")}
 
 
 def read_batches(folder: Path, world: int) -> list[list[dict[str, Any]]]:
-    """The batches of each rank, which must have known that it was one of `world`."""
     files = [folder / f"{rank}.jsonl" for rank in range(world)]
     ranks = [[json.loads(line) for line in path.read_text().splitlines()] for path in files]
     assert {entry["world"] for rank in ranks for entry in rank} == {world}
@@ -135,8 +133,6 @@ def alone(groups: Launcher, folder: Path, recipe_arguments: list[str]) -> Path:
 
 
 class TestTokenBatches:
-    """The same command, with as many tokens in an update, for two processes and for one."""
-
     def test_the_recipe_keeps_the_tokens_of_an_update(self, together: Path, alone: Path) -> None:
         for output_dir, world in ((together, 2), (alone, 1)):
             for step in (4, 8):
@@ -148,7 +144,6 @@ class TestTokenBatches:
             assert world * training["gradient_accumulation_steps"] * 70 == 140
 
     def test_each_pair_is_in_one_batch_of_one_rank(self, together: Path, alone: Path, folder: Path) -> None:
-        """An epoch has eight batches. An update has the same pairs with two processes as with one."""
         ranks, (batches,) = read_batches(folder / "two", 2), read_batches(folder / "one", 1)
         assert len(ranks[0]) == len(ranks[1]) == 8
         epochs = [pairs_of(ranks[0][start : start + 4] + ranks[1][start : start + 4]) for start in (0, 4)]
@@ -218,7 +213,6 @@ class TestTokenBatches:
 
 
 def assert_saved_as_unsharded(folder: Path, expected: Path) -> None:
-    """The same weights, each once, the same configuration, and the model's code, not torch's."""
     assert_same_weights(folder, expected, exact=False)
     assert json.loads((folder / "config.json").read_text()) == json.loads((expected / "config.json").read_text())
     assert sorted(path.name for path in folder.glob("*.py")) == sorted(path.name for path in expected.glob("*.py"))
@@ -253,8 +247,6 @@ def train_in(groups: Launcher, folder: Path, arguments: list[str], name: str, **
 
 
 class TestResuming:
-    """With dropout, and the default sampling by length."""
-
     def test_two_killed_processes_reach_the_same_weights(self, groups: Launcher, folder: Path, shared: Any) -> None:
         arguments = [
             *(*shared, "--config_overrides", f"dropout=0.3,{ONE_LAYER}", "--per_device_train_batch_size", "10"),

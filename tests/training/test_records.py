@@ -52,7 +52,6 @@ def pictures(monkeypatch: pytest.MonkeyPatch) -> Pictures:
 
 @pytest.fixture
 def propagated(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
-    """The package's warnings."""
     monkeypatch.setattr(watching.logger, "propagate", True)
     caplog.set_level(logging.WARNING)
     return caplog

@@ -90,8 +90,6 @@ def smoothed_loss(logits: torch.Tensor, labels: torch.Tensor, epsilon: float) ->
 
 
 class TestReversal:
-    """The model learns to reverse what it reads, which takes attention to the right source position at each step."""
-
     def draw(self, count: int, generator: np.random.Generator) -> list[tuple[int, ...]]:
         return [tuple(generator.integers(4, 12, size=generator.integers(3, 6)).tolist()) for _ in range(count)]
 
@@ -277,7 +275,6 @@ class TestOverrides:
 
 @pytest.fixture(scope="module")
 def saved_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with a vocabulary larger than the tokenizer's, and pre-LN."""
     folder = tmp_path_factory.mktemp("saved") / "model"
     config = VanillaTransformerConfig.from_preset("tiny", vocab_size=300, normalize_before=True)
     VanillaTransformerForConditionalGeneration(config).save_pretrained(folder)
@@ -412,9 +409,8 @@ class TestTokenizing:
         cut = "3 of 1500 pairs of training data were cut to max_source_length=10 or max_target_length=12"
         assert cut in caplog.text
         assert "number 3, 8, 1201." in caplog.text
-        source, target = rows[2]["input_ids"], rows[7]["labels"]
-        assert (len(source), len(target)) == (10, 12)
-        assert source[-1] == target[-1] == EOS
+        for ids, length in ((rows[2]["input_ids"], 10), (rows[7]["labels"], 12)):
+            assert (len(ids), ids[-1]) == (length, EOS)
         untouched = [index for index in range(1500) if index not in (2, 1200)]
         assert {tuple(rows[index]["input_ids"]) for index in untouched} == {tuple(TOKENIZER("a")["input_ids"])}
 
@@ -426,10 +422,9 @@ class TestTokenizing:
         assert {"Ġquick", "Ġschnell"} <= set(trained.get_vocab())
         trained.add_tokens(["<mark>"])
         trained.save_pretrained(tmp_path)
-        again = load_or_train_tokenizer(arguments, dataset, tmp_path)
-        assert again.get_vocab() == trained.get_vocab()
         named = ModelArguments(preset="tiny", tokenizer_name=str(tmp_path))
-        assert load_or_train_tokenizer(named, dataset, tmp_path / "elsewhere").get_vocab() == trained.get_vocab()
+        for each, folder in ((arguments, tmp_path), (named, tmp_path / "elsewhere")):
+            assert load_or_train_tokenizer(each, dataset, folder).get_vocab() == trained.get_vocab()
 
 
 class TestOutputDir:
@@ -476,7 +471,6 @@ class TestOutputDir:
 
 
 def test_arguments_that_change_what_a_run_comes_to_are_reported(tmp_path: Path, caplog: Any) -> None:
-    """A run may go on with more epochs in silence, but not with another learning rate."""
     changes: dict[str, Any]
     for changes in ({}, {"num_train_epochs": 20}, {"learning_rate": 0.5, "seed": 7}):
         assert not caplog.text

@@ -92,8 +92,6 @@ def same_weights(one: Any, other: Any) -> bool:
 
 
 class StopAfter(TrainerCallback):
-    """Ends the training as an interruption would, without a word to the rest."""
-
     def __init__(self, step: int) -> None:
         self.step = step
 
@@ -112,7 +110,6 @@ def test_batches_keep_both_budgets_and_hold_every_pair_once(tmp_path: Path, work
 
 
 def test_without_budgets_it_is_the_librarys_trainer(tmp_path: Path) -> None:
-    """Plain arguments and plain batches: the same losses and weights as `Seq2SeqTrainer`."""
     quiet = partial(tiny_trainer.make_trainer, tmp_path, eval_strategy="no", save_strategy="no")
     trainers = [quiet(trainer_class=kind) for kind in (Seq2SeqTrainer, TranslationTrainer)]
     for trainer in trainers:
@@ -352,7 +349,6 @@ class TestDivergence:
 @pytest.mark.parametrize("generate", [False, True])
 @pytest.mark.parametrize("budget", [None, BUDGET])
 def test_evaluating_changes_no_training(tmp_path: Path, budget: int | None, generate: bool) -> None:
-    """Neither its dropout nor its batches, which are drawn by the same generators."""
     data = Dataset.from_list(make_rows(30))
     settings = {"num_train_epochs": 2, "max_source_tokens": budget, "per_device_train_batch_size": 7}
     settings |= {"predict_with_generate": generate, "generation_max_length": 4, "load_best_model_at_end": False}
