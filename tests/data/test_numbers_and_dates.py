@@ -44,7 +44,6 @@ def german(number: int) -> str:
 
 
 def german_factor(number: int) -> str:
-    """The number as it stands before another word: ein, not eins."""
     return re.sub("eins$", "ein", german(number))
 
 

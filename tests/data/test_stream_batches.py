@@ -28,7 +28,6 @@ Batches = list[list[dict[str, Any]]]
 
 
 def make_pairs(count: int = COUNT) -> list[dict[str, str]]:
-    """Texts of uneven lengths that begin with their number."""
     rng = np.random.default_rng(0)
     texts = [f"{index} " for index in range(count)]
     sizes = rng.integers(0, 20, (count, 2))
@@ -74,7 +73,6 @@ def pickle_stream(folder: Path, kind: str, shards: int, batch_size: int) -> byte
 
 
 def open_stream(folder: Path, kind: str, shards: int, batch_size: int = 10) -> datasets.IterableDataset:
-    """A stream of its own, for which the files are looked at once."""
     stream: datasets.IterableDataset = pickle.loads(pickle_stream(folder, kind, shards, batch_size))
     return stream
 
@@ -176,7 +174,6 @@ class TestResuming:
     def test_a_fresh_stream_goes_on_with_the_same_batches(
         self, folder: Path, layout: tuple[str, int], ranks: int, data: st.DataObject, window: int, batch_size: int
     ) -> None:
-        """Stopped twice at random batches, within and between windows, shards and passes; the state as JSON."""
         rank = data.draw(st.integers(0, ranks - 1))
         stops = sorted(data.draw(st.tuples(st.integers(0, 40), st.integers(0, 40))))
 
@@ -283,13 +280,11 @@ class TestLeftOut:
 
     @pytest.mark.parametrize("rank", [0, 1, 2])
     def test_some_empty_shards_are_no_error(self, rank: int) -> None:
-        """A rank that is dealt only empty shards in a pass goes on to the next pass."""
         stream = make_stream(from_lengths([(3, 3)] * 4, [], []), num_replicas=3, rank=rank)
         assert [len(batch) for batch in islice(stream, 6)] == [4] * 6
         assert stream.state_dict()["position"]["number"] > 5
 
     def test_resuming_at_the_end_of_the_only_shard(self) -> None:
-        """The rest of the pass is empty, which does not mean that the corpus is."""
         dataset = from_lengths([(3, 3)] * 4)
         stream, later = (make_stream(dataset, window=4) for _ in range(2))
         expected = list(islice(stream, 3))

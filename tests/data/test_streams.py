@@ -191,7 +191,6 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     ("kind", "tokenized"), [("aligned", True), ("aligned.gz", False), ("row groups", True), ("two tables", False)]
 )
 def test_a_stream_goes_on_where_its_state_was_taken(corpora: Any, kind: str, tokenized: bool, monkeypatch: Any) -> None:
-    """Within and between shards, in two passes with the shards in different orders, and twice in a row."""
     monkeypatch.setattr(streaming_data, "_TOKENIZED_TOGETHER", 5)
     stream = stream_parallel_corpus(**corpora[kind])
     pickled = pickle.dumps(tokenize(stream) if tokenized else stream)

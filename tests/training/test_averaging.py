@@ -35,7 +35,6 @@ def make_marian(seed: int) -> Any:
 
 
 def save_models(folder: Path, models: list[Any], **settings: Any) -> list[Path]:
-    """Each in a folder of its own, with a tokenizer; the last one's generation config is another one."""
     last = models[-1]
     last.generation_config = GenerationConfig.from_dict({**last.generation_config.to_dict(), "num_beams": 3})
     folders = [folder / f"model-{number}" for number in range(len(models))]
@@ -46,7 +45,6 @@ def save_models(folder: Path, models: list[Any], **settings: Any) -> list[Path]:
 
 
 def mean_of(folders: list[Path]) -> dict[str, torch.Tensor]:
-    """The oracle: all state dicts at once, in float64."""
     models = [AutoModelForSeq2SeqLM.from_pretrained(folder).state_dict() for folder in folders]
     return {
         name: torch.stack([state[name].double() for state in models]).mean(0).to(tensor.dtype)
@@ -83,7 +81,6 @@ class TestMean:
         assert model.generation_config.num_beams == 3
 
     def test_what_belongs_to_the_model_comes_along_with_a_record_of_what_was_averaged(self, tmp_path: Path) -> None:
-        """Not what a Trainer saves beside it, nor the scores and the card of one checkpoint."""
         folders = save_models(tmp_path, [make_model(seed=seed) for seed in (1, 2)])
         (folders[0] / "trainer_state.json").write_text('{"global_step": 70}')
         before = {entry.name for entry in folders[1].iterdir()}
@@ -102,7 +99,6 @@ class TestMean:
         sums = [entry["sha256"]["model.safetensors"] for entry in record]
         assert [len(value) for value in sums] == [64, 64]
         assert len(set(sums)) == 2
-        # Tied weights are stored once.
         formats = []
         for folder in (folders[0], tmp_path / "averaged"):
             with safe_open(folder / "model.safetensors", framework="pt") as weights:
@@ -113,7 +109,6 @@ class TestMean:
     @pytest.mark.parametrize("sizes", [("2KB", "50GB"), ("50GB", "2KB"), ("3KB", "2KB")])
     def test_sharded_in_and_out(self, tmp_path: Path, sizes: tuple[str, str]) -> None:
         folders = save_models(tmp_path, [make_model(seed=seed) for seed in (1, 2)], max_shard_size=sizes[0])
-        # The shards of one checkpoint need not be those of another.
         folders += save_models(tmp_path / "whole", [make_model(seed=3)])
         average_checkpoints(folders, tmp_path / "averaged", max_shard_size=sizes[1])
         files = sorted((tmp_path / "averaged").glob("*.safetensors"))
@@ -125,7 +120,6 @@ class TestMean:
     @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
     @given(data=st.data())
     def test_element_by_element_in_their_dtype(self, tmp_path_factory: Any, data: Any) -> None:
-        """Any number of checkpoints, shapes with no or one element among them; integers and booleans are kept."""
         folder = tmp_path_factory.mktemp("mean")
         count = data.draw(st.integers(min_value=1, max_value=6))
         dtype = data.draw(st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
@@ -167,8 +161,6 @@ def write_weights(folder: Path, tensors: dict[str, torch.Tensor], config: dict[s
 
 
 class TestRefusals:
-    """Nothing is written, and everything that is wrong is said at once."""
-
     @pytest.fixture(autouse=True)
     def _nothing_is_written(self, tmp_path: Path) -> Any:
         yield
@@ -235,7 +227,7 @@ class TestRefusals:
 
 
 def write_run(folder: Path, scores: dict[int, dict[str, float]], **state: Any) -> Path:
-    """A run with a checkpoint per step, whose only weight is the step, and its log in every later checkpoint."""
+    """A checkpoint per step, whose only weight is the step, and its log in every later one."""
     for step in scores:
         checkpoint = write_weights(folder / f"checkpoint-{step}", {"x": torch.tensor([float(step)])})
         log = [{"step": past, "epoch": past / 10, **scores[past]} for past in scores if past <= step]
@@ -379,7 +371,6 @@ class TestCallback:
             AverageCheckpoints(last=0)
 
     def test_the_best_one_is_kept_beside_the_last_ones(self, tmp_path: Path) -> None:
-        """With an early best checkpoint the Trainer keeps one of the last ones less."""
         changes = {"metric_for_best_model": "loss", "greater_is_better": True, "learning_rate": 0.01}
         trainer = make_trainer(tmp_path, AverageCheckpoints(last=3), save_total_limit=4, **changes)
         trainer.train()
@@ -392,20 +383,16 @@ class TestScript:
     def test_of_a_run_or_of_named_folders(self, tmp_path: Path) -> None:
         run = write_run(tmp_path / "run", TestSelect.SCORES, best_metric=1.0, best_global_step=4)
         named = [str(run / f"checkpoint-{step}") for step in (2, 4)]
-        choices = {
-            "last": ["--last", "2"],
-            "best": ["--best", "2"],
-            "bleu": ["--best", "1", "--metric", "bleu"],
-            "ter": ["--best", "1", "--metric", "ter", "--greater_is_better", "true"],
-        }
-        commands = {name: ["--model_dir", str(run), *words] for name, words in choices.items()}
-        commands["named"] = ["--checkpoints", *named, "--max_shard_size", "1GB"]
-        found = {}
-        for name, words in commands.items():
-            output = tmp_path / "out" / name
+        of_run = ["--model_dir", str(run)]
+        for words, expected in (
+            ([*of_run, "--last", "2"], 20),
+            ([*of_run, "--best", "2"], 7),
+            ([*of_run, "--best", "1", "--metric", "ter", "--greater_is_better", "true"], 9),
+            (["--checkpoints", *named, "--max_shard_size", "1GB"], 3),
+        ):
+            output = tmp_path / "out" / str(expected)
             average.main([*words, "--disable_tqdm", "--output_dir", str(output)])
-            found[name] = load_file(output / "model.safetensors")["x"].item()
-        assert found == {"last": 20, "best": 7, "bleu": 10, "ter": 9, "named": 3}
+            assert load_file(output / "model.safetensors")["x"].item() == expected
 
     @pytest.mark.parametrize(
         ("words", "message"),

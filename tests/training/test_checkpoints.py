@@ -32,7 +32,6 @@ from vanilla_transformer.training.checkpoints import (
 
 
 def write_state(folder: Path, *, world_size: int | None = None, streaming: bool = False) -> None:
-    """trainer_state.json, with what `RecordWorldSize` adds if there is a world size."""
     state: dict[str, Any] = {"global_step": 3}
     if world_size is not None:
         entry = {"args": {"streaming": streaming}, "attributes": {"world_size": world_size}}
@@ -181,10 +180,9 @@ def test_what_was_set_aside_earlier_is_cleared_unless_it_may_be_all_that_is_left
     assert find_last_whole_checkpoint(tmp_path) is None
     assert names(tmp_path) == {"_incomplete-checkpoint-5"}
     write_checkpoint(tmp_path / "checkpoint-3")
-    assert find_last_whole_checkpoint(tmp_path, set_aside=False)
-    assert names(tmp_path) == {"_incomplete-checkpoint-5", "checkpoint-3"}
-    assert find_last_whole_checkpoint(tmp_path)
-    assert names(tmp_path) == {"checkpoint-3"}
+    for set_aside, left in ((False, {"_incomplete-checkpoint-5", "checkpoint-3"}), (True, {"checkpoint-3"})):
+        assert find_last_whole_checkpoint(tmp_path, set_aside=set_aside)
+        assert names(tmp_path) == left
 
 
 def test_checkpoints_are_listed_by_step(tmp_path: Path) -> None:
@@ -205,7 +203,6 @@ make_trainer = partial(tiny_trainer.make_trainer, max_steps=4, eval_strategy="no
 
 class TestNumberOfProcesses:
     def test_the_recorded_number_counts(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        """Saved by two, wanted by one: whole, but not the same training any more."""
         checkpoint = write_checkpoint(tmp_path / "checkpoint-3", world_size=2)
         assert find_problem(checkpoint, world_size=1) == "rng_state.pth is missing"
         write_state(checkpoint, world_size=2)
@@ -227,7 +224,6 @@ class TestNumberOfProcesses:
 
     @pytest.mark.parametrize("restore", [False, True])
     def test_the_trainer_records_it_and_goes_on_with_the_present_one(self, tmp_path: Path, restore: bool) -> None:
-        """Also where the Trainer makes the callback anew from the checkpoint."""
         make_trainer(tmp_path, RecordWorldSize()).train()
         checkpoint = tmp_path / "checkpoint-2"
         assert read_world_size(checkpoint) == 1
@@ -244,7 +240,6 @@ class TestNumberOfProcesses:
         assert find_problem(tmp_path / "checkpoint-6", world_size=2) is None
 
     def test_a_run_that_began_without_the_record_gets_one(self, tmp_path: Path) -> None:
-        """The Trainer's own bookkeeping of such callbacks fails when the checkpoint does not know one."""
         make_trainer(tmp_path).train()
         assert read_world_size(tmp_path / "checkpoint-4") is None
         trainer = make_trainer(tmp_path, RecordWorldSize(), max_steps=6)
@@ -268,7 +263,6 @@ def test_each_process_needs_its_place_in_a_stream(tmp_path: Path) -> None:
 class TestOtherLayouts:
     @pytest.fixture
     def checkpoint(self, tmp_path: Path) -> Path:
-        """Without the Trainer's own files of weights and optimizer."""
         checkpoint = write_checkpoint(tmp_path / "checkpoint-3")
         (checkpoint / "additional_chat_templates").mkdir()  # which does not matter
         assert find_problem(checkpoint) is None
@@ -280,7 +274,6 @@ class TestOtherLayouts:
     # One process without a process group: torch says so in passing.
     @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
     def test_folders_of_fsdp(self, checkpoint: Path) -> None:
-        """They are written by torch's own distributed checkpoints."""
         parts = [checkpoint / name for name in ("optimizer_0", "pytorch_model_fsdp_0")]
         for part in parts:
             save_distributed({"x": torch.rand(5)}, checkpoint_id=part)
@@ -309,7 +302,6 @@ class TestOtherLayouts:
 
 
 def test_a_half_deleted_checkpoint_goes_first_with_the_next_deletion(tmp_path: Path) -> None:
-    """In whose place no whole one is deleted."""
     for step in (2, 4, 6):
         write_checkpoint(tmp_path / f"checkpoint-{step}")
     (tmp_path / "checkpoint-2" / "model.safetensors").unlink()
@@ -382,8 +374,6 @@ def run(saved_run: Path, tmp_path: Path) -> Path:
 
 
 class TestDamage:
-    """Files of the right length with other bytes in them."""
-
     @pytest.mark.parametrize(
         ("name", "problem"),
         [

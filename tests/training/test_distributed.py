@@ -50,7 +50,6 @@ def groups(folder: Path) -> Iterator[Launcher]:
 
 @pytest.fixture(scope="module")
 def shared(folder: Path) -> list[str]:
-    """What all trainings have in common."""
     return [
         *("--preset", "tiny", "--vocab_size", "280", "--max_train_samples", str(PAIRS)),
         *("--train_file", *write_pairs(folder, "train", PAIRS)),
@@ -61,7 +60,6 @@ def shared(folder: Path) -> list[str]:
 
 
 def read_log(output_dir: Path) -> Log:
-    """Everything that was logged but times, by step and name."""
     state = json.loads((output_dir / "trainer_state.json").read_text())
     return {
         (entry["step"], name): value
@@ -78,12 +76,10 @@ def select(log: Log, *names: str) -> dict[tuple[int, str], float]:
 
 
 def without_sums(log: Log) -> Log:
-    """Without what is a sum or a mean over the steps of one start only."""
     return {key: value for key, value in log.items() if not key[1].startswith("train_")}
 
 
 def read_batches(folder: Path, world: int) -> list[list[dict[str, Any]]]:
-    """The batches of each rank, which must have known that it was one of `world`."""
     files = [folder / f"{rank}.jsonl" for rank in range(world)]
     ranks = [[json.loads(line) for line in path.read_text().splitlines()] for path in files]
     assert {entry["world"] for rank in ranks for entry in rank} == {world}
@@ -137,8 +133,6 @@ def alone(groups: Launcher, folder: Path, recipe_arguments: list[str]) -> Path:
 
 
 class TestTokenBatches:
-    """The same command, with as many tokens in an update, for two processes and for one."""
-
     def test_the_recipe_keeps_the_tokens_of_an_update(self, together: Path, alone: Path) -> None:
         for output_dir, world in ((together, 2), (alone, 1)):
             for step in (4, 8):
@@ -150,7 +144,6 @@ class TestTokenBatches:
             assert world * training["gradient_accumulation_steps"] * 70 == 140
 
     def test_each_pair_is_in_one_batch_of_one_rank(self, together: Path, alone: Path, folder: Path) -> None:
-        """An epoch has eight batches. An update has the same pairs with two processes as with one."""
         ranks, (batches,) = read_batches(folder / "two", 2), read_batches(folder / "one", 1)
         assert len(ranks[0]) == len(ranks[1]) == 8
         epochs = [pairs_of(ranks[0][start : start + 4] + ranks[1][start : start + 4]) for start in (0, 4)]
@@ -189,7 +182,6 @@ class TestTokenBatches:
     def test_one_process_goes_on_where_two_were(
         self, groups: Any, together: Path, folder: Path, recipe_arguments: Any
     ) -> None:
-        """With a warning; the recipe accumulates instead, so that the batches stay the same."""
         output_dir = folder / "fewer"
         shutil.copytree(together, output_dir, ignore=shutil.ignore_patterns("checkpoint-8", "*.safetensors"))
         shutil.copy(together / "checkpoint-4" / "model.safetensors", output_dir / "checkpoint-4")
@@ -202,7 +194,6 @@ class TestTokenBatches:
     def test_divided_by_fsdp2_it_is_the_same(
         self, groups: Any, together: Path, folder: Path, recipe_arguments: Any
     ) -> None:
-        """What fsdp2.yaml says but for the devices and bf16: evaluation, checkpoint and model included."""
         environment = launch_environment("fsdp2") | {"ACCELERATE_MIXED_PRECISION": "no"}
         output_dir = folder / "sharded"
         arguments, batches = ["--output_dir", str(output_dir), *recipe_arguments], folder / "sharded-batches"
@@ -222,7 +213,6 @@ class TestTokenBatches:
 
 
 def assert_saved_as_unsharded(folder: Path, expected: Path) -> None:
-    """The same weights, each once, the same configuration, and the model's code, not torch's."""
     assert_same_weights(folder, expected, exact=False)
     assert json.loads((folder / "config.json").read_text()) == json.loads((expected / "config.json").read_text())
     assert sorted(path.name for path in folder.glob("*.py")) == sorted(path.name for path in expected.glob("*.py"))
@@ -252,14 +242,11 @@ class TestSentenceBatches:
 
 
 def train_in(groups: Launcher, folder: Path, arguments: list[str], name: str, **options: Any) -> str:
-    """Trains with two processes in the folder `name`, which may hold an earlier part of the same training."""
     options["arguments"] = ["--output_dir", str(folder / name), *arguments]
     return groups.run("train", options, ends=KILLED if {"in_step", "in_save"} & options.keys() else (0,))
 
 
 class TestResuming:
-    """With dropout, and the default sampling by length."""
-
     def test_two_killed_processes_reach_the_same_weights(self, groups: Launcher, folder: Path, shared: Any) -> None:
         arguments = [
             *(*shared, "--config_overrides", f"dropout=0.3,{ONE_LAYER}", "--per_device_train_batch_size", "10"),
@@ -292,7 +279,6 @@ class TestResuming:
 
 class TestStreaming:
     def test_each_pair_is_in_one_rank_and_a_killed_run_goes_on(self, groups: Any, folder: Path, shared: Any) -> None:
-        """And the average of its last checkpoints, which the first process makes, is the model of all."""
         arguments = [
             *(*shared, "--config_overrides", f"dropout=0.3,{ONE_LAYER}", "--streaming", "--max_source_tokens", "120"),
             *("--max_steps", "6", "--save_steps", "2", "--average_checkpoints", "2", "--eval_strategy", "no"),
@@ -395,7 +381,6 @@ class TestConfigFiles:
         known = vars(launch_command_parser().parse_args(["train.py"]))
         content = yaml.safe_load(path.read_text())
         for part in ("fsdp_config", "deepspeed_config"):
-            # Of these accelerate would take any.
             assert content.get(part, {}).keys() <= known.keys()
 
     def test_the_launcher_passes_them_on(self) -> None:
@@ -409,5 +394,4 @@ class TestConfigFiles:
         deepspeed = launch_environment("deepspeed_zero3")
         expected = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
         assert {**expected, "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "true"}.items() <= deepspeed.items()
-        # Taken from the Trainer's own arguments.
         assert not deepspeed.keys() & {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "ACCELERATE_GRADIENT_CLIPPING"}

@@ -39,7 +39,6 @@ class TestLearningRate:
         d_model = {"base": 512, "big": 1024, "C-d256": 256, "tiny": 32}[preset]
         trainer.optimizer.step()
         for step in range(9001):
-            # Equation (3) once more, in other words.
             expected = 1 / math.sqrt(d_model) * min(1 / math.sqrt(step) if step else 0.0, step / warmup_steps**1.5)
             for rate in (scheduler.get_last_lr()[0], paper_learning_rate(step, d_model, warmup_steps)):
                 assert math.isclose(rate, expected, rel_tol=1e-12), f"step {step}"
@@ -75,7 +74,6 @@ class TestLearningRate:
 
 class TestWarmup:
     def rates(self, arguments: Any, updates: int) -> list[float]:
-        """The rate of each update, by the library's own schedule."""
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
         schedule = get_scheduler(
             arguments.lr_scheduler_type,
@@ -131,7 +129,6 @@ class TestTokenBatch:
             split_token_batch(*numbers)
 
     def test_the_launcher_announces_the_number_of_devices(self, monkeypatch: Any, tmp_path: Path) -> None:
-        """A running process group counts before it."""
         monkeypatch.delenv("WORLD_SIZE", raising=False)
         assert find_num_devices() == 1
         monkeypatch.setenv("WORLD_SIZE", "8")

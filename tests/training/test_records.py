@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-import platform
 import re
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 import tiny_trainer
 import torch
-import transformers
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 from tiny_trainer import make_dataset
 from transformers import TrainerCallback, TrainerState
@@ -37,13 +35,11 @@ STEPS = 6
 Pictures = list[dict[str, Any]]
 
 
-# Of losses the lower is the better.
 make_trainer = partial(tiny_trainer.make_trainer, metric_for_best_model="loss", greater_is_better=False)
 
 
 @pytest.fixture
 def pictures(monkeypatch: pytest.MonkeyPatch) -> Pictures:
-    """The arguments of each picture, with what is in the log at the time."""
     calls: Pictures = []
 
     def draw(log_history: list[dict[str, Any]], path: Path, **kwargs: Any) -> None:
@@ -56,7 +52,6 @@ def pictures(monkeypatch: pytest.MonkeyPatch) -> Pictures:
 
 @pytest.fixture
 def propagated(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
-    """The package's warnings."""
     monkeypatch.setattr(watching.logger, "propagate", True)
     caplog.set_level(logging.WARNING)
     return caplog
@@ -98,9 +93,7 @@ class TestCurves:
         assert not list(tmp_path.glob("run/*"))
 
     @pytest.mark.usefixtures("without_matplotlib")
-    def test_a_picture_that_cannot_be_written_is_reported_once(
-        self, propagated: pytest.LogCaptureFixture, tmp_path: Path
-    ) -> None:
+    def test_a_picture_that_cannot_be_written_is_reported_once(self, propagated: Any, tmp_path: Path) -> None:
         assert make_trainer(tmp_path, WriteCurves(min_interval=0)).train().global_step == STEPS
         (message,) = [message for message in propagated.messages if "was not written" in message]
         assert message.startswith(f"{tmp_path / 'curves.png'} was not written: ")
@@ -118,7 +111,6 @@ class TestCurves:
 
 class TestProgress:
     def train(self, tmp_path: Path, capsys: Any, resume: str | None = None, **changes: Any) -> tuple[str, str]:
-        """Returns what came to stdout and to stderr."""
         trainer = make_trainer(tmp_path, disable_tqdm=False, **changes)
         use_token_progress(trainer)
         trainer.train(resume_from_checkpoint=resume)
@@ -136,16 +128,13 @@ class TestProgress:
                 f"padding {100 * entry['padding_share']:.1f}%, lr {entry['learning_rate']:.2e}"
             ) in err
         assert f"training: 100%|██████████| {STEPS}/{STEPS}" in err
-        # Nothing but the evaluations is written as a line.
         scores = [entry for entry in state.log_history if "eval_loss" in entry]
         assert out.splitlines() == [
             f"step {entry['step']}: loss {entry['eval_loss']:.4g}, perplexity {entry['eval_perplexity']:.4g}"
             for entry in scores
         ]
 
-    def test_a_plain_trainer_shows_loss_and_rate_and_a_resumed_one_begins_where_it_was_stopped(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
-    ) -> None:
+    def test_a_plain_trainer_and_one_that_goes_on(self, capsys: Any, tmp_path: Path) -> None:
         _, err = self.train(tmp_path, capsys, max_steps=4)
         assert re.search(r"step/s, loss \d\.\d{3}, lr \d\.\d\de-\d\d\]", err)
         assert "tokens/s" not in err
@@ -205,8 +194,7 @@ class TestMetrics:
         metrics = {**trainer.train().metrics, **trainer.evaluate()}
         content = write(trainer, tmp_path, trainer.state, metrics)
         assert content["metrics"] == metrics
-        assert content["steps"] == STEPS
-        assert content["epochs"] == trainer.state.epoch
+        assert (content["steps"], content["epochs"]) == (STEPS, trainer.state.epoch)
         assert content["runtime_seconds"] == metrics["train_runtime"]
         losses = {e["step"]: e["eval_loss"] for e in reversed(trainer.state.log_history) if "eval_loss" in e}
         best = min(losses, key=lambda step: losses[step])
@@ -215,15 +203,13 @@ class TestMetrics:
         assert content["last_log"] == next(entry for entry in trainer.state.log_history[::-1] if "loss" in entry)
         assert content["tokens_seen"] == {side: metrics[f"train_{side}_tokens"] for side in ("source", "target")}
         assert content["resumed_at_step"] is None
-        # Two passes over the data.
         assert content["tokens_seen"]["source"] == 2 * sum(map(len, make_dataset()["input_ids"]))
         count = sum(parameter.numel() for parameter in trainer.model.parameters())  # each shared one once
         assert content["parameters"] == content["trainable_parameters"] == count
         assert (content["device"], content["processes"]) == ("cpu", 1)
         assert content["device_name"]
-        versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
-        versions |= {"transformers": transformers.__version__, "vanilla_transformer": vanilla_transformer.__version__}
-        assert versions.items() <= content["versions"].items()
+        assert content["versions"]["torch"] == str(torch.__version__)
+        assert content["versions"]["vanilla_transformer"] == vanilla_transformer.__version__
 
     def test_those_of_a_part_say_where_it_began(self, tmp_path: Path) -> None:
         make_trainer(tmp_path, trainer_class=TranslationTrainer, max_steps=4).train()
@@ -252,7 +238,6 @@ class TestMetrics:
     def test_a_finished_training_that_is_started_again_keeps_its_record(self, tmp_path: Path) -> None:
         self.write(tmp_path, {"train_loss": 1.0, "eval_bleu": 30.0})
         assert self.write(tmp_path, {"eval_bleu": 31.0})["metrics"] == {"train_loss": 1.0, "eval_bleu": 31.0}
-        # One that went on is another one.
         assert self.write(tmp_path, {"eval_bleu": 32.0}, global_step=20)["metrics"] == {"eval_bleu": 32.0}
         (tmp_path / "metrics.json").write_text("[broken")
         assert self.write(tmp_path, {"eval_bleu": 33.0}, global_step=20)["metrics"] == {"eval_bleu": 33.0}

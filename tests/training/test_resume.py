@@ -24,8 +24,6 @@ SEED = int(os.environ.get("RESUME_SEED", 0 if os.environ.get("CI") else random.S
 
 
 class Trainings:
-    """Starts trainings with the same arguments."""
-
     def __init__(self, folder: Path, processes: Launcher) -> None:
         self.folder = folder
         self.processes = processes
@@ -86,7 +84,6 @@ class Result:
 
 @pytest.fixture(scope="module")
 def unbroken(trainings: Trainings) -> Result:
-    """A training that nobody interrupts, and that keeps all of its checkpoints."""
     trainings.run("whole", "--save_total_limit", "99")
     result = Result(trainings.folder / "whole")
     losses = [entry["loss"] for entry in result.log if "loss" in entry]

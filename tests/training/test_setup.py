@@ -39,14 +39,12 @@ from vanilla_transformer.training.setup import (
     settle_training_arguments,
 )
 
-# Untrained: special tokens and bytes, so that any text will do.
 TOKENIZER = VanillaTransformerTokenizer()
 PAD, EOS = 1, 2
 TINY = ModelArguments(preset="tiny")
 
 
 def make_dataset(count: int, *, seed: int = 0, longest: int = 12) -> Dataset:
-    """Pairs of random letters of uneven lengths."""
     generator = np.random.default_rng(seed)
 
     def text() -> str:
@@ -68,7 +66,6 @@ def make_arguments(output_dir: Path, **changes: Any) -> TranslationTrainingArgum
 def make_trainer(
     output_dir: Path, *, overrides: str | None = None, corpora: DatasetDict | None = None, **changes: Any
 ) -> Any:
-    """Goes the way of scripts/train.py, from arguments to a trainer."""
     model_arguments = ModelArguments(preset="tiny", config_overrides=overrides)
     data_arguments = DataArguments(train_file=["in memory"])
     arguments = make_arguments(output_dir, **changes)
@@ -93,8 +90,6 @@ def smoothed_loss(logits: torch.Tensor, labels: torch.Tensor, epsilon: float) ->
 
 
 class TestReversal:
-    """The model learns to reverse what it reads, which takes attention to the right source position at each step."""
-
     def draw(self, count: int, generator: np.random.Generator) -> list[tuple[int, ...]]:
         return [tuple(generator.integers(4, 12, size=generator.integers(3, 6)).tolist()) for _ in range(count)]
 
@@ -162,7 +157,6 @@ class TestRecipe:
         assert (arguments.lr_scheduler_type, arguments.warmup_steps) == ("inverse_sqrt", 4000)
         assert (arguments.predict_with_generate, arguments.load_best_model_at_end) == (True, True)
         assert (arguments.metric_for_best_model, arguments.greater_is_better) == ("chrf", True)
-        # Beam search is what the model is saved with, greedy search what it is validated with.
         assert trainer.model.generation_config.num_beams == 4
         assert arguments.generation_num_beams == 1
 
@@ -236,7 +230,6 @@ class TestRecipe:
 def test_every_batch_may_use_the_papers_limit(tmp_path: Path) -> None:
     """The library's trainer writes its own default of 20 tokens into the generation config after the first batch."""
     corpora = DatasetDict(train=make_dataset(2), validation=make_dataset(6, seed=3))
-    # Without "random" batches are of similar lengths in validation too, in a random order.
     changes: dict[str, Any] = {"overrides": "lm_head_bias=true", "train_sampling_strategy": "random"}
     trainer = make_trainer(tmp_path, corpora=corpora, **changes)
     with torch.no_grad():
@@ -282,7 +275,6 @@ class TestOverrides:
 
 @pytest.fixture(scope="module")
 def saved_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with a vocabulary larger than the tokenizer's, and pre-LN."""
     folder = tmp_path_factory.mktemp("saved") / "model"
     config = VanillaTransformerConfig.from_preset("tiny", vocab_size=300, normalize_before=True)
     VanillaTransformerForConditionalGeneration(config).save_pretrained(folder)
@@ -310,7 +302,6 @@ class TestConfig:
             assert (config.activation_function, config.position_offset) == ("gelu", 2)
             assert config.normalize_before == (name != "preset")
             assert config.decoder_layers == 2
-            # Only a new model takes the tokenizer's vocabulary.
             assert config.vocab_size == (300 if name == "model_name_or_path" else len(TOKENIZER))
 
     def test_a_tokenizer_larger_than_the_model_is_refused(self, saved_model: Path) -> None:
@@ -418,9 +409,8 @@ class TestTokenizing:
         cut = "3 of 1500 pairs of training data were cut to max_source_length=10 or max_target_length=12"
         assert cut in caplog.text
         assert "number 3, 8, 1201." in caplog.text
-        source, target = rows[2]["input_ids"], rows[7]["labels"]
-        assert (len(source), len(target)) == (10, 12)
-        assert source[-1] == target[-1] == EOS
+        for ids, length in ((rows[2]["input_ids"], 10), (rows[7]["labels"], 12)):
+            assert (len(ids), ids[-1]) == (length, EOS)
         untouched = [index for index in range(1500) if index not in (2, 1200)]
         assert {tuple(rows[index]["input_ids"]) for index in untouched} == {tuple(TOKENIZER("a")["input_ids"])}
 
@@ -432,10 +422,9 @@ class TestTokenizing:
         assert {"Ġquick", "Ġschnell"} <= set(trained.get_vocab())
         trained.add_tokens(["<mark>"])
         trained.save_pretrained(tmp_path)
-        again = load_or_train_tokenizer(arguments, dataset, tmp_path)
-        assert again.get_vocab() == trained.get_vocab()
         named = ModelArguments(preset="tiny", tokenizer_name=str(tmp_path))
-        assert load_or_train_tokenizer(named, dataset, tmp_path / "elsewhere").get_vocab() == trained.get_vocab()
+        for each, folder in ((arguments, tmp_path), (named, tmp_path / "elsewhere")):
+            assert load_or_train_tokenizer(each, dataset, folder).get_vocab() == trained.get_vocab()
 
 
 class TestOutputDir:
@@ -482,7 +471,6 @@ class TestOutputDir:
 
 
 def test_arguments_that_change_what_a_run_comes_to_are_reported(tmp_path: Path, caplog: Any) -> None:
-    """A run may go on with more epochs in silence, but not with another learning rate."""
     changes: dict[str, Any]
     for changes in ({}, {"num_train_epochs": 20}, {"learning_rate": 0.5, "seed": 7}):
         assert not caplog.text
@@ -504,7 +492,6 @@ def test_a_damaged_file_of_the_run_is_named(tmp_path: Path, name: str) -> None:
 
 
 def test_dropping_empty_lines_goes_on_with_the_same_run(tmp_path: Path) -> None:
-    """A stream says only at an empty line that this is the mend."""
     data: dict[str, Any] = {"train_file": ["in memory"], "streaming": True}
     claim_output_dir(tmp_path, TINY, DataArguments(**data), make_arguments(tmp_path), TOKENIZER)
     check_output_dir(tmp_path, TINY, DataArguments(**data, drop_empty_lines=True))

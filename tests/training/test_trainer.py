@@ -79,7 +79,6 @@ def make_trainer(output_dir: Path, data: Any = 9, **changes: Any) -> Translation
 
 
 def pairs_of(batches: Any) -> Counter[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The pairs in padded batches, without padding."""
     return Counter(
         (tuple(ids[mask.bool()].tolist()), tuple(labels[labels != -100].tolist()))
         for batch in batches
@@ -93,8 +92,6 @@ def same_weights(one: Any, other: Any) -> bool:
 
 
 class StopAfter(TrainerCallback):
-    """Ends the training as an interruption would, without a word to the rest."""
-
     def __init__(self, step: int) -> None:
         self.step = step
 
@@ -113,7 +110,6 @@ def test_batches_keep_both_budgets_and_hold_every_pair_once(tmp_path: Path, work
 
 
 def test_without_budgets_it_is_the_librarys_trainer(tmp_path: Path) -> None:
-    """Plain arguments and plain batches: the same losses and weights as `Seq2SeqTrainer`."""
     quiet = partial(tiny_trainer.make_trainer, tmp_path, eval_strategy="no", save_strategy="no")
     trainers = [quiet(trainer_class=kind) for kind in (Seq2SeqTrainer, TranslationTrainer)]
     for trainer in trainers:
@@ -133,7 +129,6 @@ def test_a_dataset_that_has_no_lengths_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("kind", ["dataset", "stream"])
 def test_a_run_goes_on_where_its_checkpoint_left_it(tmp_path: Path, kind: str, accumulation: int) -> None:
-    """In the middle of an epoch: the same weights, bit for bit, and the same losses as without a break."""
 
     def trainer(folder: str, **changes: Any) -> TranslationTrainer:
         data: Any = 90 if kind == "dataset" else make_stream(make_rows(90))
@@ -177,7 +172,6 @@ def test_without_a_checkpoint_there_is_nothing_to_resume(tmp_path: Path) -> None
 
 
 def test_lengths_that_are_given_count_instead_of_the_datasets(tmp_path: Path) -> None:
-    """As with BPE-dropout, where what a row will hold is drawn when it is read."""
     trainer = make_trainer(tmp_path, 20)
     trainer.train_lengths = (np.full(20, 30), np.full(20, 20))
     assert {len(batch["labels"]) for batch in trainer.get_train_dataloader()} == {2}
@@ -217,7 +211,6 @@ class TestStream:
 
 class TestCounts:
     def test_tokens_and_padding_are_counted(self, tmp_path: Path) -> None:
-        """Against the lengths of the rows and the cells of the batches that the same loader gives."""
         rows = make_rows()
         batches = list(make_trainer(tmp_path, len(rows)).get_train_dataloader())
         trainer = make_trainer(tmp_path, len(rows), num_train_epochs=1, logging_steps=len(batches))
@@ -253,7 +246,6 @@ class TestCounts:
 
 
 def test_bpe_dropout_cuts_texts_anew_in_each_epoch(tmp_path: Path) -> None:
-    """From texts through `build_trainer`: other tokens each time, which spell the same texts."""
     texts = [f"{'ab' * (number % 5 + 1)} cd" for number in range(40)]
     corpora = {"train": Dataset.from_dict({"source": texts, "target": texts[::-1]})}
     tokenizer = TOKENIZER.train_new_from_iterator(texts, vocab_size=290, show_progress=False)
@@ -277,7 +269,6 @@ def test_bpe_dropout_cuts_texts_anew_in_each_epoch(tmp_path: Path) -> None:
     again = build_trainer(model, tokenizer, corpora, data_arguments, arguments)
     assert again.train_lengths is not None
     assert [list(lengths) for lengths in again.train_lengths] == [list(lengths) for lengths in trainer.train_lengths]
-    # Rounded up, for texts of a few tokens only.
     assert 0.9 * drawn < sum(trainer.train_lengths[0]) < 1.5 * drawn
 
 
@@ -314,7 +305,6 @@ class TestWarningsAfterLoading:
 
 @pytest.mark.parametrize("limit", [1, 2])
 def test_steps_decide_which_checkpoints_go_and_not_the_folders_times(tmp_path: Path, limit: int) -> None:
-    """A copy of the run, or a clock that is set back, changes the times."""
 
     class Reverse(TrainerCallback):
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -359,7 +349,6 @@ class TestDivergence:
 @pytest.mark.parametrize("generate", [False, True])
 @pytest.mark.parametrize("budget", [None, BUDGET])
 def test_evaluating_changes_no_training(tmp_path: Path, budget: int | None, generate: bool) -> None:
-    """Neither its dropout nor its batches, which are drawn by the same generators."""
     data = Dataset.from_list(make_rows(30))
     settings = {"num_train_epochs": 2, "max_source_tokens": budget, "per_device_train_batch_size": 7}
     settings |= {"predict_with_generate": generate, "generation_max_length": 4, "load_best_model_at_end": False}
@@ -392,7 +381,6 @@ class TestBestCheckpoint:
         assert f"loss {min(losses.values()):.4g}" in said
 
     def test_a_run_that_goes_on_compares_by_the_measure_that_is_given_now(self, tmp_path: Path) -> None:
-        """99 BLEU are not more than 50 chrF."""
         self.train(tmp_path, [99.0, 0, 0, 0], max_steps=4)
         trainer = self.train(tmp_path, [0.0], max_steps=5, metric_for_best_model="chrf")
         assert (trainer.state.best_global_step, trainer.state.best_metric) == (5, 50)
@@ -405,8 +393,6 @@ class TestBestCheckpoint:
 
 
 class FullDisk(TrainerCallback):
-    """From a step on, files may be so many bytes long."""
-
     def __init__(self, step: int, size: int) -> None:
         self.step, self.size = step, size
 

@@ -143,10 +143,7 @@ def delete_old_checkpoints(
 
 
 def _clear_leftovers(folder: Path, *, has_whole: bool) -> None:
-    """Deletes what earlier parts of the run left when they were killed, and what they set aside.
-
-    Without a whole checkpoint, one that was whole once stays: its weights may be all that is left.
-    """
+    """Deletes what earlier parts of the run left or set aside, but not the weights that may be all that is left."""
     patterns = (f"{_DELETED}*", f"{_SET_ASIDE}*", ".*.partial")
     for path in [entry for pattern in patterns for entry in folder.glob(pattern)]:
         if not path.is_dir():
