@@ -78,8 +78,6 @@ class WarnOfWarmup(TrainerCallback):
 class ShipCode(TrainerCallback):
     """Puts the code of a model that brings its own into the output folder before the Trainer pushes it to the Hub.
 
-        trainer = Seq2SeqTrainer(..., callbacks=[ShipCode()])
-
     What the library pushes while training lacks the files that `trust_remote_code=True` needs. This works with every
     class that was registered with `register_for_auto_class`. A `hub_token` that training_args.bin shows to everybody is
     warned of.

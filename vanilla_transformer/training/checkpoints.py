@@ -93,9 +93,8 @@ def find_last_whole_checkpoint(
 ) -> Path | None:
     """Finds the checkpoint to resume from: the last one that is whole.
 
-    A later one, half saved or damaged, is renamed to `_incomplete-checkpoint-...` with a warning, so that the Trainer
-    neither counts it nor writes into it, and what was set aside before is deleted; not so without `set_aside`. One of
-    another number of processes than `world_size` will do, with a warning. If all are damaged, that is a ValueError.
+    With `set_aside` a later one, half saved or damaged, is renamed to `_incomplete-checkpoint-...`, and what was set
+    aside before is deleted. If all are damaged, that is a ValueError.
     """
     last: Path | None = None
     broken: dict[Path, str] = {}
