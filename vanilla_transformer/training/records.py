@@ -100,8 +100,7 @@ class WriteCurves(TrainerCallback):
     A picture that cannot be made is reported once, and never ends a training. The last update is always logged.
 
     Args:
-        file_name: The picture's name in the output folder, ending in .png, .svg or .pdf.
-        min_interval: Seconds at least between two pictures while training, which are made after evaluations.
+        file_name, min_interval: The picture's name in the output folder, and the seconds between two of them at least.
     """
 
     def __init__(self, file_name: str = "curves.png", *, min_interval: float = 60.0) -> None:
