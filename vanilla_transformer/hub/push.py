@@ -136,8 +136,8 @@ def plan_push(
     request instead. `include` and `code` are those of `check_model_folder`, `metadata` those of `build_model_card`.
     `card` says whose README.md counts where the folder's and the Hub's were both edited; by default that is a problem.
 
-    The folder's problems are in the plan. A ValueError says that there is none, or that an argument is not legal, and a
-    PushError what the Hub refuses; one that cannot be reached is noted in the plan only.
+    The folder's problems are in the plan. A ValueError says that an argument is not legal, a PushError what the Hub
+    refuses; one that cannot be reached is noted in the plan only.
     """
     root = Path(folder)
     if create_pr and revision is not None:

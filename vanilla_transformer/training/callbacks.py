@@ -79,8 +79,7 @@ class ShipCode(TrainerCallback):
     """Puts the code of a model that brings its own into the output folder before the Trainer pushes it to the Hub.
 
     What the library pushes while training lacks the files that `trust_remote_code=True` needs. This works with every
-    class that was registered with `register_for_auto_class`. A `hub_token` that training_args.bin shows to everybody is
-    warned of.
+    class that was registered with `register_for_auto_class`. It warns of a `hub_token` in training_args.bin.
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

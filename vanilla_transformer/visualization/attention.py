@@ -260,8 +260,7 @@ def align_words(attention: AttentionMap, *, layer: int | None = None, head: int 
 
     `layer` and `head`, negative ones counted from the last, choose among the decoder's; `None`: the mean of all.
     Returns pairs (source word, target word), counted from 0, in the order of the target. What is looked at is summed
-    over the tokens of a source word, and averaged over those of a target word. Words that share tokens share their
-    links.
+    over the tokens of a source word, and averaged over those of a target word. Words may share tokens, and links.
     """
     weights = average_heads(attention.cross, layer=layer, head=head)
     return _align(weights, attention.source_words, attention.target_words)

@@ -46,7 +46,9 @@ class AnnotatedSettings:
         heads: Number of attention heads.
         layer_norm_eps: Added to the standard deviation in every norm.
         dropout: Probability of dropping, in training; attention weights and inner activations are dropped too.
-        bos_token_id, pad_token_id, eos_token_id: The tokens that start a sentence, fill batches and end a sentence.
+        bos_token_id: The token that starts a sentence, and the decoder's input.
+        pad_token_id: The token that fills batches.
+        eos_token_id: The token that ends a sentence.
     """
 
     heads: int = 8
