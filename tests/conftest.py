@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 _REPOSITORY_ROOT = Path(__file__).resolve().parent.parent
 _NETWORK_GUARD = _REPOSITORY_ROOT / "tests" / "support" / "network_guard"
@@ -67,14 +67,19 @@ import hypothesis  # noqa: E402 (these read the environment)
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
-from remote_process import BLOCK_THE_PACKAGE, RemotePython, remote_python  # noqa: E402
+from remote_process import BLOCK_THE_PACKAGE, RemotePython  # noqa: E402
+
+
+def _seed_torch(seed: int) -> None:
+    """Seeds the CPU alone where no GPU is used: `torch.manual_seed` records the stack for each kind of them."""
+    (torch if torch.cuda.is_initialized() else torch.default_generator).manual_seed(seed)
 
 
 class _TorchRandom:
     """torch's generator as hypothesis wants it, so that an example draws the same tensors whenever it is tried."""
 
     def seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
+        _seed_torch(seed)
 
     def getstate(self) -> torch.Tensor:
         return torch.get_rng_state()
@@ -95,25 +100,15 @@ hypothesis.settings.register_profile("ci", hypothesis.settings.get_profile("defa
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
-class RunPython(Protocol):
-    """The type of the fixture `run_python`."""
-
-    def __call__(
-        self,
-        *arguments: str | Path,
-        cwd: Path | None = None,
-        environment: Mapping[str, str] | None = None,
-        input: str | None = None,
-        timeout: float = 300.0,
-        returncode: int = 0,
-    ) -> subprocess.CompletedProcess[str]: ...
+# The type of the fixture `run_python`.
+RunPython = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(autouse=True)
 def _fixed_seeds() -> None:
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    _seed_torch(0)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -200,9 +195,10 @@ def without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
 def without_the_package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemotePython]:
     """One process for all tests, in which the package cannot be imported: models come with their own code."""
     folder = tmp_path_factory.mktemp("without_the_package")
-    with remote_python(folder, {**os.environ, "HF_MODULES_CACHE": str(folder / "modules")}) as python:
-        python.run(BLOCK_THE_PACKAGE)
-        yield python
+    python = RemotePython(folder, {**os.environ, "HF_MODULES_CACHE": str(folder / "modules")})
+    python.run(BLOCK_THE_PACKAGE)
+    yield python
+    python.close()
 
 
 @pytest.fixture

@@ -92,85 +92,73 @@ def split(draw: Callable[[random.Random], Any], most: int, tests: int = 200) -> 
     return drawn[tests:], drawn[:tests]
 
 
-def draw_brackets(chooser: random.Random) -> str:
-    """As many opening as closing brackets, half of the time in an order in which they balance."""
-    pairs = chooser.randrange(4, 8)
-    brackets = list("()" * pairs)
-    chooser.shuffle(brackets)
-    if chooser.random() < 0.5:
-        brackets, depth = [], 0
-        for left in range(2 * pairs, 0, -1):
-            opens = depth == 0 or (depth < left and chooser.random() < 0.5)
-            brackets.append("(" if opens else ")")
-            depth += 1 if opens else -1
-    return " ".join(brackets)
-
-
-def is_balanced(text: str) -> bool:
-    brackets = text.split()
-    return all(brackets[:end].count("(") >= brackets[:end].count(")") for end in range(len(brackets)))
+def draw_words(chooser: random.Random) -> tuple[str, ...]:
+    return tuple(chooser.choice(WORDS) for _ in range(chooser.randrange(4, 8)))
 
 
 def test_text_classification(seq2seq: Path, tokenizer: VanillaTransformerTokenizer, tmp_path: Path) -> None:
-    def encode(texts: list[str]) -> Any:
-        return Dataset.from_dict({**tokenizer(texts), "labels": [int(is_balanced(text)) for text in texts]}).to_list()
+    def has_kiwi(text: str) -> bool:
+        return "kiwi" in text
 
-    training, tests = split(draw_brackets, 6000)
-    model = AutoModelForSequenceClassification.from_pretrained(seq2seq, id2label={0: "open", 1: "balanced"})
-    trainer = make_trainer(model, tmp_path, encode(training), DataCollatorWithPadding(tokenizer), max_steps=220)
+    def draw(chooser: random.Random) -> str:
+        return " ".join(draw_words(chooser))
+
+    def encode(texts: list[str]) -> Any:
+        return Dataset.from_dict({**tokenizer(texts), "labels": [int(has_kiwi(text)) for text in texts]}).to_list()
+
+    training, tests = split(draw, 3000)
+    model = AutoModelForSequenceClassification.from_pretrained(seq2seq, id2label={0: "none", 1: "kiwi"})
+    trainer = make_trainer(model, tmp_path, encode(training), DataCollatorWithPadding(tokenizer), max_steps=70)
     trainer.train()
     predicted = trainer.predict(encode(tests))
     assert cast(Any, predicted.metrics)["test_loss"] < 0.4
 
     classify = make_pipeline("text-classification", model=save(model, tokenizer, tmp_path / "saved"))
     answers = classify(tests, batch_size=50)
-    wanted = ["balanced" if is_balanced(text) else "open" for text in tests]
-    assert 60 < wanted.count("balanced") < 140
+    wanted = ["kiwi" if has_kiwi(text) else "none" for text in tests]
+    assert 60 < wanted.count("kiwi") < 140
     assert sum(answer["label"] == label for answer, label in zip(answers, wanted, strict=True)) > 180
     one = classify(tests[0])[0]
     assert one["label"] == answers[0]["label"]
     assert one["score"] == pytest.approx(answers[0]["score"], abs=1e-5)
 
 
-def draw_words(chooser: random.Random) -> tuple[str, ...]:
-    return tuple(chooser.choice(WORDS) for _ in range(chooser.randrange(4, 8)))
-
-
 def test_token_classification(seq2seq: Path, tokenizer: VanillaTransformerTokenizer, tmp_path: Path) -> None:
     def encode(words: Sequence[str]) -> dict[str, Any]:
         encoding = tokenizer(list(words), is_split_into_words=True)
-        labels = [-100 if index is None else int(words.count(words[index]) > 1) for index in encoding.word_ids()]
+        labels = [-100 if index is None else int(words[index] in fruit) for index in encoding.word_ids()]
         return {**encoding, "labels": labels}
 
-    training, tests = split(draw_words, 3000)
-    model = AutoModelForTokenClassification.from_pretrained(seq2seq, id2label={0: "once", 1: "again"})
+    fruit = WORDS[6:]
+    training, tests = split(draw_words, 2000)
+    model = AutoModelForTokenClassification.from_pretrained(seq2seq, id2label={0: "colour", 1: "fruit"})
     collator = DataCollatorForTokenClassification(tokenizer)
-    make_trainer(model, tmp_path, [encode(words) for words in training], collator, max_steps=200).train()
+    make_trainer(model, tmp_path, [encode(words) for words in training], collator, max_steps=30).train()
 
     mark = make_pipeline("token-classification", model=save(model, tokenizer, tmp_path / "saved"))
     right = total = 0
     for words, found in zip(tests, mark([" ".join(words) for words in tests], batch_size=50), strict=True):
-        marked = {item["start"] for item in found if item["entity"] == "again"}
+        marked = {item["start"] for item in found if item["entity"] == "fruit"}
         starts = [len(" ".join([*words[:index], ""])) for index in range(len(words))]
-        right += sum((start in marked) == (words.count(word) > 1) for start, word in zip(starts, words, strict=True))
+        right += sum((start in marked) == (word in fruit) for start, word in zip(starts, words, strict=True))
         total += len(words)
     assert right > 0.95 * total
 
 
 def test_text_generation(seq2seq: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Say three words again, and stop. Texts begin with `<s>`; `</s>` ends those for training, but no prompt."""
+    """Say the last of three words again, and stop. Texts begin with `<s>`; `</s>` ends those for training alone."""
 
     def draw(chooser: random.Random) -> str:
-        words = " ".join(chooser.sample(WORDS, 3))
-        return f"{words} : {words}"
+        words = chooser.sample(WORDS, 3)
+        return f"{' '.join(words)} : {words[2]}"
 
-    training, tests = split(draw, 4000)
+    training, tests = split(draw, 2500)
     tokenizer = AutoTokenizer.from_pretrained(seq2seq, add_bos_token=True, add_eos_token=False)
     model = AutoModelForCausalLM.from_pretrained(seq2seq)
     collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
     examples = Dataset.from_dict(dict(tokenizer([text + tokenizer.eos_token for text in training]))).to_list()
     assert [examples[0]["input_ids"][place] for place in (0, -1)] == [0, 2]
-    trainer = make_trainer(model, tmp_path, examples, collator, tokenizer, max_steps=300)
+    trainer = make_trainer(model, tmp_path, examples, collator, tokenizer, max_steps=180)
     trainer.train()
     trainer.save_model(str(tmp_path / "saved"))
     generate = make_pipeline("text-generation", model=str(tmp_path / "saved"))
@@ -287,9 +275,7 @@ def test_adapters(name: str, tokenizer: VanillaTransformerTokenizer, tmp_path: P
     assert_close(main_output(run(again, input_ids=ids)), expected)
 
 
-@pytest.mark.parametrize("script", ["train", "check_quantization"])
-def test_scripts_for_translation_refuse_single_stacks(
-    script: str,
+def test_the_script_for_translation_refuses_single_stacks(
     main: Callable[[str], Callable[..., None]],
     seq2seq: Path,
     tokenizer: VanillaTransformerTokenizer,
@@ -298,9 +284,8 @@ def test_scripts_for_translation_refuse_single_stacks(
 ) -> None:
     folder = save(AutoModelForCausalLM.from_pretrained(seq2seq), tokenizer, tmp_path / "saved")
     (tmp_path / "pairs.tsv").write_text("red\trot\n")
-    words = {"train": ("--train_file", tmp_path / "pairs.tsv", "--output_dir", tmp_path / "run", "--use_cpu")}
-    rest = words.get(script, ("--test_file", tmp_path / "pairs.tsv", "--device", "cpu"))
+    words = ("--train_file", tmp_path / "pairs.tsv", "--output_dir", tmp_path / "run", "--use_cpu")
     with pytest.raises(SystemExit):
-        main(script)("--model_name_or_path", folder, *rest)
+        main("train")("--model_name_or_path", folder, *words)
     assert re.search("error: .*VanillaTransformerForCausalLM", capsys.readouterr().err)
     assert not (tmp_path / "run").exists()

@@ -44,8 +44,7 @@ _DISTILBART = ("sshleifer/distilbart-cnn-12-6", "a4f8f3e")
 class _ModelWithoutHead:
     """What AutoModel finds: it loads the encoder-decoder, encoder or decoder that a configuration describes.
 
-    The library can choose by the class that a configuration was saved with. A new configuration names none, and that of
-    a model with a head names the head.
+    The library chooses by the class that a configuration was saved with, which may be none, or have a head.
     """
 
     config_class = VanillaTransformerConfig
@@ -92,18 +91,6 @@ def register_auto_classes() -> None:
                 model_class.register_for_auto_class(auto_class.__name__)
 
 
-class _LanguagePairDefaults(dict[tuple[str, str], dict[str, tuple[str, str]]]):
-    """Default models by language pair, of which the library's own message does not tell."""
-
-    def __contains__(self, key: object) -> bool:
-        if key == "model":  # the library asks for this when the task names no languages
-            raise ValueError(
-                "pipeline('translation') has no default model: name one with model=..., or name the languages, as in"
-                f" pipeline('translation_en_to_de'). There are default models for {sorted(self)}."
-            )
-        return super().__contains__(key)
-
-
 def register_pipeline_tasks() -> None:
     """Brings back the `pipeline()` tasks translation, translation_xx_to_yy, summarization and text2text-generation.
 
@@ -114,10 +101,7 @@ def register_pipeline_tasks() -> None:
     classes: dict[str, tuple[type[Text2TextGenerationPipeline], dict[Any, Any]]] = {
         "text2text-generation": (Text2TextGenerationPipeline, {"model": _T5}),
         "summarization": (SummarizationPipeline, {"model": _DISTILBART}),
-        "translation": (
-            TranslationPipeline,
-            _LanguagePairDefaults({("en", target): {"model": _T5} for target in ("de", "fr", "ro")}),
-        ),
+        "translation": (TranslationPipeline, {("en", target): {"model": _T5} for target in ("de", "fr", "ro")}),
     }
     for task, (pipeline_class, default) in classes.items():
         # Newer versions refuse the names in this table before they ask the registry (older ones have no such table).
@@ -125,20 +109,13 @@ def register_pipeline_tasks() -> None:
         if task not in registry.supported_tasks:  # an alias goes first anyway
             # Not through register_pipeline(): it cannot hold defaults by language pair, and it marks the class as one
             # whose code travels with a model, so that a saved Marian pipeline would ask for trust_remote_code.
-            registry.supported_tasks[task] = {
-                "impl": pipeline_class,
-                "pt": (AutoModelForSeq2SeqLM,),
-                "default": default,
-                "type": "text",
-            }
+            entry = {"impl": pipeline_class, "pt": (AutoModelForSeq2SeqLM,), "default": default, "type": "text"}
+            registry.supported_tasks[task] = entry
     _register_language_pairs(registry)
 
 
 def _register_language_pairs(registry: PipelineRegistry) -> None:
-    """Makes `translation_xx_to_yy` lead to the `translation` task, unless it does so already.
-
-    The registry looks names up one by one and knows no patterns, so its look-up is wrapped; what that finds goes first.
-    """
+    """Makes `translation_xx_to_yy` lead to `translation`, unless it does so, by wrapping the look-up of names."""
     try:
         registry.check_task("translation_xx_to_yy")
     except KeyError:

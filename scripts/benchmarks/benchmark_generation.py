@@ -95,10 +95,7 @@ class BenchmarkArguments:
     )
     size: list[str] = field(
         default_factory=lambda: ["small"],
-        metadata={
-            "help": "tiny (to try this script), small (default), base, big (for a GPU).",
-            "choices": list(SIZES),
-        },
+        metadata={"help": "tiny (to try this script), small (default), base, big (for a GPU).", "choices": list(SIZES)},
     )
     batch_size: list[int] = field(
         default_factory=lambda: [1, 32], metadata={"help": "Sentences generated at once. Default: 1 32."}

@@ -90,9 +90,7 @@ def make_ours(size: Size) -> Any:
 
 def make_marian(size: Size) -> Any:
     """MarianMT, with weights of its own."""
-    return MarianMTModel(
-        MarianConfig(vocab_size=size.vocab_size, forced_eos_token_id=None, **shared_settings(size)),
-    )
+    return MarianMTModel(MarianConfig(vocab_size=size.vocab_size, forced_eos_token_id=None, **shared_settings(size)))
 
 
 def make_fsmt(size: Size) -> Any:

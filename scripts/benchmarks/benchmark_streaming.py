@@ -169,10 +169,7 @@ def open_stream(
     """The stream that training would read."""
     pairs = stream_parallel_corpus(files=files)
     tokenized = tokenize_stream(
-        pairs,
-        tokenizer,
-        max_source_length=arguments.max_source_tokens,
-        max_target_length=arguments.max_target_tokens,
+        pairs, tokenizer, max_source_length=arguments.max_source_tokens, max_target_length=arguments.max_target_tokens
     )
     return StreamingTokenBatches(
         tokenized,

@@ -342,10 +342,7 @@ def load_opennmt_py(path: Path, converted: ConvertedModel) -> Callable[[Batch], 
 
 
 # Each raises ImportError where the system is not installed.
-SYSTEMS: dict[str, Callable[[Corpus, int], Iterator[Row]]] = {
-    "joeynmt": check_joeynmt,
-    "opennmt_py": check_opennmt_py,
-}
+SYSTEMS: dict[str, Callable[[Corpus, int], Iterator[Row]]] = {"joeynmt": check_joeynmt, "opennmt_py": check_opennmt_py}
 
 
 @dataclass

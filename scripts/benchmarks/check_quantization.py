@@ -67,9 +67,7 @@ SCHEMES = {
     "torchao-float8": Scheme("torchao", None, torchao("Float8WeightOnlyConfig")),
     "torchao-float8-dynamic": Scheme("torchao", "bfloat16", torchao("Float8DynamicActivationFloat8WeightConfig")),
     "torchao-int4": Scheme(
-        "torchao",
-        "bfloat16",
-        torchao("Int4WeightOnlyConfig", group_size=32, int4_packing_format="tile_packed_to_4d"),
+        "torchao", "bfloat16", torchao("Int4WeightOnlyConfig", group_size=32, int4_packing_format="tile_packed_to_4d")
     ),
     "bnb-8bit": Scheme("bitsandbytes", None, lambda: BitsAndBytesConfig(load_in_8bit=True)),
     "bnb-nf4": Scheme("bitsandbytes", None, lambda: BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")),

@@ -110,10 +110,8 @@ def test_package_is_what_would_be_installed(repository_root: Path, tmp_path: Pat
 
 
 def test_secrets_are_refused_wherever_they_are(tmp_path: Path) -> None:
-    wrong: list[tuple[dict[str, Any], str]] = [
-        ({"options": ["--source_lang=en", f"--source_prefix={SECRET}"]}, r"app\.args, line 3"),
-        ({"examples": ["ab", f"ab {SECRET}"]}, r"examples\.txt, line 2"),
-    ]
+    options, examples = ["--source_lang=en", f"--source_prefix={SECRET}"], ["ab", f"ab {SECRET}"]
+    wrong: Any = (({"options": options}, r"app\.args, line 3"), ({"examples": examples}, r"examples\.txt, line 2"))
     for given, place in wrong:
         with pytest.raises(ValueError, match=rf"{place}, has what looks like a token of the Hub") as caught:
             save_space(tmp_path / "none", model_name_or_path="a/b", **given)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tiny_vanilla import make_model
@@ -161,12 +162,9 @@ def test_missing_and_damaged_models_are_explained(refuse: Refuse, model: Path, e
 
 
 def test_an_interrupted_export_says_so_and_leaves_nothing(
-    refuse: Callable[..., str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    refuse: Refuse, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("transformers.GenerationConfig.save_pretrained", interrupt)
+    monkeypatch.setattr("transformers.GenerationConfig.save_pretrained", Mock(side_effect=KeyboardInterrupt))
     words = ["--model_name_or_path", model, "--format", "ctranslate2", "--output_dir", tmp_path / "exported"]
     assert refuse("export_model", *words, status=130).endswith("Interrupted: nothing was exported.\n")
     assert not list(tmp_path.iterdir())

@@ -36,7 +36,7 @@ def run(monkeypatch: pytest.MonkeyPatch, model_folder: Path, tmp_path: Path) -> 
 
 
 def test_everything_of_one_sentence(run: Run, model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = ["cross.png", "new/cross.svg", "cross.pdf", "page.HTML"]
+    names = ["new/cross.svg", "page.HTML"]
     run("--text", TEXT, "--output_files", *names, "--alignment_file", "a.align", "--align_layer", "-1")
     attention = collect_attention(*load_model_and_tokenizer(str(model_folder)), TEXT, max_new_tokens=6)
     out = capsys.readouterr().out
@@ -107,16 +107,12 @@ def test_files_of_pairs(run: Run, model_folder: Path, capsys: pytest.CaptureFixt
         ("--positions_file a.png --average all --heads 9", "--heads, --average: only for pictures of attention"),
         ("--text TEXT --output_files a.png --align_head 0", "--align_head: only for --alignment_file"),
         ("--text TEXT --masks_file a.png --num_positions 3", "--num_positions: only for --positions_file"),
-        ("--text TEXT --output_files a.png --heads 0 0", "heads is [0, 0]; 0 must be named once"),
         ("--text TEXT --alignment_file a.gz", "a.gz: the output is written as plain text"),
         ("--source_file old.png --target_file old.png --alignment_file ./old.png --overwrite", "is the input file"),
-        ("--text dog\udcff --output_files a.png", "The source is no text"),
         ("--text TEXT --output_files old.png", "old.png exists"),
         ("--text TEXT --output_files a.png --layers 5", "layers is [5]; they must be from 0 to 1"),
-        ("--text  --output_files a.png", "needs words"),
         ("--source_file a --alignment_file b", "--source_file and --target_file belong together"),
         ("--source_file a --target_file a --output_files b.png", "--source_file is for --alignment_file"),
-        ("--source_file a --target_file a --alignment_file b", "No such file"),
     ],
 )
 def test_wrong_input_is_explained(arguments: str, message: str, run: Run, capsys: pytest.CaptureFixture[str]) -> None:

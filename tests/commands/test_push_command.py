@@ -15,17 +15,19 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from hub_folders import append, contents, edit_json, edit_weights, save_single_stack, save_translator, write_pickle
+from hub_folders import CODE_FILES, append, contents, edit_json, edit_weights, save_single_stack, save_translator
 from huggingface_hub import constants
 from local_hub import LocalHub
 from tiny_seq2seq import make_model as make_bart
 from tiny_seq2seq import make_tokenizer as make_bart_tokenizer
 
 from vanilla_transformer.hub import checks
-from vanilla_transformer.hub.files import CODE_FOLDER
 from vanilla_transformer.hub.push import PushError, plan_push
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's own
+
+
+Push = Callable[..., SimpleNamespace]
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +53,7 @@ def bart(saved_bart: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(
-    hub: LocalHub, main: Callable[[str], Callable[..., None]], capsys: pytest.CaptureFixture[str]
-) -> Callable[..., SimpleNamespace]:
+def run(hub: LocalHub, main: Callable[[str], Callable[..., None]], capsys: pytest.CaptureFixture[str]) -> Push:
     """Runs the script with a folder and these arguments; no token may be printed."""
 
     def run(folder: Path, repo_id: str, *arguments: str, status: int = 0) -> SimpleNamespace:
@@ -74,7 +74,7 @@ def run(
 
 
 @pytest.fixture
-def push(run: Callable[..., SimpleNamespace], bart: Path) -> Callable[..., SimpleNamespace]:
+def push(run: Push, bart: Path) -> Push:
     """Runs the script with the folder `bart`."""
     return partial(run, bart)
 
@@ -83,33 +83,25 @@ def edit_on_the_hub(hub: LocalHub, repo_id: str, path: str, old: str, new: str) 
     repo, text = hub.repo(repo_id), hub.read(repo_id, path).decode()
     assert old in text
     files = {**hub.files(repo_id), path: hub.small_file(text.replace(old, new).encode())}
-    repo.commit("refs/heads/main", "alice", "by hand", "", files, [path])
-
-
-def commits(hub: LocalHub, repo_id: str) -> list[str]:
-    return [commit["title"] for commit in hub.repo(repo_id).history()]
-
-
-Push = Callable[..., SimpleNamespace]
+    repo.commit("refs/heads/main", "alice", "by hand", files, [path])
 
 
 class TestPush:
     def test_one_commit_brings_it_all(self, hub: LocalHub, push: Push, bart: Path) -> None:
         repo_id, before = "alice/whole", contents(bart)
-        write_pickle(bart / "training_args.bin")
+        (bart / "training_args.bin").touch()
         options = ["--license", "apache-2.0", "--datasets", "multi30k", "--private", "--commit_message", "The first"]
         found = push(repo_id, *options, "--language", "en", "de")
         commit = hub.repo(repo_id).find("main")["id"]
-        assert found.said.splitlines()[-2:] == [
-            f"Pushed: {hub.endpoint}/{repo_id}",
-            f"Commit: {hub.endpoint}/{repo_id}/commit/{commit}",
-        ]
+        url = f"{hub.endpoint}/{repo_id}"
+        assert found.said.splitlines()[-2:] == [f"Pushed: {url}", f"Commit: {url}/commit/{commit}"]
         assert "license" not in found.said
         assert re.search(r"model\.safetensors +\d+\.\d kB\n", found.said)
         assert re.search(r"training_args\.bin +needed only to resume", found.said)
-        assert commits(hub, repo_id) == ["The first", "initial commit"]
+        assert hub.titles(repo_id) == ["The first", "initial commit"]
         assert hub.repo(repo_id).private
-        pushed = {name: hub.read(repo_id, name) for name in hub.files(repo_id)}
+        assert "from_pretrained" not in found.said, "the card"
+        pushed = hub.contents(repo_id)
         assert {name: pushed[name] for name in before} == before
         assert pushed.keys() - before.keys() == {"README.md", ".gitattributes"}
         assert b"license: apache-2.0" in pushed["README.md"]
@@ -117,11 +109,14 @@ class TestPush:
         # Again, there is nothing to do.
         again = push(repo_id).said
         assert again.splitlines()[-1] == f"Nothing has changed: {hub.endpoint}/{repo_id}"
-        assert len(commits(hub, repo_id)) == 2
+        assert len(hub.titles(repo_id)) == 2
 
     def test_a_dry_run_changes_nothing(self, hub: LocalHub, push: Push, bart: Path) -> None:
         before, seen = contents(bart), len(hub.requests)
-        found = push("alice/dry", "--dry_run")
+        found = push("alice/dry", "--dry_run", "--tags", "shown")
+        assert "\nREADME.md:\n\n---\n" in found.said
+        assert "\n- shown\n" in found.said
+        assert 'from_pretrained("alice/dry")' in found.said
         assert found.said.splitlines()[-1] == "Nothing is wrong with it. Nothing was pushed (--dry_run)."
         assert "Tried: 'A man rides a horse.' becomes 'w" in found.said
         assert "No license is given" in found.said
@@ -130,17 +125,16 @@ class TestPush:
         assert contents(bart) == before
 
     def test_a_folder_that_is_not_in_order_stays_here(self, hub: LocalHub, push: Push, bart: Path) -> None:
-        write_pickle(bart / "pytorch_model.bin")
+        (bart / "pytorch_model.bin").touch()
         (bart / ".env").touch()
         (bart / "generation_config.json").unlink()
         before = contents(bart)
         for options in ([], ["--dry_run"]):
             found = push("alice/refused", *options, status=1)
-            errors = found.errors
-            assert "usage:" not in errors
+            assert "usage:" not in found.errors
             assert found.said == ""
             for words in ("pytorch_model.bin is a pickle", ".env looks like a secret", "generation_config: "):
-                assert words in errors
+                assert words in found.errors
         assert "alice/refused" not in hub.repos
         assert contents(bart) == before
 
@@ -154,7 +148,7 @@ class TestPush:
         assert "model.safetensors" not in newest["files"]
         assert "config.json" not in newest["changed"]
         push("alice/shards", "--include", "config.json")  # the same files once more
-        assert len(commits(hub, "alice/shards")) == 3
+        assert len(hub.titles("alice/shards")) == 3
 
     def test_a_new_branch(self, hub: LocalHub, push: Push, bart: Path) -> None:
         push("alice/branches")
@@ -215,7 +209,7 @@ class TestCard:
         before = contents(bart)
         assert "README.md was edited both in the folder and on the Hub." in push(repo_id, status=1).errors
         assert contents(bart) == before
-        assert len(commits(hub, repo_id)) == 3
+        assert len(hub.titles(repo_id)) == 3
         found = push(repo_id, "--card", choice)
         pushed = hub.read(repo_id, "README.md").decode()
         assert ("From the hub." in pushed, "From the folder." in pushed) == (choice == "hub", choice == "folder")
@@ -257,9 +251,8 @@ class TestTrouble:
             assert set(hub.files("alice/unlucky")) == {".gitattributes"}
             assert contents(bart) == before
         push("alice/unlucky")
-        pushed = {name: hub.read("alice/unlucky", name) for name in hub.files("alice/unlucky")}
-        assert before.items() <= pushed.items()
-        assert len(commits(hub, "alice/unlucky")) == 2
+        assert before.items() <= hub.contents("alice/unlucky").items()
+        assert len(hub.titles("alice/unlucky")) == 2
 
     def test_a_concurrent_push_is_not_overwritten(self, hub: LocalHub, push: Push, bart: Path) -> None:
         push("alice/busy")
@@ -268,9 +261,9 @@ class TestTrouble:
         edit_on_the_hub(hub, "alice/busy", "config.json", "{", "{ ")
         with pytest.raises(PushError, match="412"):
             plan.push()
-        assert commits(hub, "alice/busy")[0] == "by hand"
+        assert hub.titles("alice/busy")[0] == "by hand"
 
-    def test_tokens_that_may_not(self, hub: LocalHub, push: Push, bart: Path) -> None:
+    def test_tokens_that_may_not(self, hub: LocalHub, push: Push, bart: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         push("alice/guarded", "--private")
         before = hub.repo("alice/guarded").refs.copy(), set(hub.repos)
         edit_json(bart / "generation_config.json", max_new_tokens=5)
@@ -280,13 +273,12 @@ class TestTrouble:
             ("alice/guarded", "hf_bob", "403"),
             ("alice/another", "hf_reader", "403"),
         ):
-            assert f"{status} " in push(repo_id, "--token", token, status=1).errors
-        assert (hub.repo("alice/guarded").refs.copy(), set(hub.repos)) == before
-
-    def test_no_token(self, hub: LocalHub, push: Push, monkeypatch: pytest.MonkeyPatch) -> None:
+            errors = push(repo_id, "--token", token, status=1).errors
+            assert f"{status} " in errors
+            assert "same command" not in errors
         monkeypatch.delenv("HF_TOKEN")
         assert "Log in with `hf auth login`" in push("alice/anonymous", status=1).errors
-        assert "alice/anonymous" not in hub.repos
+        assert (hub.repo("alice/guarded").refs.copy(), set(hub.repos)) == before
 
     def test_arguments_that_cannot_be(self, hub: LocalHub, push: Push) -> None:
         push("alice/public")
@@ -299,14 +291,15 @@ class TestTrouble:
         }
         for arguments, words in says.items():
             assert words in push(*arguments, status=2).errors
-        assert (
-            'Invalid metadata in README.md. - "license"' in push("alice/new", "--license", "No Such", status=1).errors
-        )
-        assert len(commits(hub, "alice/public")) == 2
+        errors = push("alice/new", "--license", "No Such", status=1).errors
+        assert 'Invalid metadata in README.md. - "license"' in errors
+        assert len(hub.titles("alice/public")) == 2
 
     def test_no_network(self, push: Push, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-        assert "refuses: ConnectError" in push("alice/far", status=1).errors
+        errors = push("alice/far", status=1).errors
+        assert "refuses: ConnectError" in errors
+        assert errors.endswith("command again when the Hub can be reached: what has arrived is not sent twice.")
         assert "http://127.0.0.1:9 cannot be reached" in push("alice/far", "--dry_run").said
 
 
@@ -328,10 +321,12 @@ def test_a_single_stack_is_tried_at_its_own_task(
         assert hub.read("alice/writer", path.name) == path.read_bytes()
 
 
-def test_a_model_that_brings_its_code_is_tried_without_the_package(hub: LocalHub, run: Push, tmp_path: Path) -> None:
+def test_a_model_that_brings_its_code_is_tried_without_the_package(
+    hub: LocalHub, run: Push, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = save_translator(tmp_path / "model")
     append(folder / "pipeline_vanilla_transformer.py", "raise ImportError('out of order')\n")
-    # Another interpreter, which fails at once; one that runs the code takes seconds, and is below.
+    # Another interpreter, which fails at once; test_checks.py has one that runs the code, which takes seconds.
     interpreter = tmp_path / "python"
     interpreter.write_text("#!/bin/sh\necho 'ImportError: out of order' >&2; exit 1\n")
     interpreter.chmod(0o700)
@@ -347,7 +342,15 @@ def test_a_model_that_brings_its_code_is_tried_without_the_package(hub: LocalHub
     assert "in a process without this package loading or using the model fails: ImportError: out of order" in errors
     assert "alice/vanilla" not in hub.repos
     assert contents(folder) == before
+    tried: dict[str, bytes] = {}
+
+    def note(stage: Path, *_: Any) -> Any:
+        tried.update({path.name: path.read_bytes() for path in stage.glob("*.py")})
+        return ()
+
+    monkeypatch.setattr(checks, "_try_without_the_package", note)
     said = run(folder, "alice/vanilla", "--code", "installed").said
+    assert tried == CODE_FILES
     assert "From the installed package, not from the folder: pipeline_vanilla_transformer.py." in said
     assert "here and without this package." in said
     assert "config.json gets langs=['en', 'de']." in said
@@ -357,51 +360,30 @@ def test_a_model_that_brings_its_code_is_tried_without_the_package(hub: LocalHub
     assert (config["langs"], config["custom_pipelines"]) == (["en", "de"], tasks)
     assert hub.read("alice/vanilla", "config.json") == (folder / "config.json").read_bytes()
     assert "`translation_en_to_de`" in hub.read("alice/vanilla", "README.md").decode()
-    assert len(commits(hub, "alice/vanilla")) == 2
-    for path in folder.glob("*.py"):
-        assert hub.read("alice/vanilla", path.name) == path.read_bytes() == (CODE_FOLDER / path.name).read_bytes()
+    assert len(hub.titles("alice/vanilla")) == 2
+    assert CODE_FILES.items() <= contents(folder).items()
+    assert CODE_FILES.items() <= hub.contents("alice/vanilla").items()
+
+
+POLICY = '"fixed window";"api";q=500;w=300'
 
 
 class TestAdvice:
-    """What to do after a push that failed."""
-
     @pytest.mark.parametrize(
-        ("headers", "wait"),
+        ("request_", "headers", "wait"),
         [
-            ({"Retry-After": "120"}, "wait 120 seconds"),
-            ({"Retry-After": "Wed, 21 Oct 2037 07:28:00 GMT"}, "wait until Wed, 21 Oct 2037 07:28:00 GMT"),
-            (
-                {"RateLimit": '"api";r=0;t=55', "RateLimit-Policy": '"fixed window";"api";q=500;w=300'},
-                "wait 55 seconds",
-            ),
-            ({}, "wait some minutes"),
+            (["GET", "/api/models/"], {"Retry-After": "120"}, "wait 120 seconds"),
+            (["POST", "/commit/"], {"Retry-After": "Wed, 21 Oct 2037 07:28:00 GMT"}, "wait until Wed, 21 Oct 2037 07"),
+            (["GET", "/api/models/"], {"RateLimit": '"api";r=0;t=55', "RateLimit-Policy": POLICY}, "wait 55 seconds"),
+            (["POST", "/commit/"], {}, "wait some minutes"),
         ],
     )
-    @pytest.mark.parametrize("request_", [["GET", "/api/models/"], ["POST", "/commit/"]], ids=["look", "commit"])
     def test_of_too_many_requests_is_how_long_to_wait(
         self, hub: LocalHub, push: Push, request_: list[str], headers: dict[str, str], wait: str
     ) -> None:
         hub.failures.append([*request_, (429, "Too many", None, headers), 1000])
         errors = push("alice/limited", status=1).errors
         hub.failures.clear()
-        again = "then give the same command again, which sends nothing twice that arrived."
-        assert f"The Hub takes no more requests from you for now: {wait}, {again}" in errors
+        assert f"The Hub takes no more requests from you for now: {wait}" in errors
+        assert errors.endswith(", then give the same command again, which sends nothing twice that arrived.")
         assert "HfHubHTTPError" not in errors
-
-    def test_without_a_network_is_to_come_back(self, push: Push, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-        errors = push("alice/far", status=1).errors
-        assert errors.endswith("command again when the Hub can be reached: what has arrived is not sent twice.")
-
-    def test_of_a_wrong_token_is_not_to_try_it_again(self, push: Push) -> None:
-        for token in ("hf_nobody", "hf_reader"):
-            assert "same command" not in push("alice/refused-token", "--token", token, status=1).errors
-
-
-def test_a_dry_run_shows_the_card(push: Push, bart: Path) -> None:
-    said = push("alice/shown", "--dry_run", "--license", "mit").said
-    assert "\nREADME.md:\n\n---\n" in said
-    assert "\nlicense: mit\n" in said
-    assert 'from_pretrained("alice/shown")' in said
-    assert said.splitlines()[-1] == "Nothing is wrong with it. Nothing was pushed (--dry_run)."
-    assert "from_pretrained" not in push("alice/shown").said

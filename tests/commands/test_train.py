@@ -1,7 +1,14 @@
 """scripts/train.py beyond its defaults: recipe, averaging, two vocabularies, streams, and what it leaves behind."""
 
+import contextlib
+import io
 import json
 import os
+import re
+import runpy
+import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +18,13 @@ import yaml
 from corpus_files import command_line
 from many_processes import write_pairs
 from safetensors.torch import load_file
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
-from vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizer,
+)
 from vanilla_transformer.commands import train as script
 from vanilla_transformer.files import digest_weights, locked
 from vanilla_transformer.training import callbacks
@@ -21,33 +32,177 @@ from vanilla_transformer.training import callbacks
 pytestmark = pytest.mark.usefixtures("no_curves")
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Two aligned files for training and two for validation, as arguments."""
-    folder = tmp_path_factory.mktemp("data")
-    return {f"{name}_file": write_pairs(folder, name, count) for name, count in (("train", 36), ("validation", 6))}
+def run(settings: dict[str, Any]) -> None:
+    script.main(command_line(settings))
+
+
+Refuse = Callable[[list[Any]], str]
 
 
 @pytest.fixture
-def settings(data: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
-    return {
-        **data,
-        "preset": "tiny",
-        "vocab_size": 280,
-        "max_source_tokens": 60,
-        "learning_rate": 0.003,
-        "warmup_steps": 2,
-        "num_train_epochs": 2,
-        "logging_steps": 1,
-        "generation_max_length": 12,
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "output_dir": str(tmp_path / "run"),
-    }
+def refuse(capsys: pytest.CaptureFixture[str]) -> Refuse:
+    """Expects scripts/train.py to end with an error, and returns what it says."""
+
+    def run(words: list[Any]) -> str:
+        with pytest.raises(SystemExit) as end:
+            script.main([str(word) for word in words])
+        assert end.value.code == 2
+        return capsys.readouterr().err
+
+    return run
 
 
-def run(settings: dict[str, Any]) -> None:
-    script.main(command_line(settings))
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Arguments of scripts/train.py for one epoch of three steps."""
+    folder = tmp_path_factory.mktemp("data")
+    settings: dict[str, Any] = {"preset": "tiny", "config_overrides": "encoder_layers=1,decoder_layers=1,d_k=4"}
+    settings |= {f"{name}_file": write_pairs(folder, name, count) for name, count in (("train", 30), ("validation", 6))}
+    settings |= {"vocab_size": 280, "per_device_train_batch_size": 10, "learning_rate": 0.003, "warmup_steps": 2}
+    settings |= {"num_train_epochs": 1, "logging_steps": 1, "label_smoothing_factor": 0.1}
+    return settings | {"generation_max_length": 12, "use_cpu": True, "disable_tqdm": True}
+
+
+@pytest.fixture
+def settings(small: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """Those of two epochs, in batches of so many tokens."""
+    rest = {name: value for name, value in small.items() if name != "per_device_train_batch_size"}
+    return {**rest, "max_source_tokens": 60, "num_train_epochs": 2, "output_dir": str(tmp_path / "run")}
+
+
+@pytest.fixture(scope="module")
+def trained(small: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model trained for three steps by the script itself, from a file of arguments."""
+    folder = tmp_path_factory.mktemp("trained")
+    output_dir = folder / "model"
+    settings = {**small, "hub_license": "mit", "output_dir": str(output_dir)}
+    (folder / "arguments.yaml").write_text(yaml.safe_dump(settings))
+    path = Path(__file__).parents[2] / "scripts" / "train.py"
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as said:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", [str(path), "arguments.yaml"])
+        runpy.run_path(str(path), run_name="__main__")
+    assert "pairs: 30 train, 6 validation" in said.getvalue()
+    assert f"The model is in {output_dir}" in said.getvalue()
+    return output_dir
+
+
+class TestTraining:
+    def test_all_that_belongs_to_the_model_is_saved(self, trained: Path, small: dict[str, Any]) -> None:
+        names = ("arguments", "config", "generation_config", "tokenizer", "tokenizer_config", "train_results")
+        expected = {"model.safetensors", "modeling_vanilla_transformer.py", "pipeline_vanilla_transformer.py"}
+        assert expected | {f"{name}.json" for name in names} <= {path.name for path in trained.iterdir()}
+        scores = json.loads((trained / "eval_results.json").read_text())
+        assert all(0 <= scores[name] <= 100 for name in ("eval_bleu", "eval_chrf"))
+        assert scores["eval_loss"] > 0
+        recorded = json.loads((trained / "arguments.json").read_text())
+        assert recorded["model"]["config_overrides"] == small["config_overrides"]
+        assert recorded["data"]["train_file"] == small["train_file"]
+        search = GenerationConfig.from_pretrained(trained)
+        assert (search.num_beams, search.max_length, search.max_new_tokens) == (4, None, None)
+
+    def test_it_leaves_its_record(self, trained: Path) -> None:
+        card = (trained / "README.md").read_text(encoding="utf-8")
+        assert "\nlicense: mit\n" in card
+        assert "BLEU" in card
+        assert str(trained.parent) not in card
+        assert (trained / "curves.png").read_bytes().startswith(b"\x89PNG")
+        record = json.loads((trained / "metrics.json").read_text())
+        assert "eval_bleu" in json.dumps(record)
+        history = json.loads((trained / "trainer_state.json").read_text())["log_history"]
+        for name in ("target_tokens_per_second", "padding_share", "grad_norm", "learning_rate"):
+            assert name in history[0]
+        assert any(path.name.startswith("events.") for path in (trained / "runs").rglob("*"))
+
+    def test_the_model_is_what_the_arguments_asked_for(self, trained: Path) -> None:
+        model: Any = AutoModelForSeq2SeqLM.from_pretrained(trained)
+        tokenizer = AutoTokenizer.from_pretrained(trained)
+        assert type(model) is VanillaTransformerForConditionalGeneration
+        assert type(tokenizer) is VanillaTransformerTokenizer
+        assert (model.config.encoder_layers, model.config.d_k, model.config.d_model) == (1, 4, 32)
+        assert model.config.label_smoothing == 0.1
+        assert model.config.vocab_size == len(tokenizer)
+
+    def test_the_same_command_with_more_epochs_goes_on(
+        self, trained: Path, small: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        model = Path(shutil.copytree(trained, tmp_path / "model"))
+        script.main(command_line(small, output_dir=model, num_train_epochs=2))
+        assert f"Resuming from {model / 'checkpoint-3'}" in capsys.readouterr().out
+        before, after = (json.loads((folder / "trainer_state.json").read_text()) for folder in (trained, model))
+        assert (before["global_step"], after["global_step"]) == (3, 6)
+        losses = [[entry["loss"] for entry in state["log_history"] if "loss" in entry] for state in (before, after)]
+        assert len(losses[0]) == 3
+        assert losses[1][:3] == losses[0], "the first three steps are those of the first part"
+        assert len(losses[1]) == 6
+        old, new = (load_file(folder / "checkpoint-3" / "model.safetensors") for folder in (trained, model))
+        assert all(old[name].equal(new[name]) for name in old)
+
+    def test_the_checkpoint_that_a_run_goes_on_from_may_be_deleted_meanwhile(
+        self, small: dict[str, Any], tmp_path: Path
+    ) -> None:
+        model = tmp_path / "model"
+        changes = {"output_dir": model, "load_best_model_at_end": False, "save_total_limit": 1}
+        script.main(command_line(small, **changes))
+        script.main(command_line(small, **changes, num_train_epochs=3))
+        assert [folder.name for folder in model.glob("checkpoint-*")] == ["checkpoint-9"]
+        assert json.loads((model / "train_results.json").read_text())["epoch"] == 3
+
+    def test_a_finished_run_keeps_its_record(self, trained: Path, small: Any, tmp_path: Path) -> None:
+        model = Path(shutil.copytree(trained, tmp_path / "model"))
+        before = (model / "train_results.json").read_bytes()
+        script.main(command_line(small, output_dir=model))
+        assert (model / "train_results.json").read_bytes() == before
+
+    def test_a_run_of_other_arguments_is_refused(self, trained: Path, small: Any, refuse: Refuse) -> None:
+        before = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
+        changed = command_line(small, output_dir=trained, vocab_size=300)
+        assert "vocab_size: 280 there, 300 now" in refuse(changed)
+        assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
+
+    def test_its_model_is_scored_and_translates(
+        self, trained: Path, small: Any, main: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        named = ["--model_name_or_path", trained, "--device", "cpu", "--max_new_tokens", "8", "--disable_tqdm"]
+        test_file = small["validation_file"]
+        main("evaluate_translation")(*named, "--test_file", *test_file, "--output_dir", tmp_path / "scores")
+        assert re.search(r"^sentences +6  4 beams$", capsys.readouterr().out, flags=re.MULTILINE)
+        hypotheses = (tmp_path / "scores" / "hypotheses.txt").read_text(encoding="utf-8")
+        main("translate")(*named, "--input_file", test_file[0], "--output_file", tmp_path / "output.de")
+        assert (tmp_path / "output.de").read_text(encoding="utf-8") == hypotheses
+        assert hypotheses.count("\n") == 6
+
+
+class TestErrorsOfTraining:
+    """Each ends with one message, and leaves no folder behind that would refuse the command when it is put right."""
+
+    @pytest.mark.parametrize(
+        ("german", "changes", "message"),
+        [
+            (b"eins\n" * 29, {}, r"train\.en has 30 lines, but .*train\.de has 29"),
+            (b"eins\nf\xfcnf\n" * 15, {}, r"train\.de, line 2: byte 0xfc"),
+            (b"eins\n" * 30, {"config_overrides": "d_model=wide"}, r"d_model.*(?s:.*)'?wide"),
+            (b"eins\n" * 30, {"vocab_size": 9}, r"vocab_size=9 is too small"),
+        ],
+    )
+    def test_text_files_and_arguments(
+        self, german: bytes, changes: Any, message: str, small: Any, refuse: Refuse, tmp_path: Path
+    ) -> None:
+        files = write_pairs(tmp_path, "train", 30)
+        Path(files[1]).write_bytes(german)
+        said = refuse(command_line({**small, "train_file": files}, output_dir=tmp_path / "out", **changes))
+        assert re.search(message, said), said
+        assert said.index("usage: ") < 3
+        assert len(said.split("error:")[0].splitlines()) <= 3, "the message is not buried under a hundred arguments"
+        assert not (tmp_path / "out").exists()
+
+    @pytest.mark.parametrize(("name", "write"), [("a.json", json.dumps), ("a.yaml", yaml.safe_dump)])
+    def test_a_file_of_arguments(self, name: str, write: Any, refuse: Refuse, tmp_path: Path) -> None:
+        (tmp_path / name).write_text(write({"builtin_corpus": True, "preset": "tiny", "presett": "big"}))
+        assert "presett" in refuse([tmp_path / name])
+        assert "missing" in refuse([tmp_path / f"missing-{name}"])
+        (tmp_path / name).write_text("[1]")
+        assert "holds a list: it must hold names and values" in refuse([tmp_path / name])
 
 
 class TestRecipe:
@@ -88,18 +243,6 @@ class TestRecipe:
         assert (arguments.max_steps, arguments.average_checkpoints, arguments.adam_beta2) == (9, 5, 0.98)
         assert arguments.learning_rate == 0.001
 
-    @pytest.mark.parametrize("words", [["--recipe", "mine"], ["--recipe", "paper", "--tokens_per_batch", "many"]])
-    def test_wrong_words_are_explained(self, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit):
-            script.main(["--preset", "base", "--train_file", "pairs.tsv", *words])
-        assert words[-2].removeprefix("--") in capsys.readouterr().err
-
-    def test_a_file_that_holds_no_names_is_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        (tmp_path / "list.json").write_text("[1]")
-        with pytest.raises(SystemExit):
-            script.main([str(tmp_path / "list.json")])
-        assert "holds a list: it must hold names and values" in capsys.readouterr().err
-
 
 def test_the_average_of_the_checkpoints_is_the_model(settings: dict[str, Any]) -> None:
     run({**settings, "num_train_epochs": 4, "average_checkpoints": 3})
@@ -114,23 +257,6 @@ def test_the_average_of_the_checkpoints_is_the_model(settings: dict[str, Any]) -
     assert json.loads((output / "eval_results.json").read_text())["eval_loss"] > 0
 
 
-def test_a_run_leaves_its_record(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()  # curves are drawn
-    run({**settings, "hub_license": "mit"})
-    output = Path(settings["output_dir"])
-    card = (output / "README.md").read_text(encoding="utf-8")
-    assert "\nlicense: mit\n" in card
-    assert "BLEU" in card
-    assert str(output.parent) not in card
-    assert (output / "curves.png").read_bytes().startswith(b"\x89PNG")
-    record = json.loads((output / "metrics.json").read_text())
-    assert "eval_bleu" in json.dumps(record)
-    history = json.loads((output / "trainer_state.json").read_text())["log_history"]
-    for name in ("target_tokens_per_second", "padding_share", "grad_norm", "learning_rate"):
-        assert name in history[0]
-    assert any(path.name.startswith("events.") for path in (output / "runs").rglob("*"))
-
-
 def test_a_warm_up_that_does_not_fit_is_said_before_the_training(
     settings: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +269,7 @@ def test_a_warm_up_that_does_not_fit_is_said_before_the_training(
     )
 
 
-def test_two_vocabularies(settings: dict[str, Any], data: dict[str, Any], tmp_path: Path) -> None:
+def test_two_vocabularies(settings: dict[str, Any], tmp_path: Path) -> None:
     """From text to a model that reads in one vocabulary and writes in the other, and goes on being trained."""
     run({**settings, "separate_vocabularies": True, "target_vocab_size": 270})
     output = Path(settings["output_dir"])
@@ -158,7 +284,7 @@ def test_two_vocabularies(settings: dict[str, Any], data: dict[str, Any], tmp_pa
     assert tokenizer.decode(labels[0], skip_special_tokens=True) == "eins zwei"
     assert model(**batch, labels=labels).logits.shape[-1] == tokenizer.target_vocab_size
     further = {**settings, "model_name_or_path": str(output), "output_dir": str(tmp_path / "further")}
-    del further["preset"]
+    del further["preset"], further["config_overrides"]
     run({**further, "num_train_epochs": 1})
     assert AutoTokenizer.from_pretrained(tmp_path / "further").separate_vocabs
 
@@ -181,30 +307,26 @@ class TestStreaming:
 
     def test_bpe_dropout_on_the_fly(self, streaming: dict[str, Any]) -> None:
         run({**streaming, "bpe_dropout": 0.2, "eval_strategy": "no"})
-        state = json.loads((Path(streaming["output_dir"]) / "trainer_state.json").read_text())
-        assert state["global_step"] == 6
+        assert '"global_step": 6,' in (Path(streaming["output_dir"]) / "trainer_state.json").read_text()
 
-    def test_what_a_stream_lacks_is_said_at_once(
-        self, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_what_a_stream_lacks_is_said_at_once(self, settings: dict[str, Any], refuse: Refuse) -> None:
         del settings["max_source_tokens"]
-        with pytest.raises(SystemExit):
-            run({**settings, "streaming": True})
-        message = capsys.readouterr().err
+        message = refuse(command_line(settings, streaming=True))
         for name in ("max_source_tokens", "max_steps", "eval_strategy", "save_strategy"):
             assert f"{name} must" in message
         assert not Path(settings["output_dir"]).exists()
 
-    def test_the_builtin_corpus_is_no_stream(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit):
-            run({"preset": "tiny", "builtin_corpus": True, "streaming": True})
-        assert "the built-in corpus is made in memory" in capsys.readouterr().err
+    def test_the_builtin_corpus_is_no_stream(self, refuse: Refuse) -> None:
+        words = {"preset": "tiny", "builtin_corpus": True, "streaming": True}
+        assert "the built-in corpus is made in memory" in refuse(command_line(words))
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ({"preset": "tinny"}, "tinny"),
+        ({"recipe": "mine"}, "recipe"),
+        ({"recipe": "paper", "tokens_per_batch": "many"}, "tokens_per_batch"),
         ({"config_overrides": "dropuot=0.3"}, "dropuot not among the fields"),
         ({"tokens_per_batch": 1000}, "tokens_per_batch=1000 needs a recipe"),
         ({"bpe_dropout": 1}, "bpe_dropout=1.0: must be at least 0 and less than 1"),
@@ -216,11 +338,9 @@ class TestStreaming:
     ],
 )
 def test_impossible_wishes_are_refused(
-    settings: dict[str, Any], wrong: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+    settings: dict[str, Any], wrong: dict[str, Any], message: str, refuse: Refuse
 ) -> None:
-    with pytest.raises(SystemExit):
-        run({**settings, **wrong})
-    errors = capsys.readouterr().err
+    errors = refuse(command_line(settings, **wrong))
     assert message in errors
     assert "vocabulary has" not in errors, "said before a tokenizer is trained"
 
@@ -231,20 +351,17 @@ def test_a_training_that_diverges_ends_with_a_message(settings: dict[str, Any]) 
     assert not (Path(settings["output_dir"]) / "model.safetensors").exists()
 
 
-def test_a_named_checkpoint_that_is_damaged_is_refused(
-    settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_named_checkpoint_that_is_damaged_is_refused(settings: dict[str, Any], refuse: Refuse) -> None:
     run({**settings, "num_train_epochs": 1, "eval_strategy": "no"})
     (checkpoint,) = Path(settings["output_dir"]).glob("checkpoint-*")
     (checkpoint / "optimizer.pt").write_bytes(b"")
-    with pytest.raises(SystemExit):
-        run({**settings, "eval_strategy": "no", "resume_from_checkpoint": checkpoint})
-    assert f"resume_from_checkpoint={checkpoint}: optimizer.pt is cut off or damaged" in capsys.readouterr().err
+    said = refuse(command_line(settings, eval_strategy="no", resume_from_checkpoint=checkpoint))
+    assert f"resume_from_checkpoint={checkpoint}: optimizer.pt is cut off or damaged" in said
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_files_whose_content_changed_are_other_data(
-    settings: dict[str, Any], tmp_path: Path, streaming: bool, capsys: pytest.CaptureFixture[str]
+    settings: dict[str, Any], tmp_path: Path, streaming: bool, refuse: Refuse
 ) -> None:
     files = write_pairs(tmp_path, "own", 12)
     settings |= {"train_file": files, "num_train_epochs": 1, "eval_strategy": "no", "save_strategy": "no"}
@@ -253,20 +370,15 @@ def test_files_whose_content_changed_are_other_data(
     run(settings)
     text = Path(files[1]).read_text()
     Path(files[1]).write_text(text.replace("one", "three" if streaming else "eno"))
-    with pytest.raises(SystemExit):
-        run(settings)
-    assert f"holds a run with other data: {files[1]} changed since" in capsys.readouterr().err
+    assert f"holds a run with other data: {files[1]} changed since" in refuse(command_line(settings))
     Path(files[1]).write_text(text)
     run(settings)
 
 
-def test_a_run_that_is_under_way_is_not_started_again(
-    settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_under_way_is_not_started_again(settings: dict[str, Any], refuse: Refuse) -> None:
     output = Path(settings["output_dir"])
-    with locked(output / "_lock", "it"), pytest.raises(SystemExit):
-        run(settings)
-    assert f"{output} is in use by process {os.getpid()} on " in capsys.readouterr().err
+    with locked(output / "_lock", "it"):
+        assert f"{output} is in use by process {os.getpid()} on " in refuse(command_line(settings))
     assert not list(output.iterdir())
     (output / "_lock").write_text("process 1 on a machine that was switched off")
     run({**settings, "eval_strategy": "no", "save_strategy": "no", "num_train_epochs": 1})
@@ -313,20 +425,15 @@ class TestWords:
         assert "default: None" not in text
         assert "Default: vocab_size. (default" not in " ".join(text.split())
 
-    def test_a_misspelt_option_is_corrected(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_misspelt_option_is_corrected(self, tmp_path: Path, refuse: Refuse) -> None:
         (tmp_path / "words.yaml").write_text("presett: tiny\nbuiltin_corpus: true\n")
         for words in (["--presett", "tiny", "--builtin_corpus"], ["--presett=tiny"], [str(tmp_path / "words.yaml")]):
-            with pytest.raises(SystemExit):
-                script.main(words)
-            message = capsys.readouterr().err.splitlines()[-1]
+            message = refuse(words).splitlines()[-1]
             assert "error: unrecognized arguments: --presett" in message
             assert message.endswith("(did you mean --preset?)")
 
-    def test_a_model_that_is_not_there_is_named_in_a_line(
-        self, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        del settings["preset"]
-        with pytest.raises(SystemExit):
-            run({**settings, "model_name_or_path": "out/typo"})
-        (message,) = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("usage")]
+    def test_a_model_that_is_not_there_is_named_in_a_line(self, settings: dict[str, Any], refuse: Refuse) -> None:
+        del settings["preset"], settings["config_overrides"]
+        said = refuse(command_line(settings, model_name_or_path="out/typo"))
+        (message,) = [line for line in said.splitlines() if not line.startswith("usage")]
         assert "error: There is no folder out/typo, and no model of that name could be loaded from the Hub: " in message

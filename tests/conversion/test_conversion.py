@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_vanilla import largest_allocation, make_loud_model, make_model
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+from transformers import GenerationConfig
 
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.conversion.converted import ConvertedModel, build_model
@@ -64,19 +64,6 @@ def test_the_check_tells_the_largest_difference_and_refuses_a_large_one() -> Non
         with pytest.raises(ConversionError, match=r"computes something else than the model X: logits differ"):
             make_converted(error)[0].check()
     assert ConvertedModel(source="the model X", model=make_converted(0.0)[1]).check() is None
-
-
-def test_a_converted_model_is_saved_with_its_tokenizer(tmp_path: Path) -> None:
-    tokenizer = VanillaTransformerTokenizer()
-    converted, model = make_converted(0.0, tokenizer)
-    model.generation_config.num_beams = 3
-    folder = converted.save(tmp_path / "out" / "it")
-    again = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    assert again.generation_config.num_beams == 3
-    assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
-    assert AutoTokenizer.from_pretrained(folder)("Hallo").input_ids == tokenizer("Hallo").input_ids
-    with pytest.raises(FileExistsError, match="not empty"):
-        converted.save(folder)
 
 
 def test_what_cannot_be_saved_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

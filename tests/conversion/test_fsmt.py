@@ -200,14 +200,11 @@ class TestRefusals:
         with pytest.raises(ConversionError, match=r"encoder\.embed_positions\.weight is not .* position 5 differs"):
             convert_fsmt(str(tmp_path))
 
-    def test_a_damaged_vocabulary_or_another_s_is_refused(self, wmt: Path, tmp_path: Path) -> None:
+    def test_another_model_s_vocabulary_is_refused(self, wmt: Path, tmp_path: Path) -> None:
         folder = shutil.copytree(wmt, tmp_path / "model")
         vocabulary = json.loads((folder / "vocab-tgt.json").read_text())
         (folder / "vocab-tgt.json").write_text(json.dumps({**vocabulary, "more": len(vocabulary)}))
         with pytest.raises(ConversionError, match=f"the target vocabulary has the id {len(vocabulary)}"):
-            convert_fsmt(str(folder))
-        (folder / "vocab-tgt.json").write_text("{")
-        with pytest.raises(ConversionError, match=r"vocab-tgt\.json is no vocabulary"):
             convert_fsmt(str(folder))
 
     def test_without_sacremoses_the_extra_is_named(self, wmt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,30 +212,16 @@ class TestRefusals:
         with pytest.raises(ImportError, match=r"pip install 'vanilla-transformer\[convert\]'"):
             convert_fsmt(str(wmt))
 
-    @pytest.mark.parametrize(
-        ("damage", "message"),
-        [
-            (lambda ids: {**ids, "a": [7], "b": "x"}, r"'a' has the id \[7\]"),
-            (list, "an id for each token"),
-        ],
-    )
-    @pytest.mark.parametrize("name", ["vocab-src.json", "vocab-tgt.json"])
-    def test_a_vocabulary_without_ids_is_refused_by_its_name(
-        self, wmt: Path, tmp_path: Path, name: str, damage: Any, message: str
-    ) -> None:
+    def test_damaged_files_are_refused(self, wmt: Path, tmp_path: Path) -> None:
         folder = shutil.copytree(wmt, tmp_path / "model")
-        (folder / name).write_text(json.dumps(damage(json.loads((folder / name).read_text()))))
-        with pytest.raises(ConversionError, match=rf"{name} is no vocabulary.*(?s:.*){message}"):
-            convert_fsmt(str(folder))
-
-    @pytest.mark.parametrize("content", ["[1]", "[" * 200_000])
-    @pytest.mark.parametrize(
-        "name", ["config.json", "tokenizer_config.json", "generation_config.json", "vocab-src.json"]
-    )
-    def test_json_of_another_kind_or_nested_too_deeply_is_refused(
-        self, wmt: Path, tmp_path: Path, name: str, content: str
-    ) -> None:
-        folder = shutil.copytree(wmt, tmp_path / "model")
-        (folder / name).write_text(content)
-        with pytest.raises(ConversionError, match=str(folder)):
-            convert_fsmt(str(folder))
+        settings = ("config.json", "tokenizer_config.json", "generation_config.json", "vocab-src.json")
+        cases = [(name, content, str(folder)) for name in settings for content in ("[1]", "[" * 200_000)]
+        for name in ("vocab-src.json", "vocab-tgt.json"):
+            cases += [(name, '{"b": 3, "a": [7]}', rf"{name} is no vocabulary.*\n.*'a' has the id \[7\]")]
+            cases += [(name, content, f"{name} is no vocabulary.*an id for each token") for content in ("[1]", "{")]
+        for name, content, message in cases:
+            whole = (folder / name).read_text() if (folder / name).exists() else "{}"
+            (folder / name).write_text(content)
+            with pytest.raises(ConversionError, match=message):
+                convert_fsmt(str(folder))
+            (folder / name).write_text(whole)

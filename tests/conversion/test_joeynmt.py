@@ -138,8 +138,11 @@ def test_it_computes_what_the_original_does(options: dict[str, Any], tmp_path: P
 
 
 def test_all_of_it_is_saved_and_found_again(tmp_path: Path) -> None:
-    write(tmp_path / "model", {"data.trg.level": "bpe", "data.trg.tokenizer_type": "subword-nmt"})
+    options = {"data.trg.level": "bpe", "data.trg.tokenizer_type": "subword-nmt", "data.src.lowercase": True}
+    write(tmp_path / "model", {**options, "testing.repetition_penalty": 1.5, "testing.no_repeat_ngram_size": 3})
     converted = convert_joeynmt(tmp_path / "model" / "3.ckpt")
+    for part in ("level: word, lowercase", "testing.repetition_penalty", "testing.no_repeat_ngram_size"):
+        assert part in " ".join(converted.notes)
     config = converted.model.config
     assert (config.dropout, config.activation_dropout, config.attention_dropout) == (0.2, 0.2, 0.2)
     assert (config.label_smoothing, config.langs, config.layer_norm_eps) == (0.1, ["de", "en"], 1e-6)
@@ -159,6 +162,8 @@ def test_all_of_it_is_saved_and_found_again(tmp_path: Path) -> None:
         (SETTINGS["testing"], [5, 0.7, "gnmt", 1, None, [1, 2]]),
         ({"alpha": 1, "beam_size": 2, "max_output_length": 9, "min_output_length": 3}, [2, 1.0, "gnmt", 3, 9, [1, 2]]),
         ({"beam_size": 2, "generate_unk": False}, [2, 0.0, "gnmt", 1, None, [0, 1, 2]]),
+        ({"beam_size": 5, "beam_alpha": 1.5}, [5, 1.5, "gnmt", 1, None, [1, 2]]),
+        ({"beam_size": 5, "alpha": 2}, [5, 2.0, "gnmt", 1, None, [1, 2]]),
         ("drop", [None, None, None, 1, None, [1, 2]]),
     ],
 )
@@ -168,14 +173,9 @@ def test_the_search_is_that_of_the_section_testing(testing: Any, search: list[An
     names = ("num_beams", "length_penalty", "length_penalty_type", "min_new_tokens", "max_new_tokens")
     found = converted.model.generation_config
     assert [getattr(found, name, None) for name in (*names, "suppress_tokens")] == search
+    noted = any("JoeyNMT ends when each place in the beam has held" in note for note in converted.notes)
+    assert noted == ((search[1] or 0) > 1), "longer translations win"
     converted.save(tmp_path / "saved")  # the library refuses settings that contradict each other
-
-
-def test_what_has_no_counterpart_is_noted(tmp_path: Path) -> None:
-    write(tmp_path, {"testing.repetition_penalty": 1.5, "testing.no_repeat_ngram_size": 3, "data.src.lowercase": True})
-    notes = " ".join(convert_joeynmt(tmp_path).notes)
-    for part in ("level: word, lowercase", "testing.repetition_penalty", "testing.no_repeat_ngram_size"):
-        assert part in notes
 
 
 @pytest.mark.parametrize(
@@ -242,14 +242,6 @@ def test_every_unsupported_setting_is_named_at_once(tmp_path: Path) -> None:
         convert_joeynmt(tmp_path)
 
 
-def test_a_table_of_other_positions_is_refused(tmp_path: Path) -> None:
-    weights = write(tmp_path)
-    weights["decoder.pe.pe"] = weights["decoder.pe.pe"].flip(1)
-    torch.save({"model_state": dict(weights)}, tmp_path / "3.ckpt")
-    with pytest.raises(ConversionError, match=r"decoder\.pe\.pe is not the table"):
-        convert_joeynmt(tmp_path)
-
-
 def test_folders_that_are_no_trainings(tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match=r"no checkpoint \(\*\.ckpt\) in it"):
         convert_joeynmt(tmp_path)
@@ -261,32 +253,21 @@ def test_folders_that_are_no_trainings(tmp_path: Path) -> None:
     absent = "no section trg in data\n.*no section decoder in model"
     texts = {"": "there is no section data\n.*there is no section model", "data: [": "cannot be read"}
     texts |= {"data: {src: {}}\nmodel: {encoder: {}}": absent, "- data": "no section data"}
+    without_embeddings = yaml.safe_dump(change(SETTINGS, {"model.decoder.embeddings": 3}))
+    texts |= {without_embeddings: r"config\.yaml is no .*\n  - there is no section embeddings in model\.decoder"}
+    texts |= {"[" * 600: r"config\.yaml, the model's configuration, cannot be read"}
     write(tmp_path)
     for text, message in texts.items():
         (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
         with pytest.raises(ConversionError, match=message):
             convert_joeynmt(tmp_path)
-    write(tmp_path)
-    torch.save({"state": {}}, tmp_path / "3.ckpt")
-    with pytest.raises(ConversionError, match="no entry 'model_state'"):
-        convert_joeynmt(tmp_path)
-
-
-def test_settings_without_embeddings_or_nested_too_deeply_are_refused(tmp_path: Path) -> None:
-    write(tmp_path)
-    config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump(change(SETTINGS, {"model.decoder.embeddings": 3})))
-    with pytest.raises(
-        ConversionError, match=r"config\.yaml is no .*\n  - there is no section embeddings in model\.decoder"
+    weights = write(tmp_path)
+    weights["decoder.pe.pe"] = weights["decoder.pe.pe"].flip(1)
+    other_positions = {"model_state": dict(weights)}
+    for content, message in (
+        (other_positions, r"r\.pe\.pe is not the table"),
+        ({"state": {}}, "no entry 'model_state'"),
     ):
-        convert_joeynmt(tmp_path)
-    config.write_text("[" * 20_000)
-    with pytest.raises(ConversionError, match=r"config\.yaml, the model's configuration, cannot be read"):
-        convert_joeynmt(tmp_path)
-
-
-@pytest.mark.parametrize(("name", "value"), [("beam_alpha", 1.5), ("alpha", 2), ("alpha", 1.0), ("beam_alpha", 0.7)])
-def test_a_length_penalty_by_which_longer_translations_win_is_noted(name: str, value: float, tmp_path: Path) -> None:
-    write(tmp_path, {"testing": {"beam_size": 5, name: value}})
-    noted = any("JoeyNMT ends when each place in the beam has held" in note for note in convert_joeynmt(tmp_path).notes)
-    assert noted == (value > 1)
+        torch.save(content, tmp_path / "3.ckpt")
+        with pytest.raises(ConversionError, match=message):
+            convert_joeynmt(tmp_path)

@@ -157,13 +157,6 @@ def test_words_are_put_together_as_they_were_split(options: dict[str, Any], join
     assert tokenizer.decode([6, 7, 8, 9, 3], skip_special_tokens=True) == joined
 
 
-def test_options_of_a_transform_that_cannot_be_read(tmp_path: Path) -> None:
-    for kwargs in ("{'joiner'", "__import__('os')", "3"):
-        checkpoint = make_checkpoint(transforms=["onmt_tokenize"], tgt_onmttok_kwargs=kwargs)
-        with pytest.raises(ConversionError, match="tgt_onmttok_kwargs is no dictionary"):
-            convert_opennmt_py(save(checkpoint, tmp_path))
-
-
 @pytest.mark.parametrize("shards", [[""], [".00", ".01"]])
 def test_weights_may_lie_beside_the_checkpoint(shards: list[str], tmp_path: Path) -> None:
     checkpoint = make_checkpoint()
@@ -189,10 +182,7 @@ def test_older_checkpoints_have_fewer_settings(tmp_path: Path) -> None:
     model = convert_opennmt_py(save(checkpoint, tmp_path)).model
     assert model.config.to_dict() == expected.config.to_dict()
     assert model.config.attention_bias
-
-
-def test_the_start_symbol_may_be_another(tmp_path: Path) -> None:
-    checkpoint = make_checkpoint()
+    # The start symbol may be another.
     checkpoint["vocab"]["decoder_start_token"] = "</s>"
     assert convert_opennmt_py(save(checkpoint, tmp_path)).model.config.decoder_start_token_id == 3
     checkpoint["vocab"]["decoder_start_token"] = "<2en>"
@@ -214,13 +204,6 @@ def test_every_unsupported_setting_is_named_at_once(tmp_path: Path) -> None:
         convert_opennmt_py(save(checkpoint, tmp_path))
 
 
-def test_a_table_of_other_positions_is_refused(tmp_path: Path) -> None:
-    checkpoint = make_checkpoint()
-    checkpoint["model"]["encoder.embeddings.make_embedding.pe.pe"] += 1
-    with pytest.raises(ConversionError, match=r"make_embedding\.pe\.pe is not the table"):
-        convert_opennmt_py(save(checkpoint, tmp_path))
-
-
 class Fields:
     """What a checkpoint of version 2 holds: an object of the code that wrote it."""
 
@@ -229,6 +212,16 @@ def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
     path = save({"model": {}}, tmp_path)
     with pytest.raises(ConversionError, match="has no settings"):
         convert_opennmt_py(path)
-    for vocab, message in (({"src": SOURCE}, "no vocabularies as OpenNMT-py 3 writes"), (Fields(), "needs .*Fields")):
+    other_positions = make_checkpoint()
+    other_positions["model"]["encoder.embeddings.make_embedding.pe.pe"] += 1
+    cases: list[tuple[Any, str]] = [
+        (make_checkpoint() | {"vocab": {"src": SOURCE}}, "no vocabularies as OpenNMT-py 3 writes"),
+        (make_checkpoint() | {"vocab": Fields()}, "needs .*Fields"),
+        (other_positions, r"make_embedding\.pe\.pe is not the table"),
+    ]
+    for kwargs in ("{'joiner'", "__import__('os')", "3"):
+        checkpoint = make_checkpoint(transforms=["onmt_tokenize"], tgt_onmttok_kwargs=kwargs)
+        cases.append((checkpoint, "tgt_onmttok_kwargs is no dictionary"))
+    for checkpoint, message in cases:
         with pytest.raises(ConversionError, match=message):
-            convert_opennmt_py(save(make_checkpoint() | {"vocab": vocab}, tmp_path))
+            convert_opennmt_py(save(checkpoint, tmp_path))

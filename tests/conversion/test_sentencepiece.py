@@ -5,7 +5,6 @@ import io
 import json
 import random
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -163,7 +162,7 @@ def test_any_text_has_equal_ids(name: str, converted: Converted) -> None:
     check()
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(text=TEXTS)
 @pytest.mark.parametrize("rule", ["nmt_nfkc", "nfkc_cf"])
 def test_text_is_normalised_as_sentencepiece_does(rule: str, text: str) -> None:
@@ -277,6 +276,9 @@ class TestTwoSides:
         assert tokenizer.decode(batch["labels"], skip_special_tokens=True) == "quiperä lo"
 
     def test_one_model_with_two_vocabularies(self, model_files: dict[str, Path]) -> None:
+        message = "the source vocabulary lacks '<pad>'; the target vocabulary lacks '<s>'"
+        with pytest.raises(ConversionError, match=message):
+            convert_sentencepiece(model_files["identity"], target_model_file=model_files["bpe_symbols"])
         processor = sentencepiece.SentencePieceProcessor(model_file=str(model_files["identity"]))
         pieces = [processor.id_to_piece(index) for index in range(3, processor.get_piece_size())]
         both: dict[str, Any] = {"vocabulary": [*SPECIALS, *pieces], "target_vocabulary": [*SPECIALS, *reversed(pieces)]}
@@ -285,11 +287,6 @@ class TestTwoSides:
         batch = tokenizer("bader", text_target="bader")
         assert batch["input_ids"] == [*(4 + pieces.index(piece) for piece in expected), 2]
         assert batch["labels"] == [*(3 + len(pieces) - pieces.index(piece) for piece in expected), 2]
-
-    def test_special_tokens_of_one_side_are_refused(self, model_files: dict[str, Path]) -> None:
-        message = "the source vocabulary lacks '<pad>'; the target vocabulary lacks '<s>'"
-        with pytest.raises(ConversionError, match=message):
-            convert_sentencepiece(model_files["identity"], target_model_file=model_files["bpe_symbols"])
 
 
 def test_it_is_saved_and_loaded_anywhere(converted: Converted, tmp_path: Path, without_the_package: Any) -> None:
@@ -378,8 +375,6 @@ class TestRefusals:
             convert_sentencepiece(model_files["bpe"])
 
 
-def test_nothing_is_warned_of(model_files: dict[str, Path], capfd: pytest.CaptureFixture[str]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        convert_sentencepiece(model_files["bpe"])
+def test_nothing_is_printed(model_files: dict[str, Path], capfd: pytest.CaptureFixture[str]) -> None:
+    convert_sentencepiece(model_files["bpe"])  # a warning would be an error
     assert capfd.readouterr() == ("", "")

@@ -92,11 +92,14 @@ def test_settings_stand_in_for_the_module() -> None:
 def test_names_may_begin_with_anything(prefix: str) -> None:
     original = make_tutorial()
     weights = {prefix + name: tensor for name, tensor in original.state_dict().items()}
-    told = TorchSettings(nhead=8, target_embedding="tgt_tok_emb.embedding")
+    weights["table"] = weights.pop(f"{prefix}src_tok_emb.embedding.weight")
+    told = TorchSettings(nhead=8, source_embedding="table", target_embedding="tgt_tok_emb.embedding")
     assert_same(original, convert_torch_nn(weights, told).model)
+    with pytest.raises(ConversionError, match="source_embedding is 'nowhere', which names no weight"):
+        convert_torch_nn(weights, TorchSettings(nhead=8, source_embedding="nowhere"))
 
 
-def test_a_module_may_be_compiled_parallel_or_put_together() -> None:
+def test_a_module_may_be_compiled_parallel_put_together_or_in_half_precision() -> None:
     original = make_tutorial(nhead=4)
     compiled: Any = torch.compile(original)
     names = ("transformer", "src_tok_emb", "tgt_tok_emb", "generator")
@@ -104,6 +107,9 @@ def test_a_module_may_be_compiled_parallel_or_put_together() -> None:
         converted = convert_torch_nn(wrapped)
         converted.check()
         assert_same(original, converted.model)
+    half = convert_torch_nn(original.bfloat16())
+    assert half.model.dtype == torch.bfloat16
+    half.check()  # in float32
 
 
 def test_the_state_dict_is_found_among_other_entries(tmp_path: Path) -> None:
@@ -203,16 +209,6 @@ def test_without_a_table_the_paper_s_is_taken_and_told() -> None:
         convert_torch_nn(weights, TorchSettings(nhead=8, position_embedding_type="learned"))
 
 
-def test_half_precision_stays_and_is_compared_in_float32() -> None:
-    original = make_tutorial().bfloat16()
-    converted = convert_torch_nn(original)
-    assert converted.model.dtype == torch.bfloat16
-    converted.check()
-
-
-SOURCE, TARGET = "src_tok_emb.embedding.weight", "tgt_tok_emb.embedding.weight"
-
-
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
@@ -220,7 +216,7 @@ SOURCE, TARGET = "src_tok_emb.embedding.weight", "tgt_tok_emb.embedding.weight"
         ("other.layers.0.self_attn.in_proj_weight", (3, 3), r"several encoders: 'transformer\.encoder\.', 'other\.'"),
         ("transformer.encoder.layers.0.linear1.weight", None, r"encoder\.layers\.0\.linear1\.weight is missing"),
         ("transformer.encoder.norm.weight", None, r"only the decoder has one \(can be: both stacks or none\)"),
-        (TARGET, None, r"lm_head\.weight has the shape \(19, 16\) instead of \(23, 16\)"),
+        ("tgt_tok_emb.embedding.weight", None, r"lm_head\.weight has the shape \(19, 16\) instead of \(23, 16\)"),
         ("embed_more.weight", (9, 16), r"no place for.*embed_more\.weight \(9, 16\)"),
         ("transformer.decoder.layers.0.adapter.weight", (4, 16), r"no place for.*0\.adapter\.weight \(4, 16\)"),
         ("transformer.encoder.layers.1.norm2.bias", None, r"missing.*encoder\.layers\.1\.final_layer_norm\.bias"),
@@ -233,16 +229,6 @@ def test_what_does_not_fit_is_named(name: str, shape: tuple[int, ...] | None, me
         del weights[name]
     with pytest.raises(ConversionError, match=f"(?s){message}"):
         convert_torch_nn(weights, EIGHT_HEADS)
-
-
-def test_other_names_can_be_given() -> None:
-    original = make_tutorial()
-    names = {SOURCE: "table1", TARGET: "table2"}
-    weights = {names.get(name, name): tensor for name, tensor in original.state_dict().items()}
-    with pytest.raises(ConversionError, match="source_embedding is 'nowhere', which names no weight"):
-        convert_torch_nn(weights, TorchSettings(nhead=8, source_embedding="nowhere"))
-    told = TorchSettings(nhead=8, source_embedding="table1", target_embedding="table2", output_layer="generator")
-    assert_same(original, convert_torch_nn(weights, told).model)
 
 
 def test_weights_without_a_number_of_heads_are_refused() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator, skip_first_batches
-from accelerate.data_loader import BatchSamplerShard, DataLoaderShard, prepare_data_loader
+from accelerate.data_loader import DataLoaderShard, prepare_data_loader
 from datasets import Dataset, concatenate_datasets
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,7 +44,6 @@ def padded_tokens(batches: Batches, pairs: Pairs) -> int:
 
 
 def corpus(count: int, *, seed: int = 0, longest: int = 60) -> Pairs:
-    """Lengths spread as those of a translation corpus are: skewed, and correlated between the sides."""
     rng = np.random.default_rng(seed)
     size = np.exp(rng.normal(2.5, 0.5, count))
     sides = [np.clip(np.rint(size * np.exp(rng.normal(0, 0.15, count))), 2, longest).astype(int) for _ in range(2)]
@@ -52,11 +51,8 @@ def corpus(count: int, *, seed: int = 0, longest: int = 60) -> Pairs:
 
 
 def make_dataset(pairs: Pairs) -> Dataset:
-    """Token ids that tell which pair they belong to."""
-    columns = enumerate(("input_ids", "labels"))
-    return Dataset.from_dict(
-        {name: [[4 + row] * pair[side] for row, pair in enumerate(pairs)] for side, name in columns}
-    )
+    sides = ([[4 + row] * pair[side] for row, pair in enumerate(pairs)] for side in (0, 1))
+    return Dataset.from_dict(dict(zip(("input_ids", "labels"), sides, strict=True)))
 
 
 @given(pairs=pair_lists | shape_lists, budget=budgets, epoch=st.integers(0, 3))
@@ -74,7 +70,6 @@ def test_each_pair_once_within_both_budgets(pairs: Pairs, budget: tuple[int, int
 
 @given(pairs=pair_lists | shape_lists, budget=budgets, ranks=st.integers(1, 5), epoch=st.integers(0, 2))
 def test_ranks_share_the_batches(pairs: Pairs, budget: tuple[int, int], ranks: int, epoch: int) -> None:
-    """Equally many on each rank, no pair lost or repeated; rank=None has them in turn."""
     single = epoch_of(make_sampler(pairs, budget), epoch)
     rounds = -(-len(single) // ranks)
     if rounds * ranks > len(pairs):
@@ -94,7 +89,6 @@ def test_ranks_share_the_batches(pairs: Pairs, budget: tuple[int, int], ranks: i
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 7])
 def test_a_step_of_n_ranks_is_n_steps_of_one(ranks: int) -> None:
-    """The pairs of each optimiser step are the same, those of the last round too, whose batches are split."""
     pairs = corpus(1500)
     single = make_sampler(pairs, (400, 400), seed=3)
     assert any(len(single) % number for number in (2, 3, 4, 7))
@@ -104,9 +98,8 @@ def test_a_step_of_n_ranks_is_n_steps_of_one(ranks: int) -> None:
         accumulated = [alone[start : start + ranks] for start in range(0, len(alone), ranks)]
         parallel = list(zip(*(epoch_of(share, epoch) for share in shares), strict=True))
         assert [list(batches) for batches in parallel[:-1]] == accumulated[:-1]
-        assert [sorted(chain.from_iterable(step)) for step in parallel] == [
-            sorted(chain.from_iterable(step)) for step in accumulated
-        ]
+        last, expected = (sorted(chain.from_iterable(steps[-1])) for steps in (parallel, accumulated))
+        assert last == expected
 
 
 def test_largest_batches_are_split_where_the_last_round_has_too_few_pairs() -> None:
@@ -156,7 +149,6 @@ class TestPadding:
         [((1000, 1000), 0.032), ((4000, 4000), 0.07), ((4000, 2000), 0.09), ((25000, 25000), 0.155)],
     )
     def test_little_on_both_sides(self, budget: tuple[int, int], limit: float) -> None:
-        """The limits are a little above what was measured; nor may padding be saved by making small batches."""
         pairs = corpus(20_000)
         sampler = make_sampler(pairs, budget)
         assert 0 < sampler.padding_share < limit
@@ -199,9 +191,7 @@ class TestLeftOut:
         (([5], [5.0]), {}, "target_lengths has .* the type float64"),
         (([5, -1], [5, 5]), {}, r"source_lengths\[1\]=-1: must be at least 0"),
         (([5], [5]), {"max_source_tokens": 0}, "max_source_tokens=0: must be at least 1"),
-        (([5], [5]), {"max_target_tokens": -1}, "max_target_tokens=-1: must be at least 1"),
         (([5], [5]), {"seed": -1}, "seed=-1: must be at least 0"),
-        (([5], [5]), {"num_replicas": 0}, "num_replicas=0: must be at least 1"),
         (([5, 5], [5, 5]), {"num_replicas": 2, "rank": 2}, "rank=2: must be at least 0 and less than num_replicas=2"),
         (([5], [5]), {}, "epoch=-1: must be at least 0"),
         (([5], [5]), {"num_replicas": 2}, r"num_replicas=2 needs at least 2 pairs .* 1 batch\(es\), but there are 1"),
@@ -216,41 +206,13 @@ class TestLoaders:
     PAIRS = corpus(300)
 
     @staticmethod
-    def loader(sampler: TokenBatchSampler, pairs: Pairs, workers: int = 0) -> DataLoader[Any]:
+    def loader(sampler: TokenBatchSampler, pairs: Pairs) -> DataLoader[Any]:
         collator = DataCollatorForSeq2Seq(VanillaTransformerTokenizer(), return_tensors="pt")
-        return DataLoader(make_dataset(pairs), batch_sampler=sampler, collate_fn=collator, num_workers=workers)
+        return DataLoader(make_dataset(pairs), batch_sampler=sampler, collate_fn=collator)
 
     @staticmethod
     def indices(batch: Any) -> list[int]:
         return (batch["input_ids"][:, 0] - 4).tolist()
-
-    @staticmethod
-    def shards(sampler: TokenBatchSampler, ranks: int) -> list[BatchSamplerShard]:
-        return [BatchSamplerShard(sampler, ranks, process_index=rank, even_batches=False) for rank in range(ranks)]
-
-    @pytest.mark.parametrize("workers", [0, 2])
-    def test_data_loader_and_collator(self, workers: int) -> None:
-        """The tensors are as large as planned, and their padding is what padding_share says."""
-        sampler = make_sampler(self.PAIRS, (300, 250))
-        sampler.set_epoch(4)
-        real = padded = 0
-        batches = []
-        for batch in self.loader(sampler, self.PAIRS, workers):
-            assert batch["input_ids"].numel() <= 300
-            assert batch["labels"].numel() <= 250
-            real += int(batch["attention_mask"].sum() + (batch["labels"] != -100).sum())
-            padded += batch["input_ids"].numel() + batch["labels"].numel()
-            batches.append(self.indices(batch))
-        assert batches == list(sampler)
-        assert sampler.padding_share == pytest.approx(1 - real / padded)
-
-    @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-    def test_accelerate_shards_each_batch_once(self, ranks: int) -> None:
-        sampler = make_sampler(self.PAIRS, (300, 300), num_replicas=ranks, rank=None)
-        shards = self.shards(sampler, ranks)
-        own = [make_sampler(self.PAIRS, (300, 300), num_replicas=ranks, rank=rank) for rank in range(ranks)]
-        assert [list(shard) for shard in shards] == [list(share) for share in own]
-        assert [len(shard) for shard in shards] == [len(share) for share in own]
 
     def test_a_loop_of_accelerate_that_is_resumed(self) -> None:
         sampler = make_sampler(self.PAIRS, (300, 300), seed=2)
@@ -271,14 +233,13 @@ class TestLoaders:
             rest = skip_first_batches(resumed, skipped) if skipped else resumed
             assert [self.indices(batch) for batch in rest] == epochs[epoch][skipped:]
 
-    @pytest.mark.parametrize("rank", [0, 1])
-    def test_a_rank_of_a_loop_of_accelerate_that_is_resumed(self, rank: int) -> None:
-        """The loader that accelerate prepares for one of two processes, here without the other."""
-        sampler = make_sampler(self.PAIRS, (300, 300), num_replicas=2, rank=None)
+    @pytest.mark.parametrize(("ranks", "rank"), [(2, 0), (2, 1), (3, 2)])
+    def test_a_rank_of_a_loop_of_accelerate_that_is_resumed(self, ranks: int, rank: int) -> None:
+        sampler = make_sampler(self.PAIRS, (300, 300), num_replicas=ranks, rank=None)
         plain = self.loader(sampler, self.PAIRS)
-        loader = prepare_data_loader(plain, num_processes=2, process_index=rank, even_batches=False)
+        loader = prepare_data_loader(plain, num_processes=ranks, process_index=rank, even_batches=False)
         assert isinstance(loader, DataLoaderShard)
-        own = make_sampler(self.PAIRS, (300, 300), num_replicas=2, rank=rank)
+        own = make_sampler(self.PAIRS, (300, 300), num_replicas=ranks, rank=rank)
         for epoch in (0, 3):
             loader.set_epoch(epoch)
             sampler.set_epoch(epoch)

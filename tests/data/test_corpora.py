@@ -1,5 +1,4 @@
 import csv
-import gzip
 import logging
 import re
 from collections.abc import Callable, Sequence
@@ -73,6 +72,7 @@ def pairs_of(texts: st.SearchStrategy[str]) -> st.SearchStrategy[Pairs]:
 
 
 # A byte order mark is written, lest a text that begins with U+FEFF be taken for one.
+@settings(max_examples=30)
 @given(pairs=pairs_of(text(exclude="\t\n\r")))
 def test_any_unicode_text_survives_tsv_and_text_files(tmp_path_factory: pytest.TempPathFactory, pairs: Pairs) -> None:
     folder = tmp_path_factory.getbasetemp()
@@ -80,15 +80,14 @@ def test_any_unicode_text_survives_tsv_and_text_files(tmp_path_factory: pytest.T
     assert to_pairs(load_parallel_corpus(files=write_aligned(folder, pairs, bom=True))) == pairs
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(pairs=pairs_of(text()))
 def test_any_unicode_text_survives_csv_json_and_parquet(tmp_path_factory: pytest.TempPathFactory, pairs: Pairs) -> None:
     folder = tmp_path_factory.getbasetemp()
     assert load(write_csv(folder / "any.csv", pairs, bom=True)) == pairs
     assert load(write_json(folder / "any.jsonl", pairs)) == pairs
-    Dataset.from_list([{"source": source, "target": target} for source, target in pairs]).to_parquet(
-        folder / "any.parquet"
-    )
+    sources, targets = zip(*pairs, strict=True)
+    Dataset.from_dict({"source": sources, "target": targets}).to_parquet(folder / "any.parquet")
     assert load(folder / "any.parquet") == pairs
 
 
@@ -157,28 +156,19 @@ def test_saved_datasets_are_loaded_by_split(tmp_path: Path) -> None:
         load_parallel_corpus(dataset_name=str(tmp_path / "lone"), split="validation")
 
 
-def test_misaligned_files_tell_both_line_counts(tmp_path: Path) -> None:
+def test_misaligned_files_are_noticed_behind_the_samples(tmp_path: Path) -> None:
     files = [write_lines(tmp_path / "a.en", ["x"] * 3), write_lines(tmp_path / "a.de.gz", ["x"] * 2)]
     with pytest.raises(ValueError, match=r"a\.de\.gz ends after line 2, but .*a\.en goes on"):
         load_parallel_corpus(files=files, max_samples=1)
-    with pytest.raises(ValueError, match=r"a\.en has 3 lines, but .*a\.de has 2\."):
-        load_parallel_corpus(files=[files[0], write_lines(tmp_path / "a.de", ["x"] * 2)], max_samples=1)
-
-
-@pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.jsonl.gz"])
-def test_empty_files_are_named(tmp_path: Path, name: str) -> None:
-    path = write(tmp_path / name, "")
-    read: Any
-    for read in (load, read_lines):
-        with pytest.raises(ValueError, match=rf"{name}: the file is empty"):
-            read(path)
 
 
 def test_other_encodings_are_refused_with_the_line(tmp_path: Path) -> None:
     path = tmp_path / "latin.tsv"
     path.write_bytes("a\tb\nGr\xfc\xdfe\tx\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"latin\.tsv, line 2: byte 0xfc at position 2 of the line is not UTF-8"):
-        load(path)
+    with open_text(path) as lines:
+        assert next(lines) == "a\tb\n"
+        with pytest.raises(ValueError, match=r"latin\.tsv, line 2: byte 0xfc at position 2 of the line is not UTF-8"):
+            next(lines)
 
 
 def test_damaged_gzip_is_refused(tmp_path: Path) -> None:
@@ -197,16 +187,10 @@ def test_damaged_gzip_is_refused(tmp_path: Path) -> None:
         read_lines(path)
 
 
-def test_missing_columns_and_numbers_of_a_dataset(tmp_path: Path) -> None:
+def test_numbers_of_a_dataset_are_no_texts(tmp_path: Path) -> None:
     Dataset.from_dict({"source": ["a"], "target": [7]}).to_parquet(tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=r"a\.parquet, record 1: the target is 7 \(int\), not a string"):
         load(tmp_path / "a.parquet")
-    Dataset.from_dict({"text": ["a"], "de": ["b"]}).to_parquet(tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=r"a\.parquet: no column 'en'; the columns are 'text', 'de'\."):
-        load(tmp_path / "a.parquet", source_column="en", target_column="de")
-    message = r"a\.parquet: no columns 'source' and 'target', .* source_lang='en' .*the columns are 'text', 'de'\."
-    with pytest.raises(ValueError, match=message):
-        load(tmp_path / "a.parquet", source_lang="en", target_lang="de")
 
 
 @pytest.mark.parametrize(
@@ -215,6 +199,7 @@ def test_missing_columns_and_numbers_of_a_dataset(tmp_path: Path) -> None:
         ("a.tsv", "a\tb\na\tb\tc\n", r"a\.tsv, line 2: 3 column\(s\) instead of 2"),
         ("a.csv", 'a,"b\n"\nc,d\ne;f\n', r"a\.csv, line 4: 1 column\(s\) instead of 2"),
         ("a.tsv", "a b\n", r"a\.tsv, line 1: one column only.* separated by a tab"),
+        *((name, "", f"{name}: the file is empty") for name in ("a.tsv", "a.csv", "a.jsonl.gz")),
         ("a.csv", 'a,b\n"c,d\ne,f\n', r"a\.csv: the record that begins at line 2 is not valid CSV"),
     ],
 )
@@ -243,7 +228,6 @@ HOLES: Pairs = [("a", "b"), ("", "x"), ("y", " \u3000"), ("", ""), ("c", "d"), *
 
 
 def write_holes(folder: Path, kind: str) -> dict[str, Any]:
-    """The arguments that load HOLES from files of this kind, numbered from 1 in each."""
     if kind == "text":
         return {"files": write_aligned(folder, HOLES)}
     if kind in TABLES:
@@ -293,12 +277,10 @@ def test_blank_lines_of_a_table_are_empty_pairs(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({}, "give exactly one of them"),
-        ({"files": ["a.tsv"], "dataset_name": "b"}, "give exactly one of them"),
         ({"files": "a.tsv"}, "give a list of paths"),
         ({"files": ["a.tsv"], "max_samples": 0}, "max_samples=0: must be at least 1"),
         ({"files": ["a.tsv"], "empty_lines": "keep"}, "empty_lines='keep': must be"),
         ({"files": ["a.tsv"], "source_column": "x"}, "source_column='x' and target_column=None: give both"),
-        ({"files": ["a.tsv"], "source_column": "x", "target_column": "x"}, "and target_column are both 'x'"),
         ({"files": ["a.tsv"], "source_lang": "en", "target_lang": "en"}, "source_lang and target_lang are both 'en'"),
     ],
 )
@@ -315,7 +297,6 @@ def load_in_both_ways(path: Path, **options: Any) -> Pairs:
 
 
 def refuse_in_both_ways(path: Path, **options: Any) -> str:
-    """What the corpus in memory and the stream say, which is the same."""
     said = []
     for read in (load_parallel_corpus, stream_parallel_corpus):
         with pytest.raises(ValueError, match=re.escape(str(path))) as error:
@@ -336,13 +317,10 @@ def test_a_header_that_nobody_asked_for_is_no_pair(tmp_path: Path, names: list[s
         assert load_in_both_ways(path, source_column=names[-2], target_column=names[-1])
 
 
-@pytest.mark.parametrize("pair", [("English", "Englisch"), ("text", "text"), ("1998", "1998"), ("Text", "Der Text")])
-def test_single_words_are_data(tmp_path: Path, pair: tuple[str, str]) -> None:
-    assert load_in_both_ways(write_tsv(tmp_path / "a.tsv", [pair])) == [pair]
-
-
-def test_long_fields_of_csv(tmp_path: Path) -> None:
-    pair = ("a" * 200_000, "b")
+@pytest.mark.parametrize(
+    "pair", [("English", "Englisch"), ("text", "text"), ("1998", "1998"), ("Text", "Der Text"), ("a" * 200_000, "b")]
+)
+def test_single_words_and_long_fields_are_data(tmp_path: Path, pair: tuple[str, str]) -> None:
     assert load_in_both_ways(write_csv(tmp_path / "a.csv", [pair])) == [pair]
 
 
@@ -357,18 +335,3 @@ def test_parquet_that_cannot_be_read_is_explained(tmp_path: Path) -> None:
     broken = pyarrow.Array.from_buffers(pyarrow.string(), 2, [None, offsets, data])
     pq.write_table(pyarrow.table({"source": text, "target": broken}), path)
     assert "a.parquet, record 2: a text is not UTF-8 ('utf-8' codec can't decode byte 0xfc" in refuse_in_both_ways(path)
-
-
-@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
-def test_open_text_says_which_line_cannot_be_read(tmp_path: Path, name: str) -> None:
-    path = write_lines(tmp_path / name, ["eins", "zwei"])
-    latin = "eins\nf\xfcnf\n".encode("latin-1")
-    path.write_bytes(gzip.compress(latin) if path.suffix == ".gz" else latin)
-    with open_text(path) as lines:
-        assert next(lines) == "eins\n"
-        with pytest.raises(ValueError, match=rf"{name}, line 2: byte 0xfc at position 1"):
-            next(lines)
-    if path.suffix == ".gz":
-        path.write_bytes(gzip.compress(b"eins\n")[:-9])
-        with open_text(path) as lines, pytest.raises(ValueError, match=r"after line \d: truncated or damaged gzip"):
-            list(lines)

@@ -17,7 +17,6 @@ from datasets.distributed import split_dataset_by_node
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
-from transformers import DataCollatorForSeq2Seq
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.data.stream_batches import StreamingTokenBatches
@@ -29,7 +28,6 @@ Batches = list[list[dict[str, Any]]]
 
 
 def make_pairs(count: int = COUNT) -> list[dict[str, str]]:
-    """Texts of uneven lengths that begin with their number."""
     rng = np.random.default_rng(0)
     texts = [f"{index} " for index in range(count)]
     sizes = rng.integers(0, 20, (count, 2))
@@ -44,7 +42,6 @@ def tokenize(rows: dict[str, list[str]]) -> dict[str, Any]:
 
 
 def write_shards(folder: Path, kind: str, shards: int) -> list[str]:
-    """The pairs in files of uneven sizes."""
     folder.mkdir()
     pairs = make_pairs()
     cuts = [0, *sorted(np.random.default_rng(1).choice(np.arange(1, COUNT), shards - 1, replace=False).tolist()), COUNT]
@@ -53,7 +50,6 @@ def write_shards(folder: Path, kind: str, shards: int) -> list[str]:
         part = pairs[cuts[index] : cuts[index + 1]]
         path = folder / f"{index}.{kind}"
         if kind == "parquet":
-            # Several row groups, so that positions within and between them occur.
             Dataset.from_list(part).to_parquet(path, batch_size=7)
         else:
             path.write_text("".join(f"{pair['source']}\t{pair['target']}\n" for pair in part), encoding="utf-8")
@@ -68,7 +64,6 @@ def split_lines(row: dict[str, Any]) -> dict[str, str]:
 
 @functools.cache
 def pickle_stream(folder: Path, kind: str, shards: int, batch_size: int) -> bytes:
-    """The files as a stream that is tokenised while it is read."""
     files = write_shards(folder / f"{kind}-{shards}-{batch_size}", kind, shards)
     names = {"parquet": "parquet", "txt": "text"}
     dataset = load_dataset(names[kind], data_files=files, split="train", streaming=True, cache_dir=f"{folder}/cache")
@@ -78,7 +73,6 @@ def pickle_stream(folder: Path, kind: str, shards: int, batch_size: int) -> byte
 
 
 def open_stream(folder: Path, kind: str, shards: int, batch_size: int = 10) -> datasets.IterableDataset:
-    """A stream of its own, for which the files are looked at once."""
     stream: datasets.IterableDataset = pickle.loads(pickle_stream(folder, kind, shards, batch_size))
     return stream
 
@@ -119,11 +113,10 @@ class TestPasses:
     @pytest.mark.parametrize("ranks", [1, 2, 3])
     @pytest.mark.parametrize(("kind", "shards"), LAYOUTS)
     def test_each_example_once_in_a_pass_over_all_ranks(self, folder: Path, kind: str, shards: int, ranks: int) -> None:
-        """Also where shards do not go up in ranks, or are fewer."""
         streams = [
             make_stream(open_stream(folder, kind, shards), num_replicas=ranks, rank=rank) for rank in range(ranks)
         ]
-        shares = [first_passes(stream, 3) for stream in streams]
+        shares = [first_passes(stream, 2) for stream in streams]
         for batches in zip(*shares, strict=True):
             assert sorted(chain.from_iterable(map(numbers, batches))) == list(range(COUNT))
         assert numbers(shares[0][0]) != numbers(shares[0][1])
@@ -157,32 +150,20 @@ class TestPasses:
     def test_seeds_and_passes_read_shards_in_other_orders(self, folder: Path) -> None:
         def shard_orders(seed: int) -> list[tuple[int, ...]]:
             stream = make_stream(open_stream(folder, "parquet", 4), seed=seed, window=1)
-            return [tuple(numbers(batches)) for batches in first_passes(stream, 3)]
+            return [tuple(numbers(batches)) for batches in first_passes(stream, 2)]
 
         orders = [*shard_orders(0), *shard_orders(1)]
-        assert len(set(orders)) > 3
-        assert shard_orders(0) == orders[:3]
+        assert len(set(orders)) > 2
+        assert shard_orders(0) == orders[:2]
 
-    def test_loader_and_collator(self, folder: Path) -> None:
-        """`batch_size=None` hands each batch to the collator as it is; workers are refused."""
-        stream = make_stream(open_stream(folder, "parquet", 1))
-        expected = list(islice(make_stream(open_stream(folder, "parquet", 1)), 12))
-        loader = DataLoader(stream, batch_size=None, collate_fn=DataCollatorForSeq2Seq(TOKENIZER, return_tensors="pt"))
-        for tensors, examples in zip(loader, expected, strict=False):
-            assert tensors["labels"].numel() <= 100
-            for row, example in enumerate(examples):
-                length = len(example["labels"])
-                assert tensors["labels"][row, :length].tolist() == example["labels"]
-                assert (tensors["labels"][row, length:] == -100).all()
-        assert stream.batches == 13
-
+    def test_workers_are_refused(self, folder: Path) -> None:
         workers = DataLoader(make_stream(open_stream(folder, "txt", 1)), batch_size=None, num_workers=1)
         with pytest.raises(ValueError, match="num_workers=0"):
             next(iter(workers))
 
 
 class TestResuming:
-    @settings(max_examples=15)
+    @settings(max_examples=12)
     @given(
         layout=st.sampled_from(LAYOUTS),
         ranks=st.integers(1, 3),
@@ -193,17 +174,16 @@ class TestResuming:
     def test_a_fresh_stream_goes_on_with_the_same_batches(
         self, folder: Path, layout: tuple[str, int], ranks: int, data: st.DataObject, window: int, batch_size: int
     ) -> None:
-        """Stopped twice at random batches, within and between windows, shards and passes; the state as JSON."""
         rank = data.draw(st.integers(0, ranks - 1))
-        stops = sorted(data.draw(st.tuples(st.integers(0, 70), st.integers(0, 70))))
+        stops = sorted(data.draw(st.tuples(st.integers(0, 40), st.integers(0, 40))))
 
         def stream() -> StreamingTokenBatches:
             dataset = open_stream(folder, *layout, batch_size)
             return make_stream(dataset, window=window, num_replicas=ranks, rank=rank)
 
-        unbroken = list(islice(stream(), 90))
+        unbroken = list(islice(stream(), 50))
         state: str | None = None
-        for start, stop in zip([0, *stops], [*stops, 90], strict=True):
+        for start, stop in zip([0, *stops], [*stops, 50], strict=True):
             part = stream()
             if state is not None:
                 part.load_state_dict(json.loads(state))
@@ -213,7 +193,6 @@ class TestResuming:
             state = json.dumps(part.state_dict())
 
     def test_a_formatted_stream(self, folder: Path) -> None:
-        """Tensors of numpy, read through arrow tables of their own."""
 
         def stream() -> StreamingTokenBatches:
             return make_stream(open_stream(folder, "parquet", 4).with_format("numpy"))
@@ -301,13 +280,11 @@ class TestLeftOut:
 
     @pytest.mark.parametrize("rank", [0, 1, 2])
     def test_some_empty_shards_are_no_error(self, rank: int) -> None:
-        """A rank that is dealt only empty shards in a pass goes on to the next pass."""
         stream = make_stream(from_lengths([(3, 3)] * 4, [], []), num_replicas=3, rank=rank)
         assert [len(batch) for batch in islice(stream, 6)] == [4] * 6
         assert stream.state_dict()["position"]["number"] > 5
 
     def test_resuming_at_the_end_of_the_only_shard(self) -> None:
-        """The rest of the pass is empty, which does not mean that the corpus is."""
         dataset = from_lengths([(3, 3)] * 4)
         stream, later = (make_stream(dataset, window=4) for _ in range(2))
         expected = list(islice(stream, 3))

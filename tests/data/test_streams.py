@@ -59,8 +59,8 @@ def write_shards(folder: Path, pairs: Pairs) -> Path:
     return folder
 
 
-def write_two_tables(folder: Path) -> list[Path]:
-    return [write_tsv(folder / "b.tsv", PAIRS[:9]), write_json(folder / "a.jsonl.gz", PAIRS[9:])]
+def write_tables(folder: Path, first: Pairs, second: Pairs) -> list[Path]:
+    return [write_tsv(folder / "b.tsv", first), write_json(folder / "a.jsonl.gz", second)]
 
 
 def to_pairs(examples: Iterable[dict[str, str]]) -> Pairs:
@@ -83,7 +83,7 @@ CORPORA: dict[str, tuple[Callable[[Path], dict[str, Any]], int]] = {
     "row groups": (lambda folder: {"files": [write_parquet(folder / "a.parquet", PAIRS)]}, 6),
     "folder": (lambda folder: {"files": [write_shards(folder / "shards", PAIRS)]}, 8),
     "pattern": (lambda folder: {"files": [write_shards(folder / "shards", PAIRS) / "*-*.parquet"]}, 8),
-    "two tables": (lambda folder: {"files": write_two_tables(folder)}, 4),
+    "two tables": (lambda folder: {"files": write_tables(folder, PAIRS[:9], PAIRS[9:])}, 4),
     "saved": (lambda folder: {"dataset_name": str(save(folder / "saved", PAIRS))}, 7),
     "local dataset": (lambda folder: {"dataset_name": str(write_shards(folder / "shards", PAIRS))}, 4),
 }
@@ -94,8 +94,8 @@ def test_every_kind_of_corpus_streams_its_pairs_in_order(tmp_path: Path, kind: s
     write_corpus, num_shards = CORPORA[kind]
     stream = stream_parallel_corpus(**write_corpus(tmp_path))
     assert stream.num_shards == num_shards
-    assert to_pairs(stream) == PAIRS
-    assert to_pairs(stream) == PAIRS, "a second iteration begins anew"
+    for _ in range(2):
+        assert to_pairs(stream) == PAIRS, "a second iteration begins anew"
     parts = [to_pairs(stream.shard(num_shards=num_shards, index=index)) for index in range(num_shards)]
     assert all(parts)
     assert list(itertools.chain.from_iterable(parts)) == PAIRS
@@ -103,7 +103,6 @@ def test_every_kind_of_corpus_streams_its_pairs_in_order(tmp_path: Path, kind: s
 
 
 def outcome(load: Callable[[], Iterable[dict[str, str]]]) -> Pairs | None:
-    """The pairs, or None for a corpus that is refused."""
     try:
         return to_pairs(load())
     except ValueError:
@@ -126,15 +125,14 @@ def agree(folder: Path, texts: dict[str, str], *, drop: bool) -> None:
 LINES = st.text(st.sampled_from("ab é\r\x85\u2028\ufeff"), max_size=4)
 
 
+@settings(max_examples=30)
 @given(
     pairs=st.lists(st.tuples(LINES, LINES), max_size=9),
     more=st.sampled_from(["", "", "", "x", "\n"]),
     ended=st.booleans(),
     drop=st.booleans(),
 )
-def test_any_aligned_files_are_read_alike(
-    tmp_path_factory: Any, pairs: Pairs, more: str, ended: bool, drop: bool
-) -> None:
+def test_any_lines_are_read_alike(tmp_path_factory: Any, pairs: Pairs, more: str, ended: bool, drop: bool) -> None:
     source, target = ("\n".join(pair[index] for pair in pairs) + "\n" * ended for index in (0, 1))
     agree(tmp_path_factory.getbasetemp(), {"any.en": source + more, "any.de": target}, drop=drop)
 
@@ -144,14 +142,13 @@ VALUES = st.sampled_from(["a", "b\nc", "", None, 7])
 RECORDS = st.fixed_dictionaries({"source": VALUES, "target": VALUES}) | st.none() | st.just({"source": "a"})
 
 
+@settings(max_examples=30)
 @given(
     rows=st.lists(st.lists(FIELDS, min_size=1, max_size=3) | st.just(["s", "t"]), max_size=9),
     records=st.lists(RECORDS, max_size=9),
     drop=st.booleans(),
 )
-def test_any_tables_are_read_alike(
-    tmp_path_factory: Any, rows: list[list[str]], records: list[Any], drop: bool
-) -> None:
+def test_any_tables_are_read_alike(tmp_path_factory: Any, rows: list[list[str]], records: list[Any], drop: Any) -> None:
     folder = tmp_path_factory.getbasetemp()
     agree(folder, {"any.tsv": "".join("\t".join(row) + "\n" for row in rows)}, drop=drop)
     lines = "".join((json.dumps(record) if record else "") + "\n" for record in records)
@@ -187,7 +184,6 @@ def tokenize(stream: IterableDataset, **options: Any) -> IterableDataset:
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Each kind of corpus, written once."""
     return {kind: CORPORA[kind][0](tmp_path_factory.mktemp("corpus")) for kind in CORPORA}
 
 
@@ -195,9 +191,7 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     ("kind", "tokenized"), [("aligned", True), ("aligned.gz", False), ("row groups", True), ("two tables", False)]
 )
 def test_a_stream_goes_on_where_its_state_was_taken(corpora: Any, kind: str, tokenized: bool, monkeypatch: Any) -> None:
-    """At every position, in two passes with the shards in different orders, and twice in a row."""
     monkeypatch.setattr(streaming_data, "_TOKENIZED_TOGETHER", 5)
-
     stream = stream_parallel_corpus(**corpora[kind])
     pickled = pickle.dumps(tokenize(stream) if tokenized else stream)
 
@@ -206,7 +200,7 @@ def test_a_stream_goes_on_where_its_state_was_taken(corpora: Any, kind: str, tok
         stream.set_epoch(epoch)
         return stream
 
-    for epoch, step in ((0, 1), (1, 3)):
+    for epoch, step in ((0, 2), (1, 3)):
         whole = list(fresh(epoch))
         assert len(whole) == len(PAIRS)
         for position in range(0, len(PAIRS) + 1, step):
@@ -228,7 +222,7 @@ def test_a_stream_goes_on_where_its_state_was_taken(corpora: Any, kind: str, tok
     position=st.integers(min_value=0, max_value=30),
     together=st.integers(min_value=1, max_value=8),
 )
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_shards_of_any_size_are_resumed(tmp_path_factory: Any, sizes: list[int], position: int, together: int) -> None:
     folder = tmp_path_factory.mktemp("shards")
     pairs: Pairs = [(f"s{number}", f"t{number}") for number in range(sum(sizes))]
@@ -287,7 +281,7 @@ def test_workers_share_the_pairs_and_shuffling_reorders_the_shards(tmp_path: Pat
 
 @pytest.mark.parametrize("kind", ["aligned", "tsv.gz", "folder", "saved"])
 def test_max_samples_keeps_the_first_pairs_whole(corpora: dict[str, dict[str, Any]], kind: str) -> None:
-    for limit in (1, 4, 22, 23, 50):
+    for limit in (4, 22, 50):
         stream = stream_parallel_corpus(**corpora[kind], max_samples=limit)
         assert stream.num_shards == 1
         stream.set_epoch(3)
@@ -358,15 +352,12 @@ def test_what_is_no_corpus_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "a.txt", "a\n")
     write(tmp_path / "empty.tsv", "")
     write(tmp_path / "blank.jsonl", "\n\n")
-    write(tmp_path / "header.tsv", "source\ttarget\n")
     write(tmp_path / "header.csv", "source,target\n")
     write_parquet(tmp_path / "rows.parquet", [])
     (tmp_path / "nothing").mkdir()
-    without_pairs = ("blank.jsonl", "header.tsv", "header.csv", "rows.parquet")
+    without_pairs = ("blank.jsonl", "header.csv", "rows.parquet")
     for files, message in (
         (["a.txt"], r"give two aligned text files, .*a\.txt is no table"),
-        (["a.txt", "header.tsv"], r"a\.txt is no table"),
-        ([], r"files=\[\]: give two aligned"),
         (["empty.tsv"], r"empty\.tsv: the file is empty"),
         *(([name], f"{name}: no pair of source and target in it") for name in without_pairs),
         (["nothing"], r"nothing'\]: give two aligned text files"),
@@ -376,14 +367,9 @@ def test_what_is_no_corpus_is_refused(tmp_path: Path) -> None:
     for names in (["missing.tsv"], ["missing-*.parquet"], ["a.txt", "missing.de"]):
         with pytest.raises(FileNotFoundError, match=r"missing.*: no such file, and no file matches"):
             stream_parallel_corpus(files=[tmp_path / name for name in names])
-    with pytest.raises(ValueError, match="give exactly one of them"):
-        stream_parallel_corpus()
-    with pytest.raises(ValueError, match=r"saved: no split 'test'; the splits are 'train'"):
-        stream_parallel_corpus(dataset_name=str(save(tmp_path / "saved", PAIRS)), split="test")
 
 
 def test_tokens_are_those_of_a_corpus_in_memory(tmp_path: Path) -> None:
-    """Cut pairs included: the sources have 10 to 27 tokens, the targets 8 to 9."""
     files = [write_tsv(tmp_path / "a.tsv", PAIRS)]
     for limits in ((16, 8), (100, 100), (1, 1)):
         options = {"max_source_length": limits[0], "max_target_length": limits[1]}
@@ -405,7 +391,6 @@ def test_cut_pairs_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture
 
 
 def test_a_callable_may_encode_instead(tmp_path: Path) -> None:
-    """What it makes too long comes from the tokenizer, cut."""
     tokenizer = VanillaTransformerTokenizer()
     files = [write_tsv(tmp_path / "a.tsv", [("ab", "c"), ("long source", "c"), ("ab", "c")])]
 
@@ -417,9 +402,6 @@ def test_a_callable_may_encode_instead(tmp_path: Path) -> None:
     assert examples[0] == examples[2] == {"input_ids": [102] * 2, "attention_mask": [102] * 2, "labels": [7]}
     cut = tokenizer(["long source"], text_target=["c"], max_length=5, truncation=True)
     assert examples[1] == {name: ids[0] for name, ids in cut.items()}
-    stream = tokenize(stream_parallel_corpus(files=files), encode=lambda batch: {"input_ids": [[1]] * 3})
-    with pytest.raises(KeyError, match="attention_mask"):
-        list(stream)
 
 
 @pytest.mark.parametrize("kind", ["aligned.gz", "local dataset"])
@@ -454,19 +436,17 @@ def test_a_sample_comes_from_many_places(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_benchmark_reads_a_corpus_and_resumes_in_it(monkeypatch: Any, tmp_path: Path, capsys: Any) -> None:
     benchmark: Any = importlib.import_module("benchmark_streaming")
     monkeypatch.setattr(benchmark, "in_own_process", lambda function, *arguments: function(*arguments))
-    sizes = {"pairs": 700, "window": 100, "vocab_size": 300, "max_source_tokens": 3000, "max_target_tokens": 3000}
+    monkeypatch.setattr(benchmark, "WORDS", 1000)
+    sizes = {"pairs": 400, "window": 50, "vocab_size": 300, "max_source_tokens": 1500, "max_target_tokens": 1500}
     options = [f"--{name}={value}" for name, value in sizes.items()] + ["--disable_tqdm"]
     folder, output_file = tmp_path / "corpus", tmp_path / "figures" / "a.json"
     benchmark.main([*options, f"--data_dir={folder}", f"--output_file={output_file}"])
     assert "resumed at 95%" in capsys.readouterr().out
     results = json.loads(output_file.read_text())
     assert results["corpus"]["files_written"] == 1
-    assert results["reading"]["pairs"] == 700
+    assert results["reading"]["pairs"] == 400
     assert [mark["at"] for mark in results["reading"]["memory"]] == [0.1, 0.5, 1.0]
     assert [mark["same_batch"] for mark in results["resuming"]] == [True] * 3
-    files, written = benchmark.write_corpus(benchmark.BenchmarkArguments(data_dir=str(folder), pairs=700))
+    files, written = benchmark.write_corpus(benchmark.BenchmarkArguments(data_dir=str(folder), pairs=400))
     assert written == 0, "the files are used again"
-    assert len(set(to_pairs(stream_parallel_corpus(files=files)))) == 700
-    with pytest.raises(SystemExit):
-        benchmark.main(["--data_dir=x", "--pairs=0"])
-    assert "--pairs is 0; it must be at least 1" in capsys.readouterr().err
+    assert len(set(to_pairs(stream_parallel_corpus(files=files)))) == 400

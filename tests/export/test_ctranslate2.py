@@ -265,19 +265,16 @@ def test_all_settings_without_a_counterpart_are_refused_together(tmp_path: Path)
     ]
 
 
-@pytest.mark.parametrize(
-    "name", ["min_length", "min_new_tokens", "no_repeat_ngram_size", "suppress_tokens", "bad_words_ids"]
-)
-def test_beam_search_refuses_to_forbid_tokens_in_another_way_than_the_library(name: str, tmp_path: Path) -> None:
-    values: dict[str, Any] = {"suppress_tokens": [5], "bad_words_ids": [[5]]}
-    settings = {name: values.get(name, 2), "max_new_tokens": 9}
+def test_beam_search_refuses_to_forbid_tokens_in_another_way_than_the_library(tmp_path: Path) -> None:
     ours = make(seed=4, scale=0.3)
     theirs = export(ours, tmp_path)
-    assert torch.equal(*both(ours, theirs, **settings))
-    with pytest.raises(
-        ConversionError, match=rf"{name} is .*, which changes other .*renormalize_logits=True, num_beams=1"
-    ):
-        both(theirs, ours, num_beams=3, **settings)
+    settings: dict[str, Any] = {"suppress_tokens": [5], "bad_words_ids": [[5]]}
+    settings |= dict.fromkeys(("min_length", "min_new_tokens", "no_repeat_ngram_size"), 2)
+    for name, value in settings.items():
+        assert torch.equal(*both(ours, theirs, max_new_tokens=9, **{name: value}))
+        message = rf"{name} is .*, which changes other .*renormalize_logits=True, num_beams=1"
+        with pytest.raises(ConversionError, match=message):
+            both(theirs, ours, num_beams=3, max_new_tokens=9, **{name: value})
 
 
 @hypothesis.settings(max_examples=40)
@@ -378,13 +375,6 @@ def test_all_reasons_against_a_model_are_given_together(tokenizer: PreTrainedTok
     assert not any(tmp_path.iterdir())
 
 
-def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(FileExistsError, match="is a folder that is not empty"):
-        export_ctranslate2(make(), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
 def test_what_is_no_exported_model_is_explained(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"holds no model exported to CTranslate2 .*export_model\.py --format"):
         CTranslate2Model(tmp_path)
@@ -399,24 +389,22 @@ def test_what_is_no_exported_model_is_explained(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "exported" / "shared_vocabulary.json").read_text()) == [str(i) for i in range(17)]
 
 
-# What CTranslate2 itself needs, and its own converters write.
-NO_POSITIONS = b"""{"unk_token": "2", "bos_token": "2", "eos_token": "2", "decoder_start_token": "0"}"""
-
-
-DAMAGES = [("model.bin", b"\0" * 9), ("shared_vocabulary.json", None), ("generation_config.json", None)]
-DAMAGES += [("config.json", b"{}"), ("config.json", NO_POSITIONS)]
-DAMAGES += [("vanilla_transformer_config.json", b'{"dropout": 7.0}')]
-
-
-@pytest.mark.parametrize(("name", "content"), DAMAGES)
-def test_damaged_folders_are_named(name: str, content: bytes | None, tmp_path: Path) -> None:
+def test_damaged_folders_are_named(tmp_path: Path) -> None:
     export(make(), tmp_path)
     folder = tmp_path / "exported"
-    (folder / name).unlink()
-    if content is not None:
-        (folder / name).write_bytes(content)
-    with pytest.raises(ValueError, match=re.escape(f"{folder} cannot be loaded on cpu: ")):
-        CTranslate2Model(folder, device="cpu")
+    # What CTranslate2 itself needs, and its own converters write.
+    no_positions = b"""{"unk_token": "2", "bos_token": "2", "eos_token": "2", "decoder_start_token": "0"}"""
+    damages = [("model.bin", b"\0" * 9), ("shared_vocabulary.json", None), ("generation_config.json", None)]
+    damages += [("config.json", b"{}"), ("config.json", no_positions)]
+    for name, content in [*damages, ("vanilla_transformer_config.json", b'{"dropout": 7.0}')]:
+        whole = (folder / name).read_bytes()
+        (folder / name).unlink()
+        if content is not None:
+            (folder / name).write_bytes(content)
+        with pytest.raises(ValueError, match=re.escape(f"{folder} cannot be loaded on cpu: ")):
+            CTranslate2Model(folder, device="cpu")
+        (folder / name).write_bytes(whole)
+    CTranslate2Model(folder, device="cpu")
 
 
 def test_ids_that_are_no_tokens_are_refused(tmp_path: Path) -> None:

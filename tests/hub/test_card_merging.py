@@ -69,14 +69,8 @@ def test_edits_survive_and_the_rest_is_renewed(trained: Path) -> None:
     change(trained / "test" / "metrics.json", bleu=12.25)
     write_model_card(trained, repo_id="alice/numbers")
     renewed = path.read_text(encoding="utf-8")
-    for words in (
-        "It says \u201cdrölf\u201d.",
-        "license: cc0-1.0",
-        "thumbnail: a.png",
-        "\nMy own words.\n",
-        "12.25 sacre",
-    ):
-        assert words in renewed
+    kept = ("It says \u201cdrölf\u201d.", "license: cc0-1.0", "thumbnail: a.png", "\nMy own words.\n")
+    assert all(words in renewed for words in (*kept, "12.25 sacre"))
     assert renewed.index("My own words") < renewed.index("# numbers") < renewed.index("drölf")
     assert not (trained / "_partial").exists()
     write_model_card(trained, repo_id="alice/numbers")
@@ -96,9 +90,8 @@ def test_a_card_that_cannot_be_read_is_named_and_kept(trained: Path, content: by
 
 
 def test_misspelt_metadata_are_refused(trained: Path) -> None:
-    misspelt: Any = {"licence": "mit"}
     with pytest.raises(TypeError, match="licence"):
-        write_model_card(trained, **misspelt)
+        write_model_card(trained, licence="mit")  # type: ignore[call-arg]
     assert not (trained / "README.md").exists()
 
 
@@ -120,7 +113,6 @@ class TestByHand:
         assert metadata_of(renewed)["pipeline_tag"] == "translation"
 
     def test_a_card_of_metadata_alone_gets_the_text(self, trained: Path) -> None:
-        """As the Hub makes one where a license is chosen for a new repository."""
         renewed = renew(trained, "---\nlicense: mit\n---\n")
         assert metadata_of(renewed)["license"] == "mit"
         assert "# numbers" in renewed
@@ -175,7 +167,7 @@ class TestMetadata:
         data = metadata_of(renew(trained, build_model_card(trained).content))
         assert not {"model-index", "model_name", "metrics"} & data.keys()
 
-    @pytest.mark.parametrize("record", ["{", "{}", "[]", ""])
+    @pytest.mark.parametrize("record", ["{", "[]"])
     def test_with_a_broken_record_all_of_them_are_the_users(self, trained: Path, record: str) -> None:
         head, _, tail = build_model_card(trained).content.rpartition('{"metadata"')
         change(trained / "config.json", langs=["fr", "it"])
@@ -233,13 +225,7 @@ METADATA = st.dictionaries(st.sampled_from(["license", "pipeline_tag", "mine", "
 
 
 @settings(max_examples=25)
-@given(
-    times=st.lists(st.integers(0, 2), min_size=2, max_size=3),
-    above=TEXTS,
-    below=TEXTS,
-    metadata=METADATA,
-    windows=st.booleans(),
-)
+@given(st.lists(st.integers(0, 2), min_size=2, max_size=3), TEXTS, TEXTS, METADATA, st.booleans())
 def test_whatever_is_written_survives(
     folders: list[Path], times: list[int], above: list[str], below: list[str], metadata: dict[str, Any], windows: bool
 ) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from corpus_files import command_line
+from hub_folders import CODE_FILES
 from huggingface_hub import ModelCard
 from local_hub import LocalHub
 from many_processes import launcher, write_pairs
@@ -22,15 +24,10 @@ from tiny_seq2seq import make_tokenizer as make_bart_tokenizer
 from tiny_vanilla import make_model
 from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainingArguments, TrainerControl, TrainerState
 
-import vanilla_transformer
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.training.arguments import TranslationTrainingArguments
 from vanilla_transformer.training.callbacks import ShipCode
 
-MODEL_FOLDER = Path(vanilla_transformer.__file__).parent / "model"
-# The files of single-stack models travel with those only.
-FILES = [path for path in MODEL_FOLDER.glob("*_vanilla_transformer.py") if "_only_" not in path.name]
-CODE = {path.name: path.read_bytes() for path in FILES}
 PROGRESS = ["Training in progress, step 2", "Training in progress, step 4"]
 WITH_CHECKPOINTS = [title + end for title in PROGRESS for end in ("", ", checkpoint")]
 # Of the commits during a training.
@@ -61,28 +58,20 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
+def commits(hub: LocalHub, name: str) -> list[Any]:
+    """Those after the first, the oldest one first."""
+    return hub.repo(f"alice/{name}").history()[-2::-1]
+
+
 def titles(hub: LocalHub, name: str, revision: str = "main") -> list[str]:
-    return [commit["title"] for commit in commits(hub, name, revision)]
-
-
-def commits(hub: LocalHub, name: str, revision: str = "main") -> list[Any]:
-    """Those of a branch after the first, the oldest one first."""
-    repo = hub.repo(f"alice/{name}")
-    found = [repo.find(revision)]
-    while found[-1]["parent"] is not None:
-        found.append(repo.commits[found[-1]["parent"]])
-    return found[-2::-1]
-
-
-def contents(hub: LocalHub, name: str, revision: str = "main") -> dict[str, bytes]:
-    return {path: hub.read(f"alice/{name}", path, revision) for path in hub.files(f"alice/{name}", revision)}
+    return hub.titles(f"alice/{name}", revision)[-2::-1]
 
 
 def assert_is_whole(files: dict[str, bytes]) -> None:
     """Configuration, code, weights and tokenizer are there, and agree."""
     config = json.loads(files["config.json"])
     assert config["auto_map"].keys() >= {"AutoConfig", "AutoModelForSeq2SeqLM"}
-    assert {name: files.get(name) for name in CODE} == CODE
+    assert {name: files.get(name) for name in CODE_FILES} == CODE_FILES
     weights = load_weights(files["model.safetensors"])
     assert weights["model.shared.weight"].shape == (config["vocab_size"], config["d_model"])
     assert files.keys() >= {"generation_config.json", "tokenizer.json", "tokenizer_config.json"}
@@ -92,7 +81,7 @@ def test_every_commit_of_the_librarys_trainer_has_the_code(hub: LocalHub, run: C
     run("train", {"trainer": "library", "hub_strategy": "checkpoint", "output_dir": str(runs / "library")})
     assert titles(hub, "library") == [*WITH_CHECKPOINTS, "End of training"]
     for commit in commits(hub, "library"):
-        assert_is_whole(contents(hub, "library", commit["id"]))
+        assert_is_whole(hub.contents("alice/library", commit["id"]))
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +107,7 @@ class TestTranslationTrainer:
             expected = TITLES[strategy] or ["End of training"]
             assert [commit["title"] for commit in found] == expected, strategy
             for commit in found:
-                files = contents(hub, f"package-{strategy}", commit["id"])
+                files = hub.contents(f"alice/package-{strategy}", commit["id"])
                 assert_is_whole(files)
                 card = ModelCard(files["README.md"].decode())
                 assert card.data.to_dict()["pipeline_tag"] == "translation"
@@ -130,7 +119,7 @@ class TestTranslationTrainer:
     def test_nothing_tells_of_this_machine_or_the_token(self, hub: LocalHub, trained: Trained, runs: Path) -> None:
         for strategy in trained:
             name = f"package-{strategy}"
-            files = contents(hub, name)
+            files = hub.contents(f"alice/{name}")
             assert not [path for path in files if path.endswith(("training_args.bin", ".pkl", "LICENSE"))]
             # What it takes to resume is pushed on request, the state with its own folder among it.
             told = {path for path, data in files.items() if str(runs).encode() in data}
@@ -145,7 +134,7 @@ class TestTranslationTrainer:
         self, hub: LocalHub, trained: Trained, run: Callable[..., str], runs: Path, tmp_path: Path
     ) -> None:
         assert [path.name for path in (runs / "package-all_checkpoints").glob("checkpoint-*")] == ["checkpoint-4"]
-        files = contents(hub, "package-all_checkpoints")
+        files = hub.contents("alice/package-all_checkpoints")
         for step in (2, 4):
             (tmp_path / f"checkpoint-{step}").mkdir()
             assert json.loads(files[f"checkpoint-{step}/trainer_state.json"])["global_step"] == step
@@ -187,7 +176,7 @@ class TestTranslationTrainer:
         checkpoint = runs / "package-every_save" / "checkpoint-2"
         batch = VanillaTransformerTokenizer()("abc", return_tensors="pt")
         expected = AutoModelForSeq2SeqLM.from_pretrained(checkpoint).generate(**batch, max_new_tokens=5).tolist()
-        for path, data in contents(hub, "package-every_save", trained["every_save"][0]["id"]).items():
+        for path, data in hub.contents("alice/package-every_save", trained["every_save"][0]["id"]).items():
             (tmp_path / path).write_bytes(data)
         source = """
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -207,8 +196,7 @@ class TestScript:
         settings |= {"per_device_train_batch_size": 4, "use_cpu": True, "output_dir": runs / "script"}
         settings |= {"push_to_hub": True, "hub_strategy": "every_save", "hub_token": TOKEN}
         settings |= {"hub_license": "mit", "hub_datasets": "alice/numbers"}
-        words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-        return [*words, "--train_file", *files, "--validation_file", *files]
+        return command_line({**settings, "train_file": files, "validation_file": files})
 
     def test_failures_end_nothing_and_the_same_command_completes_it(
         self, hub: LocalHub, run: Callable[..., str], runs: Path, argv: list[str]
@@ -225,7 +213,7 @@ class TestScript:
         said = run("run_script", {"argv": argv})
         assert "It is on the Hub: " in said
         assert titles(hub, "script") == ["End of training"]
-        files = contents(hub, "script")
+        files = hub.contents("alice/script")
         assert_is_whole(files)
         card = ModelCard(files["README.md"].decode())
         expected = {"language": ["en", "de"], "license": "mit", "datasets": ["alice/numbers"]}
@@ -259,15 +247,15 @@ class TestShipCode:
         model, tokenizer = make_model(), VanillaTransformerTokenizer()
         before = model.config.to_dict()
         first = self.push(tmp_path, model, tokenizer)
-        assert {name: (tmp_path / name).read_bytes() for name in first} == CODE
+        assert {name: (tmp_path / name).read_bytes() for name in first} == CODE_FILES
         assert model.config.to_dict() == before
         changed = tmp_path / "loss_vanilla_transformer.py"
         changed.write_text("# of an older version\n")
         with changed.open("rb") as reader:  # an upload, say
             second = self.push(tmp_path, model, tokenizer)
             assert reader.read() == b"# of an older version\n"
-        assert {name for name in CODE if first[name] != second[name]} == {changed.name}
-        assert changed.read_bytes() == CODE[changed.name]
+        assert {name for name in CODE_FILES if first[name] != second[name]} == {changed.name}
+        assert changed.read_bytes() == CODE_FILES[changed.name]
 
     def test_where_there_is_nothing_to_do(self, tmp_path: Path) -> None:
         folder = tmp_path / "run"
@@ -276,7 +264,7 @@ class TestShipCode:
 
     def test_compiled_models(self, tmp_path: Path) -> None:
         written = self.push(tmp_path, torch.compile(make_model()), VanillaTransformerTokenizer())
-        assert written.keys() == CODE.keys()
+        assert written.keys() == CODE_FILES.keys()
 
     def test_a_token_that_would_be_published_is_warned_of(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -12,27 +12,26 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import local_hub
 import pytest
 import torch
-from hub_folders import CODE, contents, save_single_stack
+from hub_folders import CODE_FILES, contents, save_single_stack
 from huggingface_hub import HfApi
 from local_hub import LocalHub
-from remote_process import BLOCK_THE_PACKAGE, RemoteError, RemotePython, remote_python, run_as_at_a_prompt
+from remote_process import RemoteError, RemotePython, run_as_at_a_prompt
 from tiny_single_stacks import SINGLE_STACKS as CLASSES
 from tiny_vanilla import make_loud_model
 from transformers import AutoTokenizer
 
 import vanilla_transformer
-from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
 from vanilla_transformer.hub import trial as hub_trial
 from vanilla_transformer.hub.card import build_model_card
-from vanilla_transformer.hub.files import CODE_FOLDER
 from vanilla_transformer.tasks import SINGLE_STACKS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's own
 
-REMOTE_FILES = {name: (CODE_FOLDER / name).read_bytes() for name in CODE}
 TEXTS = ["a man rides a horse", "two dogs", "", "a man rides a horse and two dogs rest 🐎"]
 # What the Hub and the client add to the files of a folder.
 ADDED = {".gitattributes", "README.md"}
@@ -60,7 +59,14 @@ trial = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(trial)
 """
 
-
+BECOME_CLIENT = """
+import sys, pytest
+sys.path.append(support)
+from local_hub import become_client
+sys.path.remove(support)
+patch = pytest.MonkeyPatch()
+become_client(patch, *client)
+"""
 # A new process would not have its code in memory.
 GO_OFFLINE = """
 import huggingface_hub.constants, sys
@@ -81,24 +87,15 @@ class Here:
         return run_as_at_a_prompt(source, self.namespace)
 
 
-def make_model(vocab_size: int, seed: int) -> VanillaTransformerForConditionalGeneration:
-    """Weights with which sources and beams matter."""
-    torch.manual_seed(seed)
-    config = VanillaTransformerConfig.from_preset("tiny", vocab_size=vocab_size, d_k=5, langs=["en", "de"])
-    return make_loud_model(config)
-
-
-def pushed_contents(hub: LocalHub, repo_id: str, revision: str = "main") -> dict[str, bytes]:
-    return {path: hub.read(repo_id, path, revision) for path in hub.files(repo_id, revision)}
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """Two models with one tokenizer, saved to `model` and `other`."""
     folder = tmp_path_factory.mktemp("saved")
     tokenizer = train_tokenizer(TEXTS * 3, vocab_size=275, show_progress=False)
+    config = VanillaTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer), d_k=5, langs=["en", "de"])
     for seed, name in enumerate(("model", "other")):
-        make_model(len(tokenizer), seed).save_pretrained(folder / name)
+        torch.manual_seed(seed)
+        make_loud_model(config).save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
     return SimpleNamespace(model=folder / "model", other=folder / "other")
 
@@ -143,42 +140,34 @@ class TestPush:
     def test_model_and_tokenizer_make_a_commit_each_and_bring_their_code(
         self, hub: LocalHub, pinned: str, folders: SimpleNamespace
     ) -> None:
-        found, saved = pushed_contents(hub, "alice/model"), contents(folders.model)
+        found, saved = hub.contents("alice/model"), contents(folders.model)
         assert {path: found[path] for path in found.keys() - ADDED} == saved
-        assert REMOTE_FILES.items() <= found.items()
-        titles = [commit["title"] for commit in hub.repo("alice/model").history()]
-        assert titles == ["the right one", "Upload tokenizer", "the other one", "initial commit"]
+        assert CODE_FILES.items() <= found.items()
+        assert hub.titles("alice/model") == ["the right one", "Upload tokenizer", "the other one", "initial commit"]
 
     def test_a_pipeline_makes_one_commit_with_all_of_it(
         self, hub: LocalHub, here: Here, folders: SimpleNamespace
     ) -> None:
         here.run('pipeline("translation", model=one, device="cpu").push_to_hub("alice/pipeline")')
-        found = pushed_contents(hub, "alice/pipeline")
+        found = hub.contents("alice/pipeline")
         assert {path: found[path] for path in found.keys() - ADDED} == contents(folders.model)
-        assert len(hub.repo("alice/pipeline").history()) == 2
+        assert len(hub.titles("alice/pipeline")) == 2
 
     def test_a_configuration_alone(self, hub: LocalHub, here: Here, folders: SimpleNamespace) -> None:
         here.run('model.config.push_to_hub("alice/config")')
-        found = pushed_contents(hub, "alice/config")
+        found = hub.contents("alice/config")
         assert found["config.json"] == (folders.model / "config.json").read_bytes()
         assert {path for path in found if path.endswith(".py")} == {"configuration_vanilla_transformer.py"}
 
-    def test_shards(self, hub: LocalHub, here: Here, expected: SimpleNamespace) -> None:
-        here.run('model.push_to_hub("alice/shards", max_shard_size="50KB"); tokenizer.push_to_hub("alice/shards")')
-        index = json.loads(hub.read("alice/shards", "model.safetensors.index.json"))
-        shards = {path for path in hub.files("alice/shards") if path.endswith(".safetensors")}
-        assert set(index["weight_map"].values()) == shards
-        assert len(shards) > 2
-        assert here.run('generate("alice/shards")') == expected.model
-
 
 @pytest.fixture(scope="module")
-def there(hub: LocalHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemotePython]:
+def there(hub: LocalHub, without_the_package: RemotePython) -> Iterator[RemotePython]:
     """A process without the package, with alice's token and a cache of its own."""
-    folder = tmp_path_factory.mktemp("there")
-    with remote_python(folder, hub.env("hf_alice", hf_home=folder / "home")) as python:
-        python.run(BLOCK_THE_PACKAGE + LOADING, texts=TEXTS)
-        yield python
+    client = [hub.endpoint, str(hub.root / "there"), "hf_alice"]
+    without_the_package.run(BECOME_CLIENT, support=str(Path(local_hub.__file__).parent), client=client)
+    without_the_package.run(LOADING, texts=TEXTS)
+    yield without_the_package
+    without_the_package.run("patch.undo()\nNone")
 
 
 @pytest.fixture(scope="module")
@@ -222,9 +211,9 @@ half.generate(max_new_tokens=5, do_sample=False).tolist()
     def test_each_single_stack_does_its_task(self, hub: LocalHub, here: Here, there: Here, tmp_path: Path) -> None:
         """As `checks` tries it, and as the second example of its card says."""
         there.run(LOAD_TRIAL, path=hub_trial.__file__)
-        for name, half in {
-            name: half for half in SINGLE_STACKS for name in CLASSES if name.endswith(half.class_name)
-        }.items():
+        for name, half in (
+            (name, half) for half in SINGLE_STACKS for name in CLASSES if name.endswith(half.class_name)
+        ):
             folder, repo_id = save_single_stack(tmp_path / name, name), f"alice/{name}"
             report = tmp_path / f"{name}.json"
             (folder / "README.md").write_text(build_model_card(folder, repo_id=repo_id).content, encoding="utf-8")
@@ -234,10 +223,8 @@ half.generate(max_new_tokens=5, do_sample=False).tolist()
             found = json.loads(report.read_text())
             model = getattr(vanilla_transformer, name).from_pretrained(folder)
             user = hub_trial.make_user(half.pipeline, model, AutoTokenizer.from_pretrained(folder))
-            for (words, numbers), expected in zip(
-                found["outcomes"], hub_trial.use(half.pipeline, user, TEXTS[:2]), strict=True
-            ):
-                assert (words, numbers) == (expected[0], pytest.approx(expected[1], rel=1e-5))
+            outcomes = hub_trial.use(half.pipeline, user, TEXTS[:2])
+            assert found["outcomes"] == [[words, pytest.approx(numbers, rel=1e-5)] for words, numbers in outcomes]
             assert {"VanillaTransformerConfig", "VanillaTransformerTokenizer", name} <= found["modules"].keys()
             for kind, module in found["modules"].items():
                 assert module.startswith((f"transformers_modules.alice.{name}.", "transformers.pipelines.")), kind
@@ -277,14 +264,14 @@ def again(hub: LocalHub, there: Here, pulled: SimpleNamespace) -> dict[str, byte
         'pipe = pipeline("translation", model="alice/model", device="cpu", trust_remote_code=True)\n'
         'pipe.push_to_hub("alice/again")'
     )
-    return pushed_contents(hub, "alice/again")
+    return hub.contents("alice/again")
 
 
 class TestPushedAgainWithoutThePackage:
     def test_it_is_the_same_model_with_its_code(self, again: dict[str, bytes], folders: SimpleNamespace) -> None:
         saved = contents(folders.model)
         assert again.keys() - ADDED == saved.keys()
-        assert REMOTE_FILES.items() <= again.items()
+        assert CODE_FILES.items() <= again.items()
         for name in ("config.json", "tokenizer_config.json"):
             for key in ("auto_map", "custom_pipelines"):
                 assert json.loads(again[name]).get(key) == json.loads(saved[name]).get(key)
@@ -318,6 +305,6 @@ def test_nothing_pushed_is_a_pickle(hub: LocalHub, pinned: str, again: dict[str,
     commits = {name: repo for repo in hub.repos.values() for name in repo.commits}
     assert len(commits) > 5
     for name, repo in commits.items():
-        for path, content in pushed_contents(hub, repo.id, name).items():
+        for path, content in hub.contents(repo.id, name).items():
             assert not path.endswith((".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth"))
             assert not re.match(rb"PK|\x80[\x02-\x05]", content), path

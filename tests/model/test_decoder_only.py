@@ -12,7 +12,6 @@ import torch
 from tiny_single_stacks import OPTIONS, NaiveStack, make_single_stack, run
 from tiny_vanilla import assert_close, make_sentences, pad
 from torch import nn
-from transformers import DynamicCache, StaticCache
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -116,40 +115,10 @@ class TestLanguageModelLoss:
         assert torch.equal(run(model, **batch, logits_to_keep=kept).loss, everything.loss)
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("kind", [torch.float32, torch.bool])
-def test_packed_texts(attention: str, kind: torch.dtype) -> None:
-    """A mask (B, 1, T, T) that keeps the texts of a row apart gives what each text gives alone, from position 0 on."""
-    model = make_single_stack("VanillaTransformerForCausalLM", attention)
-    sentences = make_sentences([3, 5, 2])
-    allowed = torch.block_diag(*(torch.ones(len(each), len(each)) for each in sentences)).tril().bool()[None, None]
-    mask = allowed if kind == torch.bool else torch.where(allowed, 0.0, torch.finfo(kind).min)
-    row = torch.tensor([[token for sentence in sentences for token in sentence]])
-    packed = run(model, input_ids=row, attention_mask=mask).logits[0]
-    alone = [run(model, input_ids=torch.tensor([sentence])).logits[0] for sentence in sentences]
-    assert_close(packed, torch.cat(alone))
-
-
 class TestGeneration:
     @pytest.fixture(params=["paper", "pre-LN", "learned"])
     def model(self, request: pytest.FixtureRequest) -> Any:
         return make_single_stack("VanillaTransformerForCausalLM", seed=1, **OPTIONS[request.param])
-
-    @pytest.mark.parametrize("kind", ["dynamic", "static"])
-    @pytest.mark.parametrize("steps", [[1] * 10, [3, 1, 1, 4, 1]], ids=["one-by-one", "in-pieces"])
-    def test_cached_equals_uncached(self, model: Any, steps: list[int], kind: str) -> None:
-        ids, mask = pad(make_sentences([7, 10]), "left")
-        expected = run(model, input_ids=ids, attention_mask=mask, use_cache=False).logits
-        is_static = kind == "static"
-        cache: Any = StaticCache(model.config, max_cache_len=14) if is_static else DynamicCache(config=model.config)
-        done, logits = 0, []
-        for step in steps:
-            new, known = ids[:, done : done + step], mask[:, : done + step]
-            logits.append(run(model, input_ids=new, attention_mask=known, past_key_values=cache, use_cache=True).logits)
-            done += step
-        for row in range(2):
-            real = mask[row].bool()
-            assert_close(torch.cat(logits, dim=1)[row, real], expected[row, real])
 
     def greedy(self, model: Any, prompt: list[int], length: int) -> list[int]:
         """The oracle: the likeliest next token, again and again."""
@@ -186,17 +155,6 @@ class TestGeneration:
         found = model.generate(torch.tensor([prompt]), **search)
         best = sorted(totals, key=lambda pair: -totals[pair])[:3]
         assert [tuple(row) for row in found[:, 2:].tolist()] == best
-
-    @pytest.mark.parametrize("cache", [None, "static"])
-    def test_beams_of_a_batch(self, model: Any, cache: str | None) -> None:
-        prompts = [[0, *sentence] for sentence in make_sentences([1, 5, 3], seed=3)]
-        ids, mask = pad(prompts, "left")
-        search = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 6, "do_sample": False}
-        found = model.generate(ids, attention_mask=mask, cache_implementation=cache, **search)[:, ids.shape[1] :]
-        expected = [row[len(each) :] for each in prompts for row in model.generate(torch.tensor([each]), **search)]
-        for row, tokens in zip(found, expected, strict=True):
-            assert torch.equal(row[: len(tokens)], tokens)
-            assert set(row[len(tokens) :].tolist()) <= {1}
 
     def test_other_ways_to_the_same_text(self, model: Any) -> None:
         ids = torch.tensor([[0, 5, 6, 7]])
@@ -236,38 +194,25 @@ def test_prompts_that_have_ended_are_told_of(begins_with: int, caplog: pytest.Lo
     model.generate(ended, attention_mask=mask, **settings)
 
 
-def test_decoding_step_is_compiled_once() -> None:
-    model = make_single_stack("VanillaTransformerForCausalLM")
-    graphs: list[torch.fx.GraphModule] = []
-
-    def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    ids = torch.tensor(make_sentences([8]))
-    expected = run(model, input_ids=ids, use_cache=False).logits
-    cache = StaticCache(model.config, max_cache_len=12)
-    torch._dynamo.reset()
-    compiled = torch.compile(model, fullgraph=True, backend=backend)
-    run(model, input_ids=ids[:, :2], past_key_values=cache)
-    for position in range(2, 8):
-        step = run(compiled, input_ids=ids[:, position : position + 1], past_key_values=cache, use_cache=True)
-        assert_close(step.logits[:, 0], expected[:, position])
-    assert len(graphs) == 1
-
-
 class TestPositionIds:
     """What trainers that pack texts (`SFTConfig(packing=True)`) give instead of a mask."""
 
-    @pytest.mark.parametrize("use_cache", [False, True])
+    @pytest.mark.parametrize("told_by", ["positions", "positions and a cache", "float mask", "bool mask"])
     @pytest.mark.parametrize("attention", ["eager", "sdpa"])
     @pytest.mark.parametrize("options", ["paper", "learned"])
-    def test_packed_texts_do_not_see_each_other(self, options: str, attention: str, use_cache: bool) -> None:
+    def test_packed_texts_do_not_see_each_other(self, options: str, attention: str, told_by: str) -> None:
+        """Each gives what it gives alone, from position 0 on; a mask is (B, 1, T, T)."""
         model = make_single_stack("VanillaTransformerForCausalLM", attention, **OPTIONS[options])
         rows = [make_sentences([3, 5, 2]), make_sentences([4, 6])]
         ids = torch.tensor([[*itertools.chain(*sentences)] for sentences in rows])
         positions = torch.tensor([[*itertools.chain(*(range(len(each)) for each in row))] for row in rows])
-        logits = run(model, input_ids=ids, position_ids=positions, use_cache=use_cache).logits
+        known: dict[str, Any] = {"position_ids": positions, "use_cache": told_by == "positions and a cache"}
+        if "mask" in told_by:
+            blocks = [torch.block_diag(*(torch.ones(len(each), len(each)) for each in row)) for row in rows]
+            allowed = torch.stack(blocks)[:, None].tril().bool()
+            floats = torch.where(allowed, 0.0, torch.finfo(torch.float32).min)
+            known = {"attention_mask": allowed if told_by == "bool mask" else floats}
+        logits = run(model, input_ids=ids, **known).logits
         for row, sentences in zip(logits, rows, strict=True):
             expected = [run(model, input_ids=torch.tensor([sentence])).logits[0] for sentence in sentences]
             assert_close(row, torch.cat(expected))

@@ -103,15 +103,3 @@ def test_shared_history_layer_keeps_entries_in_order() -> None:
     layer.keep_sentences(torch.tensor([1]))
     keys, _ = layer.update(then[:2], then[:2])
     assert keys[:, 0, :, 0].tolist() == [[3, 4, 5, 12, 13, 10, 11]]
-
-
-def test_a_shared_history_shows_what_it_holds_and_no_more() -> None:
-    layer = SharedHistoryLayer()
-    for length in range(1, 6):
-        keys = torch.full((2, 4, 1, 8), float(length))
-        layer.update(keys, -keys)
-        assert layer.keys.shape == layer.values.shape == (2, 4, layer.get_seq_length(), 8)
-        assert layer.keys[0, 0, :, 0].tolist() == list(range(1, length + 1))
-        assert layer.values.equal(-layer.keys)
-    layer.keep_sentences(torch.tensor([1]))
-    assert layer.keys.shape == (1, 4, 5, 8)

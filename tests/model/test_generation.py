@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from tiny_vanilla import SHARING, TWO_VOCABULARIES, assert_close, logits_of, make_model, make_sentences, pad, randomize
+from tiny_vanilla import SHARING, TWO_VOCABULARIES, logits_of, make_model, make_sentences, pad, randomize
 from transformers import EncoderDecoderCache, GenerationConfig, Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.generation import configuration_utils
 from transformers.generation.configuration_utils import GenerationMode
@@ -45,11 +45,11 @@ TARGETS = [[5, 9, 3, 12, 5, EOS], [7, EOS], [4, 8, 6, 10, 4, 11, 3, 9, 12, 5]]
 def shared_model(name: str) -> Model:
     """A model that has learned `TARGETS`: with random weights alone it would repeat one token for every source."""
     model = make_model(seed=4, scale=0.2, **MODELS[name])
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.015)
     source_ids, source_mask = pad(SOURCES)
     labels, label_mask = pad(TARGETS)
     labels = labels.masked_fill(label_mask == 0, -100)
-    for _ in range(80):
+    for _ in range(45):
         model(input_ids=source_ids, attention_mask=source_mask, labels=labels).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -135,23 +135,12 @@ def test_beam_search_equals_brute_force(seed: int, length_penalty: float) -> Non
     assert scores == pytest.approx([score for score, _ in ranked[:10]], abs=1e-5)
 
 
-@pytest.mark.parametrize("num_beams", [1, 3])
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_batched_equals_one_by_one(model: Model, side: str, num_beams: int) -> None:
-    ids, mask = pad(SOURCES, side)
-    batched = generate(model, input_ids=ids, attention_mask=mask, num_beams=num_beams)
-    for row, source in zip(batched, SOURCES, strict=True):
-        alone = generate(model, input_ids=torch.tensor([source]), num_beams=num_beams)
-        assert until_end(row) == until_end(alone[0])
-
-
-@pytest.mark.parametrize("arguments", [{}, {"num_beams": 3}, {"do_sample": True}], ids=["greedy", "beam", "sample"])
-def test_caches_change_nothing(model: Model, arguments: dict[str, Any]) -> None:
+def test_caches_change_no_sample(model: Model) -> None:
     ids, mask = pad(SOURCES)
     results = []
     for cache in ({"use_cache": False}, {"use_cache": True}, {"cache_implementation": "static"}):
         torch.manual_seed(3)
-        results.append(generate(model, input_ids=ids, attention_mask=mask, **arguments, **cache))
+        results.append(generate(model, input_ids=ids, attention_mask=mask, do_sample=True, **cache))
     assert results[1].equal(results[0])
     assert results[2].equal(results[0])
 
@@ -194,20 +183,6 @@ def test_assisted_decoding_equals_greedy(model: Model, helper: str) -> None:
         assert generate(model, **inputs, **settings).equal(generate(model, **inputs))
 
 
-def test_scores_are_the_model_s(model: Model) -> None:
-    ids, mask = pad(SOURCES)
-    settings = {"suppress_tokens": [EOS], "return_dict_in_generate": True, "output_logits": True, "output_scores": True}
-    output = generate(model, input_ids=ids, attention_mask=mask, max_new_tokens=5, **settings)
-    assert isinstance(output, GenerateEncoderDecoderOutput)
-    assert output.sequences.shape == (3, 6)
-    assert isinstance(output.past_key_values, EncoderDecoderCache)
-    inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": output.sequences[:, :-1]}
-    assert_close(torch.stack(cast(Any, output.logits), dim=1), logits_of(model, **inputs, use_cache=False))
-    scores = torch.stack(cast(Any, output.scores), dim=1)
-    assert (scores[..., EOS] == -torch.inf).all()
-    assert scores.argmax(dim=-1).equal(output.sequences[:, 1:])
-
-
 def test_generation_continues_from_a_cache(model: Model) -> None:
     """The library feeds only what is new if a mask of the target says that all of it is given."""
     ids, mask = pad(SOURCES)
@@ -224,14 +199,17 @@ def test_generation_continues_from_a_cache(model: Model) -> None:
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_fully_padded_row_and_empty_source(model: Model, num_beams: int) -> None:
-    ids, mask = pad([SOURCES[0], [EOS], [PAD]])
-    mask[2] = 0
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_batched_equals_one_by_one(model: Model, side: str, num_beams: int) -> None:
+    """An empty source too, and beside a row of nothing but padding."""
+    sources = [*SOURCES, [EOS]]
+    ids, mask = pad([*sources, [PAD]], side)
+    mask[-1] = 0
     batched = generate(model, input_ids=ids, attention_mask=mask, num_beams=num_beams)
     assert ((batched >= 0) & (batched < model.config.target_vocab_size)).all()
-    for row, source in enumerate((SOURCES[0], [EOS])):
+    for row, source in zip(batched, sources, strict=False):
         alone = generate(model, input_ids=torch.tensor([source]), num_beams=num_beams)
-        assert until_end(batched[row]) == until_end(alone[0])
+        assert until_end(row) == until_end(alone[0])
 
 
 def new_tokens(model: Model, source_length: int, **arguments: Any) -> int:
@@ -336,31 +314,23 @@ def test_many_and_few_learned_positions() -> None:
 
 # The library's hooks
 
-# Without `self`, which one of them lacks in some versions.
-LENGTHS = ["generation_config", "has_default_max_length", "has_default_min_length"]
-SEARCH = ["input_ids", "logits_processor", "stopping_criteria", "generation_config", "synced_gpus"]
-CACHE = ["generation_config", "model_kwargs", "generation_mode", "batch_size", "max_cache_length"]
 HOOKS = {
-    "_prepare_generation_config": ["generation_config", "kwargs"],
-    "_expand_inputs_for_generation": ["expand_size", "is_encoder_decoder", "input_ids", "model_kwargs"],
-    "_prepare_cache_for_generation": CACHE,
-    "_prepare_generated_length": [*LENGTHS, "model_input_name", "input_ids_length", "inputs_tensor"],
-    "_sample": [*SEARCH, "streamer", "model_kwargs"],
-    "_beam_search": [*SEARCH, "model_kwargs"],
-    "compute_transition_scores": ["sequences", "scores", "beam_indices", "normalize_logits"],
+    *("_prepare_generation_config", "_expand_inputs_for_generation", "_prepare_cache_for_generation", "_sample"),
+    *("_prepare_generated_length", "_beam_search", "compute_transition_scores"),
 }
 
 
 def test_overridden_hooks_are_the_library_s() -> None:
     own = vars(VanillaTransformerGenerationMixin).items()
     overridden = {name for name, value in own if inspect.isfunction(value) and hasattr(GenerationMixin, name)}
-    assert overridden == set(HOOKS), "list in HOOKS what VanillaTransformerGenerationMixin overrides"
-    for name, expected in HOOKS.items():
+    assert overridden == HOOKS, "list in HOOKS what VanillaTransformerGenerationMixin overrides"
+    for name in HOOKS:
         advice = f"transformers moved GenerationMixin.{name}: override what took its place, for old versions too"
         hook = getattr(GenerationMixin, name, None)
         assert hook is not None, advice
-        assert [item for item in inspect.signature(hook).parameters if item != "self"] == expected, advice
-        assert list(inspect.signature(getattr(Model, name)).parameters) == ["self", *expected]
+        # Without `self`, which one of them lacks in some versions.
+        theirs, ours = (list(inspect.signature(each).parameters) for each in (hook, getattr(Model, name)))
+        assert [item for item in theirs if item != "self"] == ours[1:], advice
     source = inspect.getsource(GenerationMixin.generate)
     for name in ("generation_config", "generated_length", "cache_for_generation"):
         assert f"self._prepare_{name}(" in source, f"generate() no longer calls _prepare_{name}"

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from tiny_single_stacks import make_single_stack, run
 from tiny_vanilla import (
     ALL_SHARING,
     INPUTS,
@@ -23,7 +24,7 @@ from tiny_vanilla import (
     pad,
 )
 from torch import nn
-from transformers import AttentionInterface, AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache
+from transformers import AttentionInterface, AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -129,18 +130,6 @@ def test_later_target_tokens_change_nothing_before_them(model: Model) -> None:
         assert (other[:, position:] - full[:, position:]).abs().amax(dim=-1).min() > 1e-3
 
 
-@pytest.mark.parametrize("kind", [kind for kind in POSITIONS if kind != "learned"])
-def test_sinusoids_go_on_beyond_their_table(kind: str) -> None:
-    source = torch.randint(3, 17, (1, 5000))
-    target = torch.randint(3, 17, (1, 40))
-    short, long = (
-        make_model(position_embedding_type=kind, max_position_embeddings=rows, decoder_layers=1) for rows in (24, 5000)
-    )
-    logits = logits_of(short, input_ids=source, decoder_input_ids=target)
-    assert logits.isfinite().all()
-    assert_close(logits, logits_of(long, input_ids=source, decoder_input_ids=target), tolerance=1e-6)
-
-
 def test_learned_positions_end_with_their_table() -> None:
     model = make_model(position_embedding_type="learned", max_position_embeddings=10, position_offset=2)
     source, target = torch.tensor(make_sentences([9])), torch.tensor(make_sentences([9], seed=1))
@@ -198,26 +187,17 @@ def decode_in_steps(
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
-@pytest.mark.parametrize("steps", [[1] * 10, [3, 1, 1, 4, 1]], ids=["one-by-one", "in-pieces"])
-def test_cached_equals_uncached(model: Model, steps: list[int], kind: str) -> None:
-    source_ids, source_mask = pad(make_sentences([2, 6]))
-    target = torch.tensor(make_sentences([10, 10], seed=1))
-    inputs = {"input_ids": source_ids, "attention_mask": source_mask}
-    expected = logits_of(model, **inputs, decoder_input_ids=target, use_cache=False)
-    cache = make_cache(model, kind, source_length=6, max_cache_len=MAX_LENGTH)
-    with torch.no_grad():
-        assert_close(decode_in_steps(model, cache, steps, target, **inputs), expected)
-
-
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
-def test_left_padded_prompt_with_cache(model: Model, kind: str) -> None:
-    sources, targets = make_sentences([2, 6]), make_sentences([6, 8], seed=1)
+@pytest.mark.parametrize("steps", [[1] * 8, [3, 1, 1, 2, 1]], ids=["one-by-one", "in-pieces"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_cached_equals_uncached(model: Model, padded: bool, steps: list[int], kind: str) -> None:
+    sources, targets = make_sentences([2, 6]), make_sentences([6 if padded else 8, 8], seed=1)
     source_ids, source_mask = pad(sources, "left")
     target_ids, target_mask = pad(targets, "left", junk=7)
     cache = make_cache(model, kind, source_length=6, max_cache_len=MAX_LENGTH)
-    inputs = {"input_ids": source_ids, "attention_mask": source_mask, "decoder_attention_mask": target_mask}
+    inputs = {"input_ids": source_ids, "attention_mask": source_mask}
+    inputs |= {"decoder_attention_mask": target_mask} if padded else {}
     with torch.no_grad():
-        logits = decode_in_steps(model, cache, [3, 1, 1, 2, 1], target_ids, **inputs)
+        logits = decode_in_steps(model, cache, steps, target_ids, **inputs)
     for row, expected in enumerate(one_by_one(model, sources, targets)):
         assert_close(logits[row, target_mask[row].bool()], expected)
 
@@ -326,57 +306,32 @@ def test_model_is_one_graph(compile_once: Compile) -> None:
     torch.testing.assert_close(outputs.loss, expected.loss)
 
 
-@pytest.mark.parametrize("kind", ["sinusoidal", "learned"])
+@pytest.mark.parametrize("kind", ["sinusoidal", "learned", "decoder alone"])
 def test_decoding_step_is_compiled_once(kind: str, compile_once: Compile) -> None:
-    model = make_model(decoder_layers=1, position_embedding_type=kind)
     source, target = torch.tensor(make_sentences([5])), torch.tensor(make_sentences([8], seed=1))
-    expected = logits_of(model, input_ids=source, decoder_input_ids=target, use_cache=False)
-    cache = make_cache(model, "static", source_length=5, max_cache_len=MAX_LENGTH)
+    model: Any
+    if kind == "decoder alone":
+        model, name, inputs = make_single_stack("VanillaTransformerForCausalLM"), "input_ids", dict[str, Any]()
+        cache: Any = StaticCache(model.config, max_cache_len=MAX_LENGTH)
+    else:
+        model, name = make_model(decoder_layers=1, position_embedding_type=kind), "decoder_input_ids"
+        inputs = {"encoder_outputs": BaseModelOutput(run(model.get_encoder(), input_ids=source).last_hidden_state)}
+        cache = make_cache(model, "static", source_length=5, max_cache_len=MAX_LENGTH)
+    expected = run(model, **inputs, **{name: target}, use_cache=False).logits
     compiled = compile_once(model)
-    with torch.no_grad():
-        outputs = model(input_ids=source, decoder_input_ids=target[:, :2], past_key_values=cache)
-        encoded = BaseModelOutput(last_hidden_state=outputs.encoder_last_hidden_state)
-        for position in range(2, 8):
-            token = target[:, position : position + 1]
-            step = compiled(encoder_outputs=encoded, decoder_input_ids=token, past_key_values=cache, use_cache=True)
-            assert_close(step.logits[:, 0], expected[:, position])
+    run(model, **inputs, **{name: target[:, :2]}, past_key_values=cache)
+    for position in range(2, 8):
+        token = {name: target[:, position : position + 1]}
+        step = run(compiled, **inputs, **token, past_key_values=cache, use_cache=True)
+        assert_close(step.logits[:, 0], expected[:, position])
 
 
-def test_attentions_and_hidden_states() -> None:
-    model = make_model("eager")
-    ids, mask = pad(make_sentences([3, 6]))
-    target = torch.tensor(make_sentences([4, 4], seed=1))
-    recorded = {"output_attentions": True, "output_hidden_states": True}
-    outputs = model(input_ids=ids, attention_mask=mask, decoder_input_ids=target, **recorded)
-    assert [tuple(states.shape) for states in outputs.encoder_hidden_states] == [(2, 6, 16)] * 2
-    assert [tuple(states.shape) for states in outputs.decoder_hidden_states] == [(2, 4, 16)] * 3
-    assert [tuple(weights.shape) for weights in outputs.encoder_attentions] == [(2, 4, 6, 6)]
-    assert [tuple(weights.shape) for weights in outputs.decoder_attentions] == [(2, 2, 4, 4)] * 2
-    assert [tuple(weights.shape) for weights in outputs.cross_attentions] == [(2, 2, 4, 6)] * 2
-    for weights in (*outputs.encoder_attentions, *outputs.decoder_attentions, *outputs.cross_attentions):
-        torch.testing.assert_close(weights.sum(dim=-1), torch.ones_like(weights[..., 0]))
-    assert all((weights.triu(1) == 0).all() for weights in outputs.decoder_attentions)
-    assert all((weights[0, :, :, 3:] == 0).all() for weights in outputs.cross_attentions)
-    torch.testing.assert_close(outputs.encoder_hidden_states[-1], outputs.encoder_last_hidden_state)
-    torch.testing.assert_close(model.lm_head(outputs.decoder_hidden_states[-1]), outputs.logits)
-    plain = model(input_ids=ids, decoder_input_ids=target)
-    assert plain.encoder_attentions is plain.cross_attentions is plain.decoder_hidden_states is None
-
-
-def test_tuples_instead_of_outputs() -> None:
-    """`return_dict=False` gives the same values as a tuple, and such an encoder's output is taken again."""
-    model = make_model()
-    labels = torch.tensor([[7, 8, 2]])
-    ids = INPUTS["input_ids"]
-    expected = model(input_ids=ids, labels=labels)
-    loss, logits, *_ = model(input_ids=ids, labels=labels, return_dict=False)
-    torch.testing.assert_close(loss, expected.loss)
-    torch.testing.assert_close(logits, expected.logits)
+def test_a_tuple_of_the_encoder_is_taken_again() -> None:
+    model, labels, ids = make_model(), torch.tensor([[7, 8, 2]]), INPUTS["input_ids"]
     encoded = model.get_encoder()(input_ids=ids, return_dict=False)
     assert isinstance(encoded, tuple)
-    torch.testing.assert_close(model(encoder_outputs=encoded, labels=labels).logits, expected.logits)
-    [first, *_] = model.model(input_ids=ids, decoder_input_ids=torch.tensor([[0, 7, 8]]), return_dict=False)
-    torch.testing.assert_close(model.lm_head(first), expected.logits)
+    expected = model(input_ids=ids, labels=labels).logits
+    torch.testing.assert_close(model(encoder_outputs=encoded, labels=labels).logits, expected)
 
 
 @pytest.mark.parametrize("sharing", ALL_SHARING)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from naive_transformer import NaiveTransformer, position_encoding
 from tiny_vanilla import SHARING, pad, randomize
@@ -135,7 +135,6 @@ def assert_equals_naive(
         assert_equal_to_scale(logits[index], naive.project(naive.decode(target, memory)), atol)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @example(row=FIRST, seed=0, batch_size=3)
 @given(
     row=st.fixed_dictionaries({name: st.sampled_from(values) for name, values in OPTIONS.items()}),
@@ -207,7 +206,6 @@ def split_pairs(kind: str, table: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     return sines, cosines
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     kind=st.sampled_from(sorted(SINUSOIDS)),
     half=st.integers(min_value=2, max_value=64),

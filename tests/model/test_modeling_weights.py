@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from naive_transformer import position_encoding
 from safetensors.torch import load_file, save_file
 from test_single_stack import check_ties
+from test_single_stack import tables_of as tables_of_stack
 from tiny_single_stacks import SINGLE_STACKS, main_output, make_single_stack, run
 from tiny_vanilla import (
     ALL_SHARING,
@@ -110,33 +111,38 @@ NUMBERS = st.tuples(
 )
 
 
-def copy_tables(model: Model) -> dict[str, torch.Tensor]:
-    tables = {**tables_of(model), "bias": model.lm_head.bias}
+def copy_tables(model: Any) -> dict[str, torch.Tensor]:
+    layer = model.get_output_embeddings()
+    tables: dict[str, Any] = tables_of(model) if isinstance(model, Model) else tables_of_stack(model)
+    tables["bias"] = None if layer is None else layer.bias
     return {name: table.detach().clone() for name, table in tables.items() if table is not None}
 
 
-@settings(max_examples=15)
+@settings(max_examples=30)
 @given(
+    name=st.sampled_from([*["encoder-decoder"] * len(SINGLE_STACKS), *SINGLE_STACKS]),
     sharing=st.sampled_from(sorted(RESIZABLE)),
     lm_head_bias=st.booleans(),
     resizes=st.lists(NUMBERS, min_size=1, max_size=3),
 )
 def test_resizing(
     tmp_path_factory: pytest.TempPathFactory,
+    name: str,
     sharing: str,
     lm_head_bias: bool,
     resizes: list[tuple[str, int, int | None, bool]],
 ) -> None:
     """Up and down, in any order: sizes, old rows, ties and configuration stay in step; the result works and saves."""
-    changes = RESIZABLE[sharing]
-    two_vocabularies = sharing in TWO_VOCABULARIES
-    model = make_model(lm_head_bias=lm_head_bias, **changes)
+    is_single = name in SINGLE_STACKS
+    two_vocabularies = sharing in TWO_VOCABULARIES and not is_single
+    changes = {**RESIZABLE[sharing], "lm_head_bias": lm_head_bias}
+    model: Any = make_single_stack(name, **changes) if is_single else make_model(**changes)
     for side, size, multiple, mean_resizing in resizes:
         before = copy_tables(model)
         arguments: dict[str, Any] = {"pad_to_multiple_of": multiple, "mean_resizing": mean_resizing}
         arguments["new_num_tokens"] = size
         rounded = size if multiple is None else math.ceil(size / multiple) * multiple
-        if side == "source":
+        if side == "source" or is_single:
             returned = model.resize_token_embeddings(**arguments)
             resized = {"source"} if two_vocabularies else set(before)
             assert returned is model.get_input_embeddings()
@@ -148,13 +154,19 @@ def test_resizing(
             with pytest.raises(ValueError, match=r"one vocabulary.*use resize_token_embeddings"):
                 model.resize_decoder_token_embeddings(**arguments)
             resized = set()
-        for name, table in copy_tables(model).items():
-            kept = min(len(before[name]), len(table))
-            assert len(table) == (rounded if name in resized else len(before[name])), name
-            torch.testing.assert_close(table[:kept], before[name][:kept], atol=0.0, rtol=0.0)
-        assert tied_groups(model) == expected_groups(changes)
-    check_sizes_agree(model)
-    check_usable(model, tmp_path_factory.mktemp("resized"))
+        for key, table in copy_tables(model).items():
+            kept = min(len(before[key]), len(table))
+            assert len(table) == (rounded if key in resized else len(before[key])), key
+            torch.testing.assert_close(table[:kept], before[key][:kept], atol=0.0, rtol=0.0)
+        if is_single:
+            check_ties(model)
+            assert model.config.vocab_size == model.config.target_vocab_size == rounded
+            run(model, input_ids=torch.tensor([[4 % rounded, rounded - 1]]))
+        else:
+            assert tied_groups(model) == expected_groups(changes)
+    if not is_single:
+        check_sizes_agree(model)
+        check_usable(model, tmp_path_factory.mktemp("resized"))
 
 
 def check_sizes_agree(model: Model) -> None:

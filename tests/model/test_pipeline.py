@@ -12,15 +12,7 @@ from hypothesis import strategies as st
 from library_models import TEXTS, WORDS, generate_by_hand, make_marian, make_t5, make_tokenizer, texts_of
 from tiny_vanilla import make_loud_model
 from tokenizers import processors
-from transformers import (
-    BertConfig,
-    BertModel,
-    GenerationConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    MarianMTModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import BertConfig, BertModel, GenerationConfig, GPT2Config, GPT2LMHeadModel, MarianMTModel
 from transformers.pipelines.pt_utils import KeyDataset, PipelineIterator
 from transformers.tokenization_utils_base import TruncationStrategy
 
@@ -126,7 +118,7 @@ class TestInputsAndOutputs:
             assert torch.equal(result["translation_token_ids"], expected)
         with_text = translator(TEXTS[0], return_tensors=False, return_text=True)
         assert with_text == translator(TEXTS[0])
-        by_default = TranslationPipeline(translator.model, make_tokenizer(), return_tensors=True)
+        by_default = TranslationPipeline(translator.model, make_tokenizer(), return_tensors=True, max_new_tokens=3)
         assert by_default(TEXTS[0])[0].keys() == {"translation_token_ids"}
         assert by_default(TEXTS[0], return_tensors=False)[0].keys() == {"translation_text"}
 
@@ -134,19 +126,16 @@ class TestInputsAndOutputs:
         results = translator(TEXTS, return_dict_in_generate=True, output_scores=True, batch_size=2)
         assert results == translator(TEXTS)
 
-    def test_clean_up_tokenization_spaces(self, marian: MarianMTModel) -> None:
-        class Spy(PreTrainedTokenizerFast):
-            cleaned: list[bool | None] = []
-
-            def decode(self, *args: Any, clean_up_tokenization_spaces: bool | None = None, **kwargs: Any) -> Any:
-                self.cleaned.append(clean_up_tokenization_spaces)
-                return super().decode(*args, clean_up_tokenization_spaces=clean_up_tokenization_spaces, **kwargs)
-
-        backend = make_tokenizer().backend_tokenizer
-        pipe = TranslationPipeline(marian, Spy(tokenizer_object=backend, pad_token="<pad>"), max_new_tokens=3)
-        pipe(TEXTS[0])
-        pipe(TEXTS[0], clean_up_tokenization_spaces=True)
-        assert Spy.cleaned == [False, True]
+    def test_clean_up_tokenization_spaces(
+        self, translator: TranslationPipeline, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        cleaned: list[bool] = []
+        monkeypatch.setattr(
+            translator.tokenizer, "decode", lambda _, **options: cleaned.append(options["clean_up_tokenization_spaces"])
+        )
+        translator(TEXTS[0])
+        translator(TEXTS[0], clean_up_tokenization_spaces=True)
+        assert cleaned == [False, True]
 
     def test_truncation(self, marian: MarianMTModel) -> None:
         text, cut = " ".join(WORDS[:12]), " ".join(WORDS[:5])

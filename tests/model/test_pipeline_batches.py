@@ -161,10 +161,7 @@ class TestBatchesOfAPipeline:
         assert shapes == [(3, 8), (3, 13), (3, 3)]
         assert batched == [translator(text)[0] for text in texts]
 
-    @pytest.mark.parametrize(
-        ("kind", "num_workers"),
-        [("list", 0), ("list", 2), ("key dataset", 0), ("key dataset", 2), ("generator", 0), ("generator", 1)],
-    )
+    @pytest.mark.parametrize(("kind", "num_workers"), [("list", 0), ("key dataset", 2), ("generator", 1)])
     def test_batches_filled_to_a_number_of_tokens(
         self, kind: str, num_workers: int, translator: TranslationPipeline, shapes: list[tuple[int, int]]
     ) -> None:
@@ -303,17 +300,17 @@ class TestAgreement:
     @pytest.mark.parametrize("settings", [{}, {"num_beams": 1}, {"num_beams": 2, "max_new_tokens": 5}], ids=str)
     def test_generate_pipeline_and_script(self, settings: dict[str, Any]) -> None:
         model, tokenizer = make_vanilla_pair()
-        texts = make_texts([17, 1, 9, 20, 4, 12, 2, 15, 6, 11], tiny_seq2seq.WORDS)
+        texts = make_texts([17, 1, 9, 4, 12, 2, 6], tiny_seq2seq.WORDS)
         expected = []
         with torch.no_grad():
             for text in texts:
                 (output,) = model.generate(**tokenizer(text, return_tensors="pt"), **settings)
                 expected.append(tokenizer.decode(output, skip_special_tokens=True))
-        assert len(set(expected)) > 5
+        assert len(set(expected)) > 4
         longest = max(len(text.split()) for text in expected)
         assert longest > 30 or "max_new_tokens" in settings, "the limit must be felt"
         pipe = TranslationPipeline(model, tokenizer)
-        ways: list[dict[str, Any]] = [{"batch_size": 6}, {"max_batch_tokens": 500}]
+        ways: list[dict[str, Any]] = [{"batch_size": 4}, {"max_batch_tokens": 300}]
         for batches in ways:
             assert texts_of(pipe(texts, **batches, **settings)) == expected
             assert translate(model, tokenizer, texts, progress=False, **batches, **settings) == expected

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
@@ -135,43 +136,42 @@ def change_search(options: set[str], num_sentences: int, num_beams: int, padding
 @hypothesis.given(
     name=st.sampled_from(sorted(MODELS)),
     seed=st.integers(0, 5),
-    lengths=st.lists(st.integers(0, 7), min_size=1, max_size=6),
+    lengths=st.lists(st.integers(0, 7), min_size=1, max_size=9),
     side=st.sampled_from(["left", "right"]),
     num_beams=st.sampled_from([1, 1, 2, 3, 4, 5]),
     options=st.sets(st.sampled_from(OPTIONS)),
+    kind=st.sampled_from(["plain", "plain", "gnmt", "uncached", "recorded"]),
     data=st.data(),
 )
 @hypothesis.settings(max_examples=80)
-def test_the_library_finds_the_same(
-    name: str, seed: int, lengths: list[int], side: str, num_beams: int, options: set[str], data: st.DataObject
+def test_the_library_and_static_memory_find_the_same(
+    name: str, seed: int, lengths: list[int], side: str, num_beams: int, options: set[str], kind: str, data: Any
 ) -> None:
+    """The library knows no `gnmt` and no limit of each sentence's own, and static memory no scores of every step."""
     arguments = {**make_batch(lengths, seed, side), "num_beams": num_beams}
-    arguments |= change_search(options, len(lengths), num_beams)
+    arguments |= change_search(options, len(lengths), num_beams, data.draw(st.integers(0, 2), "padding"))
     arguments["max_new_tokens"] = data.draw(st.integers(1, 12), "max_new_tokens")
     if num_beams > 1:
         arguments |= {
             "num_return_sequences": data.draw(st.integers(1, num_beams), "num_return_sequences"),
             "length_penalty": data.draw(st.sampled_from([0.0, 0.6, 1.0, 2.0, -1.0]), "length_penalty"),
             "early_stopping": data.draw(st.sampled_from([False, True, "never"]), "early_stopping"),
-            "use_cache": data.draw(st.booleans(), "use_cache"),
+            "use_cache": kind != "uncached",
+            "return_dict_in_generate": kind in ("gnmt", "recorded"),
         }
-        if data.draw(st.booleans(), "recorded"):
-            arguments |= {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+        if kind == "recorded":
+            arguments |= {"output_scores": True, "output_logits": True}
             arguments |= {"output_hidden_states": True, "output_attentions": name == "eager-pre-norm"}
+    if kind == "gnmt":
+        arguments["length_penalty_type"] = "gnmt"
+        arguments["max_new_tokens"] = data.draw(st.sampled_from([None, 9]), "limit")
     model = shared_model(name, seed)
-    with library_search(model) as plain:
-        theirs = search(plain, **arguments)
-    assert_same(search(model, **arguments), theirs)
-
-
-@pytest.mark.parametrize("name", ["sdpa", "eager-pre-norm"])
-def test_greedy_search_after_padded_prompts(name: str) -> None:
-    arguments = {**make_batch([0, 2, 4], seed=1, side="left"), "max_new_tokens": 12}
-    arguments |= change_search({"padded prompt", "repeat", "two ends"}, 3, 1)
-    model = shared_model(name, seed=1)
-    with library_search(model) as plain:
-        theirs = search(plain, **arguments)
-    assert search(model, **arguments).equal(theirs)
+    ours = search(model, **arguments)
+    if kind != "gnmt":
+        with library_search(model) as plain:
+            assert_same(ours, search(plain, **arguments))
+    if kind in ("plain", "gnmt") or num_beams == 1:
+        assert_same(search(model, **arguments, cache_implementation="static"), ours)
 
 
 def test_sampled_beams_are_the_library_s() -> None:
@@ -319,21 +319,12 @@ def test_finished_sentences_leave_greedy_search(greedy_runs: list[int]) -> None:
     assert [(row != PAD).sum().item() for row in found] == [52, 55, 57, 59]
 
 
-class Tokens:
-    def decode(self, ids: Any, **kwargs: Any) -> str:
-        return " ".join(map(str, ids))
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        *({name: True} for name in ("do_sample", "return_dict_in_generate")),
-        *({"use_cache": False}, {"streamer": TextStreamer(Tokens())}),  # type: ignore[arg-type]
-    ],
-)
-def test_the_library_is_left_what_is_its_own(greedy_runs: list[int], arguments: dict[str, Any]) -> None:
+def test_the_library_is_left_what_is_its_own(greedy_runs: list[int]) -> None:
     model, batch = shared_model("sdpa"), make_batch([4])
-    search(model, **batch, **arguments)
+    streamer = TextStreamer(SimpleNamespace(decode=lambda ids, **_: str(ids)))  # type: ignore[arg-type]
+    for arguments in ({"do_sample": True}, {"return_dict_in_generate": True}, {"use_cache": False}):
+        search(model, **batch, **arguments)
+    search(model, **batch, streamer=streamer)
     assert greedy_runs == []
     search(model, **batch)
     assert greedy_runs == [1]
@@ -372,28 +363,20 @@ def test_largest_values_of_a_vocabulary(rows: int, size: int, k: int, distinct: 
         assert indices.equal(expected.indices)
 
 
-class _StopsAll(StoppingCriteria):
-    """As people write them: one bool for all rows."""
-
-    def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> bool:
-        return input_ids.shape[1] >= 5
-
-
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_a_criterion_may_answer_with_one_bool(num_beams: int) -> None:
+    """As people write them: for all rows."""
     batch = {**make_batch([3, 5]), "num_beams": num_beams, "suppress_tokens": [EOS]}
-    tokens = search(make_model(), **batch, stopping_criteria=[_StopsAll()])
+    tokens = search(make_model(), **batch, stopping_criteria=[lambda ids, scores, **_: ids.shape[1] >= 5])
     assert tokens.equal(search(make_model(), **batch, max_new_tokens=4))
 
 
-class _NothingAfterThree(LogitsProcessor):
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        return scores if input_ids.shape[1] < 4 else scores.new_full(scores.shape, -torch.inf)  # type: ignore[return-value]
-
-
 def test_beams_that_a_constraint_leaves_no_token_are_returned_as_they_are() -> None:
+    def forbid_all_after_three(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores if ids.shape[1] < 4 else scores.new_full(scores.shape, -torch.inf)
+
     batch = {**make_batch([3, 5]), "num_beams": 3, "num_return_sequences": 3, "suppress_tokens": [EOS]}
-    tokens = search(make_model(), **batch, logits_processor=[_NothingAfterThree()])
+    tokens = search(make_model(), **batch, logits_processor=[forbid_all_after_three])
     assert tokens.equal(search(make_model(), **batch, max_new_tokens=3))
 
 

@@ -14,7 +14,6 @@ from vanilla_transformer.data.tokenizer_training import train_tokenizer
 
 benchmark: Any = importlib.import_module("benchmark_generation")
 models: Any = importlib.import_module("benchmark_models")
-# CTranslate2 is no requirement of the tests; where it is installed, these hold for it too.
 TINY = ["--size=tiny", "--rounds=1", "--source_length=8", "--new_tokens=5"]
 
 
@@ -24,6 +23,7 @@ def test_every_side_generates_as_many_tokens_and_ours_those_of_marian(num_beams:
     setting = benchmark.Setting("tiny", "float32", num_beams, 4, 8, 5, "cpu")
     lengths = setting.inputs()["attention_mask"].sum(dim=1)
     assert lengths.tolist() == [8, 7, 5, 4]
+    # It is no requirement of the tests; where it is installed, these hold for it too.
     has_ctranslate2 = importlib.util.find_spec("ctranslate2") is not None
     sides = (*benchmark.MODELS, *(["CTranslate2 float32", "CTranslate2 int8"] if has_ctranslate2 else []))
     models = benchmark.make_models(sides, setting)
@@ -34,11 +34,11 @@ def test_every_side_generates_as_many_tokens_and_ours_those_of_marian(num_beams:
 
 
 def test_all_models_have_nearly_as_many_parameters() -> None:
-    counts = {}
-    for side, make in models.MODELS.items():
-        with torch.device("meta"):
-            model = make(models.SIZES["small"])
-        counts[side] = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    with torch.device("meta"):
+        made = {side: make(models.SIZES["small"]) for side, make in models.MODELS.items()}
+    counts = {
+        side: sum(each.numel() for each in model.parameters() if each.requires_grad) for side, model in made.items()
+    }
     for side, count in counts.items():
         positions = 2 * 1026 * 256 if side in ("BART", "FSMT") else 0  # FSMT's sinusoids are parameters
         assert count - positions == pytest.approx(counts["ours"], rel=0.01), side

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,10 @@ def test_every_model_is_trained_by_a_step(monkeypatch: pytest.MonkeyPatch, dtype
         assert losses[-1] < losses[0] < 8, side
 
 
-def test_the_loss_is_measured_in_a_process_of_its_own() -> None:
-    """A vocabulary so large that building all logits shows in the memory of the process."""
+def test_the_loss_is_measured_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary so large that building all logits shows in the memory of the process, which is forked here."""
+    context = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
     arguments = benchmark.BenchmarkArguments(d_model=64, vocab_size=20_000, sentence_length=32, rounds=1)
     workload = (arguments, "output layer and loss")
     sides = ("ours", "ours, with logits")

@@ -18,8 +18,7 @@ benchmark: Any = importlib.import_module("benchmark_translation")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
     tokenizer = tiny_seq2seq.make_tokenizer()
-    same_heads: dict[str, Any] = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
-    model: Any = make_model(vocab_size=len(tokenizer), scale=0.6, attention_bias=True, **same_heads)
+    model = make_model(vocab_size=len(tokenizer), scale=0.6, attention_bias=True, decoder_attention_heads=4)
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     (path / "test.txt").write_text("w1 w2 w3\n\nw4\nw5 w6 w7 w8 w9 w10\n", encoding="utf-8")

@@ -35,7 +35,7 @@ class Browser:
         end = time.monotonic() + PATIENCE
         while not condition():
             assert time.monotonic() < end, self.driver.find_element("css selector", "body").text
-            time.sleep(0.05)
+            time.sleep(0.01)
 
     def read_all(self, selector: str, what: str) -> list[str]:
         # All at once, since the page may change between one look and the next.

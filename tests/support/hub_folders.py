@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_single_stacks import make_single_stack
+from tiny_vanilla import make_loud_model
 
-from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
 from vanilla_transformer.hub.card import write_model_card
 from vanilla_transformer.hub.files import CODE_FOLDER
@@ -23,18 +24,14 @@ TEXTS = ["a man rides a horse", "two dogs rest", "7 horses"]
 # What an encoder-decoder's folder brings, with a tokenizer.
 SINGLE_STACK_CODE = {f"{side}_only_vanilla_transformer.py" for side in ("encoder", "decoder")}
 CODE = {path.name for path in CODE_FOLDER.glob("*_vanilla_transformer.py")} - SINGLE_STACK_CODE
+CODE_FILES = {name: (CODE_FOLDER / name).read_bytes() for name in CODE}
 
 
 def save_vanilla(folder: Path, tokenizer: Any, **changes: Any) -> Path:
     """A model with random weights that translates into something, its tokenizer, its card."""
     torch.manual_seed(0)
     config = VanillaTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer), **changes)
-    model = VanillaTransformerForConditionalGeneration(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter + 0.1 * torch.randn_like(parameter))
-    model.generation_config.max_new_tokens = 12
-    model.save_pretrained(folder)
+    make_loud_model(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     write_model_card(folder)
     return folder

@@ -38,7 +38,8 @@ class WaitForPushes(TrainerCallback):
         self.trainer._finish_current_push()
 
 
-def make_trainer(trainer: str, *, model: str = "vanilla", **settings: Any) -> Seq2SeqTrainer:
+def train(trainer: str, *, model: str = "vanilla", resume: Any = None, push: Any = None, **settings: Any) -> None:
+    """Trains for four steps with two checkpoints, and pushes at the end, with the arguments `push`."""
     set_seed(1)
     tokenizer = VanillaTransformerTokenizer()
     config = VanillaTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer))
@@ -47,7 +48,7 @@ def make_trainer(trainer: str, *, model: str = "vanilla", **settings: Any) -> Se
     arguments: dict[str, Any] = {"max_steps": 4, "save_steps": 2, "save_strategy": "steps", "eval_strategy": "no"}
     arguments |= {"learning_rate": 1e-3, "per_device_train_batch_size": 2, "use_cpu": True}
     arguments |= {"push_to_hub": True, "hub_always_push": True, "disable_tqdm": True, "report_to": []}
-    return trainer_class(
+    instance = trainer_class(
         model=built,
         args=arguments_class(**arguments | settings),
         train_dataset=Dataset.from_list(ROWS),
@@ -55,11 +56,6 @@ def make_trainer(trainer: str, *, model: str = "vanilla", **settings: Any) -> Se
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=built),
         callbacks=[ShipCode()],
     )
-
-
-def train(trainer: str, *, resume: str | None = None, push: dict[str, Any] | None = None, **settings: Any) -> None:
-    """Trains for four steps with two checkpoints, and pushes at the end, with the arguments `push`."""
-    instance = make_trainer(trainer, **settings)
     instance.add_callback(WaitForPushes(instance))
     instance.train(resume_from_checkpoint=resume)
     instance.push_to_hub(**push or {})

@@ -24,9 +24,8 @@ def make_letters_model(**changes: Any) -> VanillaTransformerForConditionalGenera
     """An untrained model; `changes` are fields of the configuration."""
     set_seed(1)
     settings = {"vocab_size": len(TOKENIZER), "dropout": 0.0, "label_smoothing": 0.0, "normalize_before": True}
-    model = VanillaTransformerForConditionalGeneration(
-        VanillaTransformerConfig.from_preset("tiny", **{**settings, **changes})
-    )
+    config = VanillaTransformerConfig.from_preset("tiny", **{**settings, **changes})
+    model = VanillaTransformerForConditionalGeneration(config)
     model.generation_config.max_length = None
     model.generation_config.max_new_tokens = 8
     return model

@@ -36,11 +36,11 @@ class Launcher:
     def __init__(self, folder: Path, module: str = "rank_programs", environment: dict[str, str] | None = None) -> None:
         self.folder = folder
         self.groups = 0
-        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        command = [sys.executable, str(Path(__file__).resolve()), module]
-        self.server = subprocess.Popen(command, text=True, env=environment, **pipes)
+        options: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
+        self.server = subprocess.Popen([sys.executable, str(Path(__file__).resolve()), module], **options)
 
     def close(self) -> None:
+        self.server.kill()
         self.server.communicate(timeout=2 * TIMEOUT)
 
     def run(
@@ -55,8 +55,7 @@ class Launcher:
     ) -> str:
         """What a function of the module says, run in several processes, or in one that knows of no others.
 
-        `environment` comes on top of this process's variables. The group is killed from outside `after` so many
-        seconds; any end but those of `ends` fails the test.
+        The group is killed from outside `after` so many seconds; any end but those of `ends` fails the test.
         """
         assert self.server.stdin is not None
         assert self.server.stdout is not None
@@ -75,11 +74,8 @@ class Launcher:
 @contextlib.contextmanager
 def launcher(folder: Path, **settings: Any) -> Iterator[Launcher]:
     """A launcher that ends with the block."""
-    instance = Launcher(folder, **settings)
-    try:
+    with contextlib.closing(Launcher(folder, **settings)) as instance:
         yield instance
-    finally:
-        instance.close()
 
 
 def write_pairs(folder: Path, name: str, count: int) -> list[str]:

@@ -1,7 +1,6 @@
-"""fairseq's `transformer`, written naively from its equations, and checkpoints in its layout: the tests' oracle.
+"""fairseq's `transformer`, written naively from its documentation, and checkpoints in its layout: the tests' oracle.
 
-One sentence at a time, without padding, in float64, from weights by the names that fairseq gives them. What a setting
-means is written here once more, from fairseq's own documentation of it.
+One sentence at a time, without padding, in float64, from weights by the names that fairseq gives them.
 
 Shapes: S and T are the lengths of a sentence's sides, D the width, V the target vocabulary.
 """
@@ -93,7 +92,6 @@ class NaiveFairseq:
         return self.decode(target, self.encode(source))
 
     def encode(self, source: list[int]) -> Tensor:
-        """The encoder's output (S, D)."""
         return self.stacks["encoder"].run(self.embed("encoder", source))
 
     def decode(self, target: list[int], memory: Tensor) -> Tensor:

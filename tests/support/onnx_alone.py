@@ -23,11 +23,9 @@ def translate(folder: Path, sources: list[str]) -> list[str]:
     start, end, pad = (settings[f"{name}_token_id"] for name in ("decoder_start", "eos", "pad"))
 
     rows = [tokenizer.encode(source).ids for source in sources]
-    input_ids = np.full((len(rows), max(map(len, rows))), pad, dtype=np.int64)
-    mask = np.zeros_like(input_ids)
-    for number, ids in enumerate(rows):
-        input_ids[number, : len(ids)] = ids
-        mask[number, : len(ids)] = 1
+    longest = max(map(len, rows))
+    input_ids = np.array([[*ids, *[pad] * (longest - len(ids))] for ids in rows])
+    mask = np.array([[1] * len(ids) + [0] * (longest - len(ids)) for ids in rows])
     (states,) = encoder.run(None, {"input_ids": input_ids, "attention_mask": mask})
 
     past = {

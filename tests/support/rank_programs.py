@@ -60,13 +60,9 @@ def watch_batches(folder: Path) -> None:
 
     def training_step(self: TranslationTrainer, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         folder.mkdir(exist_ok=True)
-        entry = {
-            "world": world_size(),
-            "step": self.state.global_step,
-            "pairs": unpadded(inputs),
-            "cells": inputs["input_ids"].numel() + inputs["labels"].numel(),
-            "sharded": all(isinstance(parameter, DTensor) for parameter in model.parameters()),
-        }
+        entry = {"world": world_size(), "step": self.state.global_step, "pairs": unpadded(inputs)}
+        entry["cells"] = inputs["input_ids"].numel() + inputs["labels"].numel()
+        entry["sharded"] = all(isinstance(parameter, DTensor) for parameter in model.parameters())
         write_line(folder / f"{rank()}.jsonl", entry)
         return train_on(self, model, inputs, *args, **kwargs)
 
@@ -122,11 +118,10 @@ def train(
     sharded: bool = False,
     longer: int = 0,
 ) -> None:
-    """scripts/train.py with a command line.
+    """scripts/train.py with a command line, without curves; each rank may generate `longer` tokens more than the last.
 
-    The batches of each rank go into a folder. `in_step` and `in_save` are rank and step of `kill_in_step` and
-    `kill_in_save`, `kill` are the fields of a `Kill`. The model is `sharded` as the variables of `accelerate launch`
-    say. From 12 tokens on, each rank may generate so many more than the one before it. No curves are drawn.
+    `batches` is the folder for those of each rank, `in_step` and `in_save` are rank and step of `kill_in_step` and
+    `kill_in_save`, `kill` are the fields of a `Kill`. `sharded` is as the variables of `accelerate launch` say.
     """
     vars(records)["plot_learning_curves"] = lambda log_history, path, **_: Path(path).touch()
     if batches:
@@ -162,10 +157,7 @@ def prepared_loader(folder: str, rows: list[dict[str, list[int]]], budget: int, 
 
 
 def fully_shard_by_hand(folder: str, changes: dict[str, dict[str, Any]], steps: int) -> None:
-    """Trains models that are divided layer by layer, and the same ones whole, and saves them.
-
-    `changes` are fields of the configuration of each model, by its name.
-    """
+    """Trains models, by their names, that are divided layer by layer, and the same ones whole, and saves them."""
     torch.distributed.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (world_size(),))
     for name, fields in changes.items():

@@ -26,8 +26,8 @@ def kill_group() -> None:
 class Kill:
     """Where a training kills itself: at a file or folder, relative to the output folder.
 
-    The moment is "before" it is written, "within", "after", while it is being "deleted", or "interrupted" by Ctrl-C
-    once it is written. `amount` are bytes that are written before, or files that are deleted.
+    The `moment` is "before" it is written, "within", "after", while it is "deleted", or "interrupted" by Ctrl-C once it
+    is written. `amount` are bytes that are written before, or files that are deleted.
     """
 
     path: str

@@ -3,21 +3,20 @@
 import contextlib
 import json
 import os
-import random
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_trainer
 import torch
-from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from tiny_vanilla import make_config, make_model
+from tiny_vanilla import make_model
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
-from transformers import AutoModelForSeq2SeqLM, Trainer, TrainingArguments
 from transformers.trainer_callback import TrainerState
 
 from vanilla_transformer.files import find_weights_problem, replacing_files
@@ -33,7 +32,6 @@ from vanilla_transformer.training.checkpoints import (
 
 
 def write_state(folder: Path, *, world_size: int | None = None, streaming: bool = False) -> None:
-    """trainer_state.json, with what `RecordWorldSize` adds if there is a world size."""
     state: dict[str, Any] = {"global_step": 3}
     if world_size is not None:
         entry = {"args": {"streaming": streaming}, "attributes": {"world_size": world_size}}
@@ -59,33 +57,28 @@ def names(folder: Path) -> set[str]:
     return {entry.name for entry in folder.iterdir()}
 
 
-@pytest.mark.parametrize(
-    "name", ["trainer_state.json", "scheduler.pt", "optimizer.pt", "rng_state_0.pth", "rng_state_1.pth", "weights"]
-)
-def test_each_file_is_needed(tmp_path: Path, name: str) -> None:
+def test_each_file_is_needed(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "checkpoint-3", world_size=2)
     assert find_problem(str(checkpoint), world_size=2) is None
-    path = checkpoint / ("model.safetensors" if name == "weights" else name)
-    path.unlink()
-    expected = "there are no weights" if name == "weights" else f"{name} is missing"
-    assert expected in str(find_problem(checkpoint, world_size=2))
-    # What it takes to resume is not asked of the weights.
-    assert find_weights_problem(checkpoint) == (expected if name == "weights" else None)
-
-
-def test_a_garbled_state_is_a_problem(tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path / "checkpoint-3")
-    for content in (b"", b'{"global_step": 3', b"\xff\xfe"):
-        (checkpoint / "trainer_state.json").write_bytes(content)
+    for name in ("trainer_state.json", "scheduler.pt", "optimizer.pt", "rng_state_0.pth", "rng_state_1.pth"):
+        content = (checkpoint / name).read_bytes()
+        (checkpoint / name).unlink()
+        assert f"{name} is missing" in str(find_problem(checkpoint, world_size=2))
+        assert find_weights_problem(checkpoint) is None, "what it takes to resume is not asked of the weights"
+        (checkpoint / name).write_bytes(content)
+    (checkpoint / "model.safetensors").unlink()
+    assert find_problem(checkpoint, world_size=2) == find_weights_problem(checkpoint) == "there are no weights"
+    for damaged in (b"", b'{"global_step": 3', b"\xff\xfe"):
+        (checkpoint / "trainer_state.json").write_bytes(damaged)
         assert find_problem(checkpoint) == "trainer_state.json is missing or damaged"
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt"])
-@settings(max_examples=20)
-@given(share=st.floats(min_value=0, max_value=1, exclude_max=True))
-def test_files_cut_off_anywhere_are_a_problem(
-    tmp_path_factory: pytest.TempPathFactory, name: str, share: float
-) -> None:
+@settings(max_examples=50)
+@given(
+    name=st.sampled_from(["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt"]),
+    share=st.floats(min_value=0, max_value=1, exclude_max=True),
+)
+def test_files_cut_off_anywhere_are_a_problem(tmp_path_factory: Any, name: str, share: float) -> None:
     checkpoint = write_checkpoint(tmp_path_factory.mktemp("cut") / "checkpoint-3")
     torch.save({"scale": 2.0}, checkpoint / "scaler.pt")
     assert find_problem(checkpoint) is None
@@ -97,9 +90,7 @@ def test_files_cut_off_anywhere_are_a_problem(
 
 @settings(max_examples=20)
 @given(content=st.binary(max_size=64), share=st.floats(min_value=0, max_value=1))
-def test_files_of_torch_with_arbitrary_bytes_are_a_problem_not_a_crash(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes, share: float
-) -> None:
+def test_arbitrary_bytes_are_a_problem_not_a_crash(tmp_path_factory: Any, content: bytes, share: float) -> None:
     checkpoint = write_checkpoint(tmp_path_factory.mktemp("garbage") / "checkpoint-3")
     path = checkpoint / "optimizer.pt"
     whole = path.read_bytes()
@@ -155,7 +146,7 @@ def test_without_a_whole_checkpoint_there_is_none(tmp_path: Path, caplog: pytest
     assert not (tmp_path / "missing").exists()
     for step in (1, 2):
         write_checkpoint(tmp_path / f"checkpoint-{step}", world_size=2)
-    (tmp_path / "checkpoint-2" / f"rng_state_{random.randrange(2)}.pth").unlink()
+    (tmp_path / "checkpoint-2" / "rng_state_1.pth").unlink()
     found = find_last_whole_checkpoint(tmp_path, world_size=2, set_aside=False)
     assert found == tmp_path / "checkpoint-1"
     assert names(tmp_path) == {"checkpoint-1", "checkpoint-2"}
@@ -169,13 +160,11 @@ def test_later_broken_checkpoints_are_set_aside(tmp_path: Path, caplog: pytest.L
     (tmp_path / "checkpoint-6" / "optimizer.pt").unlink()
     (tmp_path / "checkpoint-8" / "trainer_state.json").unlink()
     assert find_last_whole_checkpoint(tmp_path) == tmp_path / "checkpoint-4"
-    expected = {"checkpoint-2", "checkpoint-4", "_incomplete-checkpoint-6", "_incomplete-checkpoint-8"}
-    assert names(tmp_path) == expected
+    assert names(tmp_path) == {*(f"checkpoint-{n}" for n in (2, 4)), *(f"_incomplete-checkpoint-{n}" for n in (6, 8))}
     assert (tmp_path / "_incomplete-checkpoint-8" / "model.safetensors").is_file()
-    messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == 2
-    assert "checkpoint-8: trainer_state.json is missing" in messages[0]
-    assert "optimizer.pt is missing. It was renamed to _incomplete-checkpoint-6" in messages[1]
+    first, second = caplog.messages
+    assert "checkpoint-8: trainer_state.json is missing" in first
+    assert "optimizer.pt is missing. It was renamed to _incomplete-checkpoint-6" in second
 
 
 def test_what_was_set_aside_earlier_is_cleared_unless_it_may_be_all_that_is_left(tmp_path: Path) -> None:
@@ -191,10 +180,9 @@ def test_what_was_set_aside_earlier_is_cleared_unless_it_may_be_all_that_is_left
     assert find_last_whole_checkpoint(tmp_path) is None
     assert names(tmp_path) == {"_incomplete-checkpoint-5"}
     write_checkpoint(tmp_path / "checkpoint-3")
-    assert find_last_whole_checkpoint(tmp_path, set_aside=False)
-    assert names(tmp_path) == {"_incomplete-checkpoint-5", "checkpoint-3"}
-    assert find_last_whole_checkpoint(tmp_path)
-    assert names(tmp_path) == {"checkpoint-3"}
+    for set_aside, left in ((False, {"_incomplete-checkpoint-5", "checkpoint-3"}), (True, {"checkpoint-3"})):
+        assert find_last_whole_checkpoint(tmp_path, set_aside=set_aside)
+        assert names(tmp_path) == left
 
 
 def test_checkpoints_are_listed_by_step(tmp_path: Path) -> None:
@@ -210,9 +198,11 @@ def test_checkpoints_are_listed_by_step(tmp_path: Path) -> None:
     assert list_checkpoints(tmp_path / "missing") == {}
 
 
+make_trainer = partial(tiny_trainer.make_trainer, max_steps=4, eval_strategy="no")
+
+
 class TestNumberOfProcesses:
     def test_the_recorded_number_counts(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        """Saved by two, wanted by one: whole, but not the same training any more."""
         checkpoint = write_checkpoint(tmp_path / "checkpoint-3", world_size=2)
         assert find_problem(checkpoint, world_size=1) == "rng_state.pth is missing"
         write_state(checkpoint, world_size=2)
@@ -232,19 +222,9 @@ class TestNumberOfProcesses:
         assert read_world_size(checkpoint) is None
         assert find_problem(checkpoint) is None
 
-    def make_trainer(self, folder: Path, callbacks: list[Any], **changes: Any) -> Trainer:
-        settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "logging_strategy": "no"}
-        settings |= {"per_device_train_batch_size": 2, "report_to": "none", "use_cpu": True, "disable_tqdm": True}
-        settings |= {"dataloader_pin_memory": False, "max_steps": 4, **changes}
-        arguments = TrainingArguments(output_dir=str(folder), **settings)
-        rows = Dataset.from_list([{"input_ids": [row + 4, 2], "labels": [row + 5, 2]} for row in range(8)])
-        model = AutoModelForSeq2SeqLM.from_config(make_config())
-        return Trainer(model=model, args=arguments, train_dataset=rows, callbacks=callbacks)
-
     @pytest.mark.parametrize("restore", [False, True])
     def test_the_trainer_records_it_and_goes_on_with_the_present_one(self, tmp_path: Path, restore: bool) -> None:
-        """Also where the Trainer makes the callback anew from the checkpoint."""
-        self.make_trainer(tmp_path, [RecordWorldSize()]).train()
+        make_trainer(tmp_path, RecordWorldSize()).train()
         checkpoint = tmp_path / "checkpoint-2"
         assert read_world_size(checkpoint) == 1
         state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
@@ -253,18 +233,16 @@ class TestNumberOfProcesses:
         state.save_to_json(str(checkpoint / "trainer_state.json"))
         assert read_world_size(checkpoint) == 2
         settings = {"max_steps": 6, "restore_callback_states_from_checkpoint": restore}
-        trainer = self.make_trainer(tmp_path, [RecordWorldSize()], **settings)
+        trainer = make_trainer(tmp_path, RecordWorldSize(), **settings)
         trainer.train(resume_from_checkpoint=str(checkpoint))
-        found = [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, RecordWorldSize)]
-        assert len(found) == 1
+        assert sum(isinstance(callback, RecordWorldSize) for callback in trainer.callback_handler.callbacks) == 1
         assert read_world_size(tmp_path / "checkpoint-6") == 1
         assert find_problem(tmp_path / "checkpoint-6", world_size=2) is None
 
     def test_a_run_that_began_without_the_record_gets_one(self, tmp_path: Path) -> None:
-        """The Trainer's own bookkeeping of such callbacks fails when the checkpoint does not know one."""
-        self.make_trainer(tmp_path, []).train()
+        make_trainer(tmp_path).train()
         assert read_world_size(tmp_path / "checkpoint-4") is None
-        trainer = self.make_trainer(tmp_path, [RecordWorldSize()], max_steps=6)
+        trainer = make_trainer(tmp_path, RecordWorldSize(), max_steps=6)
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
         assert read_world_size(tmp_path / "checkpoint-6") == 1
 
@@ -276,17 +254,15 @@ def test_each_process_needs_its_place_in_a_stream(tmp_path: Path) -> None:
     write_state(checkpoint, world_size=2, streaming=False)
     assert find_problem(checkpoint) is None
     (checkpoint / "data_state_0.json").write_text("{}")
-    assert find_problem(checkpoint) == "data_state_1.json is missing or damaged"
-    (checkpoint / "data_state_1.json").write_text('{"position": ')
-    assert find_problem(checkpoint) == "data_state_1.json is missing or damaged"
-    (checkpoint / "data_state_1.json").write_text('{"position": 5}')
-    assert find_problem(checkpoint) is None
+    for text, problem in (('{"position": ', "data_state_1.json is missing or damaged"), ('{"position": 5}', None)):
+        assert find_problem(checkpoint) == "data_state_1.json is missing or damaged"
+        (checkpoint / "data_state_1.json").write_text(text)
+        assert find_problem(checkpoint) == problem
 
 
 class TestOtherLayouts:
     @pytest.fixture
     def checkpoint(self, tmp_path: Path) -> Path:
-        """Without the Trainer's own files of weights and optimizer."""
         checkpoint = write_checkpoint(tmp_path / "checkpoint-3")
         (checkpoint / "additional_chat_templates").mkdir()  # which does not matter
         assert find_problem(checkpoint) is None
@@ -297,26 +273,24 @@ class TestOtherLayouts:
 
     # One process without a process group: torch says so in passing.
     @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-    @pytest.mark.parametrize("suffix", ["_0", ".bin"])
-    def test_folders_and_files_of_fsdp(self, checkpoint: Path, suffix: str) -> None:
-        """Folders are written by torch's own distributed checkpoints."""
-        parts = [checkpoint / f"{name}{suffix}" for name in ("optimizer", "pytorch_model_fsdp")]
+    def test_folders_of_fsdp(self, checkpoint: Path) -> None:
+        parts = [checkpoint / name for name in ("optimizer_0", "pytorch_model_fsdp_0")]
         for part in parts:
-            if suffix == ".bin":
-                torch.save({"x": torch.rand(5)}, part)
-            else:
-                save_distributed({"x": torch.rand(5)}, checkpoint_id=part)
+            save_distributed({"x": torch.rand(5)}, checkpoint_id=part)
         assert find_problem(checkpoint) is None
         for part in parts:
-            path = part if suffix == ".bin" else part / ".metadata"
-            content = path.read_bytes()
-            if suffix == ".bin":
-                path.write_bytes(content[:-9])
-                assert find_problem(checkpoint) == f"{part.name} is cut off or damaged"
-            else:
-                path.unlink()
-                assert find_problem(checkpoint) == f"{part.name}/.metadata is missing"
-            path.write_bytes(content)
+            content = (part / ".metadata").read_bytes()
+            (part / ".metadata").unlink()
+            assert find_problem(checkpoint) == f"{part.name}/.metadata is missing"
+            (part / ".metadata").write_bytes(content)
+
+    def test_files_of_fsdp(self, checkpoint: Path) -> None:
+        for name in ("pytorch_model_fsdp.bin", "optimizer.bin"):
+            torch.save({"x": torch.rand(5)}, checkpoint / name)
+        assert find_problem(checkpoint) is None
+        for name in ("pytorch_model_fsdp.bin", "optimizer.bin"):
+            (checkpoint / name).write_bytes((checkpoint / name).read_bytes()[:-9])
+            assert find_problem(checkpoint) == f"{name} is cut off or damaged"
 
     def test_folders_of_deepspeed(self, checkpoint: Path) -> None:
         (checkpoint / "scheduler.pt").unlink()  # DeepSpeed's own schedules are in its files
@@ -328,7 +302,6 @@ class TestOtherLayouts:
 
 
 def test_a_half_deleted_checkpoint_goes_first_with_the_next_deletion(tmp_path: Path) -> None:
-    """In whose place no whole one is deleted."""
     for step in (2, 4, 6):
         write_checkpoint(tmp_path / f"checkpoint-{step}")
     (tmp_path / "checkpoint-2" / "model.safetensors").unlink()
@@ -388,15 +361,19 @@ def test_what_another_user_may_not_read_is_an_error_and_no_damage(name: str) -> 
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    TestNumberOfProcesses().make_trainer(folder, [RecordWorldSize()]).train()
+    make_trainer(folder, RecordWorldSize()).train()
     return folder
 
 
-class TestDamage:
-    """Files of the right length with other bytes in them."""
+@pytest.fixture
+def run(saved_run: Path, tmp_path: Path) -> Path:
+    """A copy with the checkpoints 2 and 4."""
+    return Path(shutil.copytree(saved_run, tmp_path / "run"))
 
+
+class TestDamage:
     @pytest.mark.parametrize(
         ("name", "problem"),
         [
@@ -407,37 +384,29 @@ class TestDamage:
             ("trainer_state.json", "has fields that this version of transformers does not know: newer"),
         ],
     )
-    def test_the_run_goes_on_from_the_checkpoint_before(
-        self, run: Path, tmp_path: Path, name: str, problem: str, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        folder = tmp_path / "run"
-        shutil.copytree(run, folder)
-        assert find_last_whole_checkpoint(folder) == folder / "checkpoint-4"
-        path = folder / "checkpoint-4" / name
+    def test_the_one_before_is_resumed(self, run: Path, name: str, problem: str, caplog: Any) -> None:
+        assert find_last_whole_checkpoint(run) == run / "checkpoint-4"
+        path = run / "checkpoint-4" / name
         if name == "trainer_state.json":
             path.write_text(json.dumps({**json.loads(path.read_text()), "newer": 1}))
         else:
             content = path.read_bytes()
             half = len(content) // 2
             path.write_bytes(content[:half] + bytes(len(content) // 4) + content[half + len(content) // 4 :])
-        assert find_last_whole_checkpoint(folder) == folder / "checkpoint-2"
+        assert find_last_whole_checkpoint(run) == run / "checkpoint-2"
         assert problem in caplog.text
-        assert names(folder) == {"checkpoint-2", "_incomplete-checkpoint-4"}
+        assert names(run) == {"checkpoint-2", "_incomplete-checkpoint-4"}
 
-    def test_a_run_does_not_begin_again_because_all_are_damaged(self, run: Path, tmp_path: Path) -> None:
-        folder = tmp_path / "run"
-        shutil.copytree(run, folder)
+    def test_a_run_does_not_begin_again_because_all_are_damaged(self, run: Path) -> None:
         for step in (2, 4):
-            (folder / f"checkpoint-{step}" / "optimizer.pt").write_bytes(b"")
+            (run / f"checkpoint-{step}" / "optimizer.pt").write_bytes(b"")
         with pytest.raises(ValueError, match=r"can be resumed \(checkpoint-4: optimizer\.pt is .*; checkpoint-2: opt"):
-            find_last_whole_checkpoint(folder)
-        assert names(folder) == {"checkpoint-2", "checkpoint-4"}
+            find_last_whole_checkpoint(run)
+        assert names(run) == {"checkpoint-2", "checkpoint-4"}
 
     def test_damaged_weights_are_not_averaged(self, run: Path, tmp_path: Path) -> None:
-        folder = tmp_path / "run"
-        shutil.copytree(run, folder)
-        path = folder / "checkpoint-2" / "model.safetensors"
+        path = run / "checkpoint-2" / "model.safetensors"
         path.write_bytes(path.read_bytes()[:-9] + bytes(9))
         with pytest.raises(ValueError, match=r"checkpoint-2 cannot be averaged: model\.safetensors is damaged: it has"):
-            average_checkpoints(select_checkpoints(folder, last=2), tmp_path / "average")
+            average_checkpoints(select_checkpoints(run, last=2), tmp_path / "average")
         assert not (tmp_path / "average").exists()

@@ -6,17 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, get_scheduler
+from tiny_trainer import make_trainer
+from transformers import Seq2SeqTrainingArguments, get_scheduler
 
-from vanilla_transformer import (
-    PRESETS,
-    VanillaTransformerConfig,
-    VanillaTransformerForConditionalGeneration,
-    VanillaTransformerTokenizer,
-)
+from vanilla_transformer import PRESETS, VanillaTransformerConfig
 from vanilla_transformer.training.arguments import TranslationTrainingArguments
 from vanilla_transformer.training.recipe import (
     find_num_devices,
@@ -27,24 +22,6 @@ from vanilla_transformer.training.recipe import (
     split_token_batch,
 )
 
-TOKENIZER = VanillaTransformerTokenizer()
-
-
-def make_trainer(arguments: TranslationTrainingArguments) -> Seq2SeqTrainer:
-    """A plain trainer of the library with a tiny model."""
-    torch.manual_seed(0)
-    model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig.from_preset("tiny"))
-    words = [f"{number}" * (1 + number % 3) for number in range(12)]
-    pairs = Dataset.from_dict(dict(TOKENIZER(words, text_target=words)))
-    return Seq2SeqTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=pairs,
-        eval_dataset=pairs,
-        processing_class=TOKENIZER,
-        data_collator=DataCollatorForSeq2Seq(TOKENIZER, model=model),
-    )
-
 
 def make_arguments(output_dir: Path, preset: str = "base", **changes: Any) -> TranslationTrainingArguments:
     quick: dict[str, Any] = {"use_cpu": True, "disable_tqdm": True, "report_to": "none"}
@@ -54,29 +31,25 @@ def make_arguments(output_dir: Path, preset: str = "base", **changes: Any) -> Tr
 
 class TestLearningRate:
     @pytest.mark.parametrize(("preset", "warmup_steps"), [("base", 4000), ("big", 4000), ("C-d256", 1), ("tiny", 777)])
-    def test_the_scheduler_of_a_real_trainer_is_the_papers_formula_at_every_step(
-        self, preset: str, warmup_steps: int, tmp_path: Path
-    ) -> None:
+    def test_the_scheduler_is_the_papers_formula(self, preset: str, warmup_steps: int, tmp_path: Path) -> None:
         arguments = make_arguments(tmp_path, preset, warmup_steps=warmup_steps)
-        trainer = make_trainer(arguments)
+        trainer = make_trainer(tmp_path, args=arguments)
         trainer.create_optimizer_and_scheduler(num_training_steps=arguments.max_steps)
-        scheduler: Any = trainer.lr_scheduler
-        optimizer: Any = trainer.optimizer
+        scheduler = trainer.lr_scheduler
         d_model = {"base": 512, "big": 1024, "C-d256": 256, "tiny": 32}[preset]
-        optimizer.step()
+        trainer.optimizer.step()
         for step in range(9001):
-            # Equation (3) once more, in other words.
             expected = 1 / math.sqrt(d_model) * min(1 / math.sqrt(step) if step else 0.0, step / warmup_steps**1.5)
             for rate in (scheduler.get_last_lr()[0], paper_learning_rate(step, d_model, warmup_steps)):
                 assert math.isclose(rate, expected, rel_tol=1e-12), f"step {step}"
             scheduler.step()
 
     def test_an_update_is_made_with_the_rate_of_the_step_before(self, tmp_path: Path) -> None:
-        lengths: dict[str, Any] = {"warmup_steps": 3, "max_steps": 6, "logging_steps": 1}
-        trainer = make_trainer(make_arguments(tmp_path, **lengths, eval_strategy="no", save_strategy="no"))
+        lengths: dict[str, Any] = {"warmup_steps": 3, "max_steps": 6, "logging_steps": 1, "save_strategy": "no"}
+        trainer = make_trainer(tmp_path, args=make_arguments(tmp_path, **lengths, eval_strategy="no"))
         used: list[float] = []
         trainer.create_optimizer_and_scheduler(num_training_steps=6)
-        optimizer: Any = trainer.optimizer
+        optimizer = trainer.optimizer
         optimizer.register_step_pre_hook(lambda *_: used.append(optimizer.param_groups[0]["lr"]))
         trainer.train()
         assert paper_learning_rate(4000, 512) == pytest.approx(6.98771e-4, rel=1e-5), "the well-known peak of base"
@@ -101,7 +74,6 @@ class TestLearningRate:
 
 class TestWarmup:
     def rates(self, arguments: Any, updates: int) -> list[float]:
-        """The rate of each update, by the library's own schedule."""
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
         schedule = get_scheduler(
             arguments.lr_scheduler_type,
@@ -120,9 +92,7 @@ class TestWarmup:
         "schedule", ["inverse_sqrt", "linear", "cosine", "constant", "constant_with_warmup", "reduce_lr_on_plateau"]
     )
     @pytest.mark.parametrize("updates", [3, 10, 11, 20, 21, 40])
-    def test_it_is_reported_where_the_schedule_has_no_room_for_it(
-        self, schedule: str, updates: int, tmp_path: Path
-    ) -> None:
+    def test_it_is_reported_where_it_has_no_room(self, schedule: str, updates: int, tmp_path: Path) -> None:
         arguments = Seq2SeqTrainingArguments(
             str(tmp_path), lr_scheduler_type=schedule, warmup_steps=10, eval_strategy="steps", use_cpu=True
         )
@@ -146,30 +116,19 @@ class TestTokenBatch:
     @given(batch=st.integers(1, 10**6), device=st.integers(1, 10**5), devices=st.integers(1, 512))
     @example(batch=25_000, device=4096, devices=1)
     @example(batch=25_000, device=25_000, devices=8)
-    def test_the_parts_come_to_the_batch_in_as_few_passes_as_possible(
-        self, batch: int, device: int, devices: int
-    ) -> None:
+    def test_the_parts_come_to_the_batch_in_few_passes(self, batch: int, device: int, devices: int) -> None:
         assume(devices <= batch)
         passes, tokens = split_token_batch(batch, device, devices)
         assert 1 <= tokens <= device
         assert batch <= devices * passes * tokens < batch + devices * passes
         assert (passes - 1) * devices * device < batch
 
-    def test_the_papers_batch_on_common_machines(self) -> None:
-        assert split_token_batch(25_000, 25_000, 1) == (1, 25_000)
-        assert split_token_batch(25_000, 4096, 1) == (7, 3572)
-        # The paper's eight GPUs.
-        assert split_token_batch(25_000, 4096, 8) == (1, 3125)
-
     @pytest.mark.parametrize("numbers", [(0, 10, 10), (10, 0, 10), (10, 10, 0), (10, 10, 11)])
     def test_numbers_below_one_and_more_devices_than_tokens_are_refused(self, numbers: tuple[int, ...]) -> None:
         with pytest.raises(ValueError, match=r"=0: must be at least 1|=11: must not exceed tokens_per_batch=10"):
             split_token_batch(*numbers)
 
-    def test_the_number_of_devices_is_what_the_launcher_announces(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
-        """A running process group counts before it."""
+    def test_the_launcher_announces_the_number_of_devices(self, monkeypatch: Any, tmp_path: Path) -> None:
         monkeypatch.delenv("WORLD_SIZE", raising=False)
         assert find_num_devices() == 1
         monkeypatch.setenv("WORLD_SIZE", "8")
@@ -202,12 +161,6 @@ class TestArguments:
         lengths = (arguments.max_steps, arguments.save_steps, arguments.eval_steps, arguments.average_checkpoints)
         assert lengths == ((300_000, 600, 600, 20) if preset == "big" else (100_000, 1500, 1500, 5))
 
-    @given(warmup_steps=st.integers(1, 10**6), preset=st.sampled_from(["base", "big", "C-d256", "small"]))
-    def test_the_warm_up_changes_the_rate(self, warmup_steps: int, preset: str) -> None:
-        arguments = make_arguments(Path("unwritten"), preset, warmup_steps=warmup_steps)
-        d_model = VanillaTransformerConfig.from_preset(preset).d_model
-        assert arguments.learning_rate == pytest.approx(paper_learning_rate(warmup_steps, d_model, warmup_steps))
-
     def test_a_share_as_warm_up_needs_a_rate(self, tmp_path: Path) -> None:
         for share in (0, 0.1):
             with pytest.raises(ValueError, match=f"learning_rate must be given with warmup_steps={share}"):
@@ -218,6 +171,8 @@ class TestArguments:
         changes: dict[str, Any] = {"learning_rate": 0.5, "max_steps": 7, "adam_beta2": 0.9, "save_steps": 3}
         changed = make_arguments(tmp_path, **changes)
         assert {name: getattr(changed, name) for name in changes} == changes
+        rate = make_arguments(tmp_path, "big", warmup_steps=77).learning_rate
+        assert rate == pytest.approx(paper_learning_rate(77, 1024, 77))
         assert make_arguments(tmp_path, num_train_epochs=3).max_steps == -1, "epochs take the place of updates"
         assert make_arguments(tmp_path, num_train_epochs=3, max_steps=9).max_steps == 9
         assert make_arguments(tmp_path, average_checkpoints=8).save_total_limit == 8

@@ -9,15 +9,17 @@ import resource
 import shutil
 from collections import Counter
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tiny_trainer
 import torch
 from datasets import Dataset, IterableDataset
 from safetensors.torch import load_file, save_file
-from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback, set_seed
+from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, TrainerCallback, set_seed
 
 from vanilla_transformer import (
     VanillaTransformerConfig,
@@ -55,12 +57,17 @@ def make_stream(rows: list[dict[str, list[int]]], **changes: Any) -> StreamingTo
     return StreamingTokenBatches(dataset, **{**settings, **changes})
 
 
-def make_trainer(output_dir: Path, train_dataset: Any, **changes: Any) -> TranslationTrainer:
+EACH_STEP: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1}
+
+
+def make_trainer(output_dir: Path, data: Any = 9, **changes: Any) -> TranslationTrainer:
+    """`data` are a dataset, a stream, or so many rows; `changes` are arguments of the training or the trainer."""
     settings: dict[str, Any] = {"output_dir": str(output_dir), "disable_tqdm": True, "use_cpu": True, "report_to": []}
     settings |= {"eval_strategy": "no", "save_strategy": "no", "logging_steps": 1, "max_source_tokens": BUDGET}
     settings |= {"learning_rate": 1e-2, "warmup_steps": 1}
     trainer_settings = {name: changes.pop(name) for name in ("eval_dataset", "callbacks", "model") if name in changes}
     model = trainer_settings.pop("model", None) or make_model()
+    train_dataset = Dataset.from_list(make_rows(data)) if isinstance(data, int) else data
     return TranslationTrainer(
         model=model,
         args=TranslationTrainingArguments(**{**settings, **changes}),
@@ -72,7 +79,6 @@ def make_trainer(output_dir: Path, train_dataset: Any, **changes: Any) -> Transl
 
 
 def pairs_of(batches: Any) -> Counter[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The pairs in padded batches, without padding."""
     return Counter(
         (tuple(ids[mask.bool()].tolist()), tuple(labels[labels != -100].tolist()))
         for batch in batches
@@ -86,8 +92,6 @@ def same_weights(one: Any, other: Any) -> bool:
 
 
 class StopAfter(TrainerCallback):
-    """Ends the training as an interruption would, without a word to the rest."""
-
     def __init__(self, step: int) -> None:
         self.step = step
 
@@ -98,7 +102,7 @@ class StopAfter(TrainerCallback):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_batches_keep_both_budgets_and_hold_every_pair_once(tmp_path: Path, workers: int) -> None:
     rows = make_rows()
-    trainer = make_trainer(tmp_path, Dataset.from_list(rows), max_target_tokens=45, dataloader_num_workers=workers)
+    trainer = make_trainer(tmp_path, len(rows), max_target_tokens=45, dataloader_num_workers=workers)
     batches = list(trainer.get_train_dataloader())
     assert all(batch["input_ids"].numel() <= BUDGET and batch["labels"].numel() <= 45 for batch in batches)
     assert pairs_of(batches) == Counter((tuple(row["input_ids"]), tuple(row["labels"])) for row in rows)
@@ -106,44 +110,34 @@ def test_batches_keep_both_budgets_and_hold_every_pair_once(tmp_path: Path, work
 
 
 def test_without_budgets_it_is_the_librarys_trainer(tmp_path: Path) -> None:
-    """Plain arguments and plain batches: the same losses and weights as `Seq2SeqTrainer`."""
-    dataset = Dataset.from_list(make_rows(24))
-    settings: dict[str, Any] = {"use_cpu": True, "logging_steps": 1, "max_steps": 4, "save_strategy": "no"}
-    arguments = Seq2SeqTrainingArguments(str(tmp_path), disable_tqdm=True, dataloader_pin_memory=False, **settings)
-    histories, models = [], []
-    for kind in (Seq2SeqTrainer, TranslationTrainer):
-        model = make_model()
-        collator = DataCollatorForSeq2Seq(TOKENIZER, model)
-        trainer = kind(model=model, args=arguments, train_dataset=dataset, data_collator=collator)
+    quiet = partial(tiny_trainer.make_trainer, tmp_path, eval_strategy="no", save_strategy="no")
+    trainers = [quiet(trainer_class=kind) for kind in (Seq2SeqTrainer, TranslationTrainer)]
+    for trainer in trainers:
+        set_seed(1)
         trainer.train()
-        histories.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
-        models.append(model)
-    assert len(histories[0]) == 4
+    histories = [[entry["loss"] for entry in each.state.log_history if "loss" in entry] for each in trainers]
+    assert len(histories[0]) == 6
     assert histories[0] == histories[1]
-    assert same_weights(*models)
+    assert same_weights(*(each.model for each in trainers))
 
 
 def test_a_dataset_that_has_no_lengths_is_refused(tmp_path: Path) -> None:
-    stream = IterableDataset.from_generator(make_rows)
-    trainer = make_trainer(tmp_path, stream, max_steps=1)
     with pytest.raises(ValueError, match=r"max_source_tokens=60 needs .* not a IterableDataset"):
-        trainer.train()
+        make_trainer(tmp_path, IterableDataset.from_generator(make_rows), max_steps=1).train()
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("kind", ["dataset", "stream"])
 def test_a_run_goes_on_where_its_checkpoint_left_it(tmp_path: Path, kind: str, accumulation: int) -> None:
-    """In the middle of an epoch: the same weights, bit for bit, and the same losses as without a break."""
 
     def trainer(folder: str, **changes: Any) -> TranslationTrainer:
-        rows = make_rows(90)
-        data = Dataset.from_list(rows) if kind == "dataset" else make_stream(rows)
-        settings = {"max_steps": 9, "save_strategy": "steps", "save_steps": 3, **changes}
+        data: Any = 90 if kind == "dataset" else make_stream(make_rows(90))
+        settings = {**EACH_STEP, "max_steps": 6, "save_steps": 2, **changes}
         return make_trainer(tmp_path / folder, data, gradient_accumulation_steps=accumulation, **settings)
 
     whole = trainer("whole")
     whole.train()
-    trainer("broken", callbacks=[StopAfter(7)]).train()
+    trainer("broken", callbacks=[StopAfter(5)]).train()
     resumed = trainer("broken")
     resumed.train(resume_from_checkpoint=True)
     assert not resumed.args.ignore_data_skip, "as it was"
@@ -152,15 +146,13 @@ def test_a_run_goes_on_where_its_checkpoint_left_it(tmp_path: Path, kind: str, a
         [(entry["step"], entry["loss"], entry["epoch"]) for entry in run.state.log_history if "loss" in entry]
         for run in (whole, resumed)
     ]
-    assert len(losses[0]) == 9
+    assert len(losses[0]) == 6
     assert losses[0] == losses[1]
 
 
 def test_a_run_goes_on_within_a_later_epoch_and_at_its_end(tmp_path: Path) -> None:
     def trainer(folder: str, **changes: Any) -> TranslationTrainer:
-        dataset = Dataset.from_list(make_rows(12))
-        settings = {"num_train_epochs": 3, "save_strategy": "steps", "save_steps": 1, **changes}
-        return make_trainer(tmp_path / folder, dataset, **settings)
+        return make_trainer(tmp_path / folder, 12, num_train_epochs=3, **EACH_STEP, **changes)
 
     whole = trainer("whole")
     whole.train()
@@ -176,12 +168,11 @@ def test_a_run_goes_on_within_a_later_epoch_and_at_its_end(tmp_path: Path) -> No
 
 def test_without_a_checkpoint_there_is_nothing_to_resume(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no whole checkpoint"):
-        make_trainer(tmp_path, Dataset.from_list(make_rows(9))).train(resume_from_checkpoint=True)
+        make_trainer(tmp_path).train(resume_from_checkpoint=True)
 
 
 def test_lengths_that_are_given_count_instead_of_the_datasets(tmp_path: Path) -> None:
-    """As with BPE-dropout, where what a row will hold is drawn when it is read."""
-    trainer = make_trainer(tmp_path, Dataset.from_list(make_rows(20)))
+    trainer = make_trainer(tmp_path, 20)
     trainer.train_lengths = (np.full(20, 30), np.full(20, 20))
     assert {len(batch["labels"]) for batch in trainer.get_train_dataloader()} == {2}
     trainer.train_lengths = (np.full(10, 3), np.full(10, 3))
@@ -199,12 +190,12 @@ def test_the_callers_arguments_stay_as_they_are(tmp_path: Path) -> None:
 
 class TestStream:
     def test_it_trains_for_the_steps_asked_for(self, tmp_path: Path) -> None:
-        trainer = make_trainer(tmp_path, make_stream(make_rows(30)), max_steps=25, max_source_tokens=None)
-        assert trainer.train().global_step == 25
+        trainer = make_trainer(tmp_path, make_stream(make_rows(20)), max_steps=15, max_source_tokens=None)
+        assert trainer.train().global_step == 15
         assert trainer.state.epoch == 1, "a stream has no length: 1 stands for all of its steps"
 
     def test_a_checkpoint_without_a_position_is_refused(self, tmp_path: Path) -> None:
-        settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+        settings = {**EACH_STEP, "max_steps": 4, "save_steps": 2}
         make_trainer(tmp_path, make_stream(make_rows()), **settings).train()
         position = tmp_path / "checkpoint-2" / "data_state_0.json"
         assert json.loads(position.read_text())["skip"] >= 0
@@ -220,10 +211,9 @@ class TestStream:
 
 class TestCounts:
     def test_tokens_and_padding_are_counted(self, tmp_path: Path) -> None:
-        """Against the lengths of the rows and the cells of the batches that the same loader gives."""
         rows = make_rows()
-        batches = list(make_trainer(tmp_path, Dataset.from_list(rows)).get_train_dataloader())
-        trainer = make_trainer(tmp_path, Dataset.from_list(rows), num_train_epochs=1, logging_steps=len(batches))
+        batches = list(make_trainer(tmp_path, len(rows)).get_train_dataloader())
+        trainer = make_trainer(tmp_path, len(rows), num_train_epochs=1, logging_steps=len(batches))
         metrics = trainer.train().metrics
         source, target = (sum(len(row[name]) for row in rows) for name in ("input_ids", "labels"))
         assert metrics["train_source_tokens"] == source
@@ -238,12 +228,10 @@ class TestCounts:
     @pytest.mark.parametrize("batch_size", [1, 7])
     @pytest.mark.parametrize("generate", [False, True])
     def test_the_evaluation_loss_is_a_mean_over_tokens(self, tmp_path: Path, batch_size: int, generate: bool) -> None:
-        rows = make_rows(23)
-        model = make_model()
-        data = Dataset.from_list(rows)
+        rows, model = make_rows(23), make_model()
         settings = {"per_device_eval_batch_size": batch_size, "predict_with_generate": generate}
         settings |= {"generation_max_length": 5, "load_best_model_at_end": False}
-        trainer = make_trainer(tmp_path, data, model=model, eval_dataset=data, **settings)
+        trainer = make_trainer(tmp_path, model=model, eval_dataset=Dataset.from_list(rows), **settings)
         metrics = trainer.evaluate()
         total, tokens = 0.0, 0
         with torch.no_grad():
@@ -258,7 +246,6 @@ class TestCounts:
 
 
 def test_bpe_dropout_cuts_texts_anew_in_each_epoch(tmp_path: Path) -> None:
-    """From texts through `build_trainer`: other tokens each time, which spell the same texts."""
     texts = [f"{'ab' * (number % 5 + 1)} cd" for number in range(40)]
     corpora = {"train": Dataset.from_dict({"source": texts, "target": texts[::-1]})}
     tokenizer = TOKENIZER.train_new_from_iterator(texts, vocab_size=290, show_progress=False)
@@ -282,7 +269,6 @@ def test_bpe_dropout_cuts_texts_anew_in_each_epoch(tmp_path: Path) -> None:
     again = build_trainer(model, tokenizer, corpora, data_arguments, arguments)
     assert again.train_lengths is not None
     assert [list(lengths) for lengths in again.train_lengths] == [list(lengths) for lengths in trainer.train_lengths]
-    # Rounded up, for texts of a few tokens only.
     assert 0.9 * drawn < sum(trainer.train_lengths[0]) < 1.5 * drawn
 
 
@@ -292,16 +278,11 @@ class TestWarningsAfterLoading:
         monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
         return caplog
 
-    def train_to_4(self, folder: Path, **changes: Any) -> TranslationTrainer:
+    def train_to_4(self, folder: Path) -> TranslationTrainer:
         rows = Dataset.from_list(make_rows(24))
-        settings = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
-        settings |= {
-            "max_steps": 4,
-            "load_best_model_at_end": True,
-            "predict_with_generate": False,
-            "eval_dataset": rows,
-        }
-        return make_trainer(folder, rows, **settings, **changes)
+        settings = {**EACH_STEP, "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "max_steps": 4}
+        settings |= {"load_best_model_at_end": True, "predict_with_generate": False, "eval_dataset": rows}
+        return make_trainer(folder, rows, **settings)
 
     def test_shared_tables_are_not_called_missing(self, warnings: pytest.LogCaptureFixture, tmp_path: Path) -> None:
         self.train_to_4(tmp_path).train()
@@ -322,28 +303,22 @@ class TestWarningsAfterLoading:
         assert any("unexpected keys" in message and "stranger" in message for message in warnings.messages)
 
 
-class TestOldCheckpoints:
-    """Which of them are deleted."""
+@pytest.mark.parametrize("limit", [1, 2])
+def test_steps_decide_which_checkpoints_go_and_not_the_folders_times(tmp_path: Path, limit: int) -> None:
 
-    @pytest.mark.parametrize("limit", [1, 2])
-    def test_steps_decide_and_not_the_folders_times(self, tmp_path: Path, limit: int) -> None:
-        """A copy of the run, or a clock that is set back, changes the times."""
+    class Reverse(TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            for folder in tmp_path.glob("checkpoint-*"):
+                os.utime(folder, (2e9, 2e9 - 100 * int(folder.name.partition("-")[2])))
 
-        class Reverse(TrainerCallback):
-            def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-                for folder in tmp_path.glob("checkpoint-*"):
-                    os.utime(folder, (2e9, 2e9 - 100 * int(folder.name.partition("-")[2])))
-
-        settings = {"max_steps": 5, "save_strategy": "steps", "save_steps": 1, "save_total_limit": limit}
-        make_trainer(tmp_path, Dataset.from_list(make_rows(9)), callbacks=[Reverse()], **settings).train()
-        assert sorted(path.name for path in tmp_path.glob("*checkpoint-*")) == ["checkpoint-4", "checkpoint-5"][-limit:]
+    make_trainer(tmp_path, callbacks=[Reverse()], max_steps=5, save_total_limit=limit, **EACH_STEP).train()
+    assert sorted(path.name for path in tmp_path.glob("*checkpoint-*")) == ["checkpoint-4", "checkpoint-5"][-limit:]
 
 
 def test_others_may_read_the_weights_as_far_as_the_umask_allows(tmp_path: Path) -> None:
-    settings = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "average_checkpoints": 2}
     old = os.umask(0o027)
     try:
-        trainer = make_trainer(tmp_path, Dataset.from_list(make_rows(9)), **settings)
+        trainer = make_trainer(tmp_path, max_steps=2, average_checkpoints=2, **EACH_STEP)
         trainer.train()
         trainer.save_model()
     finally:
@@ -354,13 +329,9 @@ def test_others_may_read_the_weights_as_far_as_the_umask_allows(tmp_path: Path) 
 
 
 class TestDivergence:
-    SETTINGS: dict[str, Any] = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1}
-
     @pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
     def test_it_ends_the_training_before_anything_is_saved(self, tmp_path: Path, max_grad_norm: float) -> None:
-        data = Dataset.from_list(make_rows(9))
-        settings = {**self.SETTINGS, "learning_rate": 1e30, "warmup_steps": 1, "max_grad_norm": max_grad_norm}
-        trainer = make_trainer(tmp_path, data, **settings)
+        trainer = make_trainer(tmp_path, max_steps=6, learning_rate=1e30, max_grad_norm=max_grad_norm, **EACH_STEP)
         with pytest.raises(FloatingPointError, match=r"at update 3 the gradient norm is nan.* lower than 1e\+30"):
             trainer.train()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2"]
@@ -368,8 +339,8 @@ class TestDivergence:
 
     def test_a_validation_loss_that_is_no_number_ends_it_too(self, tmp_path: Path) -> None:
         data = Dataset.from_list(make_rows(9))
-        settings = {**self.SETTINGS, "eval_strategy": "steps", "eval_steps": 1, "predict_with_generate": False}
-        trainer = make_trainer(tmp_path, data, eval_dataset=data, learning_rate=1e30, **settings)
+        settings = {**EACH_STEP, "eval_strategy": "steps", "eval_steps": 1, "predict_with_generate": False}
+        trainer = make_trainer(tmp_path, data, eval_dataset=data, learning_rate=1e30, max_steps=6, **settings)
         with pytest.raises(FloatingPointError, match="at update 2 the validation loss is nan"):
             trainer.train()
         assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
@@ -378,23 +349,22 @@ class TestDivergence:
 @pytest.mark.parametrize("generate", [False, True])
 @pytest.mark.parametrize("budget", [None, BUDGET])
 def test_evaluating_changes_no_training(tmp_path: Path, budget: int | None, generate: bool) -> None:
-    """Neither its dropout nor its batches, which are drawn by the same generators."""
     data = Dataset.from_list(make_rows(30))
     settings = {"num_train_epochs": 2, "max_source_tokens": budget, "per_device_train_batch_size": 7}
     settings |= {"predict_with_generate": generate, "generation_max_length": 4, "load_best_model_at_end": False}
     trainers = []
-    for steps in (None, 2, 3):
+    for steps in (None, 2):
         own = {"eval_strategy": "no"} if steps is None else {"eval_strategy": "steps", "eval_steps": steps}
         trainers.append(make_trainer(tmp_path, data, eval_dataset=data.take(9), **settings, **own))
         trainers[-1].train()
-    assert all(same_weights(trainers[0].model, other.model) for other in trainers[1:])
+    assert same_weights(trainers[0].model, trainers[1].model)
 
 
 class TestBestCheckpoint:
     def train(self, folder: Path, scores: list[float], **changes: Any) -> TranslationTrainer:
         """Evaluates after each update, with these scores called BLEU; chrF is 10 less each time."""
         data, remaining = Dataset.from_list(make_rows(9)), iter(scores)
-        settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+        settings = {**EACH_STEP, "eval_strategy": "steps", "eval_steps": 1}
         settings |= {"load_best_model_at_end": True, "metric_for_best_model": "bleu", "generation_max_length": 3}
         trainer = make_trainer(folder, data, eval_dataset=data, **{**settings, **changes})
         trainer.compute_metrics = lambda _: {"bleu": next(remaining), "chrf": 10.0 * trainer.state.global_step}
@@ -404,14 +374,13 @@ class TestBestCheckpoint:
     def test_of_equal_scores_the_lower_loss_decides(self, tmp_path: Path) -> None:
         trainer = self.train(tmp_path, [0.0] * 4, max_steps=4)
         losses = {entry["step"]: entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry}
-        assert trainer.state.best_global_step == min(losses, key=losses.__getitem__) > 1
-        assert explain_choice(trainer).startswith(
-            f"It is that of update {trainer.state.best_global_step}, the best by bleu of those evaluated"
-        )
-        assert f"loss {min(losses.values()):.4g}" in explain_choice(trainer)
+        best = trainer.state.best_global_step
+        assert best == min(losses, key=losses.__getitem__) > 1
+        said = explain_choice(trainer)
+        assert said.startswith(f"It is that of update {best}, the best by bleu of those evaluated")
+        assert f"loss {min(losses.values()):.4g}" in said
 
     def test_a_run_that_goes_on_compares_by_the_measure_that_is_given_now(self, tmp_path: Path) -> None:
-        """99 BLEU are not more than 50 chrF."""
         self.train(tmp_path, [99.0, 0, 0, 0], max_steps=4)
         trainer = self.train(tmp_path, [0.0], max_steps=5, metric_for_best_model="chrf")
         assert (trainer.state.best_global_step, trainer.state.best_metric) == (5, 50)
@@ -424,8 +393,6 @@ class TestBestCheckpoint:
 
 
 class FullDisk(TrainerCallback):
-    """From a step on, files may be so many bytes long."""
-
     def __init__(self, step: int, size: int) -> None:
         self.step, self.size = step, size
 
@@ -437,12 +404,10 @@ class FullDisk(TrainerCallback):
 # Less than model.safetensors has; less than optimizer.pt has, which torch writes.
 @pytest.mark.parametrize("size", [50_000, 300_000])
 def test_a_checkpoint_that_does_not_fit_on_the_disk_ends_the_training_with_a_message(tmp_path: Path, size: int) -> None:
-    settings = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "callbacks": [FullDisk(2, size)]}
-    trainer = make_trainer(tmp_path, Dataset.from_list(make_rows(9)), **settings)
+    trainer = make_trainer(tmp_path, max_steps=3, callbacks=[FullDisk(2, size)], **EACH_STEP)
+    message = r"checkpoint-2 could not be saved: .*If the disk is full, make room\. The same"
     try:
-        with pytest.raises(
-            OSError, match=r"checkpoint-2 could not be saved: .*If the disk is full, make room\. The same"
-        ):
+        with pytest.raises(OSError, match=message):
             trainer.train()
         with pytest.raises(OSError, match="The model could not be saved") if size == 50_000 else nullcontext():
             trainer.save_model()

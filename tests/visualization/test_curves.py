@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -57,10 +57,9 @@ def legend_texts(legend: Any) -> list[str]:
     return [text.get_text() for text in legend.get_texts()]
 
 
-def test_every_panel_shows_what_was_logged(figures: list[Figure], tmp_path: Path) -> None:
+def test_every_panel_shows_what_was_logged() -> None:
     log = make_log()
-    plot_learning_curves(log, tmp_path / "curves.png", title="a run")
-    (figure,) = figures
+    figure = plot_learning_curves(log, title="a run")
     during = log[:-1]
     expected = {
         "Loss": [points(during, "loss"), points(during, "eval_loss")],
@@ -80,11 +79,10 @@ def test_every_panel_shows_what_was_logged(figures: list[Figure], tmp_path: Path
     assert figure.get_suptitle() == "a run"
 
 
-def test_a_curve_is_named_where_its_panel_could_have_another(figures: list[Figure], tmp_path: Path) -> None:
+def test_a_curve_is_named_where_its_panel_could_have_another() -> None:
     log: Log = [{"eval_chrf": 40.0, "eval_perplexity": 9.0, "target_tokens_per_second": 1000.0, "step": 5}]
-    for number, runs in enumerate(({"run": log}, {"run": log, "other": log})):
-        compare_learning_curves(runs, tmp_path / f"{number}.png")
-        legends = {axes.get_title(): axes.get_legend() for axes in figures[number].axes}
+    for runs in ({"run": log}, {"run": log, "other": log}):
+        legends = {axes.get_title(): axes.get_legend() for axes in compare_learning_curves(runs).axes}
         assert legend_texts(legends["Validation BLEU and chrF"]) == ["chrF"]
         assert legend_texts(legends["Speed"]) == ["target"]
         assert legends["Validation perplexity"] is None
@@ -96,9 +94,9 @@ entries = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25)
 @given(log=st.lists(entries, max_size=12))
-def test_gaps_and_repeated_steps(log: Log, figures: list[Figure], tmp_path: Path) -> None:
+def test_gaps_and_repeated_steps(log: Log) -> None:
     expected = {}
     for name in ("loss", "eval_loss", "eval_fr_loss"):
         first = {entry["step"]: entry[name] for entry in reversed(log) if name in entry}
@@ -106,29 +104,27 @@ def test_gaps_and_repeated_steps(log: Log, figures: list[Figure], tmp_path: Path
             expected[name] = {step: value if math.isfinite(value) else math.nan for step, value in first.items()}
     if not expected:
         with pytest.raises(ValueError, match="nothing to draw"):
-            plot_learning_curves(log, tmp_path / "curves.png")
+            plot_learning_curves(log)
         return
-    plot_learning_curves(log, tmp_path / "curves.png")
-    lines = figures[-1].axes[0].lines
+    lines = plot_learning_curves(log).axes[0].lines
     assert len(lines) == len(expected)
     for line, (name, values) in zip(lines, expected.items(), strict=True):
         np.testing.assert_equal(dict(drawn(line)), values, err_msg=name)
 
 
-def test_the_best_checkpoint_is_marked_on_the_validation_curves(figures: list[Figure], tmp_path: Path) -> None:
-    plot_learning_curves(make_log(), tmp_path / "curves.png", best_step=20)
-    lines = [(axes.get_title(), line) for axes in figures[0].axes for line in axes.lines]
+def test_the_best_checkpoint_is_marked_on_the_validation_curves() -> None:
+    figure = plot_learning_curves(make_log(), best_step=20)
+    lines = [(axes.get_title(), line) for axes in figure.axes for line in axes.lines]
     stars = {(title, *drawn(line)[0]) for title, line in lines if line.get_marker() == "*"}
     scores = {("Validation BLEU and chrF", 20, 20), ("Validation BLEU and chrF", 20, 40)}
     assert stars == {("Loss", 20, 4.8), ("Validation perplexity", 20, math.exp(4.8)), *scores}
-    assert legend_texts(figures[0].legends[0]) == ["best checkpoint (step 20)"]
+    assert legend_texts(figure.legends[0]) == ["best checkpoint (step 20)"]
 
 
 @pytest.mark.parametrize("count", [2, 3, 12])
-def test_runs_have_colours_and_curves_line_styles(count: int, figures: list[Figure], tmp_path: Path) -> None:
+def test_runs_have_colours_and_curves_line_styles(count: int) -> None:
     logs = {f"run {number}": make_log(loss=5.0 + number) for number in range(count)}
-    compare_learning_curves(logs, tmp_path / "curves.png", best_steps={"run 1": 10})
-    (figure,) = figures
+    figure = compare_learning_curves(logs, best_steps={"run 1": 10})
     axes = find_axes(figure, "Loss")
     curves = [line for line in axes.lines if line.get_marker() != "*"]
     found = {(line.get_color(), line.get_linestyle()): drawn(line) for line in curves}
@@ -143,10 +139,9 @@ def test_runs_have_colours_and_curves_line_styles(count: int, figures: list[Figu
 
 
 @pytest.mark.parametrize(("highest", "scale"), [(9.0, "linear"), (500.0, "log"), (1e6, "log"), (math.inf, "linear")])
-def test_wide_ranges_are_logarithmic(highest: float, scale: str, figures: list[Figure], tmp_path: Path) -> None:
+def test_wide_ranges_are_logarithmic(highest: float, scale: str) -> None:
     log: Log = [{"eval_perplexity": value, "step": step} for step, value in enumerate([highest, 3.0, 2.0])]
-    plot_learning_curves(log, tmp_path / "curves.png")
-    (axes,) = figures[0].axes
+    (axes,) = plot_learning_curves(log).axes
     assert axes.get_yscale() == scale
     bottom, top = axes.get_ylim()
     shown = [label.get_text() for label in axes.get_yticklabels() if bottom <= label.get_position()[1] <= top]
@@ -154,33 +149,32 @@ def test_wide_ranges_are_logarithmic(highest: float, scale: str, figures: list[F
     assert not any("$" in text for text in shown)
 
 
-def test_long_noisy_curves_get_a_moving_average(figures: list[Figure], tmp_path: Path) -> None:
+def test_long_noisy_curves_get_a_moving_average() -> None:
     generator = np.random.default_rng(0)
     losses = generator.normal(3, 1, size=500)
     losses[100] = math.inf
     log: Log = [{"loss": loss, "learning_rate": 1e-3 * step, "step": step} for step, loss in enumerate(losses, start=1)]
-    plot_learning_curves(log, tmp_path / "curves.png")
-    pale, average = find_axes(figures[0], "Loss").lines
+    figure = plot_learning_curves(log)
+    pale, average = find_axes(figure, "Loss").lines
     assert pale.get_alpha() is not None
     assert np.isnan(pale.get_ydata()[100])  # type: ignore[index]
     for position in (0, 3, 104, 250, 499):
         window = losses[max(position - 5, 0) : position + 5]
         expected = window[np.isfinite(window)].mean()
         assert average.get_ydata()[position] == pytest.approx(expected)  # type: ignore[index]
-    (rate,) = find_axes(figures[0], "Learning rate").lines
+    (rate,) = find_axes(figure, "Learning rate").lines
     assert drawn(rate) == points(log, "learning_rate")
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_nothing_overlaps_or_is_cut_off(several: bool, figures: list[Figure], tmp_path: Path) -> None:
-    path = tmp_path / "curves.png"
+def test_nothing_overlaps_or_is_cut_off(several: bool) -> None:
     # Dollar signs: a name that is read as a formula would be an error.
     if several:
         names = [f"_out/a-run-with-rather-a-long-${{name$-{number}" for number in range(5)]
-        compare_learning_curves({name: make_log() for name in names}, path, best_steps={names[0]: 10}, title="runs")
+        logs = {name: make_log() for name in names}
+        figure = compare_learning_curves(logs, best_steps={names[0]: 10}, title="runs")
     else:
-        plot_learning_curves(make_log(), path, best_step=10, title=r"a run of $\nonsense$")
-    (figure,) = figures
+        figure = plot_learning_curves(make_log(), best_step=10, title=r"a run of $\nonsense$")
     figure.draw_without_rendering()
     parts = [axes.get_tightbbox() for axes in figure.axes]
     parts += [legend.get_window_extent() for legend in figure.legends]
@@ -197,8 +191,9 @@ def test_pictures_made_in_threads_without_pyplot_are_the_same(monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # importing it fails
     monkeypatch.delenv("DISPLAY", raising=False)
     paths = [tmp_path / f"{number}.png" for number in range(3)]
+    log: Log = [{"loss": 1.0 / step, "step": step} for step in range(1, 9)]
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda path: plot_learning_curves(make_log(), path), paths))
+        list(pool.map(lambda path: plot_learning_curves(log, path), paths))
     pictures = [imread(path) for path in paths]
     assert pictures[0].std() > 0
     for picture in pictures[1:]:
@@ -242,15 +237,12 @@ def test_the_state_that_has_come_furthest_is_read(tmp_path: Path) -> None:
     assert load_trainer_state(run).global_step == 120
     (run / "checkpoint-120" / "trainer_state.json").write_text('{"global_step": 120, "log_')
     assert load_trainer_state(run).global_step == 100
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"global_step": 3}', '{"log_history": 3}'])
-def test_a_state_that_is_none_is_refused(content: str, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"trainer_state\.json"):
         load_trainer_state(tmp_path)
-    (tmp_path / "trainer_state.json").write_text(content)
-    with pytest.raises(ValueError, match=r"trainer_state\.json cannot be read"):
-        load_trainer_state(tmp_path)
+    for content in ("", "[]", '{"global_step": 3}', '{"log_history": 3}'):
+        (tmp_path / "trainer_state.json").write_text(content)
+        with pytest.raises(ValueError, match=r"trainer_state\.json cannot be read"):
+            load_trainer_state(tmp_path / "trainer_state.json")
 
 
 @pytest.fixture
@@ -258,10 +250,10 @@ def script(main: Callable[[str], Callable[..., None]]) -> Callable[..., None]:
     return partial(main("plot_learning_curves"), "--runs")
 
 
-def test_the_script_draws_one_run_into_its_folder(
+def test_the_script_draws_runs(
     script: Callable[..., None], figures: list[Figure], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = write_state(tmp_path / "run", 30)
+    run = write_state(tmp_path / "a" / "run", 30)
     script(run)
     assert (run / "curves.png").is_file()
     assert f"The picture is in {run / 'curves.png'}" in capsys.readouterr().out
@@ -270,15 +262,12 @@ def test_the_script_draws_one_run_into_its_folder(
     script(run / "trainer_state.json", "--output_file", tmp_path / "a.svg", "--title", "other")
     assert (tmp_path / "a.svg").is_file()
     assert figures[1].get_suptitle() == "other"
-
-
-def test_the_script_compares_runs(script: Callable[..., None], figures: list[Figure], tmp_path: Path) -> None:
-    runs = [write_state(tmp_path / name, 30) for name in ("a/run", "b/run", "b/other")]
-    write_state(runs[1], 30, best_global_step=None)
-    script(runs[0], runs[2], "--output_file", tmp_path / "two.png")
-    assert legend_texts(figures[0].legends[0]) == ["run", "other", "best checkpoint"]
-    script(*runs, "--output_file", tmp_path / "three.png")
-    assert legend_texts(figures[1].legends[0]) == [*map(str, runs), "best checkpoint"]
+    other, namesake = write_state(tmp_path / "b" / "other", 30), tmp_path / "b" / "run"
+    write_state(namesake, 30, best_global_step=None)
+    script(run, other, "--output_file", tmp_path / "two.png")
+    assert legend_texts(figures[2].legends[0]) == ["run", "other", "best checkpoint"]
+    script(run, namesake, other, "--output_file", tmp_path / "three.png")
+    assert legend_texts(figures[3].legends[0]) == [*map(str, (run, namesake, other)), "best checkpoint"]
 
 
 def test_the_script_says_what_is_wrong(script: Callable[..., None], tmp_path: Path, capsys: Any) -> None:

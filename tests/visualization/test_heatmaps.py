@@ -54,20 +54,20 @@ def labels_of(axes: Axes) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_head_is_drawn(kind: Any, figures: list[Figure], tmp_path: Path) -> None:
+def test_every_head_is_drawn(kind: Any) -> None:
     attention = make_map()
-    plot_attention(attention, tmp_path / "a.png", kind=kind)
+    figure = plot_attention(attention, kind=kind)
     weights, rows, columns = attention.select(kind)
-    found = maps_of(figures[0])
+    found = maps_of(figure)
     assert list(found) == [f"layer {layer}, head {head}" for layer in range(2) for head in range(3)]
     for (layer, head), values in zip(product(range(2), range(3)), found.values(), strict=True):
         np.testing.assert_array_equal(values, weights[layer, head])
     # The outer ones have labels.
-    assert labels_of(figures[0].axes[3]) == (list(rows), list(columns))
-    assert labels_of(figures[0].axes[1]) == ([], [])
+    assert labels_of(figure.axes[3]) == (list(rows), list(columns))
+    assert labels_of(figure.axes[1]) == ([], [])
 
 
-def test_some_heads_and_means(figures: list[Figure], tmp_path: Path) -> None:
+def test_some_heads_and_means() -> None:
     attention = make_map(layers=3)
     cross = attention.cross
     some = cross[[0, 2]][:, [1, 2]].mean(axis=(0, 1))
@@ -80,9 +80,8 @@ def test_some_heads_and_means(figures: list[Figure], tmp_path: Path) -> None:
         ({"average": "all", "heads": [2, 1, 0]}, {"mean of all layers and heads 2, 1, 0": cross.mean(axis=(0, 1))}),
         ({"average": "all", "layers": range(3)}, {"mean of layers 0-2 and heads": cross.mean(axis=(0, 1))}),
     ]
-    for number, (options, expected) in enumerate(cases):
-        plot_attention(attention, tmp_path / f"{number}.png", **options)
-        found = maps_of(figures[-1])
+    for options, expected in cases:
+        found = maps_of(plot_attention(attention, **options))
         assert list(found) == list(expected)
         for title, values in expected.items():
             np.testing.assert_allclose(found[title], values, atol=1e-7)
@@ -103,20 +102,17 @@ def check_places(figure: Figure) -> None:
 @pytest.mark.parametrize(
     ("layers", "heads", "source", "target", "options"),
     [
-        (3, 5, 14, 12, {}),
+        (3, 3, 14, 12, {}),
         (2, 3, 3, 2, {}),
         (1, 1, 2, 2, {"title": "a title that is much longer than the picture below it is wide, as titles are"}),
-        (1, 2, 60, 50, {}),
+        (1, 2, 30, 25, {}),
         (5, 2, 20, 9, {"average": "heads"}),
         (12, 16, 3, 3, {"average": "all", "layers": range(0, 11, 2), "heads": range(15)}),
         (2, 3, 1, 1, {}),
     ],
 )
-def test_nothing_overlaps(
-    layers: int, heads: int, source: int, target: int, options: dict[str, Any], figures: list[Figure], tmp_path: Path
-) -> None:
-    plot_attention(make_map(layers, heads, words(source), words(target)), tmp_path / "a.png", **options)
-    (figure,) = figures
+def test_nothing_overlaps(layers: int, heads: int, source: int, target: int, options: dict[str, Any]) -> None:
+    figure = plot_attention(make_map(layers, heads, words(source), words(target)), **options)
     check_places(figure)
     # Each label has room for itself, and is large enough to be read.
     for labels in (figure.axes[0].get_yticklabels(), figure.axes[-2].get_xticklabels()):
@@ -142,6 +138,8 @@ def test_what_there_is_not_is_refused(tmp_path: Path) -> None:
         plot_attention(make_map(), tmp_path / "a.jpg")
     with pytest.raises(ValueError, match=r"make a picture of .* inches; .* fewer layers or heads"):
         plot_attention(make_map(1, 16, words(400), words(2)), path)
+    with pytest.raises(ValueError, match=r"masks of 1 sentences of up to 400 tokens make .* fewer or shorter"):
+        plot_masks([["t"] * 400], [["t"] * 400], path)
     assert not list(tmp_path.iterdir())
 
 
@@ -202,15 +200,13 @@ def cat_font(tmp_path: Path) -> Iterator[str]:
     fontManager.ttflist[:] = before
 
 
-def test_a_font_that_has_the_characters_is_found(
-    cat_font: str, figures: list[Figure], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    plot_attention(make_map(1, 1, source=["猫", "</s>"]), tmp_path / "a.png")
-    (_, labels), (label, _) = labels_of(figures[0].axes[0]), figures[0].axes[0].get_xticklabels()
+def test_a_font_that_has_the_characters_is_found(cat_font: str, caplog: pytest.LogCaptureFixture) -> None:
+    figure = plot_attention(make_map(1, 1, source=["猫", "</s>"]))
+    (_, labels), (label, _) = labels_of(figure.axes[0]), figure.axes[0].get_xticklabels()
     assert labels == ["猫", "</s>"]
     assert label.get_fontfamily() == ["sans-serif", cat_font]
     assert not caplog.records
-    figures[0].draw_without_rendering()  # a missing glyph would be a warning, and that an error
+    figure.draw_without_rendering()  # a missing glyph would be a warning, and that an error
 
 
 def test_characters_without_a_font_are_boxes_with_one_warning(
@@ -221,7 +217,7 @@ def test_characters_without_a_font_are_boxes_with_one_warning(
     def draw(*source: str) -> list[str]:
         caplog.clear()
         for ending in (".png", ".pdf"):
-            plot_attention(make_map(2, 2, source=source), tmp_path / f"a{ending}", title="狗", overwrite=True)
+            plot_attention(make_map(1, 1, source=source), tmp_path / f"a{ending}", title="狗", overwrite=True)
         return caplog.messages
 
     (message,) = draw("猫狗", "狗\ufe0f", "שלום", "</s>")
@@ -232,25 +228,24 @@ def test_characters_without_a_font_are_boxes_with_one_warning(
     assert not draw("狗", "🦜")
 
 
-def test_sinusoids_are_the_formula(figures: list[Figure], tmp_path: Path) -> None:
+def test_sinusoids_are_the_formula() -> None:
     table = position_table(make_config(d_model=16, position_offset=2), 30)
     for position, i in product((0, 7, 29), range(8)):
         angle = (position + 2) / 10000 ** (2 * i / 16)
         np.testing.assert_allclose(table[position, 2 * i : 2 * i + 2], [np.sin(angle), np.cos(angle)], atol=1e-12)
-    plot_positions(table, tmp_path / "a.png", dimensions=[0, 15])
-    upper, lower = figures[0].axes[:2]
+    upper, lower = plot_positions(table, dimensions=[0, 15]).axes[:2]
     np.testing.assert_array_equal(np.asarray(upper.images[0].get_array()), table)
     for line, dimension in zip(lower.lines, (0, 15), strict=True):
         np.testing.assert_array_equal(line.get_ydata(), table[:, dimension])
     for wrong in ([16], [-1], []):
         with pytest.raises(ValueError, match="they must be from 0 to 15"):
-            plot_positions(table, tmp_path / "b.png", dimensions=wrong)
+            plot_positions(table, dimensions=wrong)
 
 
-def test_a_single_position_can_be_seen(figures: list[Figure], tmp_path: Path) -> None:
-    plot_positions(position_table(make_config(d_model=16), 1), tmp_path / "a.png")
-    upper, lower = figures[0].axes[:2]
-    figures[0].draw_without_rendering()
+def test_a_single_position_can_be_seen() -> None:
+    figure = plot_positions(position_table(make_config(d_model=16), 1))
+    upper, lower = figure.axes[:2]
+    figure.draw_without_rendering()
     for axis in (upper.yaxis, lower.xaxis):
         low, high = sorted(axis.get_view_interval())
         assert [tick for tick in axis.get_majorticklocs() if low <= tick <= high] == [0]
@@ -282,7 +277,7 @@ def test_positions_of_any_model_with_a_table() -> None:
             position_table(argument, length)
 
 
-def test_masks_are_the_rules(figures: list[Figure], tmp_path: Path) -> None:
+def test_masks_are_the_rules() -> None:
     sources, targets = [["a", "b", "c"], ["d"]], [["<s>", "e"], ["<s>", "f"]]
     masks = attention_masks([3, 1], [2, 2])
     for sentence, row, column in product(range(2), range(3), range(3)):
@@ -292,8 +287,7 @@ def test_masks_are_the_rules(figures: list[Figure], tmp_path: Path) -> None:
             if column < 2:
                 assert masks["decoder"][sentence, row, column] == (column <= row)
     assert all(mask.all() for kind, mask in attention_masks([2, 2], [1, 1]).items())
-    plot_masks(sources, targets, tmp_path / "a.png")
-    (figure,) = figures
+    figure = plot_masks(sources, targets)
     assert len(figure.axes) == 6
     for axes, (sentence, kind) in zip(figure.axes, product(range(2), KINDS), strict=True):
         (mesh,) = [part for part in axes.collections if isinstance(part, QuadMesh)]
@@ -304,7 +298,7 @@ def test_masks_are_the_rules(figures: list[Figure], tmp_path: Path) -> None:
     wrongs: list[tuple[Any, Any]] = [([], []), ([["a"]], []), ([["a"]], [[]])]
     for wrong_sources, wrong_targets in wrongs:
         with pytest.raises(ValueError, match="there must be as many, each with tokens"):
-            plot_masks(wrong_sources, wrong_targets, tmp_path / "b.png")
+            plot_masks(wrong_sources, wrong_targets)
 
 
 @pytest.mark.parametrize(
@@ -312,14 +306,11 @@ def test_masks_are_the_rules(figures: list[Figure], tmp_path: Path) -> None:
     [
         ([["Donaudampfschiff" * 4, "x"], ["y"]], [["<s>", "z"]] * 2, {"pad_token": "[PAD]"}),
         ([["a"]], [["b"]], {"title": "a title that is much longer than the picture " * 3}),
-        ([words(40)], [words(30)], {}),
+        ([words(20)], [words(16)], {}),
     ],
 )
-def test_masks_have_room_and_say_who_looks(
-    source: Any, target: Any, options: dict[str, Any], figures: list[Figure], tmp_path: Path
-) -> None:
-    plot_masks(source, target, tmp_path / "a.png", **options)
-    (figure,) = figures
+def test_masks_have_room_and_say_who_looks(source: Any, target: Any, options: dict[str, Any]) -> None:
+    figure = plot_masks(source, target, **options)
     check_places(figure)
     for axes in figure.axes:
         for label in [*axes.get_yticklabels(), *axes.get_xticklabels()]:
@@ -332,11 +323,9 @@ def test_masks_have_room_and_say_who_looks(
         assert labels_of(figure.axes[3])[0] == ["y", "[PAD]"]
 
 
-def test_masks_too_large_to_read_are_refused(figures: list[Figure], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"masks of 1 sentences of up to 400 tokens make .* fewer or shorter"):
-        plot_masks([["t"] * 400], [["t"] * 400], tmp_path / "a.png")
-    plot_masks([["t"] * 110], [["t"] * 110], tmp_path / "a.png")
-    assert max(figures[0].get_size_inches()) * figures[0].dpi <= 10_000
+def test_a_large_picture_of_masks_has_no_more_pixels_than_can_be_shown() -> None:
+    figure = plot_masks([["t"] * 110], [["t"] * 110])
+    assert max(figure.get_size_inches()) * figure.dpi <= 10_000
 
 
 @pytest.mark.usefixtures("without_matplotlib")
@@ -355,14 +344,13 @@ def test_a_page_needs_no_matplotlib_and_a_picture_says_what_it_needs(tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["a.html"]
 
 
-def test_all_pictures_have_one_scale_unless_another_is_asked_for(figures: list[Figure]) -> None:
+def test_all_pictures_have_one_scale_unless_another_is_asked_for() -> None:
     attention = make_map()
     scales: list[tuple[dict[str, Any], float]] = [({}, 1.0), ({"kind": "encoder", "layers": [1]}, 1.0)]
     scales += [({"max_weight": 0.25}, 0.25), ({"max_weight": None, "heads": [1]}, float(attention.cross[:, 1].max()))]
     for options, highest in scales:
         images = [image for axes in plot_attention(attention, **options).axes for image in axes.images]
         assert all(image.get_clim() == pytest.approx((0.0, highest)) for image in images)
-    assert figures == []  # nothing was saved
 
 
 def test_the_sign_for_spaces_is_explained_where_it_is_drawn() -> None:
@@ -399,11 +387,7 @@ def test_a_notebook_shows_every_picture_whole(tmp_path: Path) -> None:
     plots: list[tuple[Any, Any]] = [(plot_attention, [attention]), (plot_masks, [[["a"]], [["b"]]])]
     plots += [(plot_positions, [np.eye(3)]), (plot_learning_curves, [log])]
     for plot, arguments in plots:
-        shown = plot(*arguments)._repr_png_()
-        assert shown.startswith(SIGNATURES[".png"])
-        saved = plot(*arguments, tmp_path / f"{plot.__name__}.png")
-        assert isinstance(saved, Figure)
-    with pytest.raises(FileExistsError):
-        plot_attention(attention, tmp_path / "plot_attention.png")
-    plot_attention(attention, tmp_path / "plot_attention.png", overwrite=True)
+        figure = plot(*arguments, tmp_path / f"{plot.__name__}.png")
+        assert isinstance(figure, Figure)
+        assert figure._repr_png_().startswith(SIGNATURES[".png"])  # type: ignore[attr-defined]
     assert len(list(tmp_path.iterdir())) == len(plots)

@@ -225,7 +225,7 @@ def make_sharp_map(heads: int) -> AttentionMap:
     return replace(make_map(1, heads, tokens, tokens), encoder=weights, decoder=weights, cross=weights)
 
 
-@pytest.mark.parametrize("heads", [7, 8, 9, 16])
+@pytest.mark.parametrize("heads", [8, 16])
 def test_attention_can_be_read_in_every_theme(browser: Browser, tmp_path: Path, heads: int) -> None:
     brightness = {}
     show(browser, make_sharp_map(heads), tmp_path)
@@ -251,7 +251,7 @@ def test_attention_can_be_read_in_every_theme(browser: Browser, tmp_path: Path, 
 LONG = ("▁die", "▁Donaudampfschifffahrtsgesellschaftskapitän", "Rindfleischetikettierungsüberwachung" * 3, "</s>")
 
 
-@pytest.mark.parametrize("width", [360, 500, 1100])
+@pytest.mark.parametrize("width", [360, 1100])
 def test_long_tokens_leave_room(browser: Browser, tmp_path: Path, width: int) -> None:
     with browser.screen(width, 900):
         show(browser, make_map(1, 8, source=LONG, target=LONG), tmp_path)

@@ -72,13 +72,11 @@ class DemoModel:
         config = self.model.generation_config
         length_penalty = getattr(config, "length_penalty", None)
         self.task = find_task(self.model.config)
-        self.settings = Settings(
-            num_beams=min(getattr(config, "num_beams", None) or DEFAULT_BEAMS, MAX_BEAMS),
-            length_penalty=1.0 if length_penalty is None else float(length_penalty),
-            source_lang=getattr(self.tokenizer, "src_lang", None),
-            target_lang=getattr(self.tokenizer, "tgt_lang", None),
-            source_prefix=find_prefix(self.model.config, self.task, langs=self._find_langs()),
-        )
+        num_beams = min(getattr(config, "num_beams", None) or DEFAULT_BEAMS, MAX_BEAMS)
+        source, target = (getattr(self.tokenizer, name, None) for name in ("src_lang", "tgt_lang"))
+        prefix = find_prefix(self.model.config, self.task, langs=self._find_langs())
+        penalty = 1.0 if length_penalty is None else float(length_penalty)
+        self.settings = Settings(num_beams, penalty, source, target, prefix)
 
     def _find_langs(self) -> Sequence[str] | None:
         """Source and target language: the configuration's, or of T5's several pairs the first."""

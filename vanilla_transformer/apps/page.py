@@ -134,10 +134,8 @@ class _Page:
 
     def __init__(self, shelf: ModelShelf, settings: Settings) -> None:
         self.gr = gr = import_gradio()
-        self.shelf = shelf
-        self.settings = settings
-        demo = None if shelf.name is None else shelf.get(shelf.name)
-        look = self._look(demo)
+        self.shelf, self.settings = shelf, settings
+        look = self._look(None if shelf.name is None else shelf.get(shelf.name))
         with gr.Blocks(title="Where the model looks", fill_width=True, analytics_enabled=False) as self.blocks:
             self.model_name = gr.State(shelf.name)
             self.heading = gr.Markdown(**look["heading"])
@@ -193,9 +191,8 @@ class _Page:
             self.source_lang = gr.Dropdown(label="From", elem_id="source-lang", **common, **look["source_lang"])
             self.target_lang = gr.Dropdown(label="To", elem_id="target-lang", **common, **look["target_lang"])
         self.button = gr.Button(variant="primary", elem_id="translate", **look["button"])
-        self.examples = gr.Dataset(
-            label="Examples", components=[self.text], layout="gallery", elem_id="examples", **look["examples"]
-        )
+        gallery = {"components": [self.text], "layout": "gallery", **look["examples"]}
+        self.examples = gr.Dataset(label="Examples", elem_id="examples", **gallery)
 
     def _add_search(self, look: dict[str, dict[str, Any]]) -> None:
         gr = self.gr
@@ -208,9 +205,8 @@ class _Page:
 
     def _add_results(self, look: dict[str, dict[str, Any]]) -> None:
         gr = self.gr
-        self.translation = gr.Textbox(
-            lines=2, interactive=False, buttons=["copy"], elem_id="translation", **look["translation"]
-        )
+        shown = {"lines": 2, "interactive": False, "buttons": ["copy"], **look["translation"]}
+        self.translation = gr.Textbox(elem_id="translation", **shown)
         columns = {"datatype": ["number", "number", "str"], "column_widths": ["64px", "96px", "100px"]}
         label = "The best, with their log-probability divided by the length penalty"
         table = {"interactive": False, "wrap": True, "buttons": [], **columns, **look["n_best"]}
@@ -268,10 +264,8 @@ class _Page:
         most = self.settings.max_source_tokens
         settings = Settings(num_beams, length_penalty, source_lang, target_lang, source_prefix or "", most)
         answer = translate_text(self.shelf.get(model_name), text or "", settings)
-        rows = [
-            [rank, "" if score is None else round(score, 4), translation]
-            for rank, (translation, score) in enumerate(answer.translations, start=1)
-        ]
+        found = enumerate(answer.translations, start=1)
+        rows = [[rank, "" if score is None else round(score, 4), text] for rank, (text, score) in found]
         frame = _NO_ATTENTION if answer.attention is None else _frame(answer.attention)
         return answer.text, rows, f"{answer.seconds:.2f} seconds. {answer.note}", frame
 

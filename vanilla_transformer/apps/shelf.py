@@ -24,9 +24,7 @@ OtherModels = Literal["any", "hub", "none"]
 
 # Whatever is in a model's folder, a change of these makes it another model.
 _MODEL_FILES = ("*.safetensors", "*.bin", "*config.json", "tokenizer*", "*vocab*", "*.model", "*.spm")
-# What the page shows of a message; the command line shows all of it.
-_SHOWN_LINES = 8
-_SHOWN_CHARACTERS = 300  # of a line
+_SHOWN_LINES, _SHOWN_CHARACTERS = 8, 300  # of a message on the page, and of its lines
 
 # Of each file its name, the time of its last change in nanoseconds, and its size.
 _Stamp = frozenset[tuple[str, int, int]]
@@ -148,16 +146,12 @@ def _stamp(folder: str) -> _Stamp:
 
 
 def _shortened(message: str, is_first: bool = False) -> DemoError:
-    """An error that shows the first lines that say something on the page, and all in a terminal.
-
-    Of the first model, which visitors have not named, the page shows nothing: the message may say where it lies.
-    """
-    if is_first:
+    """An error that shows its first lines on the page, and all in a terminal."""
+    if is_first:  # visitors have not named it, and the message may say where it lies
         return DemoError("The model of this page could not be loaded; the program's log says why.", whole=message)
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    shown = [
-        line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}..." for line in lines[:_SHOWN_LINES]
-    ]
+    most = _SHOWN_CHARACTERS
+    shown = [line if len(line) <= most else f"{line[:most]}..." for line in lines[:_SHOWN_LINES]]
     return DemoError("\n".join([*shown, "..."] if len(lines) > _SHOWN_LINES else shown), whole=message)
 
 

@@ -31,10 +31,8 @@ from vanilla_transformer.options import option
 from .command_line import explaining_errors, make_argument_parser
 
 # Options that a Space takes over. The others are about this machine.
-_SPACE_OPTIONS = (
-    *("revision", "trust_remote_code", "dtype", "source_lang", "target_lang", "source_prefix", "max_source_tokens"),
-    "other_models",
-)
+_SPACE_OPTIONS = ["revision", "trust_remote_code", "dtype", "source_lang", "target_lang", "source_prefix"]
+_SPACE_OPTIONS += ["max_source_tokens", "other_models"]
 
 
 @dataclass
@@ -76,15 +74,11 @@ class AppArguments:
 
     @property
     def others(self) -> Literal["any", "hub", "none"]:
-        """Which other models the page loads."""
-        return self.other_models or ("none" if self.is_public else "any")
-
-    @property
-    def is_public(self) -> bool:
-        """Whether more than this machine can reach the page."""
+        """Which other models the page loads: none by default if more than this machine can reach it."""
         name = self.server_name or os.environ.get("GRADIO_SERVER_NAME") or "127.0.0.1"
         is_space = self.save_space is not None or "SPACE_ID" in os.environ
-        return self.share or is_space or name not in ("127.0.0.1", "localhost", "::1")
+        is_public = self.share or is_space or name not in ("127.0.0.1", "localhost", "::1")
+        return self.other_models or ("none" if is_public else "any")
 
     @property
     def space_options(self) -> list[str]:
@@ -142,31 +136,26 @@ def show(arguments: AppArguments) -> None:
         page.close(verbose=False)
 
 
-def save(arguments: AppArguments, folder: str) -> None:
-    """Writes a Space that will show what these arguments show."""
-    from vanilla_transformer.apps.spaces import save_space
-
-    examples, options = read_examples(arguments.examples), arguments.space_options
-    space = save_space(folder, model_name_or_path=arguments.model_name_or_path, examples=examples, options=options)
-    print(f"The Space is in {space}; upload it with: hf upload NAME/{space.name} {space} --repo-type space")
-
-
 def main(argv: list[str] | None = None, *, space: Path | None = None) -> None:
     """Parses the arguments (`argv`, else the command line's) over those of a Space's folder, and shows the page."""
     parser = make_parser()
     # Containers are stopped with this signal.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with explaining_errors(parser):
-        given = sys.argv[1:] if argv is None else argv
-        # What comes later wins.
-        (arguments,) = parser.parse_args_into_dataclasses([*(read_space(space) if space else []), *given])
+        words = [*(read_space(space) if space else []), *(sys.argv[1:] if argv is None else argv)]
+        (arguments,) = parser.parse_args_into_dataclasses(words)  # of which the later ones win
         from vanilla_transformer.apps.answers import DemoError
 
         try:
             if arguments.save_space is None:
                 show(arguments)
-            else:
-                save(arguments, arguments.save_space)
+                return
+            from vanilla_transformer.apps.spaces import save_space
+
+            name, options = arguments.model_name_or_path, arguments.space_options
+            examples = read_examples(arguments.examples)
+            path = save_space(arguments.save_space, model_name_or_path=name, examples=examples, options=options)
+            print(f"The Space is in {path}; upload it with: hf upload NAME/{path.name} {path} --repo-type space")
         except DemoError as error:
             parser.error(error.whole)
         except KeyboardInterrupt:

@@ -93,11 +93,10 @@ def check_spelling(parser: argparse.ArgumentParser, words: Sequence[str]) -> Non
 
 
 def _read_bool(text: str) -> bool:
-    if text.lower() in ("yes", "true", "t", "y", "1"):
-        return True
-    if text.lower() in ("no", "false", "f", "n", "0"):
-        return False
-    raise argparse.ArgumentTypeError(f"{text!r} must be true or false")
+    is_true = text.lower() in ("yes", "true", "t", "y", "1")
+    if not is_true and text.lower() not in ("no", "false", "f", "n", "0"):
+        raise argparse.ArgumentTypeError(f"{text!r} must be true or false")
+    return is_true
 
 
 class _DefaultsHelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -128,22 +127,17 @@ def make_argument_parser(
     return OptionParser(classes, **parser_options(description, shows_defaults=shows_defaults))
 
 
-def _check_single_process() -> None:
-    """Refuses to be one of several processes, each of which would do all the work and write the same files."""
-    count = os.environ.get("WORLD_SIZE") or "1"
-    if count != "1":
-        raise ValueError(
-            f"torchrun, accelerate or the like started {count} processes (WORLD_SIZE={count}), and each would do all "
-            "the work and write the same files. Run the command without them: only train divides its work."
-        )
-
-
 @contextmanager
 def explaining_errors(parser: argparse.ArgumentParser, interrupted: str = "Interrupted.") -> Iterator[None]:
     """Ends the process with one line for what is wrong with the input (status 2), and for Ctrl-C (status 130)."""
     logging.basicConfig(format="%(levelname)s: %(message)s")
     try:
-        _check_single_process()
+        count = os.environ.get("WORLD_SIZE") or "1"
+        if count != "1":
+            raise ValueError(
+                f"torchrun, accelerate or the like started {count} processes (WORLD_SIZE={count}), and each would do "
+                "all the work and write the same files. Run the command without them: only train divides its work."
+            )
         yield
     except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))

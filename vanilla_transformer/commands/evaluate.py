@@ -76,8 +76,7 @@ class EvaluationArguments(EngineArguments):
     lowercase: bool = option("Ignore case in BLEU and chrF.", False)
     ter: bool = option("Compute TER, which is slow on a large test set. Default: yes.", True)
     bleu_tokenize: str | None = option(
-        "SacreBLEU's tokeniser: 13a, intl, zh, ja-mecab, char, ... Default: that of the target language.",
-        None,
+        "SacreBLEU's tokeniser: 13a, intl, zh, ja-mecab, char, ... Default: that of the target language.", None
     )
     remove_bpe: str | None = option(
         'Join words that were cut before training, as "pul@@ ley" with @@, before they are scored.', None

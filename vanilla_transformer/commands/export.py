@@ -44,14 +44,11 @@ class ExportArguments:
     opset: int | None = option("ONNX: version of its operators. Default: 18, the oldest that torch writes.", None)
 
     def __post_init__(self) -> None:
-        foreign = [
-            f"--{name} {getattr(self, name)} is for --format {other}"
-            for other, names in OPTIONS.items()
-            for name in names
-            if other != self.format and getattr(self, name) is not None
-        ]
-        if foreign:
-            raise ValueError(f"{', '.join(foreign)}; this is --format {self.format}.")
+        (other,) = OPTIONS.keys() - {self.format}
+        given = [f"--{name} {getattr(self, name)}" for name in OPTIONS[other] if getattr(self, name) is not None]
+        if given:
+            foreign = ", ".join(f"{each} is for --format {other}" for each in given)
+            raise ValueError(f"{foreign}; this is --format {self.format}.")
 
 
 def run(arguments: ExportArguments) -> None:

@@ -20,6 +20,7 @@ source word and that of the target word that looks at it.
 import os
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,8 +30,6 @@ from vanilla_transformer.options import option
 from .command_line import make_argument_parser, make_main
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
     from vanilla_transformer.visualization import AttentionMap
 
 
@@ -71,11 +70,11 @@ class AttentionArguments(InferenceArguments):
         from vanilla_transformer.files import check_new_file, check_text_output
         from vanilla_transformer.visualization.figures import find_format
 
-        others = {"--alignment_file": self.alignment_file, "--positions_file": self.positions_file}
-        others["--masks_file"] = self.masks_file
-        paths = [*(self.output_files or []), *filter(None, others.values())]
+        others = (self.alignment_file, self.positions_file, self.masks_file)
+        paths = [*(self.output_files or []), *filter(None, others)]
         if not paths:
-            raise ValueError(f"Nothing is asked for; give --output_files, {', '.join(others)}, or several of them.")
+            names = "--output_files, --alignment_file, --positions_file, --masks_file"
+            raise ValueError(f"Nothing is asked for; give {names}, or several of them.")
         self._check_sentences()
         pictures = [path for path in self.output_files or [] if not is_page(path)]
         self._check_choices(has_pictures=bool(pictures))
@@ -115,21 +114,6 @@ class AttentionArguments(InferenceArguments):
             raise ValueError(f"--text has {count} sentences; --output_files and --alignment_file show one.")
 
 
-def collect(
-    arguments: AttentionArguments, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", **options: Any
-) -> "list[AttentionMap]":
-    """Returns the attention of each sentence, and prints them with their translations."""
-    from vanilla_transformer.visualization import collect_attention
-
-    maps = []
-    for number, text in enumerate(arguments.text or []):
-        target = arguments.target[number] if arguments.target else None
-        attention = collect_attention(model, tokenizer, text, target, **options)
-        print(f"Source: {attention.source_text}\nTarget: {attention.target_text}")
-        maps.append(attention)
-    return maps
-
-
 def write_attention(arguments: AttentionArguments, attention: "AttentionMap", path: str) -> None:
     """Writes a picture or a page."""
     from vanilla_transformer.visualization import plot_attention, save_attention_page
@@ -162,33 +146,32 @@ def write_alignment(arguments: AttentionArguments, attention: "AttentionMap", pa
 
 def run(arguments: AttentionArguments) -> None:
     """Loads the model and writes what is asked for."""
-    from vanilla_transformer.visualization import align_file, plot_masks, plot_positions, position_table
+    from vanilla_transformer.visualization import (
+        align_file,
+        collect_attention,
+        plot_masks,
+        plot_positions,
+        position_table,
+    )
 
     model, tokenizer, search = arguments.load()
-    reading: Any = {
-        "source_prefix": arguments.find_prefix(model),
-        "max_source_length": arguments.max_source_length,
-        "split_characters": arguments.words == "characters",
-    }
+    reading: Any = {"source_prefix": arguments.find_prefix(model), "max_source_length": arguments.max_source_length}
+    reading["split_characters"] = arguments.words == "characters"
     look: Any = {"title": arguments.title, "overwrite": arguments.overwrite}
     if arguments.positions_file is not None:
         plot_positions(position_table(model, arguments.num_positions), arguments.positions_file, **look)
         print(f"The positions are in {arguments.positions_file}")
     if arguments.source_file and arguments.target_file and arguments.alignment_file:
-        count = align_file(
-            model,
-            tokenizer,
-            *(arguments.source_file, arguments.target_file, arguments.alignment_file),
-            overwrite=arguments.overwrite,
-            layer=arguments.align_layer,
-            head=arguments.align_head,
-            batch_size=arguments.batch_size,
-            max_batch_tokens=arguments.max_batch_tokens,
-            progress=not arguments.disable_tqdm,
-            **reading,
-        )
+        files = (arguments.source_file, arguments.target_file, arguments.alignment_file)
+        options: Any = {"layer": arguments.align_layer, "head": arguments.align_head, "overwrite": arguments.overwrite}
+        options |= {"batch_size": arguments.batch_size, "max_batch_tokens": arguments.max_batch_tokens}
+        options |= {"progress": not arguments.disable_tqdm, **reading}
+        count = align_file(model, tokenizer, *files, **options)
         print(f"The alignments of {count} sentences are in {arguments.alignment_file}")
-    maps = collect(arguments, model, tokenizer, **reading, **search)
+    maps = []
+    for text, target in zip_longest(arguments.text or [], arguments.target or []):
+        maps.append(collect_attention(model, tokenizer, text, target, **reading, **search))
+        print(f"Source: {maps[-1].source_text}\nTarget: {maps[-1].target_text}")
     if arguments.masks_file is not None:
         sources, inputs = [attention.source for attention in maps], [attention.decoder_input for attention in maps]
         look |= {"predicted": [each.target for each in maps], "pad_token": str(tokenizer.pad_token or "<pad>")}

@@ -66,15 +66,11 @@ def run(arguments: TranslationArguments) -> None:
 
     model, tokenizer, options = arguments.load()
     at_terminal = arguments.input_file is None and sys.stdin.isatty()
-    options |= {
-        "n_best": arguments.n_best,
-        "batch_size": arguments.batch_size,
-        "max_batch_tokens": arguments.max_batch_tokens,
-        "window_size": (1 if at_terminal else WINDOW_SIZE) if arguments.window_size is None else arguments.window_size,
-        "max_source_length": arguments.max_source_length,
-        "source_prefix": arguments.find_prefix(model),
-        "progress": not (arguments.disable_tqdm or at_terminal),
-    }
+    names = ("n_best", "batch_size", "max_batch_tokens", "max_source_length", "window_size")
+    options |= {name: getattr(arguments, name) for name in names}
+    if arguments.window_size is None:
+        options["window_size"] = 1 if at_terminal else WINDOW_SIZE
+    options |= {"source_prefix": arguments.find_prefix(model), "progress": not (arguments.disable_tqdm or at_terminal)}
     if arguments.input_file is not None and arguments.output_file is not None:
         paths = (arguments.input_file, arguments.output_file)
         translate_file(model, tokenizer, *paths, overwrite=arguments.overwrite, **options)

@@ -81,10 +81,7 @@ def build_model(
     source: str,
     generation_config: GenerationConfig | None = None,
 ) -> VanillaTransformerForConditionalGeneration:
-    """Makes a model with the weights of another system, in their type and in evaluation mode; lists what does not fit.
-
-    Without a `generation_config` it generates as its configuration says.
-    """
+    """Makes a model in evaluation mode with the weights of another system, in their type; lists what does not fit."""
     with torch.device("meta"):
         empty = VanillaTransformerForConditionalGeneration(config)
     shapes = {name: tensor.shape for name, tensor in empty.state_dict().items()}
@@ -134,10 +131,9 @@ def check_logits(expected: torch.Tensor, actual: torch.Tensor, subject: str) -> 
     """Returns the largest difference of logits (B, T, V), as a fraction of the largest; refuses more than allowed."""
     difference = float((expected - actual).abs().max() / expected.abs().max())
     if not difference <= TOLERANCE:
-        raise ConversionError(
-            f"{subject}: logits differ by {difference:.1e} of the largest, and may by {TOLERANCE:.0e}. This is an error"
-            " of the converter, or the original has a feature that it does not know of."
-        )
+        found = f"logits differ by {difference:.1e} of the largest, and may by {TOLERANCE:.0e}"
+        cause = "This is an error of the converter, or the original has a feature that it does not know of"
+        raise ConversionError(f"{subject}: {found}. {cause}.")
     return difference
 
 
@@ -157,8 +153,7 @@ def check_counterpart(
 
 def as_float32(model: Any) -> Any:
     """Returns a model, or a copy of it if it is not in float32."""
-    is_precise = all(tensor.dtype == torch.float32 for tensor in model.parameters())
-    if is_precise:
+    if all(tensor.dtype == torch.float32 for tensor in model.parameters()):
         return model
     copied = copy.deepcopy(model).float()
     # Sinusoids are computed anew with the type; the other side of a comparison has those that are rounded.

@@ -93,9 +93,8 @@ def detect_format(path: str) -> str:
     else:
         found = (_detect_folder(Path(path)) if os.path.isdir(path) else None) or _detect_library_model(path)
     if found is None:
-        raise ConversionError(
-            f"{path} is not recognised as a model of one of {', '.join(SOURCES)}. Say which it is of, if it is."
-        )
+        known = ", ".join(SOURCES)
+        raise ConversionError(f"{path} is not recognised as a model of one of {known}. Say which it is of, if it is.")
     return found
 
 

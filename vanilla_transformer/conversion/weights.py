@@ -106,10 +106,8 @@ def read_state_dict(original: StateDict | str | os.PathLike[str]) -> dict[str, t
         content = read_checkpoint(original)
         entries = [name for name in content if _is_state_dict(content[name])] if isinstance(content, Mapping) else []
         if len(entries) > 1:
-            raise ConversionError(
-                f"{original} holds several state dicts, {', '.join(map(repr, entries))}: read the file with torch.load "
-                "and give the one that is meant."
-            )
+            advice = "read the file with torch.load and give the one that is meant"
+            raise ConversionError(f"{original} holds several state dicts, {', '.join(map(repr, entries))}: {advice}.")
         place = f"its entry {entries[0]!r}" if entries else ""
         weights = check_weights(content[entries[0]] if entries else content, original, place)
     return {name.replace("_orig_mod.", ""): tensor for name, tensor in weights.items()}
@@ -177,8 +175,7 @@ def rename_weights(
             unknown.append(f"{name} {tuple(tensor.shape)}")
             continue
         rule, match = found
-        problem = None if rule.check is None else rule.check(tensor)
-        if problem is not None:
+        if rule.check is not None and (problem := rule.check(tensor)) is not None:
             wrong.append(f"{name} {problem}")
         try:
             new = rule.apply(match, tensor)
@@ -191,11 +188,9 @@ def rename_weights(
     wrong += _share(renamed, ties or {})
     unknown += [f"{name} {tuple(renamed[name].shape)} (after renaming)" for name in renamed if name not in shapes]
     missing = [f"{name} {tuple(shape)}" for name, shape in shapes.items() if name not in renamed]
-    wrong += [
-        f"{name} has the shape {tuple(renamed[name].shape)} instead of {tuple(shape)}"
-        for name, shape in shapes.items()
-        if name in renamed and renamed[name].shape != shape
-    ]
+    for name, shape in shapes.items():
+        if name in renamed and renamed[name].shape != shape:
+            wrong.append(f"{name} has the shape {tuple(renamed[name].shape)} instead of {tuple(shape)}")
     _report(source, {"weights that the model has no place for": unknown, "missing": missing, "wrong": wrong})
     return renamed
 
@@ -239,14 +234,10 @@ def make_config(source: str, reasons: Sequence[str] = (), /, **fields: Any) -> V
 
 def check_entries(source: str, weights: StateDict, dimensions: Mapping[str, int]) -> None:
     """Refuses a state dict that lacks weights from which sizes are read, or has them with other `dimensions`."""
-    refuse(
-        f"The sizes of {source} cannot be read from its weights",
-        [
-            f"{name} is missing" if name not in weights else f"{name} has the shape {tuple(weights[name].shape)}"
-            for name, number in dimensions.items()
-            if name not in weights or weights[name].ndim != number
-        ],
-    )
+    reasons = [f"{name} is missing" for name in dimensions if name not in weights]
+    shapes = {name: tuple(weights[name].shape) for name in dimensions if name in weights}
+    reasons += [f"{name} has the shape {shape}" for name, shape in shapes.items() if len(shape) != dimensions[name]]
+    refuse(f"The sizes of {source} cannot be read from its weights", reasons)
 
 
 def count_layers(weights: StateDict, prefix: str) -> int:

@@ -81,35 +81,24 @@ class TokenBatchSampler(Sampler[list[int]]):
     out, with a warning. Each epoch makes up other batches in another order, which depend on `seed` and the epoch only;
     rank r of n takes the batches r, r + n, r + 2n, ... All ranks have the same number of batches, in all epochs: those
     of a last round that is not full are split, so that n processes see in each step the pairs that one process sees in
-    n steps of accumulation. As `batch_sampler` of a `DataLoader`, in one process or with a sampler for each rank:
+    n steps of accumulation. It is the `batch_sampler` of a `DataLoader`, in one process or one for each rank:
 
         sampler = TokenBatchSampler(source_lengths, target_lengths, max_source_tokens=25000, max_target_tokens=25000,
                                     num_replicas=world_size, rank=rank)
         loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=DataCollatorForSeq2Seq(tokenizer))
-        for epoch in range(epochs):
-            sampler.set_epoch(epoch)
-            for batch in loader: ...
 
-    Such a loader must not go through `accelerator.prepare`, which would divide the batches among the ranks once more.
-    To let accelerate divide them, give the number of processes but no rank, and no `even_batches`, which some versions
-    refuse for batches of varying size:
-
-        accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(even_batches=False))
-        sampler = TokenBatchSampler(..., num_replicas=accelerator.num_processes, rank=None)
-        loader = accelerator.prepare(DataLoader(dataset, batch_sampler=sampler, collate_fn=collator))
-        for epoch in range(epochs):
-            loader.set_epoch(epoch)  # the prepared loader counts epochs itself, from 0
-            sampler.set_epoch(epoch)  # which older versions of accelerate do not hand on with several processes
-            for batch in loader: ...  # to resume within an epoch: accelerate.skip_first_batches(loader, batches_done)
+    Before each epoch call `sampler.set_epoch(epoch)`. Such a loader must not go through `accelerator.prepare`, which
+    would divide the batches among the ranks once more. To let accelerate divide them, give the number of processes but
+    `rank=None`, make the accelerator with `DataLoaderConfiguration(even_batches=False)`, and call `set_epoch` of the
+    prepared loader too. To resume within an epoch: `accelerate.skip_first_batches(loader, batches_done)`.
 
     Args:
         source_lengths: Tokens of each source, special tokens included, (pairs,); `target_lengths` likewise.
         max_source_tokens: Most source tokens of one batch, padding included: number of pairs times the longest source.
             A collator's `pad_to_multiple_of` comes on top. `max_target_tokens` is the same for the target.
-        seed: Seed of the shuffling.
         num_replicas: Number of processes.
         rank: Which process this is, from 0; None for the batches of all of them, one rank after the other.
-        shuffle: Whether to shuffle; without it all epochs are the same.
+        seed, shuffle: Seed of the shuffling, and whether to shuffle; without it all epochs are the same.
 
     Raises:
         ValueError: If no pair keeps the budget, or there are too few to give each rank as many batches.

@@ -17,11 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 @functools.cache
 def _drawing_thread() -> ThreadPoolExecutor:
-    """A thread of this process alone, which draws all its tokens.
-
-    The generator belongs to the thread, and a forked process has its parent's: the workers of a DataLoader would all
-    draw the same, in every epoch anew. A thread that begins in the worker gets its seed from the operating system.
-    """
+    """A thread that draws all tokens of this process: the workers of a DataLoader would draw as their parent does."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="bpe-dropout")
 
 
@@ -39,9 +35,8 @@ class BpeDropout:
         tokenizer: A fast tokenizer with a byte-pair model, such as `VanillaTransformerTokenizer` with one vocabulary or
             two. It is copied, and stays without dropout.
         p: Probability of leaving out a merge, in [0, 1). The paper's: 0.1, and 0.6 for Chinese and Japanese.
-        max_source_length: Tokens, `</s>` included, that a source is cut to. `None`: it is never cut.
-        max_target_length: The same for targets.
-        source_column: Where the source texts are; `target_column` has the target texts.
+        max_source_length, max_target_length: Tokens, `</s>` included, that texts are cut to. `None`: they never are.
+        source_column, target_column: Where the texts are.
 
     Example:
         ```python

@@ -1,7 +1,6 @@
 """Parallel corpora from text files, tables and the Hub, all as one dataset of "source" and "target" strings.
 
-Reading is strict: a corpus that is misaligned by a single line trains a bad model without any message. So everything
-doubtful raises an error that names the file and the line, or the record of a file that has no lines.
+A corpus misaligned by a single line trains a bad model: everything doubtful raises an error that names the line.
 """
 
 import logging
@@ -138,8 +137,7 @@ def load_parallel_corpus(
     error, or with `empty_lines="drop"` left out and counted in the log.
 
     Raises:
-        FileNotFoundError: if a file or the dataset does not exist.
-        ConnectionError: if the Hub cannot be reached and the dataset is not in the local cache.
+        FileNotFoundError, ConnectionError: if a file, the dataset or the Hub is not there.
         ValueError: if something is wrong with the arguments or the corpus; it names the file and the line.
     """
     wanted = Columns(source_column, target_column, source_lang, target_lang, usual_columns)

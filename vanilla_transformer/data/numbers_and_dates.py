@@ -318,13 +318,10 @@ def numbers_and_dates(
 ) -> Any:
     """Generates the built-in corpus of numbers, amounts, dates and times written out in two languages.
 
-    No source text comes twice, neither within a split nor in two splits, so a test score speaks of unseen examples.
-    The corpus depends on nothing but the arguments (and the versions of num2words and Babel). The test and validation
-    splits do not change with `num_examples`, and a smaller training split is the beginning of a larger one.
+    No source text comes twice, also not in two splits. The corpus depends on the arguments alone (and the versions of
+    num2words and Babel); a smaller training split is the beginning of a larger one.
 
-    The languages are two of `LANGUAGES`; a warning says what they cannot both write. Returns a dictionary of three
-    datasets, or the one that `split` names ("train", "validation" or "test"), with the string columns "source" and
-    "target".
+    Returns a dictionary of three datasets with the string columns "source" and "target", or the one that `split` names.
     """
     for name, lang in (("source_lang", source_lang), ("target_lang", target_lang)):
         if lang not in LANGUAGES:

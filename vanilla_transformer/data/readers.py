@@ -2,8 +2,7 @@
 
 A corpus is read in parts, which a stream shuffles, deals to processes and resumes at: 2,000 lines or more of text
 files, `.tsv` and `.jsonl`; 2,000 records of a saved folder; a row group of parquet; a shard of a dataset of the Hub; a
-whole file of `.csv`, whose records may hold line ends, or of gzip, in which one cannot seek. JSON lines are not read by
-the library's own reader, which takes "1984-03-21" for a point in time.
+whole file of `.csv` or gzip. The library's own reader of JSON takes "1984-03-21" for a point in time.
 """
 
 import csv

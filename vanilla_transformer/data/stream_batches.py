@@ -49,8 +49,7 @@ class _Window:
 class StreamingTokenBatches(IterableDataset[list[Example]]):
     """An endless stream of batches, each filled to a budget of padded source and target tokens.
 
-    Reads `window` examples ahead, puts those of similar lengths together and yields the batches in random order; each
-    pass over the corpus takes its shards in another order.
+    Reads `window` examples ahead, puts those of similar lengths together and yields the batches in random order.
 
         stream = StreamingTokenBatches(dataset, max_source_tokens=25000, max_target_tokens=25000,
                                        num_replicas=world_size, rank=rank)
@@ -64,11 +63,9 @@ class StreamingTokenBatches(IterableDataset[list[Example]]):
     Args:
         dataset: Yields examples with at least "input_ids" and "labels", lists of token ids. Must not have been shuffled
             (a shuffle buffer cannot be resumed) or split by node.
-        max_source_tokens: Most source tokens of one batch, padding included: number of pairs times the longest source.
-        max_target_tokens: The same for the target.
+        max_source_tokens: Most source tokens of one batch, padding included; `max_target_tokens` likewise.
         window: Examples read ahead, on which memory depends; a hundred times the pairs of a batch is plenty.
-        seed: Seed of the shuffling.
-        num_replicas: Number of processes; `rank` is which of them this is, from 0.
+        seed, num_replicas, rank: Seed of the shuffling, number of processes, and which of them this is, from 0.
 
     Raises:
         ValueError: While iterating, if the corpus has no pair within the budget for this rank.

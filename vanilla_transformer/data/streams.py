@@ -48,10 +48,8 @@ def stream_parallel_corpus(
     """Streams sentence pairs from local files or from a dataset of the Hub, in constant memory.
 
     Takes the arguments of `load_parallel_corpus`, and is as strict; `split` must be a whole one here, and with
-    `max_samples` the stream is one shard. What is cheap to check is checked at once: that files are there, their
-    columns, the number of lines of aligned files that are not compressed. Everything else is checked when it is
-    reached. The stream has the string columns "source" and "target", in the order of the corpus, and an exact
-    `state_dict`; it can be iterated again, pickled, sharded and split by node.
+    `max_samples` the stream is one shard. What is not cheap to check is checked when it is reached. The stream has the
+    string columns "source" and "target", and an exact `state_dict`; it can be pickled, sharded and split by node.
     """
     columns = Columns(source_column, target_column, source_lang, target_lang, usual_columns)
     parts = open_corpus(
@@ -114,9 +112,8 @@ def tokenize_stream(
 ) -> IterableDataset:
     """Turns the texts of a stream into "input_ids", "attention_mask" and "labels" while it is iterated.
 
-    Texts are cut to so many tokens, with a warning. `encode` does it instead of the tokenizer, for BPE-dropout, say: it
-    gets a batch `{"source": [...], "target": [...]}` and returns the three columns. A pair that it makes longer than
-    the limits is encoded anew by the tokenizer.
+    Texts are cut to so many tokens, with a warning. `encode` does it instead of the tokenizer, for BPE-dropout, say; a
+    pair that it makes longer than the limits is encoded anew by the tokenizer.
     """
     return dataset.map(
         _TokenizeBatch(tokenizer, max_source_length, max_target_length, encode),
@@ -128,11 +125,7 @@ def tokenize_stream(
 
 
 def sample_pairs(dataset: IterableDataset, count: int, *, seed: int = 0) -> Dataset:
-    """Takes some examples out of a stream into memory, to train a tokenizer on, say.
-
-    They come from the beginnings of shards drawn at random by `seed`, 16 of which are read in turn. The stream and its
-    state are left alone.
-    """
+    """Takes examples out of a stream, which stays as it is, from the beginnings of shards drawn at random by `seed`."""
     # Streams made from each other share their position.
     dataset = copy.deepcopy(dataset)
     order = random.Random(seed).sample(range(dataset.num_shards), k=dataset.num_shards)

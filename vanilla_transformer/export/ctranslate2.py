@@ -71,8 +71,7 @@ def export_ctranslate2(
         folder: Where to: a folder that is not there yet, or an empty one.
         tokenizer: The model's tokenizer. `None`: the one saved with the model, where that is a folder or name and
             there is one; otherwise tokens are called by their ids: "0", "1" and so on.
-        quantization: How weights are written, one of `QUANTIZATIONS`; `None`: as they are. CTranslate2 can compute in
-            another type than the saved one; what is asked for when it loads the model counts.
+        quantization: How weights are written, one of `QUANTIZATIONS`; `None`: as they are. Loading may choose again.
         max_positions: The most tokens of a text, for which a table of sinusoids is computed. `None`: 4,096, or as many
             as the model's own table has. Learned positions end where they end.
 

@@ -7,7 +7,7 @@ import logging
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -82,11 +82,7 @@ class _Search:
         self.no_repeat_ngram_size = chosen.no_repeat_ngram_size or 0
 
 
-class _Found(NamedTuple):
-    """A translation: its ids, the end symbol included where it has come, and its score."""
-
-    ids: list[int]
-    score: float
+_Found = tuple[list[int], float]  # a translation's ids, the end symbol included where it has come, and its score
 
 
 class CTranslate2Model(nn.Module):
@@ -110,8 +106,7 @@ class CTranslate2Model(nn.Module):
         compute_type: What CTranslate2 computes in, such as `"float32"`, `"int8"` or `"float16"`, whatever the weights
             were saved in; `"default"`: as saved, where the device can.
         intra_threads: Threads that work on a batch together, on a CPU. `None`: as many as torch has.
-        inter_threads: How many batches are worked on at a time; needs `max_batch_size`.
-        max_batch_size: Larger batches are divided, sentences of like length together. 0: never.
+        inter_threads, max_batch_size: Batches at a time, and their most sentences: larger ones are divided. 0: never.
         patience: How long beam search goes on, at least 1: see above.
 
     Raises:
@@ -171,8 +166,8 @@ class CTranslate2Model(nn.Module):
         self._num_parameters: int = exported["num_parameters"]
         self._end_token: str = exported["eos_token"]
         shared = path / "shared_vocabulary.json"
-        self.source_tokens: list[str] = _read_json(shared if shared.exists() else path / "source_vocabulary.json")
-        self.target_tokens: list[str] = _read_json(shared if shared.exists() else path / "target_vocabulary.json")
+        files = [shared if shared.exists() else path / f"{side}_vocabulary.json" for side in ("source", "target")]
+        self.source_tokens, self.target_tokens = map(_read_json, files)
         self._target_ids = {token: token_id for token_id, token in enumerate(self.target_tokens)}
 
     @property
@@ -210,14 +205,14 @@ class CTranslate2Model(nn.Module):
         # As in the library, pad tokens are padding unless they end sentences.
         padding = None if search.pad_id in search.end_ids else search.pad_id
         found = self._search(self._read_sources(input_ids, attention_mask, padding), search)
-        rows = [torch.tensor([search.start_id, *one.ids]) for of_sentence in found for one in of_sentence]
+        rows = [torch.tensor([search.start_id, *ids]) for of_sentence in found for ids, _ in of_sentence]
         sequences: Any = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=search.pad_id)
         sequences = sequences.to(input_ids.device)
         if not chosen.return_dict_in_generate:
             return sequences
         if search.num_beams == 1:
             return GenerateEncoderDecoderOutput(sequences=sequences)
-        scores: Any = torch.tensor([one.score for of_sentence in found for one in of_sentence])
+        scores: Any = torch.tensor([score for of_sentence in found for _, score in of_sentence])
         return GenerateBeamEncoderDecoderOutput(sequences=sequences, sequences_scores=scores.to(input_ids.device))
 
     def sum_losses(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor) -> float:
@@ -227,15 +222,10 @@ class CTranslate2Model(nn.Module):
         self._check_lengths(targets, "target")
         # CTranslate2 puts the end symbol behind every target; where it is there already, it may not come twice.
         ended = [bool(target) and target[-1] == self._end_token for target in targets]
-        scored = self.translator.score_batch(
-            sources,
-            [target[:-1] if ends else target for target, ends in zip(targets, ended, strict=True)],
-            max_batch_size=self.max_batch_size,
-            max_input_length=0,
-        )
-        return -sum(
-            sum(result.log_probs if ends else result.log_probs[:-1]) for result, ends in zip(scored, ended, strict=True)
-        )
+        bare = [target[:-1] if ends else target for target, ends in zip(targets, ended, strict=True)]
+        scored = self.translator.score_batch(sources, bare, max_batch_size=self.max_batch_size, max_input_length=0)
+        pairs = zip(scored, ended, strict=True)
+        return -sum(sum(result.log_probs if ends else result.log_probs[:-1]) for result, ends in pairs)
 
     def _choose(self, generation_config: GenerationConfig | None, settings: dict[str, Any]) -> GenerationConfig:
         """Puts all settings together, and refuses those that cannot be carried out."""
@@ -244,8 +234,8 @@ class CTranslate2Model(nn.Module):
         unknown = chosen.update(**{**given, **settings})
         if "length_penalty_type" in unknown:
             chosen.update(length_penalty_type=unknown.pop("length_penalty_type"), allow_custom_entries=True)
-        reasons = [f"{name} is none of its settings" for name in unknown]
-        refuse("CTranslate2 cannot generate as asked", [*reasons, *_find_reasons(chosen, self.max_positions)])
+        reasons = [f"{name} is none of its settings" for name in unknown] + _find_reasons(chosen, self.max_positions)
+        refuse("CTranslate2 cannot generate as asked", reasons)
         return chosen
 
     def _read_sources(
@@ -306,8 +296,8 @@ class CTranslate2Model(nn.Module):
             if search.forced_end_id is not None and is_cut and len(ids) >= limit - 1:
                 ids = [*ids[: limit - 1], search.forced_end_id]
             penalty = search.penalize(max(len(ids), len(tokens), 1), search.length_penalty)
-            found.append(_Found(ids, log_probability / penalty))
-        return sorted(found, key=lambda one: one.score, reverse=True)
+            found.append((ids, log_probability / penalty))
+        return sorted(found, key=lambda one: one[1], reverse=True)
 
 
 def load_for_ctranslate2(
@@ -324,17 +314,16 @@ def load_for_ctranslate2(
     """
     import_ctranslate2()
     settings: dict[str, Any] = {"device": device, "compute_type": "default" if dtype == "auto" else dtype}
+    code: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if is_exported_to_ctranslate2(model_name_or_path):
-        own = load_needed_tokenizer(model_name_or_path, trust_remote_code=trust_remote_code)
+        own = load_needed_tokenizer(model_name_or_path, **code)
         return CTranslate2Model(model_name_or_path, **settings), own
     logger.info(
         "%s is converted for CTranslate2, this time only. To have it converted once and for all: "
         "python scripts/export_model.py --model_name_or_path %s --format ctranslate2 --output_dir ...",
         *(model_name_or_path, model_name_or_path),
     )
-    model, tokenizer = load_model_and_tokenizer(
-        model_name_or_path, device="cpu", revision=revision, trust_remote_code=trust_remote_code
-    )
+    model, tokenizer = load_model_and_tokenizer(model_name_or_path, device="cpu", revision=revision, **code)
     with tempfile.TemporaryDirectory() as folder:
         export_ctranslate2(cast(Any, model), folder, tokenizer=tokenizer)
         return CTranslate2Model(folder, **settings), tokenizer
@@ -351,19 +340,16 @@ def _read_json(path: Path) -> Any:
 
 def _find_reasons(chosen: GenerationConfig, max_positions: int) -> list[str]:
     """Which settings cannot be carried out."""
-    reasons = [
-        f"{name} is {value!r}, of which it has no counterpart"
-        for name, value in chosen.to_diff_dict().items()
-        if name not in _UNDERSTOOD | _WITHOUT_EFFECT and not name.startswith("_") and value and value != _OFF.get(name)
-    ]
+    on = {name: value for name, value in chosen.to_diff_dict().items() if value and value != _OFF.get(name)}
+    foreign = [name for name in on if name not in _UNDERSTOOD | _WITHOUT_EFFECT and not name.startswith("_")]
+    reasons = [f"{name} is {on[name]!r}, of which it has no counterpart" for name in foreign]
     penalty_type = getattr(chosen, "length_penalty_type", None)
     if penalty_type not in (None, *LENGTH_PENALTIES):
         reasons.append(f"length_penalty_type is {penalty_type!r} (can be: {', '.join(LENGTH_PENALTIES)})")
     num_beams, num_wanted = chosen.num_beams or 1, chosen.num_return_sequences or 1
     if num_beams > 1 and not chosen.renormalize_logits:
-        advice = (
-            "which changes other probabilities in its beam search (can be: with renormalize_logits=True, num_beams=1)"
-        )
+        effect = "which changes other probabilities in its beam search"
+        advice = f"{effect} (can be: with renormalize_logits=True, num_beams=1)"
         reasons += [f"{name} is {getattr(chosen, name)!r}, {advice}" for name in _FORBIDDING if getattr(chosen, name)]
     if num_wanted > num_beams:
         reasons.append(f"num_return_sequences is {num_wanted}, more than num_beams, {num_beams}")

@@ -56,20 +56,13 @@ class DecoderGraph(nn.Module):
             attention: Any = cast(Any, layer).encoder_attn
             # The source's keys and values from position K on are still missing.
             key, value = (
-                torch.cat(
-                    [source[name], attention.split_heads(project(map_, states[:, source[name].shape[2] :]))], dim=2
-                )
-                for name, map_ in (("key", attention.k_proj), ("value", attention.v_proj))
+                torch.cat([part, attention.split_heads(project(map_, states[:, part.shape[2] :]))], dim=2)
+                for part, map_ in ((source["key"], attention.k_proj), (source["value"], attention.v_proj))
             )
             cache.cross_attention_cache.update(key, value, number)
             cache.is_updated[number] = True
-        outputs = self.decoder(
-            input_ids=input_ids,
-            encoder_hidden_states=states,
-            encoder_attention_mask=encoder_attention_mask,
-            past_key_values=cache,
-            use_cache=True,
-        )
+        encoder = {"encoder_hidden_states": states, "encoder_attention_mask": encoder_attention_mask}
+        outputs = self.decoder(input_ids=input_ids, **encoder, past_key_values=cache, use_cache=True)
         present = {
             f"present.{number}.{side}.{name}": getattr(layers.layers[number], f"{name}s")
             for number in range(len(self.decoder.layers))
@@ -132,9 +125,8 @@ def export_program(model: VanillaTransformerForConditionalGeneration) -> Exporte
 
     The program needs neither this package nor transformers: `torch.export.save` writes it to a file, from which
     `torch.export.load(file).module()` makes a module that takes `input_ids` (B, S), `attention_mask` (B, S) and
-    `decoder_input_ids` (B, T), by these names, and returns logits (B, T, V). It computes in float32. With learned
-    positions it refuses sequences that are longer than their table, padding included. A `ConversionError` if it is not
-    this package's model, or its weights are quantized.
+    `decoder_input_ids` (B, T), by these names, and returns logits (B, T, V), in float32. A `ConversionError` if it is
+    not this package's model, or its weights are quantized.
     """
     copied = copy_for_tracing(model)
     longest = longest_sequence(model)

@@ -139,17 +139,13 @@ def _export_decoder(model: VanillaTransformerForConditionalGeneration, opset: in
     attention: Any = model.model.decoder.layers[0].self_attn
     heads = attention.num_heads
     widths = {"key": attention.k_proj.out_features // heads, "value": attention.v_proj.out_features // heads}
-    lengths = {"decoder": _PAST, "encoder": _CACHED_SOURCE}
     states = {
         side: {kind: (_BATCH, heads, length, width) for kind, width in widths.items()}
-        for side, length in lengths.items()
+        for side, length in (("decoder", _PAST), ("encoder", _CACHED_SOURCE))
     }
-    sizes = {
-        "input_ids": (_BATCH, _TARGET),
-        "encoder_attention_mask": (_BATCH, _SOURCE),
-        "encoder_hidden_states": (_BATCH, _SOURCE, config.d_model),
-        "past_key_values": {str(number): states for number in range(config.decoder_layers)},
-    }
+    sizes: dict[str, Any] = {"input_ids": (_BATCH, _TARGET), "encoder_attention_mask": (_BATCH, _SOURCE)}
+    sizes["encoder_hidden_states"] = (_BATCH, _SOURCE, config.d_model)
+    sizes["past_key_values"] = {str(number): states for number in range(config.decoder_layers)}
     return _export(DecoderGraph(model), sizes, opset)
 
 

@@ -20,11 +20,8 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from vanilla_transformer.data.vocabularies import load_needed_tokenizer
 from vanilla_transformer.files import digest_files, explain_missing
+from vanilla_transformer.model import generation_vanilla_transformer as generation
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.model.generation_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-    VanillaTransformerGenerationMixin,
-)
 from vanilla_transformer.model.loss_vanilla_transformer import shift_tokens_right
 
 ENCODER_FILE = "encoder_model.onnx"
@@ -74,7 +71,7 @@ class OnnxEncoder(nn.Module):
         return BaseModelOutput(last_hidden_state=cast(torch.FloatTensor, outputs["last_hidden_state"]))
 
 
-class OnnxModel(VanillaTransformerGenerationMixin, PreTrainedModel, GenerationMixin):
+class OnnxModel(generation.VanillaTransformerGenerationMixin, PreTrainedModel, GenerationMixin):
     """An exported model that is called, and generates, as the original does: greedily, with beams, or sampling.
 
     `translate` and the functions like it take it. It computes in float32 on ONNX Runtime's devices, while searching is
@@ -138,7 +135,7 @@ class OnnxModel(VanillaTransformerGenerationMixin, PreTrainedModel, GenerationMi
     def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
         """Returns the number of parameters of the model that was exported; see the library's method."""
         with torch.device("meta"):
-            original = VanillaTransformerForConditionalGeneration(self.config)
+            original = generation.VanillaTransformerForConditionalGeneration(self.config)
         return int(original.num_parameters(only_trainable, exclude_embeddings))
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
@@ -185,12 +182,9 @@ class OnnxModel(VanillaTransformerGenerationMixin, PreTrainedModel, GenerationMi
             attention_mask = torch.ones(states.shape[:2], dtype=torch.long)
         cache = past_key_values if past_key_values is not None else _new_cache()
         rows = decoder_input_ids.shape[0]
-        inputs = {
-            "input_ids": decoder_input_ids,
-            "encoder_attention_mask": _repeat(attention_mask.long(), rows),
-            "encoder_hidden_states": _repeat(states, rows),
-            **self._read_cache(cache, rows),
-        }
+        encoder = {"encoder_attention_mask": _repeat(attention_mask.long(), rows)}
+        encoder["encoder_hidden_states"] = _repeat(states, rows)
+        inputs = {"input_ids": decoder_input_ids, **encoder, **self._read_cache(cache, rows)}
         outputs = _run(self.decoder_session, inputs)
         if use_cache is not False:
             self._write_cache(cache, outputs)
@@ -223,8 +217,8 @@ class OnnxModel(VanillaTransformerGenerationMixin, PreTrainedModel, GenerationMi
 
     def _prepare_cache_for_generation(self, generation_config: GenerationConfig, model_kwargs: Any, *args: Any) -> Any:
         """Makes a cache of the library's kind, not one in which beams share their source: each row needs its own."""
-        if generation_config.cache_implementation not in (None, "dynamic"):
-            kind = generation_config.cache_implementation
+        kind = generation_config.cache_implementation
+        if kind not in (None, "dynamic"):
             raise ValueError(f"cache_implementation is {kind!r}; an ONNX model has a dynamic cache only.")
         if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = _new_cache()
@@ -245,14 +239,12 @@ def load_for_onnx(
     has_cuda = "CUDAExecutionProvider" in available and torch.cuda.is_available()
     devices = {"auto": has_cuda, "cpu": False, "cuda": True}
     if device not in devices or (device == "cuda" and not has_cuda):
-        raise ValueError(
-            f"device is {device!r}; for ONNX it must be one of {list(devices)}. This ONNX Runtime has {available}."
-        )
+        legal = f"one of {list(devices)}. This ONNX Runtime has {available}"
+        raise ValueError(f"device is {device!r}; for ONNX it must be {legal}.")
     if dtype not in ("auto", "float32"):
         raise ValueError(f"dtype is {dtype!r}; for ONNX it must be one of ['auto', 'float32'].")
     providers = ["CUDAExecutionProvider"] * devices[device] + ["CPUExecutionProvider"]
-    model = OnnxModel(folder, providers=providers)
-    return model, load_needed_tokenizer(folder)
+    return OnnxModel(folder, providers=providers), load_needed_tokenizer(folder)
 
 
 def _run(session: Any, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -75,22 +75,17 @@ class Inspection:
 def check_model_folder(
     folder: str | os.PathLike[str], *, include: Sequence[str] = (), code: CodeChoice | None = None
 ) -> list[Problem]:
-    """Checks whether a model's folder works for those who load it, with this package and without.
+    """Returns why a model's folder, which is not changed, does not work for those who load it: all problems.
 
-    The weights must be whole and fit the configuration, tied ones stored once; tokenizer, configuration and
-    generation config must agree; the model card must be valid. The code in the folder must be the installed package's,
-    and in a process without the package the model must do its task, translating say or, as a single stack, classifying,
-    with the same outcome as here. Pickles and what looks like a secret are refused.
-
-    The folder, which `save_pretrained` or the Trainer wrote, is not changed. `include` are files or sub-folders to push
-    beyond those that `select_files` chooses. `code` says what to do about code in the folder that differs from the
-    installed package's: "folder" trusts and runs it, "installed" checks the folder as if it had the package's; by
-    default it is a problem. Returns all problems; a ValueError says that the folder, or what to include, is not there.
+    The weights must be whole and fit the configuration, tied ones stored once; tokenizer, configuration and generation
+    config must agree; the card must be valid. In a process without this package the model must do its task with the
+    same outcome as here. Pickles and what looks like a secret are refused. `include` are files or sub-folders to push
+    beyond those of `select_files`. Code in the folder that differs from the installed package's is a problem, unless
+    `code` is "folder", which trusts and runs it, or "installed", which checks as if the package's were there.
     """
-    root = Path(folder)
-    card = read_bytes(root / CARD_NAME)
+    card = read_bytes(Path(folder, CARD_NAME))
     text = None if card is None else card.decode("utf-8", errors="replace")
-    return inspect_model_folder(root, card=text, include=include, code=code).problems
+    return inspect_model_folder(Path(folder), card=text, include=include, code=code).problems
 
 
 def inspect_model_folder(
@@ -108,11 +103,10 @@ def inspect_model_folder(
         return Inspection(selection, [Problem("files", message)])
     problems = [*find_refused_files(folder, selection), *_check_card(card)]
     found = Inspection(selection, problems, changes=changes or {})
-    stack = find_single_stack(read_settings(folder / "config.json"))
-    if stack is None:
-        found.probes = _choose_probes(folder)
-    else:
+    if stack := find_single_stack(read_settings(folder / "config.json")):
         found.task = stack
+    else:
+        found.probes = _choose_probes(folder)
     found.problems += _compare_code(folder, found, code)
     with _staged(found.files) as stage, _quiet():
         parts = list(_check_parts(stage, found))
@@ -252,12 +246,11 @@ def _load_model(stage: Path, stack: SingleStack | None, problems: list[Problem])
         # A single stack passes over what an encoder-decoder has besides, but weights of its own folder are its own.
         unexpected |= _stored_names(stage) - model.state_dict().keys()
     weights = model.state_dict().items()
+    misfits = [f"{name} {list(one)} instead of {list(other)}" for name, one, other in report["mismatched_keys"]]
     kinds = {
         "these weights that the model has are missing": report["missing_keys"],
         "these weights belong to no part of the model": unexpected,
-        "these weights have other shapes than the configuration says": [
-            f"{name} {list(one)} instead of {list(other)}" for name, one, other in report["mismatched_keys"]
-        ],
+        "these weights have other shapes than the configuration says": misfits,
         "these weights are not all finite numbers": [name for name, weight in weights if not weight.isfinite().all()],
     }
     bad = [Problem("weights", f"{kind}: {_join(sorted(names))}.") for kind, names in kinds.items() if names]
@@ -414,12 +407,9 @@ def _try_without_the_package(
     where = "in a process without this package"
     report = stage.parent / "report.json"
     # The code in the folder gets no token of the Hub, and finds no code of an earlier trial.
-    environment = {key: value for key, value in os.environ.items() if not key.endswith("_TOKEN")} | {
-        "HF_HUB_OFFLINE": "1",
-        "HF_MODULES_CACHE": str(stage.parent / "modules"),
-        "HF_TOKEN_PATH": str(stage.parent / "no-token"),
-        "TRANSFORMERS_VERBOSITY": "error",
-    }
+    environment = {key: value for key, value in os.environ.items() if not key.endswith("_TOKEN")}
+    environment |= {"HF_MODULES_CACHE": str(stage.parent / "modules"), "HF_TOKEN_PATH": str(stage.parent / "no-token")}
+    environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     command = [sys.executable, "-P", str(Path(__file__).with_name("trial.py")), task, str(stage), str(report), *probes]
     options: Any = {"capture_output": True, "cwd": stage.parent, "env": environment, "stdin": subprocess.DEVNULL}
     try:
@@ -444,9 +434,9 @@ def _compare_outcomes(
     for probe, (here, numbers), (there, others) in zip(probes, expected, found, strict=True):
         if here != there:
             yield Problem("code", f"{probe!r} becomes {here!r} here, but {there!r} {where}.")
-        elif differing := [
-            pair for pair in zip(numbers, others, strict=True) if not math.isclose(*pair, rel_tol=1e-4, abs_tol=1e-4)
-        ]:
+            continue
+        pairs = zip(numbers, others, strict=True)
+        if differing := [pair for pair in pairs if not math.isclose(*pair, rel_tol=1e-4, abs_tol=1e-4)]:
             example = "{1:.6g}, say, instead of {0:.6g}".format(*differing[0])
             count = f"{len(differing)} of {len(numbers)}"
             yield Problem("code", f"for {probe!r} {count} numbers are others {where}: {example}.")

@@ -25,23 +25,13 @@ _EXAMPLES = 5
 # How the Trainer's arguments are written that are not set.
 _NOTHING = ("None", "[]", "{}", "")
 # The columns of the table of scores, and the Hub's names of those that go into the metadata and the summary.
-_SCORES = {
-    "sacreBLEU": "bleu",
-    "lowercased": "bleu_lowercase",
-    "chrF": "chrf",
-    "TER": "ter",
-    "ROUGE-1": "rouge1",
-    "ROUGE-2": "rouge2",
-    "ROUGE-L": "rougeL",
-    "ROUGE-Lsum": "rougeLsum",
-    "exact match, %": "exact_match",
-    "perplexity": "perplexity",
-}
+_SCORES = {"sacreBLEU": "bleu", "lowercased": "bleu_lowercase", "chrF": "chrf", "TER": "ter"}
+_SCORES |= {f"ROUGE-{kind}": f"rouge{kind}" for kind in ("1", "2", "L", "Lsum")}
+_SCORES |= {"exact match, %": "exact_match", "perplexity": "perplexity"}
 # The same in the scores of a training, whose BLEU is greedy search's.
 _HEADLINES = {"bleu": "BLEU", "chrf": "chrF"} | {key: name for name, key in _SCORES.items() if name.startswith("ROUGE")}
-_HUB_METRICS = {"sacreBLEU": "sacrebleu", "chrF": "chrf"} | dict.fromkeys(
-    ("ROUGE-1", "ROUGE-2", "ROUGE-L", "ROUGE-Lsum"), "rouge"
-)
+_HUB_METRICS = {"sacreBLEU": "sacrebleu", "chrF": "chrf"}
+_HUB_METRICS |= dict.fromkeys((name for name in _SCORES if name.startswith("ROUGE")), "rouge")
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # A name of the Hub, unless it is the path of a local folder.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -96,17 +86,11 @@ class _Evaluation:
         for column, metric in _HUB_METRICS.items():
             score, signature = self.score(column), self.signature(column)
             if score is not None:
-                yield EvalResult(
-                    task_type=task.pipeline,
-                    dataset_type=self.kind,
-                    dataset_name=self.name,
-                    dataset_config=self.config,
-                    dataset_split=self.split,
-                    metric_type=metric,
-                    metric_name=f"{column} ({self.search})",
-                    metric_value=round(score, 2),
-                    metric_args={"signature": signature} if signature else None,
-                )
+                place: Any = {"dataset_config": self.config, "dataset_split": self.split}
+                place |= {"task_type": task.pipeline, "dataset_type": self.kind, "dataset_name": self.name}
+                told: Any = {"metric_name": f"{column} ({self.search})", "metric_value": round(score, 2)}
+                told["metric_args"] = {"signature": signature} if signature else None
+                yield EvalResult(metric_type=metric, **place, **told)
 
 
 class ModelFolder:
@@ -121,8 +105,7 @@ class ModelFolder:
         config: Mapping[str, Any] | None = None,
         base_model: str | None = None,
     ) -> None:
-        self.path, self.repo_id, self.revision = path, repo_id, revision
-        self.given_base_model = base_model
+        self.path, self.repo_id, self.revision, self.given_base_model = path, repo_id, revision, base_model
         self.name = path.resolve().name
         if not (path / "config.json").is_file():
             raise FileNotFoundError(f"{path} has no config.json: a card is made for a folder with a saved model.")
@@ -131,11 +114,8 @@ class ModelFolder:
         self.metrics, self.state = _read(path / "metrics.json"), _read(path / "trainer_state.json")
         self.conversion, self.arguments = _read(path / "conversion.json"), _read(path / "arguments.json")
         # metrics.json has what the other two have, and more; older trainings, and the library's, have only these.
-        self.scores: dict[str, Any] = {
-            **_read(path / "train_results.json"),
-            **_read(path / "eval_results.json"),
-            **_mapping(self.metrics, "metrics"),
-        }
+        self.scores = _read(path / "train_results.json") | _read(path / "eval_results.json")
+        self.scores |= _mapping(self.metrics, "metrics")
         self.search = describe_search(self.generation.get("num_beams", 1), self.generation)
         self.stack = find_single_stack(self.config)
         # What scripts/train.py and conversions record tells of an encoder-decoder that the stack was made from.
@@ -336,7 +316,7 @@ class ModelFolder:
 
     @property
     def averaged(self) -> int | None:
-        """The number of checkpoints that the weights are an average of."""
+        """How many checkpoints the weights are an average of."""
         checkpoints = _read(self.path / AVERAGED_FOLDER / AVERAGING_FILE).get("checkpoints")
         return len(checkpoints) if isinstance(checkpoints, list) else None
 
@@ -350,11 +330,9 @@ class ModelFolder:
         told = {path.name: _tell_scores(_read(path)) for path in sorted(paths)}
         if lines := [f"{as_code(name)}: {scores}" for name, scores in told.items() if scores]:
             return lines
-        history = [entry for entry in self.state.get("log_history") or [] if "eval_loss" in entry]
-        return [
-            f"while it was trained, after update {format_value(entry.get('step'))}: {_tell_scores(entry)}"
-            for entry in history[-1:]
-        ]
+        last = [entry for entry in self.state.get("log_history") or [] if "eval_loss" in entry][-1:]
+        text = "while it was trained, after update"
+        return [f"{text} {format_value(entry.get('step'))}: {_tell_scores(entry)}" for entry in last]
 
     def score_table(self) -> list[list[str]]:
         """The head and the rows of a table, with the kinds of scores that there are."""

@@ -14,9 +14,7 @@ from transformers.dynamic_module_utils import get_relative_imports
 from vanilla_transformer.files import find_damage, read_json
 
 CARD_NAME = "README.md"
-PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
-# What travels with a checkpoint.
-CODE_FOLDER = PACKAGE_FOLDER / "model"
+CODE_FOLDER = Path(__file__).resolve().parents[1] / "model"  # what travels with a checkpoint
 
 # What a model, its tokenizer and its card consist of. Code is found by the names in the configurations.
 # Names are patterns, parted by blanks.
@@ -95,12 +93,11 @@ class Selection:
 
 
 def select_files(folder: str | os.PathLike[str], include: Sequence[str] = ()) -> Selection:
-    """Tells what of a model's folder belongs on the Hub; what is to be included, and is not there, is a ValueError.
+    """Tells what of a model's folder belongs on the Hub: only what is known to be a part of a model.
 
-    Only what is known to be a part of a model is chosen, so that nothing leaves this machine by accident: not the
-    checkpoints, the optimizer's state and the logs of its training, not evaluations (their scores are in the card, and
-    their reference translations are often somebody's property), and no record that names folders of this machine.
-    `include` names files or sub-folders to push all the same, or patterns of them such as `test-*`.
+    Not checkpoints, the optimizer's state and logs, not evaluations (their references are often somebody's property),
+    and no record that names folders of this machine. `include` names files or sub-folders to push all the same, or
+    patterns of them such as `test-*`; what is not there is a ValueError.
     """
     root = Path(folder)
     if not root.is_dir():

@@ -69,10 +69,8 @@ class PlannedPush:
 
     def describe(self) -> str:
         """What is pushed where, and what is not, in lines for a terminal."""
-        sizes = {
-            name: len(source) if isinstance(source, bytes) else source.stat().st_size
-            for name, source in self.files.items()
-        }
+        files = self.files.items()
+        sizes = {name: len(file) if isinstance(file, bytes) else file.stat().st_size for name, file in files}
         width = max(map(len, [*self.files, *self.deleted, *self.left_out]), default=0)
         lines = [f"{self.folder} -> {self._target.describe()}", ""]
         lines += [f"  {name:<{width}}  {_format_size(size):>9}" for name, size in sizes.items()]
@@ -96,18 +94,15 @@ class PlannedPush:
     def push(self, commit_message: str | None = None) -> str:
         """Pushes, in one commit or one pull request, and returns the address to look at.
 
-        A repository that does not exist is made. If it has changed since the push was planned, nothing is pushed. Once
-        it succeeded, the card that was pushed, the completed config.json and code taken from the installed package are
-        in the folder too. A card with text that is not in the one that was pushed stays beside it, as README.md.bak-1.
-        If there are problems (ValueError), or the Hub refuses or is not reached (PushError), the folder is as it was.
+        If the repository has changed since the push was planned, nothing is pushed. In the end what was pushed is in
+        the folder too; a card with text that was not pushed stays beside it, as README.md.bak-1. If there are problems
+        (ValueError), or the Hub refuses or is not reached (PushError), the folder is as it was.
         """
         if self.problems:
             raise ValueError(self.describe_problems())
-        operations: list[Any] = [
-            CommitOperationAdd(name, source if isinstance(source, bytes) else str(source))
-            for name, source in self.files.items()
-        ]
-        operations += [CommitOperationDelete(name) for name in self.deleted]
+        operations: list[Any] = [CommitOperationDelete(name) for name in self.deleted]
+        for name, file in self.files.items():
+            operations.append(CommitOperationAdd(name, file if isinstance(file, bytes) else str(file)))
         makes_branch = self._target.makes_branch
         url, self.commit_url = self._target.commit(operations, commit_message or f"Push {self.folder.resolve().name}")
         self.has_changed = makes_branch or self.commit_url is not None
@@ -135,17 +130,14 @@ def plan_push(
 ) -> PlannedPush:
     """Checks a model's folder and finds out what pushing it would change; changes nothing itself.
 
-    The model card is built from the folder's records; what users wrote into it stays. A config.json of this package
-    without `langs` gets them, and the task that they name, if the folder's arguments.json or `language` tells them.
+    A config.json of this package without `langs` gets them, and the task that they name, if the folder's arguments.json
+    or `language` tells them. `repo_id` is `namespace/name`, or the name alone for the user's own namespace. It is made
+    if it does not exist, `private` or not, and so is the branch `revision` (default: main). `create_pr` opens a pull
+    request instead. `include` and `code` are those of `check_model_folder`, `metadata` those of `build_model_card`.
+    `card` says whose README.md counts where the folder's and the Hub's were both edited; by default that is a problem.
 
-    `repo_id` is `namespace/name`, or the name alone for the user's own namespace. A repository that does not exist is
-    made, `private` or not, and so is a branch, `revision` (default: the main one). `create_pr` opens a pull request
-    instead of a commit to the main branch. The default of `token` is that of `hf auth login` or of the variable
-    HF_TOKEN. `include` and `code` are those of `check_model_folder`, and `metadata` those of `build_model_card`. `card`
-    says whose README.md counts where the folder's and the Hub's were both edited; by default that is a problem.
-
-    The folder's problems are in the plan. A ValueError says that there is none, or that an argument is not legal, and a
-    PushError what the Hub refuses; one that cannot be reached is noted in the plan only.
+    The folder's problems are in the plan. A ValueError says that an argument is not legal, a PushError what the Hub
+    refuses; one that cannot be reached is noted in the plan only.
     """
     root = Path(folder)
     if create_pr and revision is not None:
@@ -178,10 +170,9 @@ def plan_push(
 def push_model_folder(
     folder: str | os.PathLike[str], repo_id: str, *, commit_message: str | None = None, **kwargs: Any
 ) -> str:
-    """Checks a model's folder and pushes it to the Hub, in one commit or one pull request.
+    """Checks a model's folder and pushes it to the Hub, in one commit or one pull request; returns the address.
 
     The arguments and errors are those of `plan_push`, and a ValueError that lists all that is wrong with the folder.
-    Returns the address to look at: the repository's, its branch's or the pull request's.
 
         push_model_folder("out/my-model", "me/my-model", license="apache-2.0", datasets=["multi30k"])
     """
@@ -232,10 +223,8 @@ class _Target:
                 raise _explain(error, self.token) from error
             self.notes.append(f"{self.api.endpoint} cannot be reached ({join_lines(error)}).")
         if self.info is not None and self.private and not self.info.private:
-            raise ValueError(
-                f"{self.repo_id} exists and is public, and private=True makes new repositories private only: change it "
-                "in its settings on the Hub first."
-            )
+            advice = "private=True makes new ones private only; change it in its settings on the Hub first"
+            raise ValueError(f"{self.repo_id} exists and is public: {advice}.")
 
     def _read_info(self) -> ModelInfo:
         try:

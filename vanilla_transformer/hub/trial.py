@@ -2,9 +2,8 @@
 
     python -P trial.py TASK FOLDER REPORT TEXT [TEXT ...]
 
-`checks` starts it. It hides the package from itself, lets the library run the code in the folder, and writes what
-it found to the file REPORT as JSON: what came out for each text, and the modules of those classes that the folder's
-code should have provided.
+`checks` starts it. It hides the package from itself, lets the library run the code in the folder, and writes what came
+out for each text, and the modules of classes, to REPORT as JSON.
 """
 
 import importlib.abc
@@ -78,10 +77,8 @@ def _classify(user: Any, texts: list[str]) -> list[Outcome]:
 
 def _label(user: Any, texts: list[str]) -> list[Outcome]:
     """The labels but O, which the pipeline leaves out."""
-    outputs = user(texts)
-    return [
-        (" ".join(item["entity"] for item in output), [float(item["score"]) for item in output]) for output in outputs
-    ]
+    outputs = ([(item["entity"], float(item["score"])) for item in output] for output in user(texts))
+    return [(" ".join(label for label, _ in found), [score for _, score in found]) for found in outputs]
 
 
 def _encode(user: Any, texts: list[str]) -> list[Outcome]:
@@ -101,10 +98,9 @@ _USES: dict[str, Callable[[Any, list[str]], list[Outcome]]] = {
 
 
 class _HidePackage(importlib.abc.MetaPathFinder):
-    """Asked before all others, it finds the package nowhere."""
+    """Asked before all others, it finds the package nowhere, and leaves every other name to the others."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
-        """Refuses the package, and leaves every other name to the others."""
         if fullname.partition(".")[0] == _PACKAGE:
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
 
@@ -114,12 +110,8 @@ def main(task: str, folder: str, report: str, *texts: str) -> None:
     sys.meta_path.insert(0, _HidePackage())
     user = make_user(task, folder, trust_remote_code=True)
     provided = [user.model.config, user.model, user.tokenizer, user]
-    found = {
-        "outcomes": use(task, user, texts),
-        "modules": {
-            type(item).__name__: type(item).__module__ for item in provided if type(item).__module__ != __name__
-        },
-    }
+    modules = {type(item).__name__: type(item).__module__ for item in provided if type(item).__module__ != __name__}
+    found = {"outcomes": use(task, user, texts), "modules": modules}
     Path(report).write_text(json.dumps(found), encoding="utf-8")
 
 

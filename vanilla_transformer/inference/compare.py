@@ -39,10 +39,9 @@ def compare_translations(
     A p-value estimates how often a difference as large as that to the baseline would come about by chance if the two
     systems were equally good. It knows the luck of the test set only, not that of another training run.
 
-    `systems` maps names to detokenised translations; the first is the baseline. `lowercase` ignores case, `tokenize` is
-    sacreBLEU's tokeniser for BLEU, and `test` has `method`, `samples` and `seed` of [`_run_test`]. Returns the method,
-    the signatures, and for each system and score the score, the p-value (None for the baseline), and the bootstrap's
-    mean and `ci`, half the width of the 95% confidence interval around it.
+    `systems` maps names to detokenised translations; `lowercase` and `tokenize` are sacreBLEU's, and `test` has
+    `method`, `samples` and `seed` of [`_run_test`]. Returns the method, the signatures, and for each system and score
+    the score, the p-value (None for the baseline), the bootstrap's mean and `ci`, half its 95% confidence interval.
     """
     _check_systems(systems, references, unit="translations")
     bleu_scorer = Bleu.make_scorer(lowercase=lowercase, tokenize=tokenize)
@@ -115,14 +114,13 @@ def _run_test(
         signatures, scores = test()
     finally:
         del os.environ[_SEED_VARIABLE]
-        if before is not None:
-            os.environ[_SEED_VARIABLE] = before
+        os.environ |= {} if before is None else {_SEED_VARIABLE: before}
     # One column per scorer, in their order, under the full name of the score; another has the systems' names.
     columns = [column for name, column in scores.items() if name != "System"]
-    rows: list[dict[str, Any]] = []
-    for index, system in enumerate(systems):
-        found = [_paired_score(column[index], baseline=column[0].score) for column in columns]
-        rows.append({"system": system, **dict(zip(scorers, found, strict=True))})
+    rows: list[dict[str, Any]] = [{"system": system} for system in systems]
+    for name, column in zip(scorers, columns, strict=True):
+        for row, result in zip(rows, column, strict=True):
+            row[name] = _paired_score(result, baseline=column[0].score)
     return {"method": method, "samples": samples, "seed": seed, "systems": rows}, list(map(str, signatures.values()))
 
 

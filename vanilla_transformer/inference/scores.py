@@ -198,18 +198,14 @@ class Bleu(_SacrebleuMetric):
     """BLEU of detokenised text, which sacreBLEU tokenises alike for everybody.
 
     Options:
-        smooth_method: "exp" (default), "floor", "add-k" or "none".
-        smooth_value: what "floor" (default: 0.1) and "add-k" (default: 1) add.
+        smooth_method: "exp" (default), "floor", "add-k" or "none"; smooth_value: what "floor" and "add-k" add.
+        tokenize: "13a" (default), "intl", "zh", "char", "ja-mecab", "ko-mecab", ...; lowercase: ignore case.
         force: do not warn of text that looks tokenised.
-        lowercase: ignore case.
-        tokenize: "13a" (default), "intl", "zh", "char", "ja-mecab", "ko-mecab", ...
         use_effective_order: leave out n-gram orders that are longer than the text: for single sentences.
     Results:
-        score: from 0 to 100, more is better.
+        score: from 0 to 100, more is better; signature: what makes it comparable; report it.
         counts, totals: matching and all n-grams, by order; precisions: their ratios in percent.
-        bp: the penalty for brevity.
-        sys_len, ref_len: tokens of the translations and of the references closest in length.
-        signature: what makes the score comparable; report it.
+        bp: the penalty for brevity; sys_len, ref_len: tokens of the translations and of the nearest references.
     """
 
     source = "Post, 2018, A Call for Clarity in Reporting BLEU Scores. https://aclanthology.org/W18-6319"
@@ -234,13 +230,10 @@ class Chrf(_SacrebleuMetric):
     Options:
         char_order, word_order: longest n-grams of characters (default: 6) and of words (default: 0; chrF++: 2).
         beta: recall counts so many times as much as precision (default: 2).
-        lowercase: ignore case.
-        whitespace: count white space as characters.
-        eps_smoothing: smooth as chrF++.py, NLTK and Moses do.
+        lowercase: ignore case; whitespace: count white space as characters; eps_smoothing: smooth as chrF++.py does.
     Results:
-        score: from 0 to 100, more is better.
+        score: from 0 to 100, more is better; signature: what makes it comparable; report it.
         char_order, word_order, beta: as given.
-        signature: what makes the score comparable; report it.
     """
 
     source = "Popović, 2015, chrF: character n-gram F-score. https://aclanthology.org/W15-3049"
@@ -252,15 +245,11 @@ class Ter(_SacrebleuMetric):
     """The translation edit rate: insertions, deletions, substitutions and shifts of words, per 100 reference words.
 
     Options:
-        normalized: split off punctuation and resolve XML entities first.
-        ignore_punct: leave out punctuation.
-        support_zh_ja_chars: let these two treat Chinese and Japanese characters too.
-        case_sensitive: do not ignore case.
+        normalized: split off punctuation and resolve XML entities first; ignore_punct: leave out punctuation.
+        support_zh_ja_chars: let these two treat Chinese and Japanese characters too; case_sensitive: heed case.
     Results:
-        score: edits per 100 reference words; less is better, and 100 is no limit.
-        num_edits: edits.
-        ref_length: words of the references, averaged over the references of each sentence.
-        signature: what makes the score comparable; report it.
+        score: edits per 100 reference words; less is better, and 100 is no limit; signature: report it with the score.
+        num_edits: edits; ref_length: words of the references, averaged over the references of each sentence.
     """
 
     source = "Snover et al., 2006, A Study of Translation Edit Rate. https://aclanthology.org/2006.amta-papers.25"
@@ -340,13 +329,10 @@ class Rouge(_TextMetric):
         rouge_types: a list of "rouge1" to "rouge9", "rougeL", "rougeLsum" (default: rouge1, rouge2, rougeL, rougeLsum).
         use_aggregator: give means (default), or lists with the score of each summary.
         use_stemmer: strip the endings of English words of more than three letters (default: no).
-        tokenize: "unicode" (default), words of any script, or "ascii", runs of a to z and 0 to 9 as in rouge_score,
-            which leaves nothing of Russian or Chinese; for text in ASCII the two are the same.
+        tokenize: "unicode" (default), words of any script, or "ascii", runs of a to z and 0 to 9 as in rouge_score.
     Results:
-        rouge1, rouge2: F1 over words and over pairs of words.
-        rougeL: F1 over the longest common subsequence of words.
-        rougeLsum: the same line by line: put each sentence of a summary on a line of its own.
-        signature: what makes the scores comparable; report it.
+        rouge1, rouge2: F1 over words and over pairs of words; signature: what makes the scores comparable.
+        rougeL: F1 over the longest common subsequence of words; rougeLsum: the same line by line, a sentence each.
     """
 
     source = "Lin, 2004, ROUGE: A Package for Automatic Evaluation of Summaries. https://aclanthology.org/W04-1013"
@@ -431,8 +417,7 @@ class Perplexity(_MetricWithOptions):
     Options:
         model, tokenizer: a sequence-to-sequence model, wherever it is, and its tokenizer; or
         model_id: a folder or Hub name to load both from, with
-        device, dtype, trust_remote_code: as [`load_model_and_tokenizer`] takes them.
-        batch_size, max_source_length, max_target_length, progress: as [`score_loss`] takes them.
+        device, dtype, trust_remote_code and the options of [`score_loss`].
     Results:
         loss: nats per target token, without label smoothing; perplexity: exp(loss).
         tokens: target tokens, the end token included.

@@ -279,9 +279,8 @@ def translate_lines(
 
     `lines` may be an open text file. With `n_best` there are so many output lines per input line, best first: the input
     line's number, the score and the translation, with tabs in between. Reading runs ahead of what has been yielded by
-    at most `window_size` lines, of which those of like length are translated together; with 1, every line is answered
-    before the next one is read. `first_line` and `total` are the numbers of the first and last line, for warnings and
-    the bar. `options` are those of [`translate`] and of `generate`. A line break that the model writes becomes a space.
+    at most `window_size` lines, of which those of like length are translated together. `first_line` and `total` are the
+    numbers of the first and last line. `options` are those of [`translate`] and of `generate`.
     """
     if window_size < 1:
         raise ValueError(f"window_size is {window_size}; it must be at least 1 line.")

@@ -82,10 +82,8 @@ class MultiHeadAttention(nn.Module):
         attention_mask: torch.Tensor | None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attends from (B, L, D) to keys (B, H, K, d_k) and values (B, H, K, d_v); also gives weights (B, H, L, K).
-
-        The beams of a sentence, side by side, share the row of its source: they become one longer sequence of queries.
-        """
+        """Attends from (B, L, D) to keys (B, H, K, d_k) and values (B, H, K, d_v); also gives weights (B, H, L, K)."""
+        # The beams of a sentence, side by side, share the row of its source as one longer sequence of queries.
         queries = fold_rows(hidden_states, key.shape[0])
         context, weights = choose_attention(self, key)(
             self,

@@ -405,10 +405,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
 
 def as_single_stack(config: VanillaTransformerConfig, side: Side) -> VanillaTransformerConfig:
-    """Returns the configuration of a single-stack model: a copy of an encoder-decoder's, or what is given if it is one.
-
-    Both sides' sizes are the stack's, since the library knows one name for either; `bos_token_id` starts the decoder.
-    """
+    """Returns a single-stack model's configuration: a copy of an encoder-decoder's, or what is given if it is one."""
+    # Both sides' sizes are the stack's, since the library knows one name for either.
     settings: dict[str, Any] = {"is_encoder_decoder": False, "is_decoder": side == "decoder"}
     settings["decoder_vocab_size"] = None
     if config.is_encoder_decoder and side == "decoder":

@@ -66,10 +66,7 @@ class VanillaTransformerCausalDecoder(TransformerStack):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPast:
-        """Decodes tokens (B, T) with a mask (B, past + T), 1 at tokens and 0 at padding, to states (B, T, D).
-
-        `position_ids` (B, T) are as in `VanillaTransformerDecoderModel.forward`.
-        """
+        """Decodes tokens to states (B, T, D); the arguments are those of `VanillaTransformerDecoderModel.forward`."""
         position_ids = kwargs.pop("position_ids", None)
         embeddings = self.look_up(input_ids, inputs_embeds)
         length = embeddings.shape[1]
@@ -258,10 +255,7 @@ class VanillaTransformerForCausalLM(SingleStackModel, GenerationMixin):
                 self.lm_head, states, following, smoothing, num_items_in_batch, skip_logits
             )
             logits = None if logits is None else logits[:, kept]
+        others: dict[str, Any] = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return CausalLMOutputWithPast(
-            loss=cast(torch.FloatTensor | None, loss),
-            logits=cast(torch.FloatTensor | None, logits),
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
+            loss=cast(torch.FloatTensor | None, loss), logits=cast(torch.FloatTensor | None, logits), **others
         )

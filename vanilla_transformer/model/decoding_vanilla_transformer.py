@@ -22,8 +22,7 @@ from .linear_vanilla_transformer import is_watched, linear
 class SourceSharingCache(EncoderDecoderCache):
     """An `EncoderDecoderCache` whose source side, (B, H, S, d), may serve N target rows for each of its own.
 
-    The source's keys and values are stored, read and computed once per sentence. When a search reorders its rows, they
-    stay as they are while each group of N rows still belongs to the same sentence; else they are indexed too.
+    When a search reorders its rows, it stays as it is while each N rows still belong to the same sentence.
     """
 
     @classmethod
@@ -174,8 +173,7 @@ def step_fast(
 ) -> torch.Tensor:
     """Decodes one more token of each row without calling modules; returns the next tokens' logits (R, V).
 
-    With one sentence, calling the modules of modeling_vanilla_transformer.py takes as long as their arithmetic. Here
-    the same sub-layers are functions of the modules' weights.
+    With one sentence, calling the modules of modeling_vanilla_transformer.py takes as long as their arithmetic.
 
     `hidden_states` (R, D) are the new tokens' embeddings with positions. Each layer has a history, whose `append` takes
     new keys and values (B, H, R / B, d) and returns all, and `keys` and `values` (B, H, S, d) of the source. The masks

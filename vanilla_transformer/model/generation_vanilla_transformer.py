@@ -140,10 +140,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         input_ids: torch.LongTensor | None = None,
         **model_kwargs: Any,
     ) -> tuple[torch.LongTensor, dict[str, Any]]:
-        """Repeats the target's side for beams or samples, and leaves the source's as it is: they share it.
-
-        Methods that somebody else wrote get the source's rows repeated, as the library does.
-        """
+        """Repeats the target's side for beams or samples; the source's only for methods that somebody else wrote."""
         if is_encoder_decoder and not self.has_own_methods():
             return super()._expand_inputs_for_generation(  # type: ignore[misc]
                 expand_size=expand_size, is_encoder_decoder=True, input_ids=input_ids, **model_kwargs
@@ -239,24 +236,17 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
     ) -> Any:
         """Beam search as `BeamSearch` does it, with each sentence's own limit."""
         rules = self._limit_by_source(logits_processor, stopping_criteria, generation_config, model_kwargs, input_ids)
-        return BeamSearch(
-            self,
-            input_ids,
-            **rules,
-            generation_config=generation_config,
-            model_kwargs=model_kwargs,
-            synced_gpus=synced_gpus,
-        ).run()
+        rules |= {"generation_config": generation_config, "model_kwargs": model_kwargs, "synced_gpus": synced_gpus}
+        return BeamSearch(self, input_ids, **rules).run()
 
     def make_decoder(self, model_kwargs: dict[str, Any], generation_config: GenerationConfig) -> SharingDecoder | None:
         """Returns what runs the model step by step in a search whose beams share memory, if that suits the inputs."""
         return make_sharing_decoder(self, model_kwargs, generation_config)
 
     def has_own_methods(self) -> bool:
-        """Whether generation may do without the methods that it would call, because nobody has replaced them.
+        """Whether nobody has replaced the methods that generation does without, by a subclass or (peft) an assignment.
 
-        A subclass, a decoder, layer or attention of another class, an assignment (as by peft) replace them. Hooks and
-        modules in place of torch's are another matter: see `can_step_fast`.
+        Hooks and modules in place of torch's are another matter: see `can_step_fast`.
         """
         parts: Any = self
         layers = parts.model.decoder.layers

@@ -42,11 +42,7 @@ def _find_out_whether_onednn_is_faster() -> bool:
 
 
 def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Returns inputs (..., K) times weight (N, K) plus bias (N,), as torch's own `linear` does, by the faster library.
-
-    Torch's own is called wherever something else takes part: another device, dtype or layout, subclasses of tensors,
-    autocast, export, torch.func, forward-mode derivatives, and modes that watch or replace torch's operators.
-    """
+    """Returns inputs (..., K) times weight (N, K) plus bias (N,), as torch's `linear` does, by the faster library."""
     if torch.compiler.is_compiling():
         if _suit_compiled_training(inputs, weight, bias):
             return _compiled_linear(inputs, weight, bias)
@@ -176,12 +172,9 @@ _compiled_linear.register_autograd(
 
 
 def is_watched(module: nn.Module) -> bool:
-    """Whether somebody attached code to the module, or to every module, that must see it called.
-
-    The library's own hooks do not count: they stay after the first call with `output_hidden_states=True`, say, and
-    then do nothing in calls without it, while calls with it never come here.
-    """
+    """Whether somebody attached code to the module, or to every module, that must see it called."""
     return bool(
+        # The library's own stay after the first call with `output_hidden_states=True`, and do nothing in others.
         any(hook.__module__ != output_capturing.__name__ for hook in module._forward_hooks.values())
         or module._forward_pre_hooks
         or module._backward_hooks
@@ -192,10 +185,7 @@ def is_watched(module: nn.Module) -> bool:
 
 
 def project(layer: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Calls a linear map, (..., K) to (..., N), by the faster library if it is exactly `torch.nn.Linear`.
-
-    Tools that wrap, quantise or divide layers look for that class; what they put in its place is called as it is.
-    """
+    """Calls a linear map, (..., K) to (..., N), by the faster library if it is exactly `torch.nn.Linear`."""
     if type(layer) is nn.Linear and not is_watched(layer):
         return linear(inputs, layer.weight, layer.bias)
     return layer(inputs)

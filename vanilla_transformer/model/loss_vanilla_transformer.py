@@ -79,10 +79,8 @@ def _divide(total: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:
 def has_plain_weights(output_layer: nn.Module, hidden_states: torch.Tensor) -> TypeGuard[nn.Linear]:
     """Whether the loss may be computed from the output layer's weights, or the layer itself has to be called.
 
-    It has to be called where
-        - torch compiles or transforms the loss (torch.func),
-        - it is not just `nn.Linear`: replaced or wrapped (PEFT), quantized, offloaded (accelerate), or hooked,
-        - its weights are not at hand: on another device, partitioned or distributed (ZeRO-3, DTensor).
+    That is so where torch compiles or transforms the loss (torch.func), where it is not just `nn.Linear` (PEFT,
+    quantized, offloaded, hooked), and where its weights are not at hand (another device, ZeRO-3, DTensor).
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
@@ -99,11 +97,7 @@ def has_plain_weights(output_layer: nn.Module, hidden_states: torch.Tensor) -> T
 
 
 def _product_dtype(hidden_states: torch.Tensor) -> torch.dtype:
-    """The type in which the output layer is multiplied: everything else of the loss is float32.
-
-    Outside of CUDA float16 lacks the range for gradients that nobody scales, and a model in half precision gets an
-    exact loss.
-    """
+    """The type in which the output layer is multiplied; outside of CUDA nobody scales gradients for float16's range."""
     kind = hidden_states.device.type
     asked = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     if kind == "cuda" or (kind == "cpu" and asked is torch.bfloat16 and hidden_states.dtype is not torch.float64):
@@ -166,12 +160,16 @@ class _LossInChunks(torch.autograd.Function):
         for start in range(0, len(rows), size):
             part = slice(start, start + size)
             logits = linear(rows[part], weight, bias).to(summed_in)
-            largest, scores = _score_chunk(logits, targets[part], label_smoothing)
+            labels, largest = targets[part, None], logits.amax(dim=-1)
+            # The loss is log Z minus (1 - eps) z_y + eps mean_v z_v.
+            scores = (1 - label_smoothing) * logits.gather(1, labels)[:, 0]
+            if label_smoothing:
+                scores += label_smoothing * logits.mean(dim=-1)
             # In place. Of torch's exponentials the one in softmax is the fastest by far.
             probabilities = torch.softmax(logits, dim=-1, out=logits)
             # The largest probability is exp(largest logit) / Z.
             total += (largest - probabilities.amax(dim=-1).log() - scores).sum(dtype=total.dtype)
-            gradient = _differentiate_chunk(probabilities, targets[part], label_smoothing)
+            gradient = _differentiate_chunk(probabilities, labels, label_smoothing)
             if by_bias is not None:
                 by_bias += gradient.sum(dim=0)
             gradient = gradient.to(dtype)
@@ -201,19 +199,8 @@ class _LossInChunks(torch.autograd.Function):
         return (*gradients, None, None, None, None)
 
 
-def _score_chunk(
-    logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the largest of each row of logits z, and (1 - eps) z_y + eps mean_v z_v; its loss is log Z minus that."""
-    scores = (1 - label_smoothing) * logits.gather(1, targets[:, None])[:, 0]
-    if label_smoothing:
-        scores += label_smoothing * logits.mean(dim=-1)
-    return logits.amax(dim=-1), scores
-
-
-def _differentiate_chunk(probabilities: torch.Tensor, targets: torch.Tensor, label_smoothing: float) -> torch.Tensor:
-    """Makes, in place, the gradients by the logits of probabilities p: p - (1 - eps) at the label - eps / V."""
+def _differentiate_chunk(probabilities: torch.Tensor, labels: torch.Tensor, label_smoothing: float) -> torch.Tensor:
+    """Makes, in place, the gradients by the logits of probabilities p: p - (1 - eps) at the label (N, 1) - eps / V."""
     if label_smoothing:
         probabilities -= label_smoothing / probabilities.shape[1]
-    labels = targets[:, None]
     return probabilities.scatter_add_(1, labels, probabilities.new_full(labels.shape, label_smoothing - 1))

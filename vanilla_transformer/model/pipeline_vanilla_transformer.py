@@ -205,8 +205,7 @@ class Text2TextGenerationPipeline(Pipeline):
     `min_new_tokens`). A `generation_config` given to the call replaces all of these but the model's own; one given to
     the constructor does so too, but for the settings of the call.
 
-    Keyword arguments are those of `transformers.Pipeline` (`device`, `batch_size`, `num_workers`, `assistant_model`,
-    ...), and any argument of a call, as its default.
+    Keyword arguments are those of `transformers.Pipeline`, and any argument of a call, as its default.
 
     Example:
         >>> pipeline("text2text-generation", model="google/flan-t5-small")("Is a horse an animal?")

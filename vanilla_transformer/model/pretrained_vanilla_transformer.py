@@ -250,10 +250,7 @@ class ResizableVocabulariesMixin(PreTrainedModel):
         self.config.max_position_embeddings = new_num_position_embeddings
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Saves as the library does, but with `tie_word_embeddings` true in the configuration if the weights are tied.
-
-        PEFT clears it when it merges an adapter. Tied weights are saved once: the output layer would be lost.
-        """
+        """Saves as the library does, with `tie_word_embeddings` true if weights are tied: PEFT clears it on merging."""
         output_layer = self.get_output_embeddings()
         if output_layer is not None:
             table = cast(PreTrainedModel, self.get_decoder()).get_input_embeddings()

@@ -122,10 +122,7 @@ class Workspace:
         self._storages: dict[str, torch.Tensor] = {}
 
     def arrange(self, state: StepState, bucket: Bucket, rows: torch.Tensor | None = None) -> StepState:
-        """Copies a state, or these rows of it, into this workspace, with zeros behind what was there.
-
-        A state that lies in this workspace already needs `rows`.
-        """
+        """Copies a state, or these rows of it, here, with zeros behind; one that lies here already needs `rows`."""
 
         def place(name: str, tensor: torch.Tensor, length: int | None = None) -> torch.Tensor:
             contents = tensor if rows is None else tensor[rows]

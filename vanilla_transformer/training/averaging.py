@@ -62,12 +62,11 @@ def average_checkpoints(
         checkpoints: Folders with a config and safetensors, sharded or not, of any transformers model.
         output_dir: A new or an empty folder; it appears once it is complete.
         max_shard_size: In bytes, or as in "5GB"; a larger result is split into several files.
-        progress: Whether to show a bar over the tensors. Obeys transformers' `disable_progress_bar`.
+        progress: Whether to show a bar.
 
     Raises:
         FileExistsError: If the output folder is not empty.
-        ValueError: If there is no checkpoint, one is named twice or is not whole, or they differ in config or in names,
-            shapes or dtypes of tensors; everything is listed.
+        ValueError: If a checkpoint is not whole, or they differ in config, names, shapes or dtypes; all is listed.
     """
     folders = [Path(checkpoint) for checkpoint in checkpoints]
     output = check_new_folder(output_dir).absolute()
@@ -105,8 +104,7 @@ def select_checkpoints(
     """Chooses the `last` or the `best` checkpoints of a run, not counting those whose weights are not whole.
 
     The metric is "eval_bleu", or "bleu" for short; by default what the run itself chose its best checkpoint by. Of
-    equal ones the later is the better. Greater values are better unless the metric's name ends in loss, perplexity,
-    ppl, ter, wer or cer. Returns folders, the first step first; too few are a ValueError that lists them.
+    equal ones the later is the better. Returns folders, the first step first; too few are a ValueError that lists them.
     """
     given = {name: count for name, count in (("last", last), ("best", best)) if count is not None}
     if len(given) != 1:

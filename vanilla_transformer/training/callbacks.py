@@ -100,14 +100,8 @@ class WarnOfWarmup(TrainerCallback):
 class ShipCode(TrainerCallback):
     """Puts the code of a model that brings its own into the output folder before the Trainer pushes it to the Hub.
 
-        trainer = Seq2SeqTrainer(..., callbacks=[ShipCode()])
-
     What the library pushes while training lacks the files that `trust_remote_code=True` needs. This works with every
-    model, configuration, tokenizer or processor whose class was registered with `register_for_auto_class`. A file is
-    replaced in one go, and only if it changes: an earlier push may still be reading it.
-
-    The library also pushes training_args.bin, and in it a `hub_token` that was given, for everybody to read, of which
-    this warns.
+    class that was registered with `register_for_auto_class`. It warns of a `hub_token` in training_args.bin.
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

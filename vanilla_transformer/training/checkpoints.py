@@ -81,9 +81,8 @@ def list_checkpoints(output_dir: str | os.PathLike[str]) -> dict[int, Path]:
 def find_problem(checkpoint: str | os.PathLike[str], *, world_size: int = 1, contents: bool = False) -> str | None:
     """Says what is missing from a checkpoint of the Trainer, so that training cannot go on from it.
 
-    Nothing is unpickled, and tables of contents say what must be there; with `contents` all is read, and compared with
-    checksums. Of DeepSpeed's checkpoints only `latest`, written last, is looked at. `world_size` counts where
-    `RecordWorldSize` recorded none. Returns the first problem found, or `None`.
+    Nothing is unpickled; with `contents` all is read, and compared with checksums. Of DeepSpeed's checkpoints only
+    `latest` is looked at. `world_size` counts where none was recorded. Returns the first problem found, or `None`.
     """
     folder = Path(checkpoint)
     return next(_problems(folder, read_world_size(folder) or world_size, contents), None)
@@ -94,9 +93,8 @@ def find_last_whole_checkpoint(
 ) -> Path | None:
     """Finds the checkpoint to resume from: the last one that is whole.
 
-    A later one, half saved or damaged, is renamed to `_incomplete-checkpoint-...` with a warning, so that the Trainer
-    neither counts it nor writes into it, and what was set aside before is deleted; not so without `set_aside`. One of
-    another number of processes than `world_size` will do, with a warning. If all are damaged, that is a ValueError.
+    With `set_aside` a later one, half saved or damaged, is renamed to `_incomplete-checkpoint-...`, and what was set
+    aside before is deleted. If all are damaged, that is a ValueError.
     """
     last: Path | None = None
     broken: dict[Path, str] = {}
@@ -130,8 +128,7 @@ def delete_old_checkpoints(
 ) -> None:
     """Deletes a run's first checkpoints until `limit` are left. Those of `step`, just saved, and `best_step` stay.
 
-    Steps decide, not the folders' times as for the library, which a copy of the run changes. Each folder is renamed
-    first, so that a deletion that is cut off leaves no half checkpoint.
+    Each folder is renamed first, so that a deletion that is cut off leaves no half checkpoint.
     """
     folder = Path(output_dir)
     for rest in folder.glob(f"{_DELETED}*"):
@@ -145,10 +142,7 @@ def delete_old_checkpoints(
 
 
 def _clear_leftovers(folder: Path, *, has_whole: bool) -> None:
-    """Deletes what earlier parts of the run left when they were killed, and what they set aside.
-
-    Without a whole checkpoint, one that was whole once stays: its weights may be all that is left.
-    """
+    """Deletes what earlier parts of the run left or set aside, but not the weights that may be all that is left."""
     patterns = (f"{_DELETED}*", f"{_SET_ASIDE}*", ".*.partial")
     for path in [entry for pattern in patterns for entry in folder.glob(pattern)]:
         if not path.is_dir():

@@ -30,11 +30,7 @@ Corpora = Mapping[str, Dataset | IterableDataset]
 
 
 def load_corpora(arguments: DataArguments, *, source_prefix: str = "") -> Corpora:
-    """Loads the training pairs and, where there are any, the validation pairs, with the prefix before each source.
-
-    Returns "train" and possibly "validation", each with the string columns "source" and "target". With `streaming`, the
-    training pairs are an `IterableDataset`. What is wrong with the data is a ValueError that names file and line.
-    """
+    """Loads "train" and possibly "validation", with the columns "source", which has the prefix, and "target"."""
     corpora = _generate_corpora(arguments) if arguments.builtin_corpus else _read_corpora(arguments)
     if not source_prefix:
         return corpora
@@ -98,10 +94,7 @@ def known_languages(arguments: DataArguments) -> list[str] | None:
 def tokenize_pairs(
     dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, max_source_length: int, max_target_length: int, name: str
 ) -> Dataset:
-    """Turns the string columns "source" and "target" into "input_ids", "attention_mask" and "labels".
-
-    Longer texts are cut to so many tokens; a warning says how many were. `name` is what it calls the data.
-    """
+    """Turns texts into "input_ids", "attention_mask" and "labels", cut to so many tokens with a warning."""
 
     def tokenize(batch: dict[str, list[str]]) -> dict[str, list[Any]]:
         # The tokenizer's own remark about long texts names none: verbose=False spares it.

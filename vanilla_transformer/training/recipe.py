@@ -35,10 +35,7 @@ def paper_learning_rate(step: int, d_model: int, warmup_steps: int = WARMUP_STEP
 
 
 def find_warmup_problem(arguments: TrainingArguments, updates: int) -> str | None:
-    """Says what is wrong with a warm-up that is too long for so many updates, or `None`.
-
-    The learning rate must reach its peak and, with the paper's schedule, have as much time to fall as it took to rise.
-    """
+    """Says what is wrong with a warm-up after which the rate has less time to fall than it took to rise, or `None`."""
     schedule = SchedulerType(arguments.lr_scheduler_type).value
     if arguments.warmup_steps < 1 or schedule in _SCHEDULES_WITHOUT_WARMUP:
         return None
@@ -58,8 +55,7 @@ def find_warmup_problem(arguments: TrainingArguments, updates: int) -> str | Non
 def split_token_batch(tokens_per_batch: int, tokens_per_device: int, num_devices: int) -> tuple[int, int]:
     """Divides the tokens of an update over devices and forward passes: as few passes as fit, and all of one size.
 
-    Returns the number of passes before an update (`gradient_accumulation_steps`) and the tokens of each. Together they
-    exceed `tokens_per_batch` by less than devices * passes. All numbers count tokens of one side.
+    Returns the number of passes before an update (`gradient_accumulation_steps`) and the tokens of each, of one side.
     """
     check_at_least(tokens_per_batch=(tokens_per_batch, 1), tokens_per_device=(tokens_per_device, 1))
     check_at_least(num_devices=(num_devices, 1))
@@ -116,17 +112,13 @@ def paper_training_arguments(
 ) -> TranslationTrainingArguments:
     """Returns the paper's recipe, ready for a [`TranslationTrainer`] or a plain `Seq2SeqTrainer`.
 
-    Adam with beta1 0.9, beta2 0.98 and epsilon 1e-9, no weight decay and no clipping of gradients; the learning rate of
-    [`paper_learning_rate`], with 4,000 steps of warm-up; 100,000 updates (big: 300,000), a checkpoint every 1,500 (600)
-    of them, and the average of the last 5 (20) at the end. Validation comes with the checkpoints and needs an
-    `eval_dataset`, or `eval_strategy="no"`.
+    Optimiser and schedule are those of 5.3; 100,000 updates (big: 300,000), a checkpoint every 1,500 (600) of them, and
+    the average of the last 5 (20) at the end. Validation comes with the checkpoints and needs an `eval_dataset`, or
+    `eval_strategy="no"`. An update has 25,000 source and 25,000 target tokens on any hardware, padding included. A
+    plain `Seq2SeqTrainer` knows no token budget and takes `per_device_train_batch_size` sentence pairs.
 
-    An update has 25,000 source and 25,000 target tokens on any hardware: devices * `gradient_accumulation_steps` *
-    `max_source_tokens` come to `tokens_per_batch`. Padding counts, as in the authors' own code. A plain
-    `Seq2SeqTrainer` knows no token budget and takes `per_device_train_batch_size` sentence pairs.
-
-    `label_smoothing_factor` is 0: the preset's configuration has `label_smoothing=0.1`, applied by the model's own loss
-    while it trains, and the Trainer would apply it a second time. Give it when you train another kind of model.
+    `label_smoothing_factor` is 0: the model's own loss smooths while it trains, as its configuration says. Give it when
+    you train another kind of model.
 
     Args:
         preset: A key of `PRESETS`.

@@ -36,10 +36,7 @@ _TIMINGS = ("_runtime", "_per_second", "_time")
 
 
 class TokenProgressCallback(ProgressCallback):
-    """The library's progress bars, with loss, tokens per second, padding and learning rate at the training's one.
-
-    A line below the bar comes after each evaluation only, and a training that is resumed begins where it was stopped.
-    """
+    """The library's progress bars, with loss, tokens per second, padding and learning rate at the training's one."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Opens the bar, at the step that a resumed training goes on from."""
@@ -100,12 +97,10 @@ def close_progress(trainer: Trainer) -> None:
 class WriteCurves(TrainerCallback):
     """Draws the learning curves into the output folder at the end of a training, and while it goes on.
 
-    A picture that cannot be made (matplotlib is not installed, say) is reported once, and never ends a training. The
-    last update is always logged, unless `logging_strategy` is "no", so that even a short training has a curve.
+    A picture that cannot be made is reported once, and never ends a training. The last update is always logged.
 
     Args:
-        file_name: The picture's name in the output folder, ending in .png, .svg or .pdf.
-        min_interval: Seconds at least between two pictures while training, which are made after evaluations.
+        file_name, min_interval: The picture's name in the output folder, and the seconds between two of them at least.
     """
 
     def __init__(self, file_name: str = "curves.png", *, min_interval: float = 60.0) -> None:
@@ -157,11 +152,7 @@ def write_metrics(
     args: TrainingArguments,
     model: torch.nn.Module,
 ) -> Path | None:
-    """Writes what came out of a training, and what it took, into `metrics.json`.
-
-        result = trainer.train()
-        metrics = {**result.metrics, **trainer.evaluate()}
-        write_metrics(args.output_dir, trainer.state, metrics, args=args, model=trainer.model)
+    """Writes what came out of a training (`metrics`, of `train()` and `evaluate()`) and its cost into `metrics.json`.
 
     The file holds one JSON object, in which a value that is unknown, infinite or not a number is null:
 

@@ -1,7 +1,6 @@
 """FSDP2 and tables of embeddings that several modules share: dividing the model among processes, and saving it.
 
-`fully_shard` makes a model an object of a new class of torch's. Two things that accelerate and transformers do on top
-of it go wrong with encoder-decoder models, BART and Marian among them:
+Two things that accelerate and transformers do on top of `fully_shard` go wrong with encoder-decoder models:
 
 - accelerate (1.15) makes a group of the input's table and the output layer. Where tables are shared, the encoder and
   the decoder have the same weights outside that group, which torch refuses (from 2.13) or unties (before).

@@ -73,8 +73,7 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     Args:
         *args, **kwargs: As `Seq2SeqTrainer` takes them.
-        train_lengths: Source and target tokens of each training pair, where the dataset does not tell: if its texts are
-            tokenized only when they are read. Shapes (pairs,).
+        train_lengths: Source and target tokens of each training pair, (pairs,), where the dataset does not tell.
     """
 
     push_in_progress: Any = None

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,7 @@ Weights = npt.NDArray[np.float32]
 AttentionKind = Literal["encoder", "decoder", "cross"]
 KINDS: tuple[AttentionKind, ...] = ("encoder", "decoder", "cross")
 Alignment = list[tuple[int, int]]
+Side = TypeVar("Side")
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,10 @@ class AttentionMap:
 
     def select(self, kind: AttentionKind) -> tuple[Weights, tuple[str, ...], tuple[str, ...]]:
         """Weights (N, H, rows, columns), the labels of the rows, and those of the columns."""
-        if kind == "encoder":
-            return self.encoder, self.source, self.source
-        if kind == "decoder":
-            return self.decoder, self.decoder_input, self.decoder_input
-        if kind == "cross":
-            return self.cross, self.target, self.source
-        raise ValueError(f"kind is {kind!r}; it must be one of {', '.join(KINDS)}.")
+        if kind not in KINDS:
+            raise ValueError(f"kind is {kind!r}; it must be one of {', '.join(KINDS)}.")
+        target = self.target if kind == "cross" else self.decoder_input
+        return getattr(self, kind), *pair_sides(self.source, target)[kind]
 
 
 class _Pair(NamedTuple):
@@ -189,17 +187,22 @@ def _read_attention(
             return_dict=True,
             use_cache=False,
         )
-    sizes = _find_sizes(source_length, target_length)
+    sizes = pair_sides(source_length, target_length)
     stacked = {kind: _stack(getattr(outputs, f"{kind}_attentions"), kind, sizes[kind]) for kind in kinds}
     found: list[dict[AttentionKind, Weights]] = []
     for row, pair in enumerate(pairs):
-        sizes = _find_sizes(len(pair.source_ids), len(pair.decoder_input_ids))
-        found.append({kind: _leave_out_padding(stacked[kind][row], kind, sizes[kind]) for kind in kinds})
+        sizes = pair_sides(len(pair.source_ids), len(pair.decoder_input_ids))
+        found.append({kind: stacked[kind][row][:, :, : sizes[kind][0], : sizes[kind][1]] for kind in kinds})
+        for kind, weights in found[-1].items():
+            if not np.isfinite(weights).all():
+                raise ValueError(
+                    f"Some of the model's {kind}_attentions are not numbers (NaN): its weights are broken."
+                )
     return found
 
 
-def _find_sizes(source: int, target: int) -> dict[AttentionKind, tuple[int, int]]:
-    """How many tokens look, and at how many, in each kind of attention."""
+def pair_sides(source: Side, target: Side) -> dict[AttentionKind, tuple[Side, Side]]:
+    """What looks, and what it looks at, in each kind of attention."""
     return {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
 
 
@@ -242,14 +245,6 @@ def _stack(layers: Any, kind: str, size: tuple[int, int]) -> Weights:
     return np.stack([layer.float().cpu().numpy() for layer in layers], axis=1)
 
 
-def _leave_out_padding(weights: Weights, kind: str, size: tuple[int, int]) -> Weights:
-    """Of (N, H, rows, columns) the first rows and columns."""
-    kept = weights[:, :, : size[0], : size[1]]
-    if not np.isfinite(kept).all():
-        raise ValueError(f"Some of the model's {kind}_attentions are not numbers (NaN): its weights are broken.")
-    return kept
-
-
 def average_heads(weights: Weights, *, layer: int | None = None, head: int | None = None) -> Weights:
     """The mean of weights (N, H, rows, columns) over layers and heads, or of one of them: (rows, columns)."""
     for name, number, count in (("layer", layer, len(weights)), ("head", head, weights.shape[1])):
@@ -265,8 +260,7 @@ def align_words(attention: AttentionMap, *, layer: int | None = None, head: int 
 
     `layer` and `head`, negative ones counted from the last, choose among the decoder's; `None`: the mean of all.
     Returns pairs (source word, target word), counted from 0, in the order of the target. What is looked at is summed
-    over the tokens of a source word, and averaged over those of a target word. Words that share tokens share their
-    links.
+    over the tokens of a source word, and averaged over those of a target word. Words may share tokens, and links.
     """
     weights = average_heads(attention.cross, layer=layer, head=head)
     return _align(weights, attention.source_words, attention.target_words)
@@ -321,9 +315,8 @@ def align_lines(
 
     `pairs` are sources with their translations, which need not fit in memory: at most `window_size` are held at a time,
     and those of like length are read together, at most `batch_size` of them or `max_batch_tokens` (pairs times tokens
-    of the longest sentence; 4096 when neither is given). `total` is their number, where known, for the bar on stderr,
-    which `progress` switches off or describes. The other options are those of [`align_words`] and
-    [`collect_attention`]. Yields the alignments, in order; of a pair with an empty side, an empty one.
+    of the longest sentence; 4096 when neither is given). `total` is their number, for the bar. The other options are
+    those of [`align_words`] and [`collect_attention`]. Yields the alignments, in order.
     """
     _check_model(model)
     remaining = enumerate(pairs, start=1)
@@ -349,14 +342,12 @@ def align_lines(
             for attention, (_, *words) in zip(found, batch, strict=True)
         ]
 
+    def read(count: int) -> list[tuple[int, tuple[_Pair, Words, Words]]]:
+        return [encode(number, *pair) for number, pair in islice(remaining, count)]
+
+    fits = partial(count_sentences, batch_size=batch_size, max_batch_tokens=max_batch_tokens)
     with progress_bar(progress, total=total) as bar:
-        alignments = map_by_length(
-            align,
-            lambda count: [encode(number, *pair) for number, pair in islice(remaining, count)],
-            fits=partial(count_sentences, batch_size=batch_size, max_batch_tokens=max_batch_tokens),
-            window_size=window_size,
-        )
-        for alignment in alignments:
+        for alignment in map_by_length(align, read, fits=fits, window_size=window_size):
             yield alignment
             bar.update()
 
@@ -379,10 +370,8 @@ def align_file(
     """
     paths = [os.fspath(source_file), os.fspath(target_file)]
     check_text_output(alignment_file, inputs=paths, overwrite=overwrite)
-    counts = []
-    for path in paths:
-        with open_text(path) as lines:
-            counts.append(sum(1 for _ in lines))
+    with open_text(paths[0]) as sources, open_text(paths[1]) as targets:
+        counts = [sum(1 for _ in lines) for lines in (sources, targets)]
     if counts[0] != counts[1]:
         raise ValueError(f"{paths[0]} has {counts[0]} lines and {paths[1]} has {counts[1]}; they must be as many.")
     with (
@@ -391,9 +380,7 @@ def align_file(
         new_file(alignment_file, overwrite=overwrite) as partial_file,
         open(partial_file, "w", encoding="utf-8", newline="\n") as output,
     ):
-        pairs = (
-            (source.rstrip("\r\n"), target.rstrip("\r\n")) for source, target in zip(sources, targets, strict=True)
-        )
+        pairs = zip(*((line.rstrip("\r\n") for line in lines) for lines in (sources, targets)), strict=True)
         for alignment in align_lines(model, tokenizer, pairs, total=counts[0], **options):
             output.write(format_pharaoh(alignment) + "\n")
     return counts[0]

@@ -62,13 +62,7 @@ class _Key(NamedTuple):
     label: str
 
 
-class _Curve(NamedTuple):
-    """A value that is not finite is NaN, which interrupts the line."""
-
-    steps: np.ndarray
-    values: np.ndarray
-
-
+_Curve = tuple[np.ndarray, np.ndarray]  # steps, and values: what is not finite is NaN, which interrupts the line
 _Curves = Mapping[_Key, _Curve]
 
 
@@ -89,13 +83,11 @@ def plot_learning_curves(
 ) -> "Figure":
     """Draws what a Trainer logged: loss, perplexity, scores, learning rate, gradient norm, speed and padding.
 
-    Works without a display and in any thread. Only what was logged is drawn; evaluations after the training's end are
-    left out, since they may be of another model, the best one. A value that is not finite leaves a gap.
+    Works without a display and in any thread. Evaluations after the training's end are left out, since they may be of
+    another model, the best one. A value that is not finite leaves a gap.
 
-    `log_history` is a Trainer's `state.log_history`: a dictionary per logging step or evaluation, with its "step". The
-    picture, a .png, .svg or .pdf, is replaced in one go: nobody ever sees half of it. `best_step`, that of the best
-    checkpoint (`state.best_global_step`), is marked. Returns the figure, which a notebook shows; without a `path` no
-    file is written.
+    `log_history` is a Trainer's `state.log_history`. The picture, a .png, .svg or .pdf, is replaced in one go.
+    `best_step`, that of the best checkpoint, is marked. Returns the figure; without a `path` no file is written.
     """
     best_steps = None if best_step is None else {"": best_step}
     return compare_learning_curves({"": log_history}, path, title=title, best_steps=best_steps)
@@ -168,7 +160,7 @@ def _read_curves(log_history: LogHistory) -> _Curves:
                 scaled = value * _PANELS[key.panel].factor
                 points.setdefault(key, {}).setdefault(entry["step"], scaled if math.isfinite(scaled) else math.nan)
     drawable = {key: values for key, values in points.items() if not all(map(math.isnan, values.values()))}
-    return {key: _Curve(np.array(list(found)), np.array(list(found.values()))) for key, found in drawable.items()}
+    return {key: (np.array(list(found)), np.array(list(found.values()))) for key, found in drawable.items()}
 
 
 def _find_place(name: str) -> _Key | None:
@@ -208,7 +200,7 @@ def _make_figure(runs: Mapping[str, _Curves], *, title: str | None, best_steps: 
     # Not by pyplot, which wants a display, keeps every figure until it is closed, and is not for threads.
     figure = figure_class(figsize=(4.4 * columns, 3.2 * rows + 0.6), dpi=120, layout=layout)
     grid = list(figure.subplots(rows, columns, squeeze=False).flat)
-    last_step = max(int(line.curve.steps[-1]) for line in lines)
+    last_step = max(int(line.curve[0][-1]) for line in lines)
     for axes, number in zip(grid, panels, strict=False):
         here = [line for line in lines if line.key.panel == number]
         for line in here:
@@ -257,7 +249,7 @@ def _finish_axes(axes: "Axes", panel: _Panel, lines: list[_Line], last_step: int
     axes.xaxis.set_major_formatter("{x:,.0f}")
     from matplotlib.ticker import LogLocator
 
-    values = np.concatenate([line.curve.values for line in lines])
+    values = np.concatenate([line.curve[1] for line in lines])
     lowest, highest = np.nanmin(values), np.nanmax(values)
     if panel.scale == "zero":
         axes.set_ylim(0, 1.05 * highest if highest > 0 else 1)
@@ -281,9 +273,11 @@ def _add_figure_legend(figure: "Figure", runs: list[str], best_steps: Mapping[st
     """Says which run has which colour, and what the stars are."""
     from matplotlib.lines import Line2D
 
-    entries: list[tuple[Line2D, str]] = []
-    for row, run in enumerate(runs if len(runs) > 1 else []):
-        entries.append((Line2D([], [], color=choose_color(row, len(runs)), linewidth=2), plain(run)))
+    several = runs if len(runs) > 1 else []
+    colors = [choose_color(row, len(several)) for row in range(len(several))]
+    entries = [
+        (Line2D([], [], color=color, linewidth=2), plain(run)) for color, run in zip(colors, several, strict=True)
+    ]
     if best_steps:
         step = f" (step {best_steps[runs[0]]:,})" if len(runs) == 1 else ""
         star = Line2D([], [], color="white", marker="*", markeredgecolor="black", markersize=11, linestyle="")

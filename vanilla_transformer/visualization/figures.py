@@ -53,8 +53,7 @@ def find_format(path: str | os.PathLike[str]) -> str:
     """The format that a picture's name asks for."""
     picture_format = Path(path).suffix.removeprefix(".").lower()
     if picture_format not in PICTURE_FORMATS:
-        endings = ", ".join(f".{name}" for name in PICTURE_FORMATS)
-        raise ValueError(f"{path}: the name of a picture must end in one of {endings}.")
+        raise ValueError(f"{path}: the name of a picture must end in one of .{', .'.join(PICTURE_FORMATS)}.")
     return picture_format
 
 
@@ -81,15 +80,10 @@ def save_picture(
         if picture_format != "svg":
             figure.savefig(partial, format=picture_format, **options)
             return figure
-        from matplotlib import rcParams
+        from matplotlib import rc_context
 
-        with _SVG_LOCK, ignore_missing_glyphs():
-            before = rcParams["svg.fonttype"]
-            rcParams["svg.fonttype"] = "none"
-            try:
-                figure.savefig(partial, format=picture_format, **options)
-            finally:
-                rcParams["svg.fonttype"] = before
+        with _SVG_LOCK, ignore_missing_glyphs(), rc_context({"svg.fonttype": "none"}):
+            figure.savefig(partial, format=picture_format, **options)
         # A text whose first letter is Hebrew or Arabic runs from right to left, as in the other formats.
         text = partial.read_text(encoding="utf-8")
         text = text.replace("</style>", "text{unicode-bidi: plaintext}</style>", 1)
@@ -133,10 +127,8 @@ def fit_cells(
         cell = max(cell - 0.02, _LEAST_CELL)
     width, height = find_size(cell)
     if max(width, height) * _LEAST_DPI > _MOST_PIXELS:
-        raise ValueError(
-            f"{what} make a picture of {width:.0f} by {height:.0f} inches; it must be at most "
-            f"{_MOST_PIXELS // _LEAST_DPI}. {advice}"
-        )
+        size, most = f"{width:.0f} by {height:.0f} inches", _MOST_PIXELS // _LEAST_DPI
+        raise ValueError(f"{what} make a picture of {size}; it must be at most {most}. {advice}")
     return cell, min(_MOST_DPI, _MOST_PIXELS / max(width, height))
 
 

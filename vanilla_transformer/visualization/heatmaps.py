@@ -149,11 +149,8 @@ def _make_panels(
         means = zip(chosen_layers, kept.mean(axis=1), strict=True)
         panels = [_Panel(f"layer {layer}, mean of {some_heads}", mean) for layer, mean in means]
         return panels, _choose_columns(len(panels))
-    panels = [
-        _Panel(f"layer {layer}, head {head}", kept[row, column])
-        for row, layer in enumerate(chosen_layers)
-        for column, head in enumerate(chosen_heads)
-    ]
+    names = [f"layer {layer}, head {head}" for layer in chosen_layers for head in chosen_heads]
+    panels = [_Panel(name, values) for name, values in zip(names, kept.reshape(-1, *kept.shape[2:]), strict=True)]
     return panels, len(chosen_heads) if len(chosen_layers) > 1 else _choose_columns(len(panels))
 
 
@@ -193,11 +190,10 @@ def _draw_panels(
 ) -> None:
     """The heat maps, and the bar of their colours to the right of them."""
     image: Any = None
+    looks: dict[str, Any] = {"cmap": "Blues", "vmin": 0.0, "aspect": "auto", "interpolation": "nearest"}
     for number, panel in enumerate(panels):
         axes = figure.add_axes(grid.place(number))
-        image = axes.imshow(
-            panel.weights, cmap="Blues", vmin=0.0, vmax=max_weight, aspect="auto", interpolation="nearest"
-        )
+        image = axes.imshow(panel.weights, vmax=max_weight, **looks)
         axes.set_title(panel.title, fontsize=_SMALL, pad=3)
         axes.tick_params(length=2, pad=2)
         # Only the outer heat maps have labels, which hold for those beside and above them.

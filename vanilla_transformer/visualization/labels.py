@@ -36,10 +36,7 @@ _BYTES = {symbol: byte for byte, symbol in bytes_to_unicode().items()}
 
 @lru_cache(maxsize=2)
 def _read_source_names(tokenizer: PreTrainedTokenizerBase, size: int) -> dict[int, str]:
-    """The names of the source's tokens, where the library's tokenizer names and decodes only the target's.
-
-    Such are MarianTokenizer with two vocabularies and FSMTTokenizer; `size` grows with tokens that are added.
-    """
+    """The source's names of FSMTTokenizer, or MarianTokenizer with two vocabularies; `size` grows with added tokens."""
     return {token_id: token for token, token_id in get_vocabularies(tokenizer)[0].items()}
 
 

@@ -31,11 +31,10 @@ _NAMES = {"encoder": "Encoder self-attention", "decoder": "Decoder self-attentio
 def attention_page(attention: AttentionMap, *, title: str = "Attention") -> str:
     """The page on which tokens are two columns, with lines between them as strong as the weights, as HTML.
 
-    The page loads nothing, and forbids itself to. Its theme, light or dark, is the reader's; a page that has it in a
-    frame can set another with the message `{theme: "dark"}`, and is sent messages `{height: 812}` whenever its height
-    in pixels changes. Its data is JSON in the element with the id "attention": "heads" and "heads_on_dark" are colours;
-    weights are thousandths in the order of the "shape" (layers, heads, rows, columns), numbers of two bytes: the low
-    byte of each, then the high byte of each, compressed by zlib, in base64.
+    The page loads nothing, and forbids itself to. A page that has it in a frame can set its theme with the message
+    `{theme: "dark"}`, and is sent messages `{height: 812}` in pixels. Its data is JSON in the element "attention":
+    weights are thousandths in the order of the "shape", numbers of two bytes: all low bytes, then all high bytes,
+    compressed by zlib, in base64.
     """
     kinds: list[dict[str, Any]] = []
     for kind in KINDS:

@@ -18,7 +18,7 @@ from vanilla_transformer.model.configuration_vanilla_transformer import VanillaT
 from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
 
 from . import figures
-from .attention import AttentionKind
+from .attention import AttentionKind, pair_sides
 from .heatmaps import SPACE_NOTE
 from .labels import SPACE
 
@@ -141,12 +141,10 @@ def attention_masks(
         "decoder": create_causal_mask(config, queries, target, past_key_values=None),
         "cross": create_bidirectional_mask(config, queries, source, encoder_hidden_states=states),
     }
-    sizes = {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
     allowed: dict[AttentionKind, npt.NDArray[np.bool_]] = {}
-    for kind, mask in masks.items():
-        rows, columns = sizes[kind]
+    for kind, (rows, columns) in pair_sides(source, target).items():
         # A mask is added to the scores: 0 where it allows. Where everything is allowed, there may be none.
-        allows = True if mask is None else (mask[:, 0] == 0).numpy()
+        allows = True if masks[kind] is None else (masks[kind][:, 0] == 0).numpy()
         allowed[kind] = np.broadcast_to(allows, (*rows.shape, columns.shape[1]))
     return allowed
 
@@ -174,9 +172,8 @@ def plot_masks(
 
     `source` and `target` have, for each of B sentences, the tokens that are read, as a person reads them; shorter ones
     are padded with `pad_token`, as in a batch. `predicted` has as many tokens as `target`: those that are predicted
-    there, by which pictures of attention name the rows of cross-attention (`None`: `target` again). The picture is a
-    .png, .svg or .pdf, and one that exists is replaced only if `overwrite` says so; without a `path` none is written.
-    Returns the figure, which a notebook shows.
+    there (`None`: `target` again). The picture is a .png, .svg or .pdf; one that exists is replaced only if `overwrite`
+    says so. Returns the figure.
     """
     figure_class = figures.import_figure("Pictures of masks")
     picture_format = figures.check_picture(path, overwrite=overwrite)
@@ -215,14 +212,13 @@ def plot_masks(
 def _make_masks(source: Labels, target: Labels, predicted: Labels, pad_token: str) -> list[list[_Mask]]:
     """For each sentence the masks of the three kinds of attention."""
     allowed = attention_masks([len(tokens) for tokens in source], [len(tokens) for tokens in target])
-    sources, targets, predictions = (
-        [
-            [figures.shorten(token) for token in [*tokens, *[pad_token] * (max(map(len, side)) - len(tokens))]]
-            for tokens in side
-        ]
-        for side in (source, target, predicted)
-    )
-    sides = {"encoder": (sources, sources), "decoder": (targets, targets), "cross": (predictions, sources)}
+
+    def pad(side: Labels) -> list[list[str]]:
+        filled = [[*tokens, *[pad_token] * (max(map(len, side)) - len(tokens))] for tokens in side]
+        return [list(map(figures.shorten, tokens)) for tokens in filled]
+
+    sources, targets, predictions = map(pad, (source, target, predicted))
+    sides = pair_sides(sources, targets) | {"cross": (predictions, sources)}
 
     def make(kind: AttentionKind, sentence: int) -> _Mask:
         rows, columns = (side[sentence] for side in sides[kind])
@@ -245,9 +241,8 @@ def _lay_out(masks: list[list[_Mask]], cell: float, families: list[str]) -> tupl
         labels = figures.measure([label for mask in column for label in mask.rows], font_size, families) + 0.1
         lefts.append(x + max(labels, beside))
         x = lefts[-1] + width + max(beside, 0.0) + _GAP
-    below = (
-        figures.measure([label for row in masks for mask in row for label in mask.columns], font_size, families) + 0.1
-    )
+    labels_below = [label for row in masks for mask in row for label in mask.columns]
+    below = figures.measure(labels_below, font_size, families) + 0.1
     highest = max(mask.allowed.shape[0] for mask in masks[0])
     return lefts, x, len(masks) * (_LINE + cell * highest + below)
 

@@ -27,16 +27,12 @@ def _is_local(host: object) -> bool:
 
 
 def _guard(event: str, arguments: tuple[object, ...]) -> None:
-    if event in _RESOLVING_EVENTS:
-        host = arguments[0]
-    elif event in _SENDING_EVENTS:
+    host = arguments[0] if event in _RESOLVING_EVENTS else None
+    if event in _SENDING_EVENTS:
         connection, address = arguments[:2]
         # A connected socket sends to no address; other families, such as Unix sockets, never leave the machine.
-        if not isinstance(address, tuple) or getattr(connection, "family", None) not in _INTERNET:
-            return
-        host = address[0]
-    else:
-        return
+        if isinstance(address, tuple) and getattr(connection, "family", None) in _INTERNET:
+            host = address[0]
     if not _is_local(host):
         raise RuntimeError(f"tests may not use the network, but something wants to reach {host!r}")
 

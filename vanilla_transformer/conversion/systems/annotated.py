@@ -34,7 +34,6 @@ from vanilla_transformer.conversion.weights import (
     read_state_dict,
 )
 
-_SPECIAL_IDS = ("bos_token_id", "pad_token_id", "eos_token_id")
 _ANCHOR = "encoder.layers.0.self_attn.linears.0.weight"
 _TABLES = ("src_embed.0.lut.weight", "tgt_embed.0.lut.weight", "generator.proj.weight")
 
@@ -101,10 +100,8 @@ def convert_annotated(
     source = "the Annotated Transformer" + (f" of {original}" if isinstance(original, (str, os.PathLike)) else "")
     weights = read_state_dict(original)
     anchors = [name for name in weights if name.endswith(_ANCHOR)]
-    refuse(
-        f"The names of {source} are not those of the Annotated Transformer",
-        [] if len(anchors) == 1 else [f"{len(anchors)} names end in {_ANCHOR} (can be: one)"],
-    )
+    reasons = [] if len(anchors) == 1 else [f"{len(anchors)} names end in {_ANCHOR} (can be: one)"]
+    refuse(f"The names of {source} are not those of the Annotated Transformer", reasons)
     prefix = anchors[0].removesuffix(_ANCHOR)
     weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
     inner = {stack: f"{stack}.layers.0.feed_forward.w_1.weight" for stack in ("encoder", "decoder")}
@@ -120,7 +117,9 @@ def convert_annotated(
         **describe_tables(weights, *_TABLES),
         attention_bias=True,
         normalize_before=True,
-        **{name: getattr(settings, name) for name in ("layer_norm_eps", *_SPECIAL_IDS)},
+        **{
+            name: getattr(settings, name) for name in ("layer_norm_eps", "bos_token_id", "pad_token_id", "eos_token_id")
+        },
         decoder_start_token_id=settings.bos_token_id,
     )
     model = build_model(config, weights, _RULES, source=source)

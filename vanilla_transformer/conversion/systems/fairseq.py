@@ -27,7 +27,7 @@ from vanilla_transformer.conversion.tokenizers.bpe_codes import (
 )
 from vanilla_transformer.conversion.tokenizers.sentencepiece import convert_sentencepiece
 from vanilla_transformer.conversion.tokenizers.vocabularies import make_word_tokenizer
-from vanilla_transformer.conversion.weights import Rule, make_config, module_rules
+from vanilla_transformer.conversion.weights import Rule, check_entries, make_config, module_rules
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
@@ -137,6 +137,7 @@ def convert_fairseq(
     read = read_fairseq(checkpoint)
     source = f"the fairseq checkpoint {read.path}"
     refuse(f"This package cannot hold {source}", _find_unsupported(read))
+    check_entries(source, read.weights, {f"{side}.embed_tokens.weight": 2 for side in _SIDES})
     vocabularies = _read_dictionaries(read, dictionaries, source_lang, target_lang)
     files = {"codes": (codes, target_codes), "sentencepiece_model": (sentencepiece_model, target_sentencepiece_model)}
     tokenizer, tokenizer_notes = _make_tokenizer(vocabularies, files)
@@ -175,10 +176,8 @@ def _make_tokenizer(
             **{f"{name}_token": token for name, token in specials.items()},
         )
         return tokenizer, []
-    notes = [
-        "What was done to the training texts before they were cut, such as Moses' tokenizer, is in no file of fairseq's"
-        " and must be done to each text first, and undone afterwards."
-    ]
+    unknown = "What was done to the training texts before they were cut, such as Moses' tokenizer, is in no file of"
+    notes = [f"{unknown} fairseq's and must be done to each text first, and undone afterwards."]
     if codes is not None:
         return make_bpe_tokenizer(codes, source, target_codes=target_codes, target_tokens=target), notes
     joiner = find_joiner([*source, *vocabularies.target])
@@ -240,20 +239,13 @@ def _read_dictionaries(
     source, target = (read_dictionary(path) for path in paths)
     reasons = []
     for side, path, tokens in zip(_SIDES, paths, (source, target), strict=True):
-        if (rows := _count_rows(read, side)) != len(tokens):
-            table = f"{side}.embed_tokens.weight"
+        table = f"{side}.embed_tokens.weight"
+        if (rows := len(read.weights[table])) != len(tokens):
             reasons.append(f"{path} makes {len(tokens)} tokens, the four special ones included, and {table} has {rows}")
     if read.model["share_all_embeddings"] and source != target:
         reasons.append(f"the model has one vocabulary (share_all_embeddings), and {paths[0]} and {paths[1]} differ")
     refuse(f"The dictionaries are not those of {read.path}", reasons)
     return _Vocabularies(languages=[str(value) for value in languages.values()], source=source, target=target)
-
-
-def _count_rows(read: FairseqCheckpoint, side: str) -> int:
-    name = f"{side}.embed_tokens.weight"
-    if name not in read.weights or read.weights[name].ndim != 2:
-        raise ConversionError(f"{read.path} has no table {name}: it is no transformer that translates.")
-    return read.weights[name].shape[0]
 
 
 def _append_tokens(read: FairseqCheckpoint, vocabularies: _Vocabularies, added: tuple[int, int]) -> FairseqCheckpoint:
@@ -266,8 +258,8 @@ def _append_tokens(read: FairseqCheckpoint, vocabularies: _Vocabularies, added: 
         if name.endswith((".embed_tokens.weight", ".output_projection.weight", ".embed_out")):
             unknown = weights[name][_UNK_ID : _UNK_ID + 1]
             weights[name] = torch.cat([weights[name], unknown.expand(rows[name.split(".")[0]], -1)])
-    bias = weights["decoder.embed_tokens.weight"].new_zeros(len(vocabularies.target) + added[1])
-    bias[len(vocabularies.target) :] = UNLIKELY
+    zeros = weights["decoder.embed_tokens.weight"].new_zeros(len(vocabularies.target))
+    bias = torch.nn.functional.pad(zeros, (0, added[1]), value=UNLIKELY)
     return replace(read, weights={**weights, "lm_head.bias": bias})
 
 
@@ -275,10 +267,8 @@ def _describe_added(vocabularies: _Vocabularies, added: tuple[int, int]) -> list
     if not any(added):
         return []
     numbers = f"{added[0]} of the source, {added[1]} of the target" if vocabularies.separate_target else added[0]
-    return [
-        f"There are ids behind the dictionary's, which only the tokenizer needs: {numbers}. They have the embedding of"
-        f" {UNK}, which fairseq takes these tokens for, and are never predicted."
-    ]
+    treatment = f"They have the embedding of {UNK}, which fairseq takes these tokens for, and are never predicted."
+    return [f"There are ids behind the dictionary's, which only the tokenizer needs: {numbers}. {treatment}"]
 
 
 def _make_config(
@@ -289,8 +279,8 @@ def _make_config(
     sizes = {"layers": "layers", "attention_heads": "attention_heads", "ffn_dim": "ffn_embed_dim"}
     return make_config(
         source,
-        vocab_size=_count_rows(read, "encoder"),
-        decoder_vocab_size=_count_rows(read, "decoder") if vocabularies.separate_target else None,
+        vocab_size=len(read.weights["encoder.embed_tokens.weight"]),
+        decoder_vocab_size=len(read.weights["decoder.embed_tokens.weight"]) if vocabularies.separate_target else None,
         d_model=settings["encoder_embed_dim"],
         **{f"{side}_{ours}": settings[f"{side}_{theirs}"] for ours, theirs in sizes.items() for side in _SIDES},
         **{name: settings[name] for name in ("dropout", "attention_dropout", "activation_dropout")},

@@ -3,9 +3,7 @@
 FSMT takes its positions from the ids rather than from the mask, and hides the padding token in the decoder's input
 wherever it stands. A padding token that is *generated*, which trained models do not do, changes what follows. Its loss
 counts padding among the labels.
-
-Older versions of transformers (5.12 is one) give every token that FSMT decodes with its cache the first position. The
-converted model translates as FSMT does in newer versions.
+Older versions of transformers (5.12 is one) give every token that it decodes with its cache the first position.
 """
 
 from dataclasses import replace

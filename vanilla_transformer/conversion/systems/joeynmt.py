@@ -85,8 +85,7 @@ def convert_joeynmt(path: str | os.PathLike[str]) -> ConvertedModel:
     tokens, target = (_read_vocabulary(checkpoint.parent / f"{side}_vocab.txt", symbols) for side in ("src", "trg"))
     target_tokens = None if target == tokens else target
     specials = {name: getattr(symbols, f"{name}_token") for name in SYMBOLS}
-    joiner = _find_joiner(settings)
-    tokenizer = make_word_tokenizer(tokens, target_tokens=target_tokens, **specials, joiner=joiner)
+    tokenizer = make_word_tokenizer(tokens, target_tokens=target_tokens, **specials, joiner=_find_joiner(settings))
     content = read_checkpoint(checkpoint)
     if not isinstance(content, Mapping) or "model_state" not in content:
         raise ConversionError(f"{checkpoint} is no checkpoint of JoeyNMT: it has no entry 'model_state'.")
@@ -165,11 +164,10 @@ def _check_settings(settings: Mapping[str, Any], source: str) -> list[SimpleName
 
 
 def read_symbols(settings: Mapping[str, Any]) -> SimpleNamespace:
-    """Returns the special tokens, with the names and the ids that JoeyNMT gives them."""
+    """Returns the special tokens by the names that JoeyNMT has for them."""
     given = settings["data"].get("special_symbols") or {}
     tokens = {f"{name}_token": token for name, token in SYMBOLS.items()}
-    ids = {f"{name}_id": index for index, name in enumerate(SYMBOLS)}
-    return SimpleNamespace(**{**tokens, **ids, "sep_token": None, "sep_id": None, "lang_tags": [], **given})
+    return SimpleNamespace(**{**tokens, "lang_tags": [], **given})
 
 
 def _read_vocabulary(path: Path, symbols: SimpleNamespace) -> list[str]:

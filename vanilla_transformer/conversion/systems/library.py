@@ -101,10 +101,8 @@ class LibraryModel:
         model, info = model_and_info
         reasons = [f"{name} is missing" for name in sorted(info["missing_keys"]) if not re.search(computed, name)]
         reasons += [f"{name} is no weight of the model" for name in sorted(info["unexpected_keys"])]
-        reasons += [
-            f"{name} has the shape {tuple(found)} instead of {tuple(wanted)}"
-            for name, found, wanted in sorted(info["mismatched_keys"])
-        ]
+        for name, found, wanted in sorted(info["mismatched_keys"]):
+            reasons.append(f"{name} has the shape {tuple(found)} instead of {tuple(wanted)}")
         refuse(f"The weights of {self.source} are not those that its configuration describes", reasons)
         return model.eval()
 
@@ -150,9 +148,8 @@ class LibraryModel:
         except ConversionError:
             raise
         except READING_ERRORS as error:
-            code = CODE_IN_PICKLE.search(str(error)) if isinstance(error, pickle.UnpicklingError) else None
             reason = f"a file is missing, truncated or of another kind ({str(error).strip().splitlines()[0]})"
-            if code is not None:
+            if isinstance(error, pickle.UnpicklingError) and (code := CODE_IN_PICKLE.search(str(error))):
                 reason = f"a file holds more than weights: it needs {code[1]}, and reading that would run code of it"
             raise ConversionError(f"{self.name_or_path} cannot be read as a {self.kind} model: {reason}.") from error
 
@@ -199,12 +196,9 @@ def convert_loaded(
 
 
 def _describe_differences(config: PreTrainedConfig, generation_config: GenerationConfig) -> list[str]:
-    """What of the original does not come along."""
-    notes = [
-        f"{name}={getattr(config, name)} is left out: it has an effect in training only."
-        for name in ("encoder_layerdrop", "decoder_layerdrop")
-        if getattr(config, name)
-    ]
+    dropped = {name: getattr(config, name) for name in ("encoder_layerdrop", "decoder_layerdrop")}
+    effect = "it has an effect in training only"
+    notes = [f"{name}={share} is left out: {effect}." for name, share in dropped.items() if share]
     if generation_config.max_length is None and generation_config.max_new_tokens is None:
         notes.append("There is no max_length: translations end at the source's length + 50; the original's at 20.")
     return notes

@@ -71,7 +71,6 @@ def convert_marian(name_or_path: str, *, revision: str = "main") -> ConvertedMod
 
 
 def _find_languages(tokenizer: PreTrainedTokenizerBase | None) -> list[str] | None:
-    """The languages that MarianMT's own tokenizer names."""
     found = [getattr(tokenizer, f"{side}_lang", None) for side in ("source", "target")]
     langs = [lang for lang in found if isinstance(lang, str) and lang.strip()]
     return langs if len(langs) == 2 else None
@@ -124,8 +123,7 @@ def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTMode
     )
     shapes = {name: tensor.shape for name, tensor in own.items() if name not in tables}
     marian.load_state_dict(rename_weights(weights, rules, shapes, source="this model") | tables)
-    placed: Any = marian.to(device=model.device, dtype=model.dtype)  # type: ignore[call-arg]
-    return placed.eval()
+    return cast(Any, marian).to(device=model.device, dtype=model.dtype).eval()
 
 
 def _make_counterpart(model: VanillaTransformerForConditionalGeneration) -> MarianMTModel:

@@ -94,10 +94,8 @@ def convert_opennmt_py(checkpoint: str | os.PathLike[str]) -> ConvertedModel:
     tokens, target_tokens = content["vocab"]["src"], content["vocab"]["tgt"]
     order = align_special_tokens(tokens, target_tokens, tuple(SPECIAL_TOKENS.values()))
     target_tokens = [target_tokens[index] for index in order]
-    joiner = _find_joiner(settings)
-    tokenizer = make_word_tokenizer(
-        tokens, target_tokens=target_tokens, **SPECIAL_TOKENS, joiner=joiner, end_source=False
-    )
+    marks: dict[str, Any] = {**SPECIAL_TOKENS, "joiner": _find_joiner(settings), "end_source": False}
+    tokenizer = make_word_tokenizer(tokens, target_tokens=target_tokens, **marks)
     config = _make_config(settings, content["weights"], tokens, target_tokens, source)
     weights = dict(content["weights"])
     for name in (f"decoder.{_EMBEDDING}", "generator.weight", "generator.bias"):
@@ -199,11 +197,11 @@ def _find_joiner(settings: SimpleNamespace) -> str | None:
         return "@@"
     if "onmt_tokenize" not in settings.transforms:
         return None
+    given = settings.tgt_onmttok_kwargs
     try:
-        options = dict(ast.literal_eval(settings.tgt_onmttok_kwargs))
+        options = dict(ast.literal_eval(given))
     except (SyntaxError, TypeError, ValueError) as error:
-        message = f"The setting tgt_onmttok_kwargs is no dictionary: {settings.tgt_onmttok_kwargs!r}."
-        raise ConversionError(message) from error
+        raise ConversionError(f"The setting tgt_onmttok_kwargs is no dictionary: {given!r}.") from error
     if options.get("spacer_annotate"):
         return "▁"
     return str(options.get("joiner", "￭")) if options.get("joiner_annotate") else None

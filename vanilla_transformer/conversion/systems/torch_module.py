@@ -2,8 +2,7 @@
 
 The names of weights are those of PyTorch's tutorial on translation with nn.Transformer:
 
-    src_tok_emb.embedding.weight                (V, D)
-    tgt_tok_emb.embedding.weight                (V, D)
+    src_tok_emb.embedding.weight, tgt_tok_emb.embedding.weight                (V, D)
     positional_encoding.pos_embedding           (N, 1, D), of which row i belongs to a sentence's token i
     tgt_positional_encoding.pos_embedding       (N, 1, D), only for learned positions, of which each side has its own
     transformer.encoder.*, transformer.decoder.*

@@ -155,10 +155,8 @@ def convert_torch_nn(
     Args:
         original: A module that holds an nn.Transformer (or its two stacks) and embeddings, if need be an
             `nn.ModuleDict` of them; its state dict; a file with that; or a folder of `save_as_torch_nn`.
-        settings: What the weights do not tell; `nhead` is needed where the original is no module. `None`: what
-            `settings.json` beside the file does (see [`read_torch_settings`]), or else torch's defaults.
-        forward: How the original computes logits (B, T, V), in float32, from source ids (B, S), padded at the end, and
-            target ids (B, T), for the check. `None`: it believes the settings of what is outside the stacks.
+        settings: What the weights do not tell (see [`read_torch_settings`]). `None`: `settings.json` beside the file.
+        forward: How the original computes logits (B, T, V) from ids (B, S) and (B, T), for the check. `None`: none.
     """
     module = original if isinstance(original, nn.Module) else None
     place = Path(original) if isinstance(original, (str, os.PathLike)) else None
@@ -170,11 +168,10 @@ def convert_torch_nn(
     weights = read_state_dict(cast(Any, original) if module is None else module.state_dict())
     weights = _name_as_tutorial(source, weights, settings)
     sizes = _read_sizes(source, weights)
-    if module is None:
-        layers = _read_settings(source, settings, sizes["d_model"])
-    else:
-        layers = _read_module(source, module, settings)
-    config = _make_config(source, weights, settings, sizes | layers)
+    told = (
+        _read_settings(source, settings, sizes["d_model"]) if module is None else _read_module(source, module, settings)
+    )
+    config = _make_config(source, weights, settings, sizes | told)
     rules = [*_RULES, *_make_position_rules(config)]
     model = build_model(config, _add_norm_biases(weights), rules, source=source)
     tokenizer = None if place is None or saved is None else _load_tokenizer(place, config, source)
@@ -194,7 +191,6 @@ def convert_torch_nn(
 
 
 def _load_tokenizer(place: Path, config: VanillaTransformerConfig, source: str) -> PreTrainedTokenizerBase | None:
-    """Loads the tokenizer that `save_as_torch_nn` wrote beside the weights, if it did."""
     folder = place if place.is_dir() else place.parent
     try:
         tokenizer = load_tokenizer(folder)
@@ -207,13 +203,10 @@ def _load_tokenizer(place: Path, config: VanillaTransformerConfig, source: str) 
 
 def _name_as_tutorial(source: str, weights: StateDict, settings: TorchSettings) -> dict[str, torch.Tensor]:
     """Returns the weights by the tutorial's names; what is found under no name keeps its own."""
-    prefixes = _find_stacks(source, weights)
-    named = {}
-    for name, weight in weights.items():
-        for stack, prefix in prefixes.items():
-            if name.startswith((f"{prefix}layers.", f"{prefix}norm.")):
-                name = f"transformer.{stack}.{name.removeprefix(prefix)}"
-        named[name] = weight
+    named = dict(weights)
+    for stack, prefix in _find_stacks(source, weights).items():
+        for name in [name for name in weights if name.startswith((f"{prefix}layers.", f"{prefix}norm."))]:
+            named[f"transformer.{stack}.{name.removeprefix(prefix)}"] = named.pop(name)
     reasons: list[str] = []
     found: dict[str, str] = {}
     for setting, ours in _AROUND.items():
@@ -293,7 +286,6 @@ def _read_settings(source: str, settings: TorchSettings, d_model: int) -> dict[s
 
 
 def _choose_settings(settings: TorchSettings) -> dict[str, Any]:
-    """Returns what the layers of a state dict have: what the user says, and else torch's defaults."""
     given = {name: getattr(settings, name) for name in _LAYER_SETTINGS if getattr(settings, name) is not None}
     return {"nhead": None, **TORCH_DEFAULTS, **given}
 
@@ -421,8 +413,7 @@ def _add_norm_biases(weights: StateDict) -> dict[str, torch.Tensor]:
     norms = [name for name in weights if re.fullmatch(r"transformer\..*\bnorm\d?\.(weight|bias)", name)]
     if any(name.endswith("bias") for name in norms):
         return dict(weights)
-    biases = {name.removesuffix("weight") + "bias": torch.zeros_like(weights[name]) for name in norms}
-    return {**weights, **biases}
+    return {**weights, **{f"{name.removesuffix('weight')}bias": torch.zeros_like(weights[name]) for name in norms}}
 
 
 def _make_original(

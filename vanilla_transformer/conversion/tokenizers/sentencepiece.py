@@ -37,6 +37,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from vanilla_transformer.conversion.errors import ConversionError, refuse
+from vanilla_transformer.files import explain_missing
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
 from .sentencepiece_normalizer import SPACE, STRANGE, Spacing, convert_rules, write_class
@@ -137,13 +138,10 @@ class _Model:
 
 def _read_proto(path: Path) -> Any:
     """Returns the file's content, which sentencepiece itself must be able to read."""
-    try:
+    needed = "Sentencepiece models need sentencepiece 0.2.3 or newer, and protobuf"
+    with explain_missing(needed, extra="convert", packages="sentencepiece protobuf"):
         sentencepiece = importlib.import_module("sentencepiece")
         protocol = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
-    except ImportError as error:
-        needed = "Sentencepiece models need sentencepiece 0.2.3 or newer, and protobuf"
-        extra = '"vanilla-transformer[convert]"'
-        raise ImportError(f"{needed}: pip install {extra} ({error}).") from error
     if not path.is_file():
         kind = "a folder" if path.is_dir() else "no file"
         raise ConversionError(f"{path} is {kind}: name the .model file of a sentencepiece model.")
@@ -299,12 +297,8 @@ def _make_unigram(model: _Model, tokens: Sequence[str], unk: str) -> models.Unig
 def _make_bpe(model: _Model, tokens: Sequence[str], specials: Sequence[str], unk: str) -> models.BPE:
     normal = {piece: score for piece, score in model.pieces.items() if piece not in model.symbols}
     urgent_first = sorted(normal, key=lambda piece: -normal[piece]) if model.kind == "bpe" else []
-    merges = [
-        (piece[:cut], piece[cut:])
-        for piece in urgent_first
-        for cut in range(1, len(piece))
-        if piece[:cut] in normal and piece[cut:] in normal
-    ]
+    cuts = [(piece[:cut], piece[cut:]) for piece in urgent_first for cut in range(1, len(piece))]
+    merges = [(first, second) for first, second in cuts if first in normal and second in normal]
 
     def build(**settings: Any) -> models.BPE:
         vocab = {token: index for index, token in enumerate(tokens)}

@@ -106,10 +106,7 @@ def _fold(text: str) -> str:
 
 @cache
 def _out_of_order() -> Regex:
-    """Finds the places between two accents that NFC would exchange, by their canonical combining classes.
-
-    The pattern begins with what lies ahead, which nearly every place of a text fails at once.
-    """
+    """Finds the places between two accents that NFC would exchange, by their canonical combining classes."""
     accents = defaultdict(list)
     for character in map(chr, range(sys.maxunicode + 1)):
         if order := unicodedata.combining(character):
@@ -119,6 +116,7 @@ def _out_of_order() -> Regex:
         f"(?<=[{after}])(?=[{''.join(before for other, before in classes.items() if other < order)}])"
         for order, after in list(classes.items())[1:]
     ]
+    # It begins with what lies ahead, which nearly every place of a text fails at once.
     return Regex(f"(?=[{''.join(classes.values())}])(?:{'|'.join(places)})")
 
 

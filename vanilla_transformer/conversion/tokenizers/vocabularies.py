@@ -27,9 +27,9 @@ def make_word_tokenizer(
     """Makes the tokenizer of a vocabulary: white space ends each token, and every token is looked up as it is.
 
     `tokens` are in the order of their ids; `target_tokens` are the target's, if it has its own. `joiner` is how pieces
-    of words are marked, which decoding puts together: "@@" ends all but a word's last (subword-nmt; other marks are
-    taken for such), "▁" begins a word's first (sentencepiece), "￭" stands where a piece joins what is before or after
-    it (OpenNMT's tokenizer). Without `end_source` only the target ends with `eos`, and so each side has a vocabulary.
+    of words are marked, which decoding puts together: "@@" ends all but a word's last (subword-nmt), "▁" begins a
+    word's first (sentencepiece), "￭" joins a piece to its neighbour (OpenNMT's tokenizer). Without `end_source` only
+    the target ends with `eos`, and so each side has a vocabulary.
     """
     settings: dict[str, Any] = {"bos_token": bos, "pad_token": pad, "eos_token": eos, "unk_token": unk}
     check_vocabularies(tokens, target_tokens, tuple(settings.values()))
