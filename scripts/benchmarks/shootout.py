@@ -36,7 +36,7 @@ What differs by design:
 
 How it is measured: updates/s from the first line of the log to the last one, so that imports are not in it; target
 tokens/s are updates/s times the real target tokens of an update, with the end mark and without padding; memory is the
-resident memory of all processes of the training, at its peak until the last update; a translation is the whole
+resident memory of the training's processes, at its peak until the last update; a translation is the whole
 command on the test set, and its start the same command on one sentence. BLEU is sacreBLEU's with tokenize none, after
 the pieces are joined.
 """
@@ -53,14 +53,14 @@ import time
 import venv
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import psutil  # type: ignore[import-untyped]
 import sacrebleu
-from benchmark_tools import check_at_least_one, describe_processor
+from benchmark_tools import check_at_least_one, check_device, describe_processor
 from shootout_systems import SYSTEMS, Command, Run, Settings, System
 
 from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
@@ -70,7 +70,7 @@ from vanilla_transformer.inference.evaluate import join_pieces
 MARK = "@@"
 PARTS, SIDES = ("train", "valid", "test"), ("src", "tgt")
 LOG_LINES = 40  # of a training
-SAMPLE_SECONDS = 0.05  # between two looks at the memory
+SAMPLE_SECONDS = 0.25  # between two looks at the memory; more of them would take time from what is measured
 # Columns of the table: title, name in the results, form.
 COLUMNS = (
     ("BLEU", "bleu", "{:.2f}"),
@@ -114,6 +114,7 @@ class ShootoutArguments:
     output_dir: str = field(default="out/shootout", metadata={"help": "Folder of results. Default: out/shootout."})
 
     def __post_init__(self) -> None:
+        check_device("cpu")
         check_at_least_one(self, ("updates", "batch_tokens", "warmup_steps", "threads"))
         if self.updates < 2:
             raise ValueError("--updates is 1; it must be at least 2, between which the time is taken.")
@@ -203,6 +204,15 @@ def find_versions(python: Path, system: System) -> dict[str, str]:
 # Running
 
 
+def read_peak(process: psutil.Process) -> float:
+    """The most megabytes that a process was resident with so far: Linux keeps this; 0 if the process has ended."""
+    try:
+        text = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("VmHWM:")) / 1024
+
+
 class TreeMemory:
     """The peak of the resident megabytes of a process and all that it started, while a block of code runs."""
 
@@ -221,19 +231,12 @@ class TreeMemory:
         self._thread.join()
 
     def _sample(self) -> None:
-        while not self._ended.is_set():
+        while not self._ended.wait(SAMPLE_SECONDS):
             try:
                 tree = [self.process, *self.process.children(recursive=True)]
             except psutil.NoSuchProcess:
                 return
-            resident = 0
-            for each in tree:
-                try:
-                    resident += each.memory_info().rss
-                except psutil.NoSuchProcess:  # it has just ended
-                    continue
-            self.megabytes = max(self.megabytes, resident / 2**20)
-            self._ended.wait(SAMPLE_SECONDS)
+            self.megabytes = max(self.megabytes, sum(map(read_peak, tree)))
 
 
 @dataclass(frozen=True)
@@ -246,29 +249,29 @@ class Tick:
 
 
 @contextmanager
-def started(command: Command, environment: dict[str, str]) -> Iterator[psutil.Popen]:
-    """A process, whose output of both kinds is read line by line; it ends with the block."""
-    stdin = command.stdin.open("rb") if command.stdin else None
-    process = psutil.Popen(
-        command.words,
-        env=environment,
-        stdin=stdin or subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            for each in [*process.children(recursive=True), process]:
-                each.kill()
-        process.wait()
-        process.stdout.close()
-        if stdin:
-            stdin.close()
+def started(command: Command, environment: dict[str, str]) -> Iterator[tuple[psutil.Popen, TextIO]]:
+    """A process, and what it prints; it ends with the block, and so does all that it started."""
+    with ExitStack() as files:
+        stdin = files.enter_context(command.stdin.open("rb")) if command.stdin else subprocess.DEVNULL
+        stdout = files.enter_context(command.stdout.open("wb")) if command.stdout else subprocess.PIPE
+        process = psutil.Popen(
+            command.words,
+            env=environment,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=subprocess.PIPE if command.stdout else subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+        printed = files.enter_context(process.stderr if command.stdout else process.stdout)
+        try:
+            yield process, printed
+        finally:
+            if process.poll() is None:
+                for each in [*process.children(recursive=True), process]:
+                    each.kill()
+            process.wait()
 
 
 def run(command: Command, system: System, log_file: Path, threads: int) -> list[Tick]:
@@ -283,11 +286,11 @@ def run(command: Command, system: System, log_file: Path, threads: int) -> list[
     environment |= {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1", "TOKENIZERS_PARALLELISM": "false"}
     ticks = []
     with (
-        started(command, environment) as process,
+        started(command, environment) as (process, printed),
         TreeMemory(process) as memory,
         log_file.open("w", encoding="utf-8") as log,
     ):
-        for line in process.stdout:
+        for line in printed:
             log.write(line)
             if found := system.update.search(line):
                 update = int(found[1].replace(",", ""))

@@ -73,10 +73,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Command:
-    """A command line, and the file that it reads as standard input."""
+    """A command line, and files for its standard input and output; without the latter it prints into the log."""
 
     words: list[str]
     stdin: Path | None = None
+    stdout: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -198,9 +199,9 @@ class JoeyNMT(System):
         return Command([str(run.python), "-m", "joeynmt", "train", run.file("train.yaml"), "--skip-test"])
 
     def translate(self, run: Run, source: Path, output: Path) -> Command:
-        """The sentences come from standard input."""
-        words = [str(run.python), "-m", "joeynmt", "translate", run.file("translate.yaml"), "-o", str(output)]
-        return Command(words, stdin=source)
+        """From standard input to standard output: its option for an output file fails."""
+        words = [str(run.python), "-m", "joeynmt", "translate", run.file("translate.yaml")]
+        return Command(words, stdin=source, stdout=output)
 
     def count(self, run: Run, log: str) -> Counts:
         """The checkpoint has the tokens; only its own environment need be able to read it."""

@@ -116,7 +116,7 @@ class TestShape:
         test = one.data / "test.src"
         for command in (system.train(one), system.translate(one, test, one.folder / "out")):
             assert command.words[0] == sys.executable
-        given = [str(command.stdin), *command.words]
+        given = [str(command.stdin), str(command.stdout), *command.words]
         assert {str(test), str(one.folder / "out")} <= {*given}
         assert any(word.startswith("torch==") for words in system.list_requirements() for word in words)
 
@@ -161,17 +161,27 @@ def test_a_process_that_fails_says_so(tmp_path: Path) -> None:
 
 
 def test_memory_of_all_processes_is_counted(tmp_path: Path) -> None:
-    child = "data = bytearray(200 * 2**20); import time; time.sleep(0.6)"
+    child = "data = bytearray(200 * 2**20); import time; time.sleep(1)"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}]); print('update 1 of 1')"
     (tick,) = script.run(systems.Command([sys.executable, "-c", parent]), systems.Marian(), tmp_path / "log", threads=1)
     assert 200 < tick.megabytes < 400
 
 
+def test_input_and_output_may_be_files(tmp_path: Path) -> None:
+    source, output, log = (tmp_path / name for name in ("source", "output", "log"))
+    source.write_text("two men\n", encoding="utf-8")
+    code = "import sys; print(sys.stdin.read().upper(), end=''); print('loading', file=sys.stderr)"
+    command = systems.Command([sys.executable, "-c", code], stdin=source, stdout=output)
+    assert script.run(command, systems.SYSTEMS["joeynmt"], log, threads=1) == []
+    assert output.read_text(encoding="utf-8") == "TWO MEN\n"
+    assert log.read_text(encoding="utf-8") == "loading\n"
+
+
 def test_a_process_that_is_not_waited_for_is_ended() -> None:
     command = systems.Command([sys.executable, "-c", "import time; print('on', flush=True); time.sleep(60)"])
     start = time.perf_counter()
-    with script.started(command, {}) as process:
-        assert process.stdout.readline() == "on\n"
+    with script.started(command, {}) as (process, printed):
+        assert printed.readline() == "on\n"
     assert process.poll() is not None
     assert time.perf_counter() - start < 30
 
