@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -204,12 +205,16 @@ class TestCounts:
         Path(one.file("model/metrics.json")).write_text(json.dumps(metrics), encoding="utf-8")
         assert systems.Ours().count(one, "") == systems.Counts(50, 2000)
 
-    def test_joeynmt(self, one: Any) -> None:
-        import torch
+    def test_joeynmt(self, one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[list[str]] = []
 
-        Path(one.file("model")).mkdir()
-        torch.save({"stats_state": {"total_tokens": 50}}, one.file("model/latest.ckpt"))
+        def answer(words: list[str], **_: Any) -> Any:
+            asked.append(words)
+            return SimpleNamespace(stdout="50\n")
+
+        monkeypatch.setattr(systems.subprocess, "run", answer)
         assert systems.JoeyNMT().count(one, LOGS["joeynmt"]) == systems.Counts(50, 2000)
+        assert (asked[0][0], asked[0][-1]) == (sys.executable, one.file("model/latest.ckpt"))
 
     def test_a_log_without_numbers(self, one: Any) -> None:
         with pytest.raises(ValueError, match="no sizes of batches"):
@@ -296,7 +301,12 @@ class TestMain:
 
 def test_an_environment_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    monkeypatch.setattr(script.venv, "create", lambda folder, **_: made.append(folder) or folder.mkdir(exist_ok=True))
+
+    def create(folder: Path, **_: Any) -> None:
+        folder.mkdir()
+        made.append(folder)
+
+    monkeypatch.setattr(script.venv, "create", create)
     monkeypatch.setattr(script.subprocess, "run", lambda words, **_: made.append(words[4:]))
     system = systems.SYSTEMS["opennmt_py"]
     python = script.make_environment(tmp_path / "one", system)
