@@ -126,6 +126,11 @@ def _write_yaml(path: str, content: dict[str, Any]) -> None:
     Path(path).write_text(yaml.safe_dump(json.loads(json.dumps(content))), encoding="utf-8")
 
 
+def _spell(value: Any) -> str:
+    """A value as `--config_overrides` reads it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _find_number(pattern: str, log: str) -> int:
     found = re.search(pattern, log)
     if found is None:
@@ -368,7 +373,7 @@ class Ours(System):
         content = {
             "preset": "base",
             # Biases everywhere, as the other systems have.
-            "config_overrides": ",".join(f"{name}={value}" for name, value in self.list_overrides().items()),
+            "config_overrides": ",".join(f"{name}={_spell(value)}" for name, value in self.list_overrides().items()),
             "tokenizer_type": "wordlevel",
             "vocab_size": len(pieces) + 4,  # and the special tokens
             "train_file": [str(run.data / f"train.{side}") for side in ("src", "tgt")],

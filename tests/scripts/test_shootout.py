@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.commands import train
+from vanilla_transformer.data.tokenizer_training import train_tokenizer
+from vanilla_transformer.training.setup import build_config
 
 script: Any = importlib.import_module("shootout")
 systems: Any = importlib.import_module("shootout_systems")
@@ -82,13 +85,21 @@ class TestData:
 
 
 class TestShape:
-    def test_marian_and_ours_have_as_many_parameters(self) -> None:
-        other = marian.make_model(systems.SHAPE, vocab_size=100)
-        config = VanillaTransformerConfig.from_preset("base", vocab_size=100, **systems.Ours.list_overrides())
-        assert config.label_smoothing == systems.SMOOTHING
+    def test_marian_and_ours_have_as_many_parameters(self, one: Any) -> None:
+        systems.Ours().prepare(one)
+        _, arguments, _, training = train.parse(train.make_parser(), [one.file("train.yaml")])
+        tokenizer = train_tokenizer(SOURCES + TARGETS, model_type="wordlevel", vocab_size=arguments.vocab_size)
+        config: Any = build_config(arguments, tokenizer)
+        vocabulary = marian.read_vocabulary(str(one.data / "vocabulary.txt"))
+        assert len(vocabulary) == len(tokenizer) == arguments.vocab_size
+
+        other = marian.make_model(systems.SHAPE, len(vocabulary))
         assert count_parameters(other) == count_parameters(VanillaTransformerForConditionalGeneration(config))
         assert other.config.dropout == config.dropout == 0.3
         assert other.get_input_embeddings().weight is other.get_output_embeddings().weight
+        assert config.label_smoothing == systems.SMOOTHING
+        assert (training.max_steps, training.seed, training.learning_rate) == (4, 3, 0.005)
+        assert training.max_source_tokens == training.max_target_tokens == 20
 
     def test_joeynmt(self, one: Any) -> None:
         systems.JoeyNMT().prepare(one)
