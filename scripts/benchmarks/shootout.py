@@ -23,10 +23,11 @@ command for that.
 What differs by design:
 
 - Batches of --batch_tokens: this package and OpenNMT-py fill each side up to it with padding, in sorted batches.
-  JoeyNMT does not sort, so more of its batch is padding, and it stops at the sentence that passes the limit.
-  Seq2SeqTrainer counts pairs: it gets as many as this package's batches have on average. The table tells the real
+  Seq2SeqTrainer counts pairs: it gets as many as this package's batches have on average. JoeyNMT does not sort, so more
+  of its batch is padding: its limit is raised until its batches have as many pairs on average. The table tells the real
   target tokens of an update.
-- OpenNMT-py normalises before each sub-layer and once at the end of a stack, the others after each sub-layer.
+- OpenNMT-py normalises before each sub-layer and once at the end of a stack, the others after each sub-layer. Its
+  output layer has a bias. It reads the corpus ahead as a whole, as the others do.
 - Dropout is on embeddings and on the outputs of sub-layers everywhere. JoeyNMT and OpenNMT-py drop also inside the
   feed-forward layer, JoeyNMT also attention weights.
 - Initial values, the epsilon of Adam and that of the norms are each system's own.
@@ -45,6 +46,7 @@ import gzip
 import hashlib
 import json
 import os
+import random
 import shutil
 import statistics
 import subprocess
@@ -169,11 +171,23 @@ def describe_data(folder: Path) -> str:
     return digest.hexdigest()[:12]
 
 
-def count_pairs_per_batch(data: Path, batch_tokens: int) -> int:
+def measure_lengths(data: Path) -> list[list[int]]:
+    """The tokens of each source, and of each target, of the training, end marks included."""
+    return [[len(line.split()) + 1 for line in read_lines(data / f"train.{side}")] for side in SIDES]
+
+
+def count_pairs_per_batch(lengths: list[list[int]], batch_tokens: int) -> int:
     """How many pairs this package's batches of so many tokens have on average."""
-    lengths = [[len(line.split()) + 1 for line in read_lines(data / f"train.{side}")] for side in SIDES]
     sampler = TokenBatchSampler(*lengths, max_source_tokens=batch_tokens, max_target_tokens=batch_tokens)
     return max(1, round(len(lengths[0]) / len(sampler)))
+
+
+def count_unsorted_tokens(lengths: list[list[int]], pairs_per_batch: int) -> int:
+    """The tokens of the longer side, with padding, of so many pairs in any order, on average."""
+    sizes = list(map(max, *lengths))
+    random.Random(0).shuffle(sizes)
+    batches = [sizes[start : start + pairs_per_batch] for start in range(0, len(sizes), pairs_per_batch)]
+    return round(pairs_per_batch * statistics.mean(map(max, batches)))
 
 
 # Environments
@@ -421,10 +435,13 @@ def main(argv: list[str] | None = None) -> None:
         prepare_data(Path(arguments.data_folder), languages, output / "data")
     except ValueError as error:
         parser.error(str(error))
+    lengths = measure_lengths(output / "data")
+    pairs_per_batch = count_pairs_per_batch(lengths, arguments.batch_tokens)
     settings = Settings(
         updates=arguments.updates,
         batch_tokens=arguments.batch_tokens,
-        pairs_per_batch=count_pairs_per_batch(output / "data", arguments.batch_tokens),
+        pairs_per_batch=pairs_per_batch,
+        unsorted_batch_tokens=count_unsorted_tokens(lengths, pairs_per_batch),
         warmup_steps=arguments.warmup_steps,
         learning_rate=arguments.learning_rate,
         logging_steps=max(1, arguments.updates // LOG_LINES),

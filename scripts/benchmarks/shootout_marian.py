@@ -33,9 +33,10 @@ Pair = dict[str, list[int]]
 class ProgressLines(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Prints the update's number at each log: the library's own line has none."""
 
-    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Prints a line, also without a loss in the log."""
-        print(f"update {state.global_step} of {state.max_steps}", flush=True)
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        """Prints a line, but not for the summary at the end."""
+        if logs and "loss" in logs:
+            print(f"update {state.global_step} of {state.max_steps}", flush=True)
 
 
 def make_model(shape: dict[str, Any], vocab_size: int) -> MarianMTModel:

@@ -42,7 +42,8 @@ class Settings:
     Args:
         updates: Number of updates.
         batch_tokens: The most tokens of a batch, of each side, padding included.
-        pairs_per_batch: Sentence pairs of a batch, for a system that cannot count tokens.
+        pairs_per_batch: Sentence pairs of a batch on average, for a system that cannot count tokens.
+        unsorted_batch_tokens: The limit of tokens at which batches of unsorted pairs have as many pairs.
         warmup_steps: Updates over which the learning rate grows to `learning_rate`.
         learning_rate: The highest rate.
         logging_steps: Updates between two lines of the log.
@@ -51,6 +52,7 @@ class Settings:
     updates: int
     batch_tokens: int
     pairs_per_batch: int
+    unsorted_batch_tokens: int
     warmup_steps: int
     learning_rate: float
     logging_steps: int
@@ -180,7 +182,7 @@ class JoeyNMT(System):
                 "learning_rate_warmup": settings.warmup_steps,
                 "learning_rate_min": 0.0,
                 "normalization": "tokens",
-                "batch_size": settings.batch_tokens,
+                "batch_size": settings.unsorted_batch_tokens,
                 "batch_type": "token",
                 "updates": settings.updates,
                 "epochs": settings.updates,
@@ -265,6 +267,8 @@ class OpenNMTPy(System):
             "batch_type": "tokens",
             "batch_size": settings.batch_tokens,
             "batch_size_multiple": 1,
+            # As many pairs are read ahead and sorted; its default keeps several copies of a small corpus in memory.
+            "bucket_size": len((run.data / "train.src").read_text(encoding="utf-8").splitlines()),
             "num_workers": 0,
             "train_steps": settings.updates,
             "save_checkpoint_steps": settings.updates,

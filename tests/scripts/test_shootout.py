@@ -23,7 +23,13 @@ marian: Any = importlib.import_module("shootout_marian")
 
 SOURCES, TARGETS = ["a pul@@ ley", "two men", "a man is here"], ["ei@@ ne rol@@ le", "zwei", "ein mann ist hier"]
 SETTINGS = systems.Settings(
-    updates=4, batch_tokens=20, pairs_per_batch=2, warmup_steps=2, learning_rate=0.005, logging_steps=1
+    updates=4,
+    batch_tokens=20,
+    pairs_per_batch=2,
+    unsorted_batch_tokens=30,
+    warmup_steps=2,
+    learning_rate=0.005,
+    logging_steps=1,
 )
 CONDITIONS = {"updates": 4, "threads": 1}
 
@@ -74,8 +80,12 @@ class TestData:
             script.prepare_data(folder, ("en", "de"), tmp_path / "data")
 
     def test_pairs_of_a_batch(self, one: Any) -> None:
-        assert script.count_pairs_per_batch(one.data, 1000) == 3
-        assert script.count_pairs_per_batch(one.data, 5) == 1
+        lengths = script.measure_lengths(one.data)
+        assert lengths == [[4, 3, 5], [5, 2, 5]]
+        assert script.count_pairs_per_batch(lengths, 1000) == 3
+        assert script.count_pairs_per_batch(lengths, 5) == 1
+        assert script.count_unsorted_tokens(lengths, 3) == 3 * 5
+        assert script.count_unsorted_tokens(lengths, 1) == round((5 + 3 + 5) / 3)
 
     def test_other_files_are_other_data(self, one: Any) -> None:
         before = script.describe_data(one.data)
@@ -109,7 +119,7 @@ class TestShape:
             assert [stack[name] for name in sizes] == [4, 128, 256, 4]
             assert stack["embeddings"]["embedding_dim"] == 128
         training = settings["training"]
-        assert (training["updates"], training["batch_size"], settings["random_seed"]) == (4, 20, 3)
+        assert (training["updates"], training["batch_size"], settings["random_seed"]) == (4, 30, 3)
         assert training["learning_rate"] == 0.005
 
     def test_opennmt_py(self, one: Any) -> None:
@@ -117,6 +127,7 @@ class TestShape:
         settings = yaml.safe_load(Path(one.file("train.yaml")).read_text(encoding="utf-8"))
         names = ("layers", "hidden_size", "word_vec_size", "transformer_ff", "heads", "seed", "train_steps")
         assert [settings[name] for name in names] == [4, 128, 128, 256, 4, 3, 4]
+        assert settings["bucket_size"] == len(SOURCES)
         # The schedule's own formula, at the end of the warm-up.
         peak = settings["learning_rate"] * settings["hidden_size"] ** -0.5 * settings["warmup_steps"] ** -0.5
         assert peak == pytest.approx(0.005)
