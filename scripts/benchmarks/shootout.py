@@ -6,8 +6,8 @@ r"""Train the same model on the same files with four systems, and compare qualit
 
 The systems are JoeyNMT 2.3, OpenNMT-py 3.5.1, MarianMT trained by transformers' own Seq2SeqTrainer, and this package.
 Each is installed by pip into an environment of its own under --environments, all with the versions of torch and
-transformers that run this script. OpenNMT-py needs wheels that exist up to Python 3.11. The folder of data holds train,
-valid and test files, such as train.en(.gz) and test.2016.de(.gz), whose sentences are cut into pieces ("pul@@ ley").
+transformers that run this script; it was tried with Python 3.11. The folder of data holds train, valid and test files,
+such as train.en(.gz) and test.2016.de(.gz), whose sentences are cut into pieces ("pul@@ ley").
 
 The systems take turns: each trains with the first seed, then each with the second. What is finished is not run again:
 give the same command after an interruption. Results are JSON files under --output_dir, and the table is table.md there.
@@ -37,9 +37,9 @@ What differs by design:
 
 How it is measured: updates/s from the first line of the log to the last one, so that imports are not in it; target
 tokens/s are updates/s times the real target tokens of an update, with the end mark and without padding; memory is the
-resident memory of the training's processes, at its peak until the last update; a translation is the whole
-command on the test set, and its start the same command on one sentence. BLEU is sacreBLEU's with tokenize none, after
-the pieces are joined.
+resident memory of the training's processes, at its peak until the last update; a translation is the whole command on
+the test set, and its start the same command on one sentence. BLEU is sacreBLEU's with tokenize none, after the pieces
+are joined.
 """
 
 import gzip
