@@ -27,10 +27,10 @@ _NOTHING = ("None", "[]", "{}", "")
 # The columns of the table of scores, and the Hub's names of those that go into the metadata and the summary.
 _SCORES = {"sacreBLEU": "bleu", "lowercased": "bleu_lowercase", "chrF": "chrf", "TER": "ter"}
 _SCORES |= {f"ROUGE-{kind}": f"rouge{kind}" for kind in ("1", "2", "L", "Lsum")}
-_SCORES |= {"exact match, %": "exact_match", "perplexity": "perplexity"}
+_SCORES |= {"exact match, %": "exact_match", "WER": "wer", "PER": "per", "perplexity": "perplexity"}
 # The same in the scores of a training, whose BLEU is greedy search's.
 _HEADLINES = {"bleu": "BLEU", "chrf": "chrF"} | {key: name for name, key in _SCORES.items() if name.startswith("ROUGE")}
-_HUB_METRICS = {"sacreBLEU": "sacrebleu", "chrF": "chrf"}
+_HUB_METRICS = {"sacreBLEU": "sacrebleu", "chrF": "chrf", "WER": "wer"}
 _HUB_METRICS |= dict.fromkeys((name for name in _SCORES if name.startswith("ROUGE")), "rouge")
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # A name of the Hub, unless it is the path of a local folder.
