@@ -52,6 +52,9 @@ MAX_EXTRA_TOKENS = 50
 # writes all the library's defaults into the model's generation config, and its limit of 20 tokens (`max_length`).
 _TRAINERS_DEFAULTS = ("encoder_repetition_penalty", "epsilon_cutoff", "eta_cutoff", "min_length", "typical_p")
 
+# The arguments with words that must appear; the last was transformers 4's, and is refused.
+_FORCED_WORDS = ("force_words_ids", "force_words_ids_per_sentence", "constraints")
+
 # Held while older versions of the library put a cache where other threads would take it.
 _PREPARING_CACHE = threading.Lock()
 
@@ -61,6 +64,15 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
 
     `length_penalty_type`, a setting like others, says what divides the log-probabilities of beam search: `"gnmt"` is
     the paper's ((5 + length) / 6) ** length_penalty, `"transformers"`, or none, the library's length ** length_penalty.
+
+    Words that must appear (lexical constraints), for beam search:
+
+    - `force_words_ids`: token ids, one list for each word or phrase, `[[5], [7, 8]]`; a list of such lists has
+      alternatives, one of which must appear, `[[[5], [6]], [[7, 8]]]`. They count for every sentence. What is given
+      twice must appear twice. The prompt does not count.
+    - `force_words_ids_per_sentence`: one such list, or an empty one, for each source sentence, besides the above.
+
+    If no translation within the length limit has them all, the best of those with the fewest missing is returned.
 
     With `cache_implementation="static"` greedy search and beam search compile their step where the library compiles its
     own: on CUDA, unless `disable_compile` is set (see `StaticDecoder`).
@@ -77,6 +89,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             _remove_trainers_limit(each)
         has_no_limit = kwargs.get("max_length") is None and all(each.max_length is None for each in configs)
         length_penalty_type = kwargs.pop("length_penalty_type", None)
+        forced = {name: kwargs.pop(name, None) for name in _FORCED_WORDS}
         settings, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)  # type: ignore[misc]
         if length_penalty_type is not None:
             # Not by `update`, which would warn of the model's length penalty where the call asks for greedy search.
@@ -89,10 +102,38 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             )
         if model_kwargs.get("decoder_inputs_embeds") is not None:
             raise ValueError("generate() goes on with tokens: give decoder_input_ids instead of decoder_inputs_embeds.")
+        self._set_forced_words(settings, forced)
         check_cache_implementation(self.config._attn_implementation, settings.cache_implementation)
         if settings.decoder_start_token_id is None:  # as where the settings came from an encoder-only model
             settings.decoder_start_token_id = self.config.decoder_start_token_id
         return settings, model_kwargs
+
+    def _set_forced_words(self, settings: GenerationConfig, forced: dict[str, Any]) -> None:
+        """Checks words that must appear, and hides them from the library, which would send us away."""
+        for name in _FORCED_WORDS:
+            if forced[name] is None:
+                forced[name] = getattr(settings, name, None)
+            vars(settings)[name] = None
+        if not any(value is not None for value in forced.values()):
+            return
+        if forced["constraints"] is not None:
+            raise ValueError("constraints were objects of transformers 4: give their token ids as force_words_ids.")
+        ends = settings.eos_token_id
+        ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+        size = self.config.target_vocab_size
+        common = _read_words(_FORCED_WORDS[0], forced[_FORCED_WORDS[0]], size, ends)
+        name = _FORCED_WORDS[1]
+        own = forced[name]
+        if own is not None and not isinstance(own, list | tuple):
+            raise ValueError(f"{name} must have one list for each source sentence; it is {own!r}.")
+        if own is not None:
+            own = [_read_words(f"{name}[{number}]", words, size, ends) for number, words in enumerate(own)]
+        if (common or any(own or [])) and ((settings.num_beams or 1) < 2 or settings.do_sample):
+            raise ValueError(
+                "Words that must appear need beam search: set num_beams to 2 or more (5 or more is better) and "
+                f"do_sample=False; here are num_beams={settings.num_beams} and do_sample={settings.do_sample}."
+            )
+        vars(settings)["_forced_words"] = (common, own)
 
     def _prepare_generated_length(
         self,
@@ -237,6 +278,11 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         """Beam search as `BeamSearch` does it, with each sentence's own limit."""
         rules = self._limit_by_source(logits_processor, stopping_criteria, generation_config, model_kwargs, input_ids)
         rules |= {"generation_config": generation_config, "model_kwargs": model_kwargs, "synced_gpus": synced_gpus}
+        num_sentences = len(input_ids) // generation_config.num_beams
+        common, own = getattr(generation_config, "_forced_words", ([], None))
+        if own is not None and len(own) != num_sentences:
+            raise ValueError(f"{_FORCED_WORDS[1]} has {len(own)} lists for {num_sentences} source sentences.")
+        rules["words"] = [common + each for each in own or [[]] * num_sentences]
         return BeamSearch(self, input_ids, **rules).run()
 
     def make_decoder(self, model_kwargs: dict[str, Any], generation_config: GenerationConfig) -> SharingDecoder | None:
@@ -373,6 +419,33 @@ class VanillaTransformerForConditionalGeneration(
 def _remove_trainers_limit(config: GenerationConfig) -> None:
     if config.max_length == 20 and all(getattr(config, name, None) is not None for name in _TRAINERS_DEFAULTS):
         config.max_length = None
+
+
+def _read_words(name: str, words: Any, vocab_size: int, ends: list[int]) -> list[list[list[int]]]:
+    """Returns constraints, each as a list of alternatives, in token ids."""
+
+    def read_phrase(phrase: Any, place: str) -> list[int]:
+        if not isinstance(phrase, list | tuple) or not phrase:
+            raise ValueError(f"{place} must be a list of token ids that is not empty; it is {phrase!r}.")
+        for token in phrase:
+            if type(token) is not int or not 0 <= token < vocab_size or token in ends:
+                raise ValueError(
+                    f"{place} has {token!r}; it must have token ids: integers from 0 to {vocab_size - 1}, but not the "
+                    f"end-of-sentence token {' or '.join(map(str, ends))}."
+                )
+        return list(phrase)
+
+    if words is None:
+        return []
+    if not isinstance(words, list | tuple):
+        raise ValueError(f"{name} must be a list of lists of token ids, as [[5], [7, 8]]; it is {words!r}.")
+    constraints = []
+    for number, word in enumerate(words):
+        place = f"{name}[{number}]"
+        has_alternatives = isinstance(word, list | tuple) and word and isinstance(word[0], list | tuple)
+        phrases = word if has_alternatives else [word]
+        constraints.append([read_phrase(each, place) for each in phrases])
+    return constraints
 
 
 # The methods that a fast step takes the place of, as they are here.

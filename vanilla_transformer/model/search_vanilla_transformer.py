@@ -5,14 +5,16 @@ is the work: the source side exists once per sentence, no beam's history is copi
 the best tokens are looked for within each beam, and a sentence whose translations can no longer change leaves.
 
 Shapes: B  sentences still in the batch, N  beams, R = B * N  rows, V  target vocabulary, C  candidates per sentence and
-step, M  longest output.
+step, M  longest output, K  constraints of a sentence, A  alternatives of one, P  tokens of the longest alternative.
 """
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from torch.nn.functional import pad as pad_sides
 from transformers.generation import logits_process as processors
 from transformers.generation import stopping_criteria as stopping
 from transformers.generation.configuration_utils import GenerationConfig
@@ -24,6 +26,7 @@ from .decoding_vanilla_transformer import ReorderingDecoder
 from .static_decoding_vanilla_transformer import SharingDecoder
 
 _IMPOSSIBLE = -1.0e9  # the library's score for what must not be chosen
+_MANY_WORDS = 1_000_000  # more than a sentence lacks
 _MANY_VALUES, _PART = 100_000, 64
 _WORTH_LEAVING = 1 / 8  # share of the sentences that must be finished before the rest is copied without them
 
@@ -231,10 +234,92 @@ def find_largest(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def _gather(values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Picks hypotheses (B, n) of each sentence from values (B, N) or (B, N, length)."""
-    if values.ndim == 3:
-        indices = indices[:, :, None].expand(-1, -1, values.shape[2])
+    """Picks hypotheses (B, n) of each sentence from values (B, N, ...)."""
+    if values.ndim > 2:
+        indices = indices.view(*indices.shape, *(1,) * (values.ndim - 2)).expand(-1, -1, *values.shape[2:])
     return values.gather(1, indices)
+
+
+# Words that must appear
+
+Words = Sequence[Sequence[Sequence[int]]]  # constraints of a sentence: alternatives of each: their tokens
+
+
+class ForcedWords:
+    """What beams have of the words that must appear: dynamic beam allocation (Post & Vilar, 2018), vectorised.
+
+    Each step also looks at the tokens that begin or continue a phrase. Candidates are divided into banks by the number
+    of tokens that they lack, and take turns in the beam: the best of each bank, the second best of each, and so on (Hu
+    et al., 2019). Each phrase is looked for by itself (the Shift-And algorithm), so that different ones may overlap.
+    """
+
+    def __init__(self, words: Sequence[Words], num_beams: int, device: torch.device) -> None:
+        """Takes the constraints of B sentences; one that is given twice must appear twice, without overlap."""
+        counts = [Counter(frozenset(map(tuple, phrases)) for phrases in sentence) for sentence in words]
+        phrases = [phrase for sentence in counts for constraint in sentence for phrase in constraint]
+        sizes = (max(map(len, counts)), max(len(constraint) for sentence in counts for constraint in sentence))
+        self.phrases = torch.full((len(words), 1, *sizes, max(map(len, phrases))), -1)  # (B, 1, K, A, P)
+        needed = torch.zeros((len(words), 1, sizes[0]), dtype=torch.long)
+        for row, sentence in enumerate(counts):
+            for column, (constraint, count) in enumerate(sentence.items()):
+                needed[row, 0, column] = count
+                for place, phrase in enumerate(sorted(constraint)):
+                    self.phrases[row, 0, column, place, : len(phrase)] = torch.tensor(phrase)
+        self.phrases = self.phrases.to(device)
+        self.needed = needed.to(device).expand(-1, num_beams, -1)  # (B, N, K): how many times each must still appear
+        # (B, N, K, A, P): whether a beam ends with the first tokens of a phrase, up to this one.
+        self.progress = torch.zeros_like(self.phrases, dtype=torch.bool).expand(-1, num_beams, -1, -1, -1)
+        self._measure()
+
+    def _measure(self) -> None:
+        left = (self.phrases >= 0).flip(-1).cumsum(-1).flip(-1) - 1  # tokens of a phrase behind each of its tokens
+        self.is_last = left == 0
+        self.shortest = left[..., 0].masked_fill(left[..., 0] < 0, _MANY_WORDS).amin(dim=-1) + 1  # (B, 1, K)
+        # How much nearer a beam is to all words by what it has of a phrase.
+        self.gains = (self.shortest[..., None, None] - left).clamp(min=0) * (left >= 0)
+
+    def propose(self, likeliest: torch.Tensor) -> torch.Tensor:
+        """Returns tokens to look at (B, N, n): those that begin or continue phrases, and the likeliest ones (B, N)."""
+        is_next = pad_sides(self.progress[..., :-1], (1, 0), value=True) & (self.needed > 0)[..., None, None]
+        likeliest = likeliest[:, :, None, None, None]
+        tokens = torch.where(is_next & (self.phrases >= 0), self.phrases, likeliest)
+        return torch.cat([tokens.flatten(2), likeliest[..., 0, 0]], dim=2)
+
+    def arrange(self, beams: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Remembers what candidates (B, C) have; returns the order (B, C) in which they may enter the beam."""
+        progress = pad_sides(_gather(self.progress, beams)[..., :-1], (1, 0), value=True)
+        progress &= self.phrases == tokens[:, :, None, None, None]
+        is_met = (progress & self.is_last).flatten(3).any(dim=3)
+        progress &= ~is_met[..., None, None]
+        needed = (_gather(self.needed, beams) - is_met.long()).clamp(min=0)
+        gains = (progress * self.gains * (needed > 0)[..., None, None]).flatten(2).amax(dim=2)
+        lacking = (needed * self.shortest).sum(dim=2) - gains
+        order = scores.argsort(dim=1, descending=True, stable=True)
+        order = order.gather(1, lacking.gather(1, order).argsort(dim=1, stable=True))
+        banks = lacking.gather(1, order)
+        places = torch.arange(banks.shape[1], device=banks.device).expand_as(banks)
+        is_first = pad_sides(banks[:, 1:] != banks[:, :-1], (1, 0), value=True)
+        turns = places - (places * is_first).cummax(dim=1).values
+        turns = turns.masked_fill(scores.gather(1, order) <= _IMPOSSIBLE / 2, banks.shape[1])
+        order = order.gather(1, turns.argsort(dim=1, stable=True))
+        self.candidates = (_gather(needed, order), _gather(progress, order))
+        return order
+
+    def count_unmet(self) -> torch.Tensor:
+        """Returns how many words the candidates, as `arrange` has ordered them, lack, (B, C)."""
+        return self.candidates[0].sum(dim=2)
+
+    def choose(self, scores: torch.Tensor) -> torch.Tensor:
+        """Lets candidates, as `arrange` has ordered them, enter the beam; returns which, the best first, (B, N)."""
+        chosen = (scores <= _IMPOSSIBLE / 2).long().argsort(dim=1, stable=True)[:, : self.needed.shape[1]]
+        chosen = chosen.gather(1, scores.gather(1, chosen).argsort(dim=1, descending=True, stable=True))
+        self.needed, self.progress = (_gather(values, chosen) for values in self.candidates)
+        return chosen
+
+    def keep_sentences(self, stay: torch.Tensor) -> None:
+        """Goes on with these sentences only."""
+        self.phrases, self.needed, self.progress = self.phrases[stay], self.needed[stay], self.progress[stay]
+        self._measure()
 
 
 @dataclass
@@ -245,6 +330,7 @@ class Hypotheses:
     scores: torch.Tensor  # (B, N)
     lengths: torch.Tensor  # (B, N): number of new tokens, 0 where no translation has ended
     beam_indices: torch.Tensor | None  # (B, N, M - prompt): which row each token came from; -1 behind the end
+    unmet: torch.Tensor | None = None  # (B, N): how many of the words that must appear do not
 
     def apply(self, function: Callable[..., torch.Tensor], *others: "Hypotheses") -> "Hypotheses":
         """Returns what a function makes of each tensor, together with those of others."""
@@ -271,7 +357,8 @@ class BeamSearch:
     The settings mean what they mean in the library. With `length_penalty_type="gnmt"` a sentence is searched, unless
     `early_stopping=True`, until none of its open beams can become one of the translations to return.
 
-    `model_kwargs` has `encoder_outputs` and `attention_mask` with B rows.
+    `model_kwargs` has `encoder_outputs` and `attention_mask` with B rows, `words` what must appear (see `ForcedWords`).
+    A sentence is searched until all of its words appear, or to its end; fewer lacking words go before better scores.
     """
 
     def __init__(
@@ -284,6 +371,7 @@ class BeamSearch:
         generation_config: GenerationConfig,
         model_kwargs: dict[str, Any],
         synced_gpus: bool = False,
+        words: Sequence[Words] | None = None,
     ) -> None:
         self.model = model
         self.sources = {name: model_kwargs.get(name) for name in ("encoder_outputs", "attention_mask")}
@@ -306,6 +394,7 @@ class BeamSearch:
             and judges_rows_alone(logits_processor, stopping_criteria)
         )
         self.rules = StoppingRules(stopping_criteria, generation_config.max_length, self.device)
+        self.words = ForcedWords(words, self.num_beams, self.device) if words and any(words) else None
         self._start(input_ids)
 
     def _start(self, input_ids: torch.Tensor) -> None:
@@ -323,7 +412,9 @@ class BeamSearch:
             shape = (*places, self.config.max_length - self.length)
             origins = torch.full(shape, -1, dtype=torch.int32, device=self.device)
         scores = torch.full(places, _IMPOSSIBLE, device=self.device)
-        self.open = Hypotheses(tokens, scores, torch.zeros(places, dtype=torch.long, device=self.device), origins)
+        lengths = tokens.new_zeros(places)
+        unmet = None if self.words is None else torch.full_like(lengths, _MANY_WORDS)
+        self.open = Hypotheses(tokens, scores, lengths, origins, unmet)
         self.ended, self.results = self.open.apply(torch.clone), self.open.apply(torch.clone)
         self.any_ended = False
         # All beams are the same at first: only the first of them may be continued.
@@ -359,15 +450,22 @@ class BeamSearch:
             return self._continue(beams, tokens, scores).tokens[:, :, : self.length].flatten(0, 1)
 
         ends = self.rules.find_ends(tokens, self.length, self.sentences, write_out, self.recorded.get("scores"))
-        # Ended candidates are not continued, except if a criterion ends all.
-        open_scores, chosen = (scores + ends * _IMPOSSIBLE).topk(self.num_beams)
+        unmet = None if self.words is None else self.words.count_unmet()
         if ends.any():
-            best = slice(self.num_beams)  # only these may end
+            all_end, may_end, best = ends.all(dim=1), ends, slice(self.num_beams)  # only the best may end
+            if self.words and all_end.any():  # at the limit any, as there may be more banks than turns
+                best = slice(None)
+                may_end = ends & (all_end[:, None] | (torch.arange(ends.shape[1], device=self.device) < self.num_beams))
             candidates = self._continue(beams[:, best], tokens[:, best], scores[:, best])
-            self._add_ended(candidates, ends[:, best])
-            self.is_done |= ends.all(dim=1)
+            candidates.unmet = None if unmet is None else unmet[:, best]
+            self._add_ended(candidates, may_end[:, best])
+            self.is_done |= all_end
+        # Ended candidates are not continued, except if a criterion ends all.
+        scores = scores + ends * _IMPOSSIBLE
+        chosen = scores.topk(self.num_beams).indices if self.words is None else self.words.choose(scores)
         beams = beams.gather(1, chosen)
-        self.open = self._continue(beams, tokens.gather(1, chosen), open_scores)
+        self.open = self._continue(beams, tokens.gather(1, chosen), scores.gather(1, chosen))
+        self.open.unmet = None if unmet is None else unmet.gather(1, chosen)
         self.decoder.follow(beams)
         if self.any_ended:
             self.is_done |= ~self._can_improve()
@@ -377,7 +475,7 @@ class BeamSearch:
         num_sentences, vocab_size = len(self.sentences), logits.shape[1]
         beams = logits.shape[0] // num_sentences
         if beams < self.num_beams and (
-            self.logits_processor or self.config.do_sample or vocab_size < self.num_candidates
+            self.logits_processor or self.words or self.config.do_sample or vocab_size < self.num_candidates
         ):
             # The first token's logits are the same for all beams; these cases need them for each.
             logits, beams = logits.repeat_interleave(self.num_beams, dim=0), self.num_beams
@@ -398,7 +496,23 @@ class BeamSearch:
         values, tokens = find_largest(log_probs, min(self.num_candidates, vocab_size))
         values = values + scores
         best, indices = values.view(num_sentences, -1).topk(self.num_candidates)
-        return indices // values.shape[1], tokens.view(num_sentences, -1).gather(1, indices), best
+        found = indices // values.shape[1], tokens.view(num_sentences, -1).gather(1, indices), best
+        if self.words is None:
+            return found
+        return self._add_words(found[0] * vocab_size + found[1], tokens[:, 0].view(num_sentences, -1), log_probs)
+
+    def _add_words(
+        self, found: torch.Tensor, likeliest: torch.Tensor, log_probs: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Returns candidates in the order of their turns, given beam * V + token (B, C) and likeliest tokens (B, N)."""
+        words, vocab_size = cast(ForcedWords, self.words), log_probs.shape[1]
+        first = torch.arange(0, self.num_beams * vocab_size, vocab_size, device=self.device)[:, None]
+        indices = torch.cat([found, (words.propose(likeliest) + first).flatten(1)], dim=1).sort(dim=1).values
+        beams, tokens = indices // vocab_size, indices % vocab_size
+        scores = log_probs.view(len(found), -1).gather(1, indices) + self.open.scores.gather(1, beams)
+        scores = scores.masked_fill(pad_sides(indices[:, 1:] == indices[:, :-1], (1, 0)), -torch.inf)  # the repeated
+        order = words.arrange(beams, tokens, scores)
+        return beams.gather(1, order), tokens.gather(1, order), scores.gather(1, order)
 
     def _continue(self, beams: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor) -> Hypotheses:
         """Returns open beams (B, n) with one more token each, already counted in `length`."""
@@ -414,10 +528,16 @@ class BeamSearch:
     def _add_ended(self, candidates: Hypotheses, ends: torch.Tensor) -> None:
         """Keeps the N best of all translations that have ended so far, given which candidates have now, (B, N)."""
         scores = candidates.scores / self.penalize(self.length - self.prompt_length, self.config.length_penalty)
-        candidates.scores = scores + (~ends | self.is_done[:, None]) * _IMPOSSIBLE
+        is_void = ~ends | self.is_done[:, None]
+        if candidates.unmet is not None:
+            is_worse = is_void | (candidates.scores <= _IMPOSSIBLE / 2)
+            candidates.unmet = candidates.unmet.masked_fill(is_worse, _MANY_WORDS)
+        candidates.scores = scores + is_void * _IMPOSSIBLE
         candidates.lengths *= ends
         both = self.ended.apply(lambda *tensors: torch.cat(tensors, dim=1), candidates)
-        chosen = both.scores.topk(self.num_beams).indices
+        chosen = both.scores.topk(self.num_beams if both.unmet is None else both.scores.shape[1]).indices
+        if both.unmet is not None:
+            chosen = chosen.gather(1, both.unmet.gather(1, chosen).argsort(dim=1, stable=True))[:, : self.num_beams]
         self.ended = both.apply(lambda tensor: _gather(tensor, chosen))
         self.any_ended = True
 
@@ -431,7 +551,7 @@ class BeamSearch:
     def _can_improve(self) -> torch.Tensor:
         """Says for which sentences an open beam may still take the place of a translation that has ended, (B,)."""
         alpha, early_stopping = self.config.length_penalty, self.config.early_stopping
-        is_ended = self.ended.lengths > 0
+        is_ended = self.ended.lengths > 0 if self.ended.unmet is None else self.ended.unmet == 0
         # Log-probabilities only fall: a beam can reach at most its present one, divided for the best length.
         length: Any = self.length - self.prompt_length
         longest: Any = self.rules.find_limits(self.sentences) - self.prompt_length
@@ -452,6 +572,8 @@ class BeamSearch:
         """Goes on with these sentences; the translations of the others can no longer change."""
         self._store()
         cast(SharingDecoder, self.decoder).keep_sentences(stay)
+        if self.words is not None:
+            self.words.keep_sentences(stay)
         self.open, self.ended = (found.apply(lambda tensor: tensor[stay]) for found in (self.open, self.ended))
         self.is_done, self.sentences = self.is_done[stay], self.sentences[stay]
 
