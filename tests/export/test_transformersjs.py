@@ -1,6 +1,7 @@
 """transformers.js: its own pipeline, in Node, translates as PyTorch does; the files are what it looks for."""
 
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,18 @@ WORDS = ["a", "bcd", "hgfe", "dd", "gabe", "f", "cab"]
 
 
 @pytest.fixture(scope="module")
-def export(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    """A model that reverses letters, with a search that JavaScript does not have, and what was made of it."""
+def export(tmp_path_factory: pytest.TempPathFactory, scripts_directory: Path) -> tuple[Any, Path]:
+    """A model that reverses letters, with a search that JavaScript lacks, and what the script made of it."""
     folder = tmp_path_factory.mktemp("transformersjs")
     model = make_letters_model(d_k=8, d_v=16)
     train_on_letters(model, folder / "training", reverse=True)
     model.generation_config.update(num_beams=4, length_penalty=0.6, length_penalty_type="gnmt", max_new_tokens=8)
     model.save_pretrained(folder / "model")
     TOKENIZER.save_pretrained(folder / "model")
-    return model, export_transformersjs(folder / "model", folder / "exported")
+    arguments = {"model_name_or_path": folder / "model", "format": "transformersjs", "output_dir": folder / "exported"}
+    main = runpy.run_path(str(scripts_directory / "export_model.py"))["main"]
+    main([f"--{argument}={value}" for argument, value in arguments.items()])
+    return model, folder / "exported"
 
 
 def test_the_files_are_those_that_it_looks_for(export: tuple[Any, Path]) -> None:

@@ -129,6 +129,6 @@ def _make_texts(tokenizer: VanillaTransformerTokenizer) -> Iterable[str]:
     fragments = [*_FRAGMENTS, *tokenizer.all_special_tokens]
     yield from ("".join(pair) for pair in itertools.product(fragments, repeat=2))
     generator = random.Random(0)
-    known = [tokenizer.decode([index]) for index in sorted(tokenizer.get_vocab().values())]
+    known = tokenizer.batch_decode([[index] for index in sorted(tokenizer.get_vocab().values())])
     for _ in range(1000):
         yield "".join(generator.choices(fragments, k=2) + generator.choices([" ", *known], k=8))

@@ -193,7 +193,7 @@ def _export(graph: nn.Module, sizes: Mapping[str, Any], opset: int) -> Any:
     from transformers.exporters.exporter_onnx import OnnxExporter
 
     shapes = _map(sizes, lambda each: {axis: size for axis, size in enumerate(each) if size in _FREE})
-    with _silence():
+    with silence():
         config = OnnxConfig(dynamic_shapes=shapes, opset_version=opset)
         exported: Any = OnnxExporter().export(cast(Any, graph.eval()), _map(sizes, _make_input), config)
     # Older versions of transformers return torch's own ONNXProgram.
@@ -206,8 +206,8 @@ def _export(graph: nn.Module, sizes: Mapping[str, Any], opset: int) -> Any:
 
 
 @contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Keeps from the user what the exporters say about themselves: progress, and versions they were not tested with."""
+def silence() -> Iterator[None]:
+    """Keeps from the user what exporters say about themselves: progress, advice, versions they were not tested with."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

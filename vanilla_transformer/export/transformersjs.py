@@ -23,7 +23,7 @@ from vanilla_transformer.model.generation_vanilla_transformer import VanillaTran
 
 from .graphs import DecoderGraph, Past, longest_sequence
 from .javascript_tokenizer import rewrite_for_javascript
-from .onnx import LARGEST_FILE, OLDEST_OPSET, prepare_export, write_graphs
+from .onnx import LARGEST_FILE, OLDEST_OPSET, prepare_export, silence, write_graphs
 from .onnx_model import DECODER_FILE, ENCODER_FILE
 
 GRAPHS_FOLDER = "onnx"
@@ -52,6 +52,8 @@ _NOT_GREEDY = {
 
 class EndingDecoderGraph(DecoderGraph):
     """The decoder, whose logits demand the end symbol behind another one, and where learned positions end."""
+
+    again: torch.Tensor
 
     def __init__(self, model: VanillaTransformerForConditionalGeneration) -> None:
         super().__init__(model)
@@ -162,4 +164,5 @@ def _quantize(path: Path) -> None:
     """Writes a graph whose weights have 8 bits beside the one in float32, by the name that transformers.js asks for."""
     with explain_missing("The quantizer is not installed", extra="export", packages="onnx onnxruntime"):
         from onnxruntime.quantization import QuantType, quantize_dynamic
-    quantize_dynamic(path, path.with_stem(f"{path.stem}_quantized"), weight_type=QuantType.QInt8)
+    with silence():
+        quantize_dynamic(path, path.with_stem(f"{path.stem}_quantized"), weight_type=QuantType.QInt8)
