@@ -140,6 +140,22 @@ def test_its_pipeline_translates_as_pytorch_does(export: tuple[Any, Path], dtype
         assert answer["translations"] == expected
 
 
+SETTINGS: list[dict[str, Any]] = [
+    {"repetition_penalty": 20.0},
+    {"min_new_tokens": 3},
+    {"suppress_tokens": TOKENIZER.convert_tokens_to_ids(["Ġ", "a", "d"])},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: next(iter(settings)))
+def test_settings_that_are_taken_over_do_the_same(export: tuple[Any, Path], settings: dict[str, Any]) -> None:
+    model, folder = export
+    settings = settings | {"max_new_tokens": 8}
+    expected = translate(model, TOKENIZER, WORDS, num_beams=1, progress=False, **settings)
+    assert expected != [word[::-1] for word in WORDS]
+    assert translate_in_node(folder, WORDS, settings=settings)["translations"] == expected
+
+
 def test_models_that_it_cannot_run_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(model: Any, tokenizer: Any = TOKENIZER) -> str:
         with pytest.raises(ConversionError) as error:
