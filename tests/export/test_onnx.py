@@ -239,7 +239,7 @@ def sizes_of(values: Any) -> dict[str, list[str | int]]:
 
 def test_large_weights_lie_beside_the_graph(export: tuple[Any, Path], monkeypatch: Any, tmp_path: Path) -> None:
     _, folder = export
-    monkeypatch.setattr(exporting, "_LARGEST_FILE", 1000)
+    monkeypatch.setattr(exporting, "LARGEST_FILE", 1000)
     for path in folder.iterdir():
         if path.suffix == ".onnx":
             exporting._save(onnx_ir.load(path), tmp_path / path.name)

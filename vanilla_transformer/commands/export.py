@@ -4,6 +4,7 @@ r"""Take a trained model to another runtime.
     vanilla-transformer export --model_name_or_path out/my-model --format ctranslate2 --quantization int8 \
         --output_dir out/my-model-int8
     vanilla-transformer export --model_name_or_path out/my-model --format onnx --output_dir out/my-model-onnx
+    vanilla-transformer export --model_name_or_path out/my-model --format transformersjs --output_dir out/my-model-js
 
 The output folder must be new or empty; it is complete when the command ends well, and not there otherwise. It holds
 what translating needs besides: the tokenizer and the generation config.
@@ -21,7 +22,7 @@ from vanilla_transformer.options import option
 from .command_line import make_argument_parser, make_main
 
 # Options that not all formats have.
-OPTIONS = {"ctranslate2": ("quantization", "max_positions"), "onnx": ("opset",)}
+OPTIONS = {"ctranslate2": ("quantization", "max_positions"), "onnx": ("opset",), "transformersjs": ("opset",)}
 # As export/ctranslate2.py has them.
 Quantization = Literal[
     "float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16"
@@ -34,21 +35,30 @@ class ExportArguments:
 
     model_name_or_path: str = option("Folder or Hub name of a model of this package.")
     output_dir: str = option("Folder for the exported model: a new one, or an empty one.")
-    format: Literal["ctranslate2", "onnx"] = option(
-        "ctranslate2: for CTranslate2; onnx: for ONNX Runtime and others, compared with the original in the end."
+    format: Literal["ctranslate2", "onnx", "transformersjs"] = option(
+        "ctranslate2: for CTranslate2; onnx: for ONNX Runtime and others; transformersjs: for JavaScript, in float32 "
+        "and 8 bits. The latter two are compared with the original in the end."
     )
     revision: str = option("Branch, tag or commit on the Hub. Default: main.", "main")
     trust_remote_code: bool = option("Let code from the checkpoint run.", False)
     quantization: Quantization | None = option("CTranslate2: how weights are written. Default: as saved.", None)
     max_positions: int | None = option("CTranslate2: the most tokens of a text with sinusoids. Default: 4096.", None)
-    opset: int | None = option("ONNX: version of its operators. Default: 18, the oldest that torch writes.", None)
+    opset: int | None = option(
+        "ONNX and transformers.js: version of ONNX's operators. Default: 18, the oldest that torch writes.", None
+    )
 
     def __post_init__(self) -> None:
-        (other,) = OPTIONS.keys() - {self.format}
-        given = [f"--{name} {getattr(self, name)}" for name in OPTIONS[other] if getattr(self, name) is not None]
+        owners: dict[str, list[str]] = {}
+        for name, options in OPTIONS.items():
+            for each in options:
+                owners.setdefault(each, []).append(name)
+        given = [
+            f"--{name} {getattr(self, name)} is for --format {' or '.join(formats)}"
+            for name, formats in owners.items()
+            if self.format not in formats and getattr(self, name) is not None
+        ]
         if given:
-            foreign = ", ".join(f"{each} is for --format {other}" for each in given)
-            raise ValueError(f"{foreign}; this is --format {self.format}.")
+            raise ValueError(f"{', '.join(given)}; this is --format {self.format}.")
 
 
 def run(arguments: ExportArguments) -> None:

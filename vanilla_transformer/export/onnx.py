@@ -41,7 +41,7 @@ TOLERANCE = 1e-4  # of logits, relative to the largest
 OLDEST_TRANSFORMERS = "5.15"  # has exporters that export these graphs; those of 5.13 do not, and 5.12 has none
 OLDEST_OPSET = 18  # the oldest that torch's exporter writes
 # A file of more bytes than protobuf can read has its weights beside it.
-_LARGEST_FILE = 3 * 2**29
+LARGEST_FILE = 3 * 2**29
 
 _BATCH, _SOURCE, _TARGET = Dim("batch_size"), Dim("encoder_sequence_length"), Dim("decoder_sequence_length")
 _PAST, _CACHED_SOURCE = Dim("past_decoder_sequence_length"), Dim("past_encoder_sequence_length")
@@ -72,6 +72,22 @@ def export_onnx(
         ConversionError: If this is no model that can be exported, or what was written computes something else.
         FileExistsError: If there is something already.
     """
+    copied, tokenizer = prepare_export(model, folder, tokenizer=tokenizer, opset=opset)
+    with new_folder(folder) as partial:
+        write_graphs(copied, partial, opset=opset)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(partial)
+    return Path(folder)
+
+
+def prepare_export(
+    model: VanillaTransformerForConditionalGeneration | str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    *,
+    tokenizer: PreTrainedTokenizerBase | None,
+    opset: int,
+) -> tuple[VanillaTransformerForConditionalGeneration, PreTrainedTokenizerBase | None]:
+    """Checks what `export_onnx` is given, and returns a copy of the model to trace, and its tokenizer."""
     _import_exporters()
     if opset < OLDEST_OPSET:
         raise ValueError(f"opset is {opset}; it must be at least {OLDEST_OPSET}.")
@@ -82,21 +98,28 @@ def export_onnx(
     copied = copy_for_tracing(cast(Any, model))
     refuse("The tokenizer does not belong to the model", find_excess_tokens(tokenizer, copied.config))
     copied.config.dtype = torch.float32
-    with new_folder(folder) as partial:
-        _save(_export_encoder(copied, opset), partial / ENCODER_FILE)
-        _save(_export_decoder(copied, opset), partial / DECODER_FILE)
-        copied.config.save_pretrained(partial)
-        copied.generation_config.save_pretrained(partial)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(partial)
-        difference = compare_onnx(copied, partial)
-        logger.info("The logits of ONNX and PyTorch differ by %.1e of the largest at most.", difference)
-        if not difference <= TOLERANCE:
-            raise ConversionError(
-                f"The exported model computes something else than the original: logits differ by {difference:.1e} of "
-                f"the largest, and may by {TOLERANCE:.0e}. This is an error of the exporter or of ONNX Runtime."
-            )
-    return Path(folder)
+    return copied, tokenizer
+
+
+def write_graphs(
+    copied: VanillaTransformerForConditionalGeneration,
+    folder: Path,
+    *,
+    opset: int,
+    decoder: type[DecoderGraph] = DecoderGraph,
+) -> None:
+    """Writes both graphs, the configuration and the generation config; a `ConversionError` if the logits are others."""
+    _save(_export_encoder(copied, opset), folder / ENCODER_FILE)
+    _save(_export_decoder(copied, opset, decoder), folder / DECODER_FILE)
+    copied.config.save_pretrained(folder)
+    copied.generation_config.save_pretrained(folder)
+    difference = compare_onnx(copied, folder)
+    logger.info("The logits of ONNX and PyTorch differ by %.1e of the largest at most.", difference)
+    if not difference <= TOLERANCE:
+        raise ConversionError(
+            f"The exported model computes something else than the original: logits differ by {difference:.1e} of "
+            f"the largest, and may by {TOLERANCE:.0e}. This is an error of the exporter or of ONNX Runtime."
+        )
 
 
 def compare_onnx(model: VanillaTransformerForConditionalGeneration, folder: str | os.PathLike[str]) -> float:
@@ -105,7 +128,9 @@ def compare_onnx(model: VanillaTransformerForConditionalGeneration, folder: str 
     longest = longest_sequence(model) or 40
     generator = torch.Generator().manual_seed(0)
     input_ids = torch.randint(model.config.vocab_size, (3, min(longest, 19)), generator=generator)
-    targets = torch.randint(model.config.target_vocab_size, (3, min(longest, 13)), generator=generator)
+    targets = torch.randint(model.config.target_vocab_size, (3, min(max(longest - 1, 1), 13)), generator=generator)
+    # What follows the end of a text, or the last position, is never asked for.
+    targets[targets == model.config.eos_token_id] = model.config.decoder_start_token_id
     mask = torch.ones_like(input_ids)
     mask[1, input_ids.shape[1] // 2 :] = 0
     mask[2, : input_ids.shape[1] // 3] = 0
@@ -134,7 +159,9 @@ def _export_encoder(model: VanillaTransformerForConditionalGeneration, opset: in
     return _export(model.model.encoder, {"input_ids": source, "attention_mask": source}, opset)
 
 
-def _export_decoder(model: VanillaTransformerForConditionalGeneration, opset: int) -> Any:
+def _export_decoder(
+    model: VanillaTransformerForConditionalGeneration, opset: int, decoder: type[DecoderGraph] = DecoderGraph
+) -> Any:
     config: Any = model.config
     attention: Any = model.model.decoder.layers[0].self_attn
     heads = attention.num_heads
@@ -146,7 +173,7 @@ def _export_decoder(model: VanillaTransformerForConditionalGeneration, opset: in
     sizes: dict[str, Any] = {"input_ids": (_BATCH, _TARGET), "encoder_attention_mask": (_BATCH, _SOURCE)}
     sizes["encoder_hidden_states"] = (_BATCH, _SOURCE, config.d_model)
     sizes["past_key_values"] = {str(number): states for number in range(config.decoder_layers)}
-    return _export(DecoderGraph(model), sizes, opset)
+    return _export(decoder(model), sizes, opset)
 
 
 def _map(sizes: Mapping[str, Any], function: Callable[[tuple[Any, ...]], Any]) -> dict[str, Any]:
@@ -166,7 +193,7 @@ def _export(graph: nn.Module, sizes: Mapping[str, Any], opset: int) -> Any:
     from transformers.exporters.exporter_onnx import OnnxExporter
 
     shapes = _map(sizes, lambda each: {axis: size for axis, size in enumerate(each) if size in _FREE})
-    with _silence():
+    with silence():
         config = OnnxConfig(dynamic_shapes=shapes, opset_version=opset)
         exported: Any = OnnxExporter().export(cast(Any, graph.eval()), _map(sizes, _make_input), config)
     # Older versions of transformers return torch's own ONNXProgram.
@@ -179,8 +206,8 @@ def _export(graph: nn.Module, sizes: Mapping[str, Any], opset: int) -> Any:
 
 
 @contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Keeps from the user what the exporters say about themselves: progress, and versions they were not tested with."""
+def silence() -> Iterator[None]:
+    """Keeps from the user what exporters say about themselves: progress, advice, versions they were not tested with."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -217,4 +244,4 @@ def _save(model: Any, path: Path) -> None:
     import onnx_ir
 
     size = sum(value.const_value.nbytes for value in model.graph.initializers.values())
-    onnx_ir.save(model, path, external_data=f"{path.name}_data" if size > _LARGEST_FILE else None)
+    onnx_ir.save(model, path, external_data=f"{path.name}_data" if size > LARGEST_FILE else None)

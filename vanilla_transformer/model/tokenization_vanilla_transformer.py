@@ -18,8 +18,9 @@ What happens to a text, in this order:
    a character that no training text had is spelled in bytes rather than replaced by `<unk>`.
 
 All of it is stored in `tokenizer.json`, so that everything that reads it with the tokenizers library gives the same
-tokens. transformers.js 4.3.1 does not: it puts a space before each piece (step 4), so its ids are others. Where source
-and target have a vocabulary each, that file is the source's, and `target_tokenizer.json` is its like for the target.
+tokens. transformers.js 4.3.1 does not: it puts a space before each piece (step 4), so its ids are others; for it,
+`export --format transformersjs` writes another file. Where source and target have a vocabulary each, that file is the
+source's, and `target_tokenizer.json` is its like for the target.
 """
 
 import copy
