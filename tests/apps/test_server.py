@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from letters import TOKENIZER, make_letters_model, train_on_letters
+from library_models import generate_by_hand, make_m2m100, make_nllb_tokenizer
 
 # ruff: noqa: E402 (what the server needs may be missing)
 for _name in ("fastapi", "uvicorn", "prometheus_client", "python_multipart", "sentencex", "babel", "libretranslatepy"):
@@ -320,6 +321,8 @@ class TestQueue:
             answers = list(pool.map(served.translate, ["ab", "ha", "cd", "ef"]))
             assert [status for status, _ in answers] == [200, 500, 200, 200]
             assert [answers[index][1]["translatedText"] for index in (0, 2, 3)] == ["ba", "dc", "fe"]
+            assert answers[1][1] == {"error": "The server failed; its log says why."}
+            assert 'path="/translate",status="500"} 1.0' in served.ask("/metrics")[1].decode()
             assert max(sizes) > 1  # they were together
             assert served.translators["en", "de"].pending == 0
 
@@ -380,6 +383,20 @@ class TestCommand:
             assert end.value.code == 2
             assert message in capsys.readouterr().err
         assert threading.active_count() < 50
+
+    def test_a_multilingual_model_serves_the_pair_that_it_is_told(self, tmp_path: Path) -> None:
+        tokenizer = make_nllb_tokenizer()
+        model = make_m2m100(len(tokenizer))
+        model.generation_config.max_new_tokens = 8
+        model.save_pretrained(tmp_path)
+        tokenizer.save_pretrained(tmp_path)
+        tokenizer.src_lang = "eng_Latn"
+        forced = tokenizer.convert_tokens_to_ids("fra_Latn")
+        (expected,) = generate_by_hand(model, tokenizer, "hello", forced_bos_token_id=forced, max_new_tokens=8)
+        with serve([str(tmp_path)], source_lang="eng_Latn", target_lang="fra_Latn") as served:
+            answer = served.translate("hello", source="eng_Latn", target="fra_Latn")
+            assert answer == (200, {"translatedText": expected})
+            assert served.ask("/languages")[1][0]["name"] == "English"
 
     def test_a_model_that_is_mute_is_told_its_languages(self, tmp_path: Path) -> None:
         make_letters_model().save_pretrained(tmp_path / "mute")

@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import json
+import time
 import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -234,6 +235,10 @@ def _add_errors(app: FastAPI) -> None:
         status = statuses[type(error)]
         return JSONResponse({"error": str(error)}, status, _RETRY_AFTER if status == 503 else None)
 
+    async def answer_failure(request: Request, error: Any) -> JSONResponse:
+        return JSONResponse({"error": "The server failed; its log says why."}, 500)
+
+    app.add_exception_handler(Exception, answer_failure)
     app.add_exception_handler(AnyHTTPException, answer_refusal)
     for kind in statuses:
         app.add_exception_handler(kind, answer_text)
@@ -261,13 +266,15 @@ def make_app(
     async def count(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         known = request.url.path in paths
         path = request.url.path if known else "other"  # or strangers could make names without end
-        if path != "/translate":
+        status, start = 500, time.monotonic()
+        try:
             response = await call_next(request)
-        else:
-            with metrics.seconds.time():
-                response = await call_next(request)
-        metrics.requests.labels(path, response.status_code).inc()
-        return response
+            status = response.status_code
+            return response
+        finally:
+            metrics.requests.labels(path, status).inc()
+            if path == "/translate":
+                metrics.seconds.observe(time.monotonic() - start)
 
     for path, endpoint in (("/translate", server.translate), ("/detect", server.detect)):
         app.post(path, openapi_extra=_REQUEST_BODY)(endpoint)
