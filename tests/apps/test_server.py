@@ -384,6 +384,17 @@ class TestCommand:
             assert message in capsys.readouterr().err
         assert threading.active_count() < 50
 
+    def test_a_port_that_is_taken_is_named(
+        self, served: Served, folders: list[str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as end:
+            main(["--model_name_or_path", folders[0], "--port", str(served.port)])
+        assert end.value.code == 2
+        assert (
+            f"Nothing can listen at --host 127.0.0.1 --port {served.port}: Address already in use"
+            in capsys.readouterr().err
+        )
+
     def test_a_multilingual_model_serves_the_pair_that_it_is_told(self, tmp_path: Path) -> None:
         tokenizer = make_nllb_tokenizer()
         model = make_m2m100(len(tokenizer))

@@ -17,6 +17,7 @@ is for the languages that its configuration names, or for --source_lang and --ta
 
 import dataclasses
 import signal
+import socket
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -113,6 +114,15 @@ def load_translators(arguments: ServingArguments, metrics: Any) -> "dict[tuple[s
     }
 
 
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens already, so that nobody who reads the address comes too early."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise OSError(f"Nothing can listen at --host {host} --port {port}: {error.strerror or error}.") from error
+
+
 def run(arguments: ServingArguments) -> None:
     """Loads the models and serves until Ctrl-C or SIGTERM."""
     from vanilla_transformer.files import explain_missing
@@ -129,13 +139,12 @@ def run(arguments: ServingArguments) -> None:
     limits = Limits(arguments.max_request_bytes, keys, arguments.split_sentences)
     app = make_app(translators, metrics, limits)
     options: dict[str, Any] = {"log_level": "warning", "server_header": False, "limit_concurrency": 1024}
-    config = uvicorn.Config(app, host=arguments.host, port=arguments.port, **options)
+    config = uvicorn.Config(app, **options)
     server = uvicorn.Server(config)
-    # uvicorn ends in order, too, but then raises the signal again, which would look like a failure.
-    signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
     try:
-        listener = config.bind_socket()
-        listener.listen()  # so that nobody who reads the address comes too early
+        listener = listen(arguments.host, arguments.port)
+        # uvicorn ends in order, too, but then raises the signal again, which would look like a failure.
+        signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         print(f"The server is at http://{shown}:{port} (Ctrl-C ends it)", flush=True)
