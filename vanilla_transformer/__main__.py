@@ -15,6 +15,7 @@ COMMANDS = {
     "export": "take a model to CTranslate2 or ONNX",
     "push": "check a model's folder and push it to the Hub",
     "app": "show a model on a page in the browser",
+    "serve": "serve translations over HTTP, with the API of LibreTranslate",
     "plot-attention": "draw where a model looks, and align words",
     "plot-curves": "draw the learning curves of trainings",
     "average": "average checkpoints into one model",

@@ -19,7 +19,10 @@ from vanilla_transformer.options import option
 
 SLOW = {"train"}  # its options are classes of transformers
 SCRIPTS = {
-    **{name: name.replace("-", "_") for name in ("train", "train-tokenizer", "translate", "app", "plot-attention")},
+    **{
+        name: name.replace("-", "_")
+        for name in ("train", "train-tokenizer", "translate", "app", "serve", "plot-attention")
+    },
     "evaluate": "evaluate_translation",
     "convert": "convert_checkpoint",
     "export": "export_model",

@@ -1,1 +1,1 @@
-"""The web page, and Spaces that hold it."""
+"""The web page, Spaces that hold it, and the server."""

@@ -115,7 +115,7 @@ class Translation(NamedTuple):
     score: float | None = None
 
 
-class _Translator:
+class Translator:
     """What stays the same from one batch to the next; the arguments are those of [`translate`]."""
 
     def __init__(
@@ -165,20 +165,18 @@ class _Translator:
         def read(count: int) -> list[tuple[int, list[int]]]:
             nonlocal first_line
             texts = list(islice(remaining, count))
-            token_ids = self._encode(texts, first_line)
+            token_ids = self.encode(texts, first_line)
             first_line += len(texts)
             return [(len(ids), ids) for ids in token_ids]
 
         def run(token_ids: list[list[int]]) -> list[list[Translation]]:
-            # Evaluation and inference mode end with the batch: the consumer's code is not ours to change.
-            with inference(self.model):
-                translations = self._translate_batch(token_ids)
+            translations = self.run(token_ids)
             bar.update(len(token_ids))
             return translations
 
         return map_by_length(run, read, fits=self.fits, window_size=window_size)
 
-    def _encode(self, texts: list[str], first_line: int) -> list[list[int]]:
+    def encode(self, texts: list[str], first_line: int) -> list[list[int]]:
         """The sources' token ids; none for a text without words."""
         filled = [index for index, text in enumerate(texts) if text.strip()]
         sources = [self.source_prefix + texts[index] for index in filled]
@@ -189,8 +187,13 @@ class _Translator:
             token_ids[index] = ids
         return token_ids
 
+    def run(self, token_ids: list[list[int]]) -> list[list[Translation]]:
+        """Translates a batch of sources that all have tokens, or none of which has any; best translations first."""
+        # Evaluation and inference mode end with the batch: the consumer's code is not ours to change.
+        with inference(self.model):
+            return self._translate_batch(token_ids)
+
     def _translate_batch(self, token_ids: list[list[int]]) -> list[list[Translation]]:
-        """Translates sources that all have tokens, or none of which has any."""
         count = self.num_translations
         if not token_ids[0]:
             return [[Translation("", 0.0 if self.has_scores else None)] * count for _ in token_ids]
@@ -236,7 +239,7 @@ def translate(
         raise ValueError(f"num_return_sequences is {num_return_sequences}; for more than one use translate_n_best.")
     limits: dict[str, Any] = {"batch_size": batch_size, "max_batch_tokens": max_batch_tokens}
     limits["max_source_length"] = max_source_length
-    translator = _Translator(model, tokenizer, source_prefix=source_prefix, **limits, **generate_kwargs)
+    translator = Translator(model, tokenizer, source_prefix=source_prefix, **limits, **generate_kwargs)
     return [best.text for (best,) in translator.translate_all(sentences, progress)]
 
 
@@ -254,7 +257,7 @@ def translate_n_best(
     `num_return_sequences` of them need as many beams, or sampling; they come best first (empty ones for an empty
     sentence), with their scores where beam search found them. `options` are those of [`translate`] and of `generate`.
     """
-    translator = _Translator(model, tokenizer, n_best=num_return_sequences, **options)
+    translator = Translator(model, tokenizer, n_best=num_return_sequences, **options)
     return translator.translate_all(sentences, progress)
 
 
@@ -284,7 +287,7 @@ def translate_lines(
     """
     if window_size < 1:
         raise ValueError(f"window_size is {window_size}; it must be at least 1 line.")
-    translator = _Translator(model, tokenizer, n_best=n_best, **options)
+    translator = Translator(model, tokenizer, n_best=n_best, **options)
     if n_best is not None and not (translator.has_scores and n_best <= translator.num_beams):
         given = f"n_best is {n_best} and num_beams is {translator.num_beams}"
         raise ValueError(f"{given}; n_best needs beam search, with no fewer beams than translations.")

@@ -1,0 +1,465 @@
+"""The server: LibreTranslate's own client, many clients at once, nonsense, a full queue, and its end by SIGTERM."""
+
+import http.client
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from letters import TOKENIZER, make_letters_model, train_on_letters
+from library_models import generate_by_hand, make_m2m100, make_nllb_tokenizer
+
+# ruff: noqa: E402 (what the server needs may be missing)
+for _name in ("fastapi", "uvicorn", "prometheus_client", "python_multipart", "sentencex", "babel", "libretranslatepy"):
+    pytest.importorskip(_name, reason=f"the server needs {_name}: pip install 'vanilla-transformer[serve,test]'")
+
+import uvicorn
+from libretranslatepy import LibreTranslateAPI
+
+from vanilla_transformer.apps import server as serving
+from vanilla_transformer.apps.server import USUAL_LIMITS, Limits, Metrics, make_app
+from vanilla_transformer.apps.texts import Pieces, find_iso_code, name_language
+from vanilla_transformer.commands.serve import ServingArguments, load_translators, main
+from vanilla_transformer.export.ctranslate2 import export_ctranslate2
+from vanilla_transformer.inference.loading import load_model_and_tokenizer
+from vanilla_transformer.inference.translate import translate
+
+JSON = {"Content-Type": "application/json"}
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+PAIR = {"source": "en", "target": "de"}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A model from English to German, which writes letters backwards, and one from German to English."""
+    root = tmp_path_factory.mktemp("served")
+    backwards, untrained = make_letters_model(langs=["en", "de"]), make_letters_model(langs=["de", "en"])
+    train_on_letters(backwards, root / "training", reverse=True)
+    for name, model in (("backwards", backwards), ("untrained", untrained)):
+        model.save_pretrained(root / name)
+        TOKENIZER.save_pretrained(root / name)
+    return [str(root / "backwards"), str(root / "untrained")]
+
+
+class Served:
+    """A server in a thread."""
+
+    def __init__(self, names: list[str], limits: Limits = USUAL_LIMITS, **options: Any) -> None:
+        self.metrics = Metrics()
+        self.translators = load_translators(ServingArguments(names, **options), self.metrics)  # type: ignore[arg-type]
+        config = uvicorn.Config(make_app(self.translators, self.metrics, limits), port=0, log_level="warning")
+        self.listener = config.bind_socket()
+        self.listener.listen()
+        self.port = self.listener.getsockname()[1]
+        self.address = f"http://127.0.0.1:{self.port}"
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})
+        self.thread.start()
+
+    def ask(
+        self, path: str, body: bytes | None = None, headers: dict[str, str] | None = None, method: str | None = None
+    ) -> tuple[int, Any, dict[str, str]]:
+        """The status, body and headers of an answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request(method or ("GET" if body is None else "POST"), path, body, headers or {})
+            response = connection.getresponse()
+            content = response.read()
+            kind = response.headers.get("content-type", "")
+            return response.status, json.loads(content) if "json" in kind else content, dict(response.headers)
+        finally:
+            connection.close()
+
+    def translate(self, q: Any, **fields: Any) -> tuple[int, Any]:
+        return self.ask("/translate", json.dumps({"q": q, **PAIR, **fields}).encode(), JSON)[:2]
+
+    def close(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+
+
+@contextmanager
+def serve(names: list[str], limits: Limits = USUAL_LIMITS, **options: Any) -> Iterator[Served]:
+    served = Served(names, limits, **options)
+    try:
+        yield served
+    finally:
+        served.close()
+
+
+@pytest.fixture(scope="module")
+def served(folders: list[str]) -> Iterator[Served]:
+    with serve(folders) as running:
+        yield running
+
+
+@pytest.fixture
+def texts() -> list[str]:
+    choose = random.Random(3)
+    return ["".join(choose.choices("abcdefgh", k=choose.randrange(1, 5))) for _ in range(60)]
+
+
+def translate_directly(folder: str, texts: list[str], **options: Any) -> list[str]:
+    model, tokenizer = load_model_and_tokenizer(folder)
+    return translate(model, tokenizer, texts, progress=False, **options)
+
+
+class TestClients:
+    def test_libretranslatepy_works_unchanged(self, served: Served, folders: list[str]) -> None:
+        client = LibreTranslateAPI(served.address)
+        assert client.translate("abc", "en", "de") == "cba"
+        assert [client.translate("abc", "de", "en")] == translate_directly(folders[1], ["abc"])
+        assert client.languages() == [
+            {"code": "en", "name": "English", "targets": ["de"]},
+            {"code": "de", "name": "German", "targets": ["en"]},
+        ]
+        with pytest.raises(urllib.error.HTTPError) as error:
+            client.detect("abc")
+        assert error.value.code == 501
+        assert "No language detector is configured" in error.value.read().decode()
+        error.value.close()
+
+    def test_texts_come_as_json_and_as_forms_of_both_kinds(self, served: Served) -> None:
+        assert served.translate("abc") == (200, {"translatedText": "cba"})
+        assert served.translate(["abc", "", "ab\n"]) == (200, {"translatedText": ["cba", "", "ba\n"]})
+        assert served.translate([]) == (200, {"translatedText": []})
+        form = urllib.parse.urlencode({"q": "abc", **PAIR}).encode()
+        assert served.ask("/translate", form, FORM)[:2] == (200, {"translatedText": "cba"})
+        parts = "".join(
+            f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+            for name, value in {"q": "abc", **PAIR}.items()
+        )
+        kind = {"Content-Type": "multipart/form-data; boundary=x"}
+        assert served.ask("/translate", f"{parts}--x--\r\n".encode(), kind)[:2] == (200, {"translatedText": "cba"})
+
+    def test_markup_and_white_space_stay(self, served: Served) -> None:
+        assert served.translate("\n ab  \r\n\r\n\tcd\n")[1] == {"translatedText": "\n ba  \r\n\r\n\tdc\n"}
+        page = '<p class="ab">ab <b>cd</b><br>\n<!-- ab --></p><script>ab</script>&lt;'
+        status, answer = served.translate(page, format="html")
+        text = answer["translatedText"]
+        assert status == 200
+        assert text.startswith('<p class="ab">ba <b>dc</b><br>\n<!-- ab --></p><script>ab</script>')
+
+    def test_many_at_once_get_what_translate_gives(self, served: Served, folders: list[str], texts: list[str]) -> None:
+        expected = translate_directly(folders[0], texts)
+        with ThreadPoolExecutor(16) as pool:
+            answers = list(pool.map(served.translate, texts))
+        assert answers == [(200, {"translatedText": each}) for each in expected]
+
+    @pytest.mark.parametrize("engine", ["ctranslate2", "onnx"])
+    def test_other_engines(self, engine: str, folders: list[str], texts: list[str], tmp_path: Path) -> None:
+        if engine == "onnx":
+            from vanilla_transformer.export.onnx import export_onnx
+
+            export_onnx(folders[0], tmp_path / engine)
+        else:
+            export_ctranslate2(folders[0], tmp_path / engine)
+        with serve([str(tmp_path / engine)], engine=engine, num_beams=2) as served:
+            expected = translate_directly(folders[0], texts, num_beams=2)
+            assert served.translate(texts) == (200, {"translatedText": expected})
+
+    def test_health_settings_metrics_and_openapi(self, served: Served) -> None:
+        assert served.ask("/health")[:2] == (200, {"status": "ok"})
+        settings = served.ask("/frontend/settings")[1]
+        assert settings["language"]["source"] == {"code": "en", "name": "English"}
+        assert settings["keyRequired"] is False
+        schema = served.ask("/openapi.json")[1]
+        assert schema["paths"]["/translate"]["post"]["requestBody"]["content"].keys() >= {"application/json"}
+        assert served.ask("/docs")[0] == 200
+
+        def count() -> float:
+            lines = served.ask("/metrics")[1].decode().splitlines()
+            return sum(
+                float(line.split()[-1]) for line in lines if line.startswith('translated_sentences_total{source="en')
+            )
+
+        before = count()
+        served.translate(["ab", "cd\nef"])
+        assert count() == before + 3
+
+
+def make_nonsense(choose: random.Random) -> tuple[str, str, bytes, dict[str, str]]:
+    """A request that cannot be answered: method, path, body and headers."""
+    good = {"q": "abc", **PAIR}
+    wrong: Any = choose.choice([None, 7, 1e99, True, {}, {"a": []}, [1], [None], [["a"]], "\ud800"])
+    broken = {**good, choose.choice(["q", "source", "target", "format"]): wrong}
+    path = choose.choice(["/translate", "/detect"])
+    bodies = [
+        json.dumps(broken).encode() if wrong is not None else json.dumps({**PAIR, "q": None}).encode(),
+        json.dumps({**good, choose.choice(["source", "target", "format"]): "x" * choose.randrange(4000)}).encode(),
+        json.dumps(good).encode()[: choose.randrange(len(json.dumps(good)))],
+        choose.randbytes(choose.randrange(1, 300)),
+        b"[" * choose.choice([10, 10_000, 200_000]),
+        b'{"q":' * 40_000,
+        b'{"q": ' + b"9" * 5000 + b"}",
+        json.dumps(good).encode("utf-16"),
+        b'{"q": "a", "q": "b", "source": "en", "target": "de"}',
+        json.dumps({**good, "q": "abc " * 100_000}).encode(),
+        json.dumps({**good, "alternatives": 3}).encode(),
+        json.dumps({**good, "source": "auto"}).encode(),
+        json.dumps({**good, "source": "../../etc/passwd"}).encode(),
+        b"q=%ff&source=en&target=de",
+        b"&".join([b"q=a"] * 200),
+        b"null",
+        b"",
+    ]
+    body = choose.choice(bodies)
+    # A request to detect that has a text is no nonsense.
+    path = "/translate" if b'"q": "abc' in body or b'"q": [' in body else path
+    kinds = ["application/json"] * 5 + [*FORM.values(), "multipart/form-data", "multipart/form-data; boundary=x"]
+    kinds += ["text/plain", "", "application/json; charset=latin-1", "\u00e4".encode().decode("latin-1")]
+    return choose.choice(["POST"] * 9 + ["PUT"]), path, body, {"Content-Type": choose.choice(kinds)}
+
+
+class TestNonsense:
+    def test_is_refused_and_the_server_goes_on(self, served: Served) -> None:
+        choose = random.Random(0)
+        statuses: dict[int, int] = {}
+        for _ in range(500):
+            method, path, body, headers = make_nonsense(choose)
+            status, answer, _ = served.ask(path, body, headers, method)
+            assert 400 <= status < 500, (status, method, path, body[:200], headers, answer)
+            assert set(answer) == {"error"}
+            statuses[status] = statuses.get(status, 0) + 1
+        assert statuses.keys() >= {400, 405, 413, 415}
+        assert served.translate("abc") == (200, {"translatedText": "cba"})
+
+    def test_connections_that_are_cut_or_speak_no_http_harm_nobody(self, served: Served) -> None:
+        import socket
+
+        choose = random.Random(1)
+        head = b"POST /translate HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 500\r\n\r\n{"
+        for _ in range(50):
+            with socket.create_connection(("127.0.0.1", served.port), timeout=10) as connection:
+                connection.sendall(choose.choice([head, head[: choose.randrange(len(head))], choose.randbytes(99)]))
+        assert served.translate("abc") == (200, {"translatedText": "cba"})
+
+    def test_a_body_that_does_not_come_is_given_up(self, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(serving, "BODY_SECONDS", 0.2)
+        connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
+        connection.putrequest("POST", "/translate")
+        connection.putheader("Content-Length", "10")
+        connection.endheaders(b"{")
+        assert connection.getresponse().status == 408
+        connection.close()
+
+    def test_a_sentence_too_long_is_refused(self, folders: list[str]) -> None:
+        with serve(folders[:1], max_source_length=6) as served:
+            assert served.translate("abcd")[0] == 200
+            status, answer = served.translate(["ab", "abcdefgh"])
+            assert (status, answer["error"]) == (400, "A sentence has 10 tokens; it must have at most 6.")
+            assert served.translators["en", "de"].pending == 0
+
+    def test_keys_and_sizes(self, folders: list[str]) -> None:
+        with serve(folders[:1], Limits(200, frozenset({"secret", "schlüssel"}))) as served:
+            assert served.translate("ab")[0] == 403
+            assert served.translate("ab", api_key="other")[0] == 403
+            assert served.translate("ab", api_key="schlüssel") == (200, {"translatedText": "ba"})
+            assert LibreTranslateAPI(served.address, "secret").translate("ab", "en", "de") == "ba"
+            assert served.translate("a" * 200, api_key="secret")[0] == 413
+
+
+class TestQueue:
+    def test_beyond_its_bound_the_answer_is_503(self, folders: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        with serve(folders[:1], max_queue=3) as served, ThreadPoolExecutor(2) as pool:
+            translator = served.translators["en", "de"]
+            original, running, released = translator.translator.run, threading.Event(), threading.Event()
+
+            def block(token_ids: list[list[int]]) -> Any:
+                running.set()
+                assert released.wait(60)
+                return original(token_ids)
+
+            monkeypatch.setattr(translator.translator, "run", block)
+            first = pool.submit(served.translate, "ab")
+            assert running.wait(60)
+            second = pool.submit(served.translate, ["cd", "ef"])
+            while translator.pending < 3:
+                time.sleep(0.01)
+            status, answer, headers = served.ask("/translate", json.dumps({"q": "a", **PAIR}).encode(), JSON)
+            assert (status, headers["retry-after"]) == (503, "1")
+            assert "3 sentences are waiting" in answer["error"]
+            assert served.translate(["a"] * 4)[0] == 400  # never has a place
+            assert served.ask("/health")[0] == 200
+            released.set()
+            assert first.result() == (200, {"translatedText": "ba"})
+            assert second.result() == (200, {"translatedText": ["dc", "fe"]})
+            assert translator.pending == 0
+            assert served.translate("ab")[0] == 200
+
+    def test_a_sentence_that_fails_costs_no_other_client(
+        self, folders: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with serve(folders[:1], max_wait=200.0) as served, ThreadPoolExecutor(4) as pool:
+            translator = served.translators["en", "de"].translator
+            original, bad = translator.run, TOKENIZER("ha")["input_ids"]
+            sizes: list[int] = []
+
+            def fail(token_ids: list[list[int]]) -> Any:
+                sizes.append(len(token_ids))
+                if bad in token_ids:
+                    raise RuntimeError("out of memory, say")
+                return original(token_ids)
+
+            monkeypatch.setattr(translator, "run", fail)
+            answers = list(pool.map(served.translate, ["ab", "ha", "cd", "ef"]))
+            assert [status for status, _ in answers] == [200, 500, 200, 200]
+            assert [answers[index][1]["translatedText"] for index in (0, 2, 3)] == ["ba", "dc", "fe"]
+            assert answers[1][1] == {"error": "The server failed; its log says why."}
+            assert 'path="/translate",status="500"} 1.0' in served.ask("/metrics")[1].decode()
+            assert max(sizes) > 1  # they were together
+            assert served.translators["en", "de"].pending == 0
+
+
+def count_accepted(address: str) -> float:
+    """How many sentences a server is translating or has translated."""
+    with urllib.request.urlopen(f"{address}/metrics", timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    names = ("pending_sentences{", "translated_sentences_total{")
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(names))
+
+
+class TestCommand:
+    def test_sigterm_ends_it_when_what_was_accepted_is_answered(self, folders: list[str], tmp_path: Path) -> None:
+        # Every batch takes a second, so that some requests wait while the signal comes.
+        slow = "import time, vanilla_transformer.inference.translate as t; run = t.Translator.run\n"
+        slow += "t.Translator.run = lambda self, ids: (time.sleep(1), run(self, ids))[1]\n"
+        slow += "from vanilla_transformer.commands.serve import main; main()"
+        options = ["--model_name_or_path", folders[0], "--port", "0", "--batch_size", "2"]
+        command = [sys.executable, "-c", slow, *options]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().split()[4]
+            assert address.startswith("http://127.0.0.1:")
+            client = LibreTranslateAPI(address)
+            with ThreadPoolExecutor(6) as pool:
+                asked = [pool.submit(client.translate, text, "en", "de") for text in ("ab", "cd", "ef", "gh", "a", "b")]
+                while count_accepted(address) < 6:
+                    time.sleep(0.05)
+                os.kill(process.pid, signal.SIGTERM)
+                assert [each.result(60) for each in asked] == ["ba", "dc", "fe", "hg", "a", "b"]
+            rest, errors = process.communicate(timeout=60)
+            assert (process.returncode, rest) == (0, "The server has ended; what it accepted is answered.\n"), errors
+        finally:
+            process.kill()
+            process.communicate()
+
+    def test_wrong_arguments_are_named(
+        self, folders: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        make_letters_model().save_pretrained(tmp_path / "mute")
+        TOKENIZER.save_pretrained(tmp_path / "mute")
+        (tmp_path / "keys").write_text("\n\n")
+        languages = ["--source_lang", "en", "--target_lang", "de"]
+        for options, message in (
+            ([str(tmp_path / "mute")], "does not say its languages"),
+            ([folders[0], folders[0]], "translates en to de, as another model here does"),
+            ([*folders, *languages], "are of one model"),
+            ([folders[0], "--max_queue", "0"], "max_queue is 0"),
+            ([folders[0], "--port", "70000"], "port is 70000"),
+            ([folders[0], "--max_wait", "-1"], "max_wait is -1"),
+            ([folders[0], "--api_keys", str(tmp_path / "keys")], "holds no key"),
+            ([folders[0], "--engine", "onnx"], "onnx"),
+        ):
+            with pytest.raises(SystemExit) as end:
+                main(["--port", "0", "--model_name_or_path", *options])
+            assert end.value.code == 2
+            assert message in capsys.readouterr().err
+        assert threading.active_count() < 50
+
+    def test_a_port_that_is_taken_is_named(
+        self, served: Served, folders: list[str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as end:
+            main(["--model_name_or_path", folders[0], "--port", str(served.port)])
+        assert end.value.code == 2
+        assert (
+            f"Nothing can listen at --host 127.0.0.1 --port {served.port}: Address already in use"
+            in capsys.readouterr().err
+        )
+
+    def test_a_multilingual_model_serves_the_pair_that_it_is_told(self, tmp_path: Path) -> None:
+        tokenizer = make_nllb_tokenizer()
+        model = make_m2m100(len(tokenizer))
+        model.generation_config.max_new_tokens = 8
+        model.save_pretrained(tmp_path)
+        tokenizer.save_pretrained(tmp_path)
+        tokenizer.src_lang = "eng_Latn"
+        forced = tokenizer.convert_tokens_to_ids("fra_Latn")
+        (expected,) = generate_by_hand(model, tokenizer, "hello", forced_bos_token_id=forced, max_new_tokens=8)
+        with serve([str(tmp_path)], source_lang="eng_Latn", target_lang="fra_Latn") as served:
+            answer = served.translate("hello", source="eng_Latn", target="fra_Latn")
+            assert answer == (200, {"translatedText": expected})
+            assert served.ask("/languages")[1][0]["name"] == "English"
+
+    def test_a_model_that_is_mute_is_told_its_languages(self, tmp_path: Path) -> None:
+        make_letters_model().save_pretrained(tmp_path / "mute")
+        TOKENIZER.save_pretrained(tmp_path / "mute")
+        with serve([str(tmp_path / "mute")], source_lang="fr", target_lang="en") as served:
+            assert served.translate("ab", source="fr", target="en")[0] == 200
+            assert served.translate("ab")[0] == 400
+
+
+class TestPieces:
+    @given(st.text(), st.sampled_from(["en", "de", "zh", "deu_Latn", "xx"]), st.booleans())
+    def test_a_text_comes_together_as_it_was(self, text: str, language: str, cuts_lines: bool) -> None:
+        pieces = Pieces(text, language, cuts_lines=cuts_lines)
+        assert pieces.join(pieces.sentences) == text
+        assert all(sentence == sentence.strip() != "" for sentence in pieces.sentences)
+        assert not any(mark in sentence for sentence in pieces.sentences for mark in "\r\n")
+
+    @given(
+        st.lists(st.sampled_from(["<b>", "</b>", "<br/>", "a b", "&amp;", "\n", "<!-- a -->", " ", "c.", "<p x='1'>"]))
+    )
+    def test_markup_comes_together_as_it_was(self, parts: list[str]) -> None:
+        pieces = Pieces("".join(parts), "en", is_html=True)
+        assert pieces.join(pieces.sentences) == "".join(parts)
+        assert not any("<" in sentence or "&amp;" in sentence for sentence in pieces.sentences)
+
+    def test_lines_are_cut_by_the_rules_of_the_language(self) -> None:
+        text = "Mr. Smith came.  He left.\n\nWhy?"
+        pieces = Pieces(text, "en")
+        assert pieces.sentences == ["Mr. Smith came.", "He left.", "Why?"]
+        assert pieces.join(["A.", "B.", "C?"]) == "A.  B.\n\nC?"
+        assert Pieces(text, "en", cuts_lines=False).sentences == ["Mr. Smith came.  He left.", "Why?"]
+        assert Pieces("你好。我很好。", "zho_Hans").sentences == ["你好。", "我很好。"]
+        assert Pieces("x &lt; y", "en", is_html=True).join(["1 < 2 & 3"]) == "1 &lt; 2 &amp; 3"
+
+    def test_time_grows_with_the_length_alone(self) -> None:
+        for text in (
+            "<a " * 80_000,
+            '<a "' * 60_000,
+            "<!--" * 60_000,
+            "!-" * 120_000,
+            "a. " * 80_000,
+            "\n" * 250_000,
+            "&" * 250_000,
+        ):
+            start = time.process_time()
+            Pieces(text, "en", is_html=True)
+            assert time.process_time() - start < 10
+
+    def test_long_lines_are_cut_where_short_ones_are(self) -> None:
+        sentences = [f"This is the sentence of number {number}, by Mr. Smith." for number in range(500)]
+        assert Pieces(" ".join(sentences), "en").sentences == sentences
+
+    def test_languages_have_names(self) -> None:
+        assert [find_iso_code(code) for code in ("en", "deu_Latn", "pt-BR", "tlh")] == ["en", "de", "pt", "tlh"]
+        assert [name_language(code) for code in ("en", "deu_Latn", "q-none")] == ["English", "German", "q-none"]

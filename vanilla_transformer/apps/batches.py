@@ -1,0 +1,199 @@
+"""Sentences of many clients, translated together: one thread a model, and a queue that does not grow beyond a bound."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+from vanilla_transformer.inference.translate import Translator, one_line
+from vanilla_transformer.model.pipeline_vanilla_transformer import map_by_length
+
+logger = logging.getLogger(__name__)
+
+
+class QueueFullError(Exception):
+    """There is no place for these sentences now."""
+
+
+class StoppedError(Exception):
+    """The server is ending and takes no more."""
+
+
+class BadTextError(ValueError):
+    """A text that cannot be translated, whenever it is sent."""
+
+
+@dataclass(eq=False)
+class _Job:
+    """The sentences of one request, and their translations as they come."""
+
+    sentences: list[str]
+    future: "Future[list[str]]" = field(default_factory=Future)
+
+    def __post_init__(self) -> None:
+        self.translations: list[str] = [""] * len(self.sentences)
+        self.missing = len(self.sentences)
+
+
+class _Sentence(NamedTuple):
+    job: _Job
+    position: int
+    token_ids: list[int]
+
+
+class BatchingTranslator:
+    """Translates for many clients at once, in a thread of its own.
+
+    A batch has the sentence that waits longest and those of like length, as many as `translator` puts into one. While
+    nothing is being translated, a sentence waits for others for at most `max_wait` seconds.
+
+    Args:
+        translator: What encodes and translates; only this thread uses it.
+        max_queue: The most sentences that are accepted and not yet translated.
+        max_wait: In seconds.
+        max_tokens: The most tokens of a sentence, special ones included.
+        on_batch: Is told of each batch: how many sentences and source tokens it has.
+    """
+
+    def __init__(
+        self,
+        translator: Translator,
+        *,
+        max_queue: int,
+        max_wait: float,
+        max_tokens: int,
+        on_batch: Callable[[int, int], None] = lambda sentences, tokens: None,
+    ) -> None:
+        self.translator = translator
+        self.max_queue = max_queue
+        self.max_wait = max_wait
+        self.max_tokens = max_tokens
+        self.on_batch = on_batch
+        self.pending = 0  # sentences that are accepted and not yet translated
+        self._new: deque[_Job] = deque()
+        self._waiting: list[_Sentence] = []  # oldest first; the thread's own
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._work, name="translating")
+        self._thread.start()
+
+    def submit(self, sentences: Sequence[str]) -> "Future[list[str]]":
+        """Accepts all of the sentences or none; their translations come in the same order."""
+        job = _Job(list(sentences))
+        if not job.sentences:
+            job.future.set_result([])
+            return job.future
+        if len(job.sentences) > self.max_queue:
+            raise BadTextError(
+                f"The request has {len(job.sentences)} sentences; it must have at most {self.max_queue}."
+            )
+        with self._changed:
+            if self._stopping:
+                raise StoppedError("The server is ending.")
+            if self.pending + len(job.sentences) > self.max_queue:
+                raise QueueFullError(f"{self.pending} sentences are waiting, of at most {self.max_queue}.")
+            self.pending += len(job.sentences)
+            self._new.append(job)
+            self._changed.notify()
+        return job.future
+
+    def stop(self) -> None:
+        """Accepts nothing more, and returns when all that was accepted is translated."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            jobs = self._take_jobs()
+            if not jobs and not self._waiting:
+                return
+            for job in jobs:
+                self._encode(job)
+            if self._waiting:
+                self._translate(self._take_batch())
+
+    def _take_jobs(self) -> list[_Job]:
+        """What has come; waits for something while there is nothing to do."""
+        with self._changed:
+            if not self._waiting:
+                self._changed.wait_for(lambda: self._new or self._stopping)
+                # The first sentence of a quiet time waits a little for company.
+                end = time.monotonic() + self.max_wait
+                while not self._stopping and (left := end - time.monotonic()) > 0:
+                    self._changed.wait(left)
+            jobs = list(self._new)
+            self._new.clear()
+        return jobs
+
+    def _encode(self, job: _Job) -> None:
+        try:
+            encoded = self.translator.encode(job.sentences, 1)
+            longest = max(map(len, encoded))
+            if longest > self.max_tokens:
+                raise BadTextError(f"A sentence has {longest} tokens; it must have at most {self.max_tokens}.")
+        except Exception as error:
+            self._fail(job, error)
+            return
+        for position, token_ids in enumerate(encoded):
+            self._waiting.append(_Sentence(job, position, token_ids))
+
+    def _take_batch(self) -> list[_Sentence]:
+        """The batch that holds the oldest sentence: the first that is made of those that wait."""
+        taken: list[_Sentence] = []
+        remaining = iter(self._waiting)
+
+        def read(count: int) -> list[tuple[int, _Sentence]]:
+            return [(len(sentence.token_ids), sentence) for sentence in islice(remaining, count)]
+
+        def take(batch: list[_Sentence]) -> list[_Sentence]:
+            taken.extend(batch)
+            return batch
+
+        next(map_by_length(take, read, fits=self.translator.fits, window_size=len(self._waiting)))
+        chosen = set(map(id, taken))
+        self._waiting = [sentence for sentence in self._waiting if id(sentence) not in chosen]
+        return taken
+
+    def _translate(self, batch: list[_Sentence]) -> None:
+        try:
+            found = self.translator.run([sentence.token_ids for sentence in batch])
+        except Exception as error:
+            if len(batch) > 1:  # one client's sentence must not cost others theirs
+                logger.warning("A batch failed (%s: %s); each of its sentences is tried.", type(error).__name__, error)
+                for sentence in batch:
+                    self._translate([sentence])
+            elif not batch[0].job.future.done():
+                logger.exception("A sentence could not be translated.")
+                self._fail(batch[0].job, error)
+            return
+        self.on_batch(len(batch), sum(len(sentence.token_ids) for sentence in batch))
+        for (job, position, _), (best, *_) in zip(batch, found, strict=True):
+            if not job.future.done():
+                job.translations[position] = one_line(best.text)
+                job.missing -= 1
+                self._release(1)
+                if not job.missing:
+                    job.future.set_result(job.translations)
+
+    def _fail(self, job: _Job, error: Exception) -> None:
+        self._waiting = [sentence for sentence in self._waiting if sentence.job is not job]
+        self._release(job.missing)
+        job.future.set_exception(error)
+
+    def _release(self, count: int) -> None:
+        with self._changed:
+            self.pending -= count
+
+
+def find_max_tokens(model: Any, tokenizer: Any, given: int | None) -> int:
+    """The most tokens of a sentence: what was given, or the least of what is known of model and tokenizer, or 1024."""
+    known = [tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None)]
+    known += [getattr(model, "max_positions", None), 1024]
+    return given or min(limit for limit in known if limit)
