@@ -12,7 +12,7 @@ COMMANDS = {
     "translate": "translate text line by line",
     "evaluate": "score a model on a test set, or compare several",
     "convert": "bring a model of another system in, or take one of ours out",
-    "export": "take a model to CTranslate2 or ONNX",
+    "export": "take a model to CTranslate2, ONNX or transformers.js",
     "push": "check a model's folder and push it to the Hub",
     "app": "show a model on a page in the browser",
     "serve": "serve translations over HTTP, with the API of LibreTranslate",

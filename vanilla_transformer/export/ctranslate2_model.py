@@ -135,7 +135,7 @@ class CTranslate2Model(nn.Module):
         if not is_exported_to_ctranslate2(path):
             raise FileNotFoundError(
                 f"{path} holds no model exported to CTranslate2 by this package (model.bin and {CONFIG_FILE}). Make "
-                "one: python scripts/export_model.py --format ctranslate2 --model_name_or_path ... --output_dir ..."
+                "one: vanilla-transformer export --format ctranslate2 --model_name_or_path ... --output_dir ..."
             )
         name, _, index = device.partition(":")
         try:
@@ -320,7 +320,7 @@ def load_for_ctranslate2(
         return CTranslate2Model(model_name_or_path, **settings), own
     logger.info(
         "%s is converted for CTranslate2, this time only. To have it converted once and for all: "
-        "python scripts/export_model.py --model_name_or_path %s --format ctranslate2 --output_dir ...",
+        "vanilla-transformer export --model_name_or_path %s --format ctranslate2 --output_dir ...",
         *(model_name_or_path, model_name_or_path),
     )
     model, tokenizer = load_model_and_tokenizer(model_name_or_path, device="cpu", revision=revision, **code)

@@ -100,7 +100,7 @@ class OnnxModel(generation.VanillaTransformerGenerationMixin, PreTrainedModel, G
         if not is_exported_to_onnx(path):
             raise FileNotFoundError(
                 f"{path} holds no model exported to ONNX by this package ({ENCODER_FILE} and {DECODER_FILE}). Make one:"
-                " python scripts/export_model.py --format onnx --model_name_or_path ... --output_dir ..."
+                " vanilla-transformer export --format onnx --model_name_or_path ... --output_dir ..."
             )
         super().__init__(VanillaTransformerConfig.from_pretrained(path))
         self.generation_config = GenerationConfig.from_pretrained(path)
