@@ -376,7 +376,9 @@ def test_all_reasons_against_a_model_are_given_together(tokenizer: PreTrainedTok
 
 
 def test_what_is_no_exported_model_is_explained(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"holds no model exported to CTranslate2 .*vanilla-transformer export --format"):
+    with pytest.raises(
+        FileNotFoundError, match=r"holds no model exported to CTranslate2 .*vanilla-transformer export --format"
+    ):
         CTranslate2Model(tmp_path)
     export(make(), tmp_path)
     with pytest.raises(ValueError, match=r"patience is 0\.5; it must be at least 1"):
