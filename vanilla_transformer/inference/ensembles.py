@@ -5,7 +5,7 @@ Shapes: B sentences, N beams, R = B * N rows, S source length, T target length, 
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -178,15 +178,12 @@ class _EnsembleDecoder:
         return average([decoder.step(sequences) for decoder in self.decoders])
 
     def follow(self, beams: torch.Tensor) -> None:
-        self._tell("follow", beams)
+        for decoder in self.decoders:
+            decoder.follow(beams)
 
     def keep_sentences(self, indices: torch.Tensor) -> None:
-        self._tell("keep_sentences", indices)
-
-    def _tell(self, method: str, tensor: torch.Tensor) -> None:
         for decoder in self.decoders:
-            call: Callable[[torch.Tensor], None] = getattr(decoder, method)
-            call(tensor)
+            decoder.keep_sentences(indices)
 
 
 def average(logits: Sequence[torch.Tensor]) -> torch.Tensor:
