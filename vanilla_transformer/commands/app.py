@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from vanilla_transformer.memory import keep_freed_memory
 from vanilla_transformer.options import option
 
 from .command_line import explaining_errors, make_argument_parser
@@ -139,6 +140,7 @@ def show(arguments: AppArguments) -> None:
 def main(argv: list[str] | None = None, *, space: Path | None = None) -> None:
     """Parses the arguments (`argv`, else the command line's) over those of a Space's folder, and shows the page."""
     parser = make_parser()
+    keep_freed_memory()
     # Containers are stopped with this signal.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with explaining_errors(parser):

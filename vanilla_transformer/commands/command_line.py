@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from vanilla_transformer.memory import keep_freed_memory
+
 USAGE = "%(prog)s [-h] [--argument value ...]"
 INTERRUPTED = 130  # the exit status of a process that Ctrl-C ended, as shells have it
 
@@ -175,6 +177,7 @@ def make_main(
 
     def main(argv: list[str] | None = None) -> None:
         parser = make_parser()
+        keep_freed_memory()
         with explaining_errors(parser, interrupted):
             parsed = parser.parse_args_into_dataclasses(argv)
             with settled_bars(parsed[0]):

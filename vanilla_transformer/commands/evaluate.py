@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from vanilla_transformer.export.engines import MODELS, EngineArguments
+from vanilla_transformer.memory import keep_freed_memory
 from vanilla_transformer.options import option
 
 from .command_line import explaining_errors, make_argument_parser, settled_bars
@@ -330,6 +331,7 @@ def run(arguments: EvaluationArguments, argv: list[str] | None) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Parses the arguments (`argv`, else the command line's), scores the model or compares texts, and reports."""
     parser = make_parser()
+    keep_freed_memory()
     with explaining_errors(parser):
         (arguments,) = parser.parse_args_into_dataclasses(argv)
         with settled_bars(arguments):

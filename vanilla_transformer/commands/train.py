@@ -36,6 +36,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from vanilla_transformer.files import AVERAGED_FOLDER, LOCK_FILE, explain_missing_model, locked
 from vanilla_transformer.hub.push import PushError, check_token
+from vanilla_transformer.memory import keep_freed_memory
 from vanilla_transformer.tasks import get_task, record_task
 from vanilla_transformer.training.arguments import (
     DataArguments,
@@ -341,6 +342,7 @@ def explain_stop(arguments: TranslationTrainingArguments, step: int) -> str:
 def main(argv: list[str] | None = None) -> None:
     """Trains, saves the model, and prints its validation scores."""
     parser = make_parser()
+    keep_freed_memory()
     try:
         wishes = parse(parser, sys.argv[1:] if argv is None else argv)
     except (OSError, ValueError) as error:
