@@ -34,7 +34,7 @@ def run(wish: str, **environment: str) -> tuple[str, int]:
     return answer, int(faults)
 
 
-def test_no_page_is_laid_out_twice():
+def test_no_page_is_laid_out_twice() -> None:
     _, without = run("leave")
     answer, faults = run("keep")
     assert answer == "True"
@@ -43,5 +43,5 @@ def test_no_page_is_laid_out_twice():
 
 
 @pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"])
-def test_wishes_of_the_environment_win(name):
+def test_wishes_of_the_environment_win(name: str) -> None:
     assert run("keep", **{name: "131072"})[0] == "False"
