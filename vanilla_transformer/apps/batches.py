@@ -33,10 +33,10 @@ class _Job:
     """The sentences of one request, and their translations as they come."""
 
     sentences: list[str]
-    future: "Future[list[str]]" = field(default_factory=Future)
+    future: "Future[list[list[str]]]" = field(default_factory=Future)
 
     def __post_init__(self) -> None:
-        self.translations: list[str] = [""] * len(self.sentences)
+        self.translations: list[list[str]] = [[]] * len(self.sentences)
         self.missing = len(self.sentences)
 
 
@@ -82,8 +82,8 @@ class BatchingTranslator:
         self._thread = threading.Thread(target=self._work, name="translating")
         self._thread.start()
 
-    def submit(self, sentences: Sequence[str]) -> "Future[list[str]]":
-        """Accepts all of the sentences or none; their translations come in the same order."""
+    def submit(self, sentences: Sequence[str]) -> "Future[list[list[str]]]":
+        """Accepts all of the sentences or none; each one's translations, best first, come in the same order."""
         job = _Job(list(sentences))
         if not job.sentences:
             job.future.set_result([])
@@ -174,9 +174,9 @@ class BatchingTranslator:
                 self._fail(batch[0].job, error)
             return
         self.on_batch(len(batch), sum(len(sentence.token_ids) for sentence in batch))
-        for (job, position, _), (best, *_) in zip(batch, found, strict=True):
+        for (job, position, _), translations in zip(batch, found, strict=True):
             if not job.future.done():
-                job.translations[position] = one_line(best.text)
+                job.translations[position] = [one_line(each.text) for each in translations]
                 job.missing -= 1
                 self._release(1)
                 if not job.missing:
