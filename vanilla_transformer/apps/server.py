@@ -18,6 +18,7 @@ from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .batches import BadTextError, BatchingTranslator, QueueFullError, StoppedError
@@ -100,6 +101,8 @@ async def read_body(request: Request, most: int) -> bytes:
                     raise HTTPException(413, f"The request is too large; it may have {most} bytes.")
     except TimeoutError:
         raise HTTPException(408, f"The request did not come within {BODY_SECONDS:g} seconds.") from None
+    except ClientDisconnect:
+        raise HTTPException(400, "The request broke off.") from None
     return bytes(body)
 
 
