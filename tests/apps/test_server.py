@@ -399,6 +399,20 @@ class TestQueue:
             assert translator.pending == 0
             assert served.translate("ab")[0] == 200
 
+    def test_nobody_waits_for_more_than_were_answered_last(self, folders: list[str]) -> None:
+        with serve(folders[:1], max_wait=5000.0) as served, ThreadPoolExecutor(3) as pool:
+
+            def measure(text: str) -> float:
+                start = time.monotonic()
+                assert served.translate(text)[0] == 200
+                return time.monotonic() - start
+
+            assert max(map(measure, "abc")) < 5  # one client, again and again
+            served.translators["en", "de"]._answered = 3
+            assert max(pool.map(measure, "abc")) < 5
+            assert served.translators["en", "de"]._answered == 3  # they were together
+            assert measure("a") > 4.5  # for the others
+
     def test_a_sentence_that_fails_costs_no_other_client(
         self, folders: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -414,6 +428,7 @@ class TestQueue:
                 return original(token_ids)
 
             monkeypatch.setattr(translator, "run", fail)
+            served.translators["en", "de"]._answered = 4  # as if so many had just been: they are waited for
             answers = list(pool.map(served.translate, ["ab", "ha", "cd", "ef"]))
             assert [status for status, _ in answers] == [200, 500, 200, 200]
             assert [answers[index][1]["translatedText"] for index in (0, 2, 3)] == ["ba", "dc", "fe"]

@@ -28,6 +28,7 @@ from .texts import Pieces, name_language
 
 BODY_SECONDS = 30.0  # how long a client may take to send its request
 _RETRY_AFTER = {"Retry-After": "1"}  # seconds
+_MOST_RUNNING = 4096  # requests
 _FIELDS = {
     "q": {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
     "source": {"type": "string", "description": "A language of GET /languages, or auto"},
@@ -341,12 +342,13 @@ def _add_errors(app: FastAPI) -> None:
         app.add_exception_handler(kind, answer_text)
 
 
-class _Counting:
-    """Counts every answer, and lets pages load nothing from elsewhere."""
+class _Gate:
+    """Counts every answer, refuses what is too much at once, and lets pages load nothing from elsewhere."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app
         self.metrics = metrics
+        self.running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -361,9 +363,15 @@ class _Counting:
                 message["headers"] = [*message["headers"], (b"content-security-policy", _POLICY)]
             await send(message)
 
+        self.running += 1
         try:
-            await self.app(scope, receive, answer)
+            if self.running > _MOST_RUNNING:
+                busy = JSONResponse({"error": "The server has too many requests."}, 503, _RETRY_AFTER)
+                await busy(scope, receive, answer)
+            else:
+                await self.app(scope, receive, answer)
         finally:
+            self.running -= 1
             # Of other paths strangers could make names without end.
             path = scope["path"] if scope["path"] in _PATHS else "other"
             self.metrics.requests.labels(path, status).inc()
@@ -399,7 +407,7 @@ def make_app(
         redoc_url=None, title="vanilla_transformer", lifespan=lifespan, swagger_ui_parameters={"validatorUrl": None}
     )
     _add_errors(app)
-    app.add_middleware(_Counting, metrics=metrics)
+    app.add_middleware(_Gate, metrics=metrics)
     app.post("/translate", openapi_extra=_describe_body(("q", "source", "target"), _FIELDS))(server.translate)
     app.post("/detect", openapi_extra=_describe_body(("q",), _DETECTED))(server.detect)
     app.get("/languages")(server.languages)

@@ -153,7 +153,7 @@ def run(arguments: ServingArguments) -> None:
         alternatives=arguments.max_alternatives,
         cuts_lines=arguments.split_sentences,
     )
-    options: dict[str, Any] = {"log_level": "warning", "server_header": False, "limit_concurrency": 1024}
+    options: dict[str, Any] = {"log_level": "warning", "server_header": False, "access_log": False}
     try:
         languages = dict.fromkeys(code for pair in translators for code in pair)
         chosen = arguments.language_detector
