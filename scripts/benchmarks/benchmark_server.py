@@ -5,7 +5,8 @@ r"""Measures a server against the model that it serves: throughput, latency, and
 
 All in one run, with the same engine and the same settings, in processes that take turns:
 
-- Throughput: --clients clients send one sentence at a time, against `translate` on a file of the same sentences.
+- Throughput: --clients clients send one sentence at a time, against `translate` on a file of the same sentences; and
+  against the model that is called with --clients sentences at a time as they come, which no server can beat.
 - Latency: one client, against the model that is called in a loop, sentence by sentence in turns.
 - Half load: requests come at random times, half as many a second as the server answered before; the 95th percentile.
 - Twice the load: as many again as it can answer; how many are answered, and how many refused with 503 and Retry-After.
@@ -32,6 +33,7 @@ from vanilla_transformer.data.corpora import read_lines
 from vanilla_transformer.export.engines import EngineArguments
 from vanilla_transformer.inference.translate import Translator, translate
 
+Sentences = str | list[str] | tuple[str, ...]
 DISTRIBUTIONS = ("vanilla-transformer", "transformers", "torch", "ctranslate2", "onnxruntime", "fastapi", "uvicorn")
 
 
@@ -76,7 +78,10 @@ def read_sentences(arguments: BenchmarkArguments) -> list[str]:
 
 
 def serve_bare(arguments: BenchmarkArguments, pipe: Pipe) -> None:
-    """The process of the model: sends the seconds that it takes for a list of sentences; a string is done by itself."""
+    """The process of the model: sends the seconds that it takes for what comes.
+
+    A list of sentences is a file, a tuple is translated by so many sentences as there are clients, a string by itself.
+    """
     options: dict[str, Any] = {"engine": arguments.engine, "num_beams": arguments.num_beams}
     model, tokenizer, settings = EngineArguments(arguments.model_name_or_path, **options).load()
     translator = Translator(model, tokenizer, **settings)
@@ -86,6 +91,9 @@ def serve_bare(arguments: BenchmarkArguments, pipe: Pipe) -> None:
         start = time.perf_counter()
         if isinstance(sentences, str):
             translator.run(translator.encode([sentences], 1))
+        elif isinstance(sentences, tuple):
+            for first in range(0, len(sentences), arguments.clients):
+                translate(model, tokenizer, sentences[first : first + arguments.clients], progress=False, **settings)
         else:
             translate(model, tokenizer, sentences, progress=False, **settings)
         pipe.send(time.perf_counter() - start)
@@ -98,14 +106,13 @@ def check_answers(answers: list[Answer], count: int) -> None:
         raise RuntimeError(f"{len(failed)} of {count} requests failed: {sorted(set(failed))}.")
 
 
-def compare_throughput(port: int, requests: list[bytes], measure_file: Callable[[], float], clients: int) -> Any:
-    """Sentences a second of the server's clients and of a file, one round of each."""
-    bare = len(requests) / measure_file()
+def measure_clients(port: int, requests: list[bytes], clients: int) -> float:
+    """The seconds in which so many clients get all their answers."""
     start = time.perf_counter()
     answers = asyncio.run(ask_all(port, requests, clients))
-    served = len(requests) / (time.perf_counter() - start)
+    seconds = time.perf_counter() - start
     check_answers(answers, len(requests))
-    return served, bare
+    return seconds
 
 
 async def compare_latency(
@@ -177,7 +184,7 @@ def measure(arguments: BenchmarkArguments, sentences: list[str]) -> dict[str, An
     def make(sentence: str) -> bytes:
         return make_request("/translate", {"q": sentence, **languages})
 
-    def measure_bare(sentences: list[str] | str) -> float:
+    def measure_bare(sentences: Sentences) -> float:
         pipe.send(sentences)
         return float(pipe.recv())
 
@@ -186,13 +193,15 @@ def measure(arguments: BenchmarkArguments, sentences: list[str]) -> dict[str, An
         port = server.port
         throughput = []
         for number in range(arguments.rounds + 1):
-            found = compare_throughput(port, requests, lambda: measure_bare(sentences), arguments.clients)
+            seconds = measure_clients(port, requests, arguments.clients)
+            found = [seconds, measure_bare(sentences), measure_bare(tuple(sentences))]
             if number:  # the first time is for what is loaded at the first use
-                throughput.append(found)
-                print("{:.1f} sentences/s from the server, {:.1f} in a file".format(*found), flush=True)
+                throughput.append([len(sentences) / each for each in found])
+                text = "{:.1f} sentences/s from the server, {:.1f} in a file, {:.1f} a few at a time"
+                print(text.format(*throughput[-1]), flush=True)
         singles = sentences[: arguments.singles]
         served, bare = asyncio.run(compare_latency(port, singles, make, measure_bare))
-        capacity = statistics.median(each for each, _ in throughput)
+        capacity = statistics.median(each for each, *_ in throughput)
         half = asyncio.run(load(port, requests, capacity / 2, arguments.seconds))
         double = asyncio.run(load(port, requests, capacity * 2, arguments.seconds))
         megabytes = server.megabytes
@@ -200,7 +209,8 @@ def measure(arguments: BenchmarkArguments, sentences: list[str]) -> dict[str, An
     process.join()
     return {
         "throughput": throughput,
-        "throughput_ratio": statistics.median(served / bare for served, bare in throughput),
+        "throughput_ratio": statistics.median(served / file for served, file, _ in throughput),
+        "server_ratio": statistics.median(served / few for served, _, few in throughput),
         "single_milliseconds": [1000 * statistics.median(each) for each in (served, bare)],
         "latency_ratio": statistics.median(served) / statistics.median(bare),
         "half_load": describe_load(half),
@@ -214,6 +224,7 @@ def make_table(results: dict[str, Any]) -> str:
     half, double = results["half_load"], results["twice_the_load"]
     rows = [
         ("clients' throughput to a file's", f"{results['throughput_ratio']:.2f}", "at least 0.80"),
+        ("clients' throughput to the model's, a few at a time", f"{results['server_ratio']:.2f}", ""),
         ("one client's median to the model's", f"{results['latency_ratio']:.2f}", "at most 1.15"),
         ("95th percentile at half load, ms", f"{half['p95_milliseconds'] or float('nan'):.0f}", "below 300"),
         (

@@ -73,11 +73,11 @@ class ServerProcess:
         return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmRSS"))
 
 
-def make_request(path: str, fields: Any, *, closes: bool = False) -> bytes:
+def make_request(path: str, fields: Any) -> bytes:
     """A request with JSON in it."""
     body = json.dumps(fields).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-    return head.encode() + (b"Connection: close\r\n\r\n" if closes else b"\r\n") + body
+    return f"{head}\r\n".encode() + body
 
 
 async def read_answer(reader: asyncio.StreamReader) -> Answer:

@@ -46,7 +46,11 @@ class ServingArguments(EngineArguments):
     host: str = option("The address to listen at; 0.0.0.0 lets others in.", "127.0.0.1")
     port: int = option("The port; 0: any that is free.", 5000)
     max_queue: int = option("The most sentences of a model that are accepted and not yet translated.", 1024)
-    max_wait: float = option("How long a sentence waits for others while nothing is translated, in milliseconds.", 5.0)
+    max_wait: float = option(
+        "How long a sentence may wait for as many requests as were answered last, while nothing is translated, in "
+        "milliseconds.",
+        25.0,
+    )
     max_request_bytes: int = option("The largest request.", 262144)
     api_keys: str | None = option("UTF-8 text, a key per line: clients need one of them. Default: no key.", None)
     rate_limit: int | None = option(
