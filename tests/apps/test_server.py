@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import chromium
 import pytest
 from letters import TOKENIZER, make_letters_model, train_on_letters
 from library_models import generate_by_hand, make_m2m100, make_marian, make_nllb_tokenizer, make_tokenizer
@@ -370,6 +371,16 @@ class TestPage:
         assert headers["content-security-policy"].startswith("default-src 'self';")
         assert served.ask("/redoc")[0] == 404
 
+    def test_a_browser_shows_it_and_asks_nobody_else(self, served: Served, tmp_path: Path) -> None:
+        with chromium.open_chromium(tmp_path) as driver:
+            browser = chromium.Browser(driver)
+            driver.get(f"{served.address}/docs")
+            browser.wait_for(lambda: len(browser.find_all(".opblock")) == 6)
+            asked = browser.run("return performance.getEntriesByType('resource').map((each) => each.name)")
+            assert {f"{served.address}/openapi.json"} < set(asked)
+            assert all(name.startswith((f"{served.address}/", "data:")) for name in asked), asked
+            assert [entry for entry in driver.get_log("browser") if entry["level"] == "SEVERE"] == []
+
 
 class TestQueue:
     def test_beyond_its_bound_the_answer_is_503(self, folders: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,6 +422,13 @@ class TestQueue:
             third = pool.submit(served.translate, "c")
             assert [each.result(50)[0] for each in (*first, third)] == [200] * 3
             assert served.translators["en", "de"]._answered == 3  # they were together
+
+    def test_too_many_requests_at_once_are_refused(self, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(serving, "_MOST_RUNNING", 0)
+        status, answer, headers = served.ask("/health")
+        assert (status, answer, headers["retry-after"]) == (503, {"error": "The server has too many requests."}, "1")
+        monkeypatch.undo()
+        assert served.ask("/health")[0] == 200
 
     def test_a_sentence_that_fails_costs_no_other_client(
         self, folders: list[str], monkeypatch: pytest.MonkeyPatch
