@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,7 +37,7 @@ from vanilla_transformer.apps import server as serving
 from vanilla_transformer.apps.detection import Detector, load_lingua
 from vanilla_transformer.apps.server import USUAL_LIMITS, Limits, Metrics, make_app
 from vanilla_transformer.commands.serve import ServingArguments, load_translators, main
-from vanilla_transformer.export.ctranslate2 import export_ctranslate2
+from vanilla_transformer.export.ctranslate2 import CONFIG_FILE, export_ctranslate2
 from vanilla_transformer.inference.loading import load_model_and_tokenizer
 from vanilla_transformer.inference.translate import translate, translate_n_best
 
@@ -168,19 +169,22 @@ class TestClients:
 
     @pytest.mark.parametrize("engine", ["ctranslate2", "onnx"])
     def test_other_engines(self, engine: str, folders: list[str], texts: list[str], tmp_path: Path) -> None:
-        exported = [str(tmp_path / Path(folder).name) for folder in folders]
-        for folder, target in zip(folders, exported, strict=True):
-            if engine == "onnx":
-                from vanilla_transformer.export.onnx import export_onnx
+        if engine == "onnx":
+            from vanilla_transformer.export.onnx import export_onnx
 
-                export_onnx(folder, target)
-            else:
-                export_ctranslate2(folder, target)
-        with serve(exported, engine=engine, num_beams=2) as served:
+            export_onnx(folders[0], tmp_path / "en-de")
+        else:
+            export_ctranslate2(folders[0], tmp_path / "en-de")
+        # The same once more for other languages.
+        shutil.copytree(tmp_path / "en-de", tmp_path / "fr-en")
+        path = tmp_path / "fr-en" / ("config.json" if engine == "onnx" else CONFIG_FILE)
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"langs": ["fr", "en"]}))
+        with serve([str(tmp_path / "en-de"), str(tmp_path / "fr-en")], engine=engine, num_beams=2) as served:
             expected = translate_directly(folders[0], texts, num_beams=2)
             assert served.translate(texts) == (200, {"translatedText": expected})
-            expected = translate_directly(folders[1], texts[:9], num_beams=2)
-            assert served.translate(texts[:9], source="de", target="en") == (200, {"translatedText": expected})
+            answer = served.translate(texts[:9], source="fr", target="en")
+            assert answer == (200, {"translatedText": expected[:9]})
+            assert served.translate("ab", source="de", target="en")[0] == 400
 
     def test_alternatives_are_what_beam_search_finds(self, folders: list[str]) -> None:
         with serve(folders[:1], Limits(alternatives=2), max_alternatives=2, num_beams=3) as served:
