@@ -4,6 +4,8 @@ import http.client
 import json
 import os
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,26 +20,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import chromium
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from letters import TOKENIZER, make_letters_model, train_on_letters
-from library_models import generate_by_hand, make_m2m100, make_nllb_tokenizer
+from library_models import generate_by_hand, make_m2m100, make_marian, make_nllb_tokenizer, make_tokenizer
 
 # ruff: noqa: E402 (what the server needs may be missing)
-for _name in ("fastapi", "uvicorn", "prometheus_client", "python_multipart", "sentencex", "babel", "libretranslatepy"):
+_NEEDED = ("fastapi", "fastapi_offline", "uvicorn", "prometheus_client", "python_multipart", "sentencex", "babel")
+for _name in (*_NEEDED, "lingua", "libretranslatepy"):
     pytest.importorskip(_name, reason=f"the server needs {_name}: pip install 'vanilla-transformer[serve,test]'")
 
 import uvicorn
 from libretranslatepy import LibreTranslateAPI
 
 from vanilla_transformer.apps import server as serving
+from vanilla_transformer.apps.detection import Detector, load_lingua
 from vanilla_transformer.apps.server import USUAL_LIMITS, Limits, Metrics, make_app
-from vanilla_transformer.apps.texts import Pieces, find_iso_code, name_language
 from vanilla_transformer.commands.serve import ServingArguments, load_translators, main
-from vanilla_transformer.export.ctranslate2 import export_ctranslate2
+from vanilla_transformer.export.ctranslate2 import CONFIG_FILE, export_ctranslate2
 from vanilla_transformer.inference.loading import load_model_and_tokenizer
-from vanilla_transformer.inference.translate import translate
+from vanilla_transformer.inference.translate import translate, translate_n_best
 
 JSON = {"Content-Type": "application/json"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -59,10 +61,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 class Served:
     """A server in a thread."""
 
-    def __init__(self, names: list[str], limits: Limits = USUAL_LIMITS, **options: Any) -> None:
+    def __init__(
+        self, names: list[str], limits: Limits = USUAL_LIMITS, detector: Detector | None = None, **options: Any
+    ) -> None:
         self.metrics = Metrics()
         self.translators = load_translators(ServingArguments(names, **options), self.metrics)  # type: ignore[arg-type]
-        config = uvicorn.Config(make_app(self.translators, self.metrics, limits), port=0, log_level="warning")
+        app = make_app(self.translators, self.metrics, limits, detector)
+        config = uvicorn.Config(app, port=0, log_level="warning")
         self.listener = config.bind_socket()
         self.listener.listen()
         self.port = self.listener.getsockname()[1]
@@ -167,12 +172,36 @@ class TestClients:
         if engine == "onnx":
             from vanilla_transformer.export.onnx import export_onnx
 
-            export_onnx(folders[0], tmp_path / engine)
+            export_onnx(folders[0], tmp_path / "en-de")
         else:
-            export_ctranslate2(folders[0], tmp_path / engine)
-        with serve([str(tmp_path / engine)], engine=engine, num_beams=2) as served:
+            export_ctranslate2(folders[0], tmp_path / "en-de")
+        # The same once more for other languages.
+        shutil.copytree(tmp_path / "en-de", tmp_path / "fr-en")
+        path = tmp_path / "fr-en" / ("config.json" if engine == "onnx" else CONFIG_FILE)
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"langs": ["fr", "en"]}))
+        with serve([str(tmp_path / "en-de"), str(tmp_path / "fr-en")], engine=engine, num_beams=2) as served:
             expected = translate_directly(folders[0], texts, num_beams=2)
             assert served.translate(texts) == (200, {"translatedText": expected})
+            answer = served.translate(texts[:9], source="fr", target="en")
+            assert answer == (200, {"translatedText": expected[:9]})
+            assert served.translate("ab", source="de", target="en")[0] == 400
+
+    def test_alternatives_are_what_beam_search_finds(self, folders: list[str]) -> None:
+        with serve(folders[:1], Limits(alternatives=2), max_alternatives=2, num_beams=3) as served:
+            model, tokenizer = load_model_and_tokenizer(folders[0])
+            (found,) = translate_n_best(model, tokenizer, ["abc"], num_return_sequences=3, num_beams=3, progress=False)
+            best, *others = dict.fromkeys(each.text for each in found)
+            assert served.translate("abc", alternatives=2)[1] == {"translatedText": best, "alternatives": others}
+            assert best == "cba"
+            assert others
+            answer = served.translate(["abc", "abc"], alternatives="2")[1]
+            assert answer == {"translatedText": [best] * 2, "alternatives": [others] * 2}
+            assert served.translate("abc")[1] == {"translatedText": best}
+            for wrong in (3, -1, "x", 1.5, [1]):
+                status, answer = served.translate("abc", alternatives=wrong)
+                assert (status, answer["error"]) == (400, "alternatives must be a number from 0 to 2.")
+        with pytest.raises(ValueError, match=r"max_alternatives is 2 and num_beams of .* is 2"):
+            load_translators(ServingArguments(folders[:1], max_alternatives=2, num_beams=2), Metrics())  # type: ignore[arg-type]
 
     def test_health_settings_metrics_and_openapi(self, served: Served) -> None:
         assert served.ask("/health")[:2] == (200, {"status": "ok"})
@@ -181,7 +210,6 @@ class TestClients:
         assert settings["keyRequired"] is False
         schema = served.ask("/openapi.json")[1]
         assert schema["paths"]["/translate"]["post"]["requestBody"]["content"].keys() >= {"application/json"}
-        assert served.ask("/docs")[0] == 200
 
         def count() -> float:
             lines = served.ask("/metrics")[1].decode().splitlines()
@@ -275,6 +303,89 @@ class TestNonsense:
             assert served.translate("a" * 200, api_key="secret")[0] == 413
 
 
+class TestRates:
+    def test_a_client_that_asks_too_often_is_told_when_to_come_again(self, folders: list[str]) -> None:
+        with serve(folders[:1], Limits(rate_limit=3)) as served:
+            assert [served.translate("ab")[0] for _ in range(4)] == [200, 200, 200, 429]
+            status, answer, headers = served.ask("/detect", b"q=ab", FORM)
+            assert (status, answer["error"]) == (429, "Slow down: a client may send 3 requests a minute.")
+            assert 1 <= int(headers["retry-after"]) <= 20
+            assert served.ask("/languages")[0] == served.ask("/health")[0] == 200
+            body = json.dumps({"q": "ab", **PAIR}).encode()
+            # What a proxy on this machine says of its clients counts.
+            assert served.ask("/translate", body, JSON | {"X-Forwarded-For": "192.0.2.7"})[0] == 200
+
+    def test_each_key_has_its_own_rate_and_wrong_ones_have_none(self, folders: list[str]) -> None:
+        with serve(folders[:1], Limits(api_keys=frozenset({"one", "two"}), rate_limit=2)) as served:
+            assert [served.translate("ab", api_key="one")[0] for _ in range(3)] == [200, 200, 429]
+            assert [served.translate("ab", api_key="two")[0] for _ in range(3)] == [200, 200, 429]
+            assert [served.translate("ab", api_key=f"guess {number}")[0] for number in range(3)] == [403, 403, 429]
+
+
+GERMAN = "Der Mann reitet auf einem braunen Pferd durch den Wald."
+ENGLISH = "The man is riding on a brown horse through the forest."
+
+
+@pytest.fixture(scope="module")
+def detecting(folders: list[str]) -> Iterator[Served]:
+    with serve(folders, detector=load_lingua(["en", "de"])) as running:
+        yield running
+
+
+class TestDetection:
+    def test_languages_are_detected_in_the_format_of_libretranslate(self, detecting: Served) -> None:
+        for text, language in ((GERMAN, "de"), (ENGLISH, "en")):
+            first, second = LibreTranslateAPI(detecting.address).detect(text)
+            assert first["language"] == language != second["language"]
+            assert 100 >= first["confidence"] > second["confidence"] > 0
+        status, answer, _ = detecting.ask("/detect", json.dumps({"q": "\u4f60\u597d"}).encode(), JSON)
+        assert (status, [each["confidence"] for each in answer]) == (200, [0.0])
+
+    def test_the_source_is_detected_for_each_text(self, detecting: Served, folders: list[str]) -> None:
+        status, answer = detecting.translate(ENGLISH, source="auto")
+        assert (status, answer["detectedLanguage"]["language"]) == (200, "en")
+        assert answer["translatedText"] == detecting.translate(ENGLISH)[1]["translatedText"]
+        status, answer = detecting.translate([GERMAN, ENGLISH, GERMAN], source="auto", target="en")
+        assert [each["language"] for each in answer["detectedLanguage"]] == ["de", "en", "de"]
+        expected = detecting.translate(GERMAN, source="de", target="en")[1]["translatedText"]
+        assert answer["translatedText"] == [expected, ENGLISH, expected], "what is English already stays"
+        assert detecting.translate([], source="auto") == (200, {"translatedText": [], "detectedLanguage": []})
+        assert detecting.translate("", source="auto")[1]["translatedText"] == ""
+        assert detecting.translate("ab", source="auto", target="fr")[0] == 400
+
+    def test_a_detector_needs_languages_that_it_knows(self) -> None:
+        assert {each.language for each in load_lingua(["deu_Latn", "pt-BR"])(GERMAN)} == {"deu_Latn", "pt-BR"}
+        with pytest.raises(ValueError, match="needs two languages that it knows; of those served: en"):
+            load_lingua(["en", "tlh"])
+
+
+class TestPage:
+    def test_the_page_of_the_specification_loads_nothing_from_elsewhere(self, served: Served) -> None:
+        status, page, headers = served.ask("/docs")
+        links = re.findall(r"""(?:src|href)=["']([^"']*)["']|url: ["']([^"']*)["']""", page.decode())
+        own = {first or second for first, second in links}
+        assert status == 200
+        assert own == {
+            "/openapi.json",
+            *(f"/static-offline-docs/{name}" for name in ("swagger-ui-bundle.js", "swagger-ui.css", "favicon.png")),
+        }
+        assert all(served.ask(link)[0] == 200 for link in own)
+        assert '"validatorUrl": null' in page.decode()  # or it would show its address to a public server
+        # What the scripts might ask for, the browser refuses.
+        assert headers["content-security-policy"].startswith("default-src 'self';")
+        assert served.ask("/redoc")[0] == 404
+
+    def test_a_browser_shows_it_and_asks_nobody_else(self, served: Served, tmp_path: Path) -> None:
+        with chromium.open_chromium(tmp_path) as driver:
+            browser = chromium.Browser(driver)
+            driver.get(f"{served.address}/docs")
+            browser.wait_for(lambda: len(browser.find_all(".opblock")) == 6)
+            asked = browser.run("return performance.getEntriesByType('resource').map((each) => each.name)")
+            assert {f"{served.address}/openapi.json"} < set(asked)
+            assert all(name.startswith((f"{served.address}/", "data:")) for name in asked), asked
+            assert [entry for entry in driver.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
 class TestQueue:
     def test_beyond_its_bound_the_answer_is_503(self, folders: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         with serve(folders[:1], max_queue=3) as served, ThreadPoolExecutor(2) as pool:
@@ -303,6 +414,26 @@ class TestQueue:
             assert translator.pending == 0
             assert served.translate("ab")[0] == 200
 
+    def test_nobody_waits_for_more_than_were_answered_last(self, folders: list[str]) -> None:
+        with serve(folders[:1], max_wait=59_000.0) as served, ThreadPoolExecutor(3) as pool:
+            start = time.monotonic()
+            assert [served.translate(text)[0] for text in "abc"] == [200] * 3  # one client never waits
+            assert time.monotonic() - start < 59
+            served.translators["en", "de"]._answered = 3
+            first = [pool.submit(served.translate, text) for text in "ab"]
+            time.sleep(1)
+            assert not any(each.done() for each in first)
+            third = pool.submit(served.translate, "c")
+            assert [each.result(50)[0] for each in (*first, third)] == [200] * 3
+            assert served.translators["en", "de"]._answered == 3  # they were together
+
+    def test_too_many_requests_at_once_are_refused(self, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(serving, "_MOST_RUNNING", 0)
+        status, answer, headers = served.ask("/health")
+        assert (status, answer, headers["retry-after"]) == (503, {"error": "The server has too many requests."}, "1")
+        monkeypatch.undo()
+        assert served.ask("/health")[0] == 200
+
     def test_a_sentence_that_fails_costs_no_other_client(
         self, folders: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -318,6 +449,7 @@ class TestQueue:
                 return original(token_ids)
 
             monkeypatch.setattr(translator, "run", fail)
+            served.translators["en", "de"]._answered = 4  # as if so many had just been: they are waited for
             answers = list(pool.map(served.translate, ["ab", "ha", "cd", "ef"]))
             assert [status for status, _ in answers] == [200, 500, 200, 200]
             assert [answers[index][1]["translatedText"] for index in (0, 2, 3)] == ["ba", "dc", "fe"]
@@ -409,57 +541,21 @@ class TestCommand:
             assert answer == (200, {"translatedText": expected})
             assert served.ask("/languages")[1][0]["name"] == "English"
 
+    def test_a_marian_model_serves_beside_one_of_this_package(self, folders: list[str], tmp_path: Path) -> None:
+        tokenizer = make_tokenizer()
+        model = make_marian()
+        model.config.langs = ["fr", "en"]
+        model.generation_config.max_new_tokens = 8
+        model.save_pretrained(tmp_path)
+        tokenizer.save_pretrained(tmp_path)
+        (expected,) = generate_by_hand(model, tokenizer, "w4 w5", max_new_tokens=8)
+        with serve([str(tmp_path), folders[0]]) as served:
+            assert served.translate("w4 w5", source="fr", target="en") == (200, {"translatedText": expected})
+            assert served.translate("abc") == (200, {"translatedText": "cba"})
+
     def test_a_model_that_is_mute_is_told_its_languages(self, tmp_path: Path) -> None:
         make_letters_model().save_pretrained(tmp_path / "mute")
         TOKENIZER.save_pretrained(tmp_path / "mute")
         with serve([str(tmp_path / "mute")], source_lang="fr", target_lang="en") as served:
             assert served.translate("ab", source="fr", target="en")[0] == 200
             assert served.translate("ab")[0] == 400
-
-
-class TestPieces:
-    @given(st.text(), st.sampled_from(["en", "de", "zh", "deu_Latn", "xx"]), st.booleans())
-    def test_a_text_comes_together_as_it_was(self, text: str, language: str, cuts_lines: bool) -> None:
-        pieces = Pieces(text, language, cuts_lines=cuts_lines)
-        assert pieces.join(pieces.sentences) == text
-        assert all(sentence == sentence.strip() != "" for sentence in pieces.sentences)
-        assert not any(mark in sentence for sentence in pieces.sentences for mark in "\r\n")
-
-    @given(
-        st.lists(st.sampled_from(["<b>", "</b>", "<br/>", "a b", "&amp;", "\n", "<!-- a -->", " ", "c.", "<p x='1'>"]))
-    )
-    def test_markup_comes_together_as_it_was(self, parts: list[str]) -> None:
-        pieces = Pieces("".join(parts), "en", is_html=True)
-        assert pieces.join(pieces.sentences) == "".join(parts)
-        assert not any("<" in sentence or "&amp;" in sentence for sentence in pieces.sentences)
-
-    def test_lines_are_cut_by_the_rules_of_the_language(self) -> None:
-        text = "Mr. Smith came.  He left.\n\nWhy?"
-        pieces = Pieces(text, "en")
-        assert pieces.sentences == ["Mr. Smith came.", "He left.", "Why?"]
-        assert pieces.join(["A.", "B.", "C?"]) == "A.  B.\n\nC?"
-        assert Pieces(text, "en", cuts_lines=False).sentences == ["Mr. Smith came.  He left.", "Why?"]
-        assert Pieces("你好。我很好。", "zho_Hans").sentences == ["你好。", "我很好。"]
-        assert Pieces("x &lt; y", "en", is_html=True).join(["1 < 2 & 3"]) == "1 &lt; 2 &amp; 3"
-
-    def test_time_grows_with_the_length_alone(self) -> None:
-        for text in (
-            "<a " * 80_000,
-            '<a "' * 60_000,
-            "<!--" * 60_000,
-            "!-" * 120_000,
-            "a. " * 80_000,
-            "\n" * 250_000,
-            "&" * 250_000,
-        ):
-            start = time.process_time()
-            Pieces(text, "en", is_html=True)
-            assert time.process_time() - start < 10
-
-    def test_long_lines_are_cut_where_short_ones_are(self) -> None:
-        sentences = [f"This is the sentence of number {number}, by Mr. Smith." for number in range(500)]
-        assert Pieces(" ".join(sentences), "en").sentences == sentences
-
-    def test_languages_have_names(self) -> None:
-        assert [find_iso_code(code) for code in ("en", "deu_Latn", "pt-BR", "tlh")] == ["en", "de", "pt", "tlh"]
-        assert [name_language(code) for code in ("en", "deu_Latn", "q-none")] == ["English", "German", "q-none"]

@@ -33,10 +33,10 @@ class _Job:
     """The sentences of one request, and their translations as they come."""
 
     sentences: list[str]
-    future: "Future[list[str]]" = field(default_factory=Future)
+    future: "Future[list[list[str]]]" = field(default_factory=Future)
 
     def __post_init__(self) -> None:
-        self.translations: list[str] = [""] * len(self.sentences)
+        self.translations: list[list[str]] = [[]] * len(self.sentences)
         self.missing = len(self.sentences)
 
 
@@ -50,7 +50,8 @@ class BatchingTranslator:
     """Translates for many clients at once, in a thread of its own.
 
     A batch has the sentence that waits longest and those of like length, as many as `translator` puts into one. While
-    nothing is being translated, a sentence waits for others for at most `max_wait` seconds.
+    nothing is being translated, a sentence waits for others, for at most `max_wait` seconds, and no longer than until
+    as many requests have come as were answered last: one client alone never waits.
 
     Args:
         translator: What encodes and translates; only this thread uses it.
@@ -79,11 +80,12 @@ class BatchingTranslator:
         self._waiting: list[_Sentence] = []  # oldest first; the thread's own
         self._changed = threading.Condition()
         self._stopping = False
+        self._answered = 0  # requests, with the last batch
         self._thread = threading.Thread(target=self._work, name="translating")
         self._thread.start()
 
-    def submit(self, sentences: Sequence[str]) -> "Future[list[str]]":
-        """Accepts all of the sentences or none; their translations come in the same order."""
+    def submit(self, sentences: Sequence[str]) -> "Future[list[list[str]]]":
+        """Accepts all of the sentences or none; each one's translations, best first, come in the same order."""
         job = _Job(list(sentences))
         if not job.sentences:
             job.future.set_result([])
@@ -124,9 +126,9 @@ class BatchingTranslator:
         with self._changed:
             if not self._waiting:
                 self._changed.wait_for(lambda: self._new or self._stopping)
-                # The first sentence of a quiet time waits a little for company.
+                # Those who have just been answered may well ask again: their sentences are better together.
                 end = time.monotonic() + self.max_wait
-                while not self._stopping and (left := end - time.monotonic()) > 0:
+                while len(self._new) < self._answered and not self._stopping and (left := end - time.monotonic()) > 0:
                     self._changed.wait(left)
             jobs = list(self._new)
             self._new.clear()
@@ -174,12 +176,14 @@ class BatchingTranslator:
                 self._fail(batch[0].job, error)
             return
         self.on_batch(len(batch), sum(len(sentence.token_ids) for sentence in batch))
-        for (job, position, _), (best, *_) in zip(batch, found, strict=True):
+        self._answered = 0
+        for (job, position, _), translations in zip(batch, found, strict=True):
             if not job.future.done():
-                job.translations[position] = one_line(best.text)
+                job.translations[position] = [one_line(each.text) for each in translations]
                 job.missing -= 1
                 self._release(1)
                 if not job.missing:
+                    self._answered += 1
                     job.future.set_result(job.translations)
 
     def _fail(self, job: _Job, error: Exception) -> None:

@@ -3,34 +3,52 @@
 import asyncio
 import hmac
 import json
+import math
+import re
 import time
 import urllib.parse
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
+from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .batches import BadTextError, BatchingTranslator, QueueFullError, StoppedError
+from .detection import Detection, Detector
+from .rates import RateLimiter, find_network
 from .texts import Pieces, name_language
 
 BODY_SECONDS = 30.0  # how long a client may take to send its request
 _RETRY_AFTER = {"Retry-After": "1"}  # seconds
+_MOST_RUNNING = 4096  # requests
 _FIELDS = {
     "q": {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
-    "source": {"type": "string", "description": "A language of GET /languages"},
+    "source": {"type": "string", "description": "A language of GET /languages, or auto"},
     "target": {"type": "string", "description": "One of its targets"},
     "format": {"type": "string", "enum": ["text", "html"], "default": "text"},
+    "alternatives": {"type": "integer", "minimum": 0, "default": 0},
     "api_key": {"type": "string"},
 }
-_SCHEMA = {"schema": {"type": "object", "required": ["q", "source", "target"], "properties": _FIELDS}}
+_DETECTED = {name: _FIELDS[name] for name in ("q", "api_key")}
 _KINDS = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data")
-_REQUEST_BODY = {"requestBody": {"required": True, "content": dict.fromkeys(_KINDS, _SCHEMA)}}
+# Pages of the server ask nobody else for anything.
+_POLICY = (
+    b"default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"
+)
+_PATHS = frozenset(
+    {"/translate", "/detect", "/languages", "/frontend/settings", "/health", "/metrics", "/docs", "/openapi.json"}
+)
+_TAG = re.compile("<[^<>]*>")
+_SHORT = 40  # characters of a text that is too short for a language to be seen in it
+_QUICK = 2000  # characters that are cut while other requests wait
 
 Pair = tuple[str, str]
 
@@ -40,6 +58,8 @@ class Limits(NamedTuple):
 
     request_bytes: int = 2**18
     api_keys: frozenset[str] = frozenset()  # none: everybody may ask
+    rate_limit: int | None = None  # requests a minute of each client
+    alternatives: int = 0  # other translations that a client may ask for
     cuts_lines: bool = True  # into sentences
 
 
@@ -82,6 +102,8 @@ async def read_body(request: Request, most: int) -> bytes:
                     raise HTTPException(413, f"The request is too large; it may have {most} bytes.")
     except TimeoutError:
         raise HTTPException(408, f"The request did not come within {BODY_SECONDS:g} seconds.") from None
+    except ClientDisconnect:
+        raise HTTPException(400, "The request broke off.") from None
     return bytes(body)
 
 
@@ -142,63 +164,139 @@ def get_texts(fields: Mapping[str, Any]) -> list[str]:
     return texts
 
 
+def get_count(fields: Mapping[str, Any], name: str, most: int) -> int:
+    """A field that is a number from 0 to `most`, in a form as a text; 0 without it."""
+    value = fields.get(name, 0)
+    if not re.fullmatch("[0-9]{1,9}", str(value)) or int(value) > most:
+        raise HTTPException(
+            400,
+            f"{name} must be 0: this server gives one translation."
+            if most == 0
+            else (f"{name} must be a number from 0 to {most}."),
+        )
+    return int(value)
+
+
 class _Server:
     """What the endpoints share."""
 
-    def __init__(self, translators: Mapping[Pair, BatchingTranslator], metrics: Metrics, limits: Limits) -> None:
+    def __init__(
+        self,
+        translators: Mapping[Pair, BatchingTranslator],
+        metrics: Metrics,
+        limits: Limits,
+        detector: Detector | None,
+    ) -> None:
         self.translators = translators
         self.metrics = metrics
         self.limits = limits
+        self.detector = detector
+        self.rates = None if limits.rate_limit is None else RateLimiter(limits.rate_limit)
         for pair, translator in translators.items():
             metrics.pending.labels(*pair).set_function(partial(getattr, translator, "pending"))
 
-    def check_key(self, fields: Mapping[str, Any]) -> None:
+    async def read(self, request: Request) -> dict[str, Any]:
+        """The fields of a request of a client that may ask, and has not asked too often."""
         keys = self.limits.api_keys
+        address = find_network(request.client.host if request.client else "")
         if not keys:
-            return
-        given = get_text(fields, "api_key", "").encode("utf-8", "replace")
-        # Every key is compared, so that the time tells nothing.
-        if not sum(hmac.compare_digest(given, key.encode()) for key in keys):
-            raise HTTPException(403, "Invalid API key" if given else "An API key is needed: api_key.")
-
-    def find_pair(self, fields: Mapping[str, Any]) -> Pair:
-        pair = get_text(fields, "source"), get_text(fields, "target")
-        if pair[0] == "auto":
-            raise HTTPException(400, "source is 'auto', but no language detector is configured; name the language.")
-        if pair not in self.translators:
-            known = ", ".join(f"{source} to {target}" for source, target in self.translators)
-            raise HTTPException(400, f"{pair[0][:50]!r} to {pair[1][:50]!r} is not translated here, but {known}.")
-        return pair
-
-    async def translate(self, request: Request) -> dict[str, Any]:
-        """Translates a text or a list of texts."""
+            self._count(address)
         fields = await read_fields(request, self.limits.request_bytes)
-        self.check_key(fields)
-        texts, pair = get_texts(fields), self.find_pair(fields)
+        if keys:
+            given = get_text(fields, "api_key", "").encode("utf-8", "replace")
+            # Every key is compared, so that the time tells nothing.
+            is_known = bool(sum(hmac.compare_digest(given, key.encode()) for key in keys))
+            self._count(given.decode() if is_known else address)
+            if not is_known:
+                raise HTTPException(403, "Invalid API key" if given else "An API key is needed: api_key.")
+        return fields
+
+    def _count(self, client: str) -> None:
+        wait = 0.0 if self.rates is None else self.rates.admit(client)
+        if wait:
+            message = f"Slow down: a client may send {self.limits.rate_limit} requests a minute."
+            raise HTTPException(429, message, {"Retry-After": str(math.ceil(wait))})
+
+    def find_pair(self, source: str, target: str) -> Pair:
+        """The languages, which must be served."""
+        if (source, target) not in self.translators:
+            known = ", ".join(f"{source} to {target}" for source, target in self.translators)
+            raise HTTPException(400, f"{source[:50]!r} to {target[:50]!r} is not translated here, but {known}.")
+        return source, target
+
+    def detect_sources(self, texts: Sequence[str], is_html: bool) -> list[Detection]:
+        """The language of each text; of short ones, that of all together."""
+        if self.detector is None:
+            raise HTTPException(400, "source is 'auto', but no language detector is configured; name the language.")
+        plain = [_TAG.sub(" ", text) if is_html else text for text in texts]
+        together = self.detector("\n".join(plain))[0]
+        return [self.detector(text)[0] if len(text) > _SHORT else together for text in plain]
+
+    async def translate(self, request: Request) -> Response:
+        """Translates a text or a list of texts."""
+        fields = await self.read(request)
+        texts, source, target = get_texts(fields), get_text(fields, "source"), get_text(fields, "target")
         kind = get_text(fields, "format", "text")
         if kind not in ("text", "html"):
             raise HTTPException(400, f"format is {kind[:50]!r}; it must be text or html.")
-        if str(fields.get("alternatives", 0)) != "0":
-            raise HTTPException(400, "alternatives must be 0: this server gives one translation.")
+        count = get_count(fields, "alternatives", self.limits.alternatives)
 
-        def cut() -> list[Pieces]:
+        def prepare() -> tuple[list[Detection] | None, list[Pair], list[Pieces]]:
+            found = self.detect_sources(texts, kind == "html") if source == "auto" else None
+            sources = [source] * len(texts) if found is None else [each.language for each in found]
+            if found is None:
+                self.find_pair(source, target)
+            # What turns out to be in the target's language stays as it is.
+            is_done = [found is not None and each == target for each in sources]
+            pairs = [
+                (each, target) if done else self.find_pair(each, target)
+                for each, done in zip(sources, is_done, strict=True)
+            ]
             options = {"is_html": kind == "html", "cuts_lines": self.limits.cuts_lines}
-            return [Pieces(text, pair[0], **options) for text in texts]
+            return found, pairs, [Pieces(text, each, **options) for text, each in zip(texts, sources, strict=True)]
 
-        pieces = await asyncio.to_thread(cut)
-        future = self.translators[pair].submit([sentence for text in pieces for sentence in text.sentences])
-        # A client that leaves must not cancel what the thread is about to answer.
-        translations: list[str] = await asyncio.shield(asyncio.wrap_future(future))
-        found = iter(translations)
-        joined = [text.join([next(found) for _ in text.sentences]) for text in pieces]
-        return {"translatedText": joined if isinstance(fields["q"], list) else joined[0]}
+        is_quick = sum(map(len, texts)) <= _QUICK
+        found, pairs, pieces = prepare() if is_quick else await asyncio.to_thread(prepare)
+        translations = await self._translate(pairs, pieces)
+        joined = [
+            list(
+                dict.fromkeys(text.join([each[min(rank, len(each) - 1)] for each in own]) for rank in range(count + 1))
+            )
+            for text, own in zip(pieces, translations, strict=True)
+        ]
+        answer: dict[str, Any] = {"translatedText": [best for best, *_ in joined]}
+        if found is not None:
+            answer["detectedLanguage"] = [each._asdict() for each in found]
+        if count:
+            answer["alternatives"] = [others for _, *others in joined]
+        is_list = isinstance(fields["q"], list)
+        return JSONResponse(answer if is_list else {name: value[0] for name, value in answer.items()})
 
-    async def detect(self, request: Request) -> None:
-        """There is no detector: says so."""
-        fields = await read_fields(request, self.limits.request_bytes)
-        self.check_key(fields)
-        get_texts(fields)
-        raise HTTPException(501, "No language detector is configured; name the source language.")
+    async def _translate(self, pairs: Sequence[Pair], pieces: Sequence[Pieces]) -> list[list[list[str]]]:
+        """For each text, the translations of each of its sentences."""
+        translations: list[list[list[str]]] = [[[sentence] for sentence in text.sentences] for text in pieces]
+        accepted = []
+        for pair in dict.fromkeys(pairs):
+            if translator := self.translators.get(pair):
+                own = [index for index, each in enumerate(pairs) if each == pair]
+                sentences = [sentence for index in own for sentence in pieces[index].sentences]
+                accepted.append((own, translator.submit(sentences)))
+        for own, future in accepted:
+            # A client that leaves must not cancel what the thread is about to answer.
+            done: list[list[str]] = await asyncio.shield(asyncio.wrap_future(future))
+            found = iter(done)
+            for index in own:
+                translations[index] = [next(found) for _ in pieces[index].sentences]
+        return translations
+
+    async def detect(self, request: Request) -> Response:
+        """Says which of the languages served a text may be in, the likeliest first."""
+        fields = await self.read(request)
+        texts = get_texts(fields)
+        if self.detector is None:
+            raise HTTPException(501, "No language detector is configured; name the source language.")
+        found = self.detector("\n".join(texts))
+        return JSONResponse([each._asdict() for each in found if each.confidence or each is found[0]])
 
     async def languages(self) -> list[dict[str, Any]]:
         """The source languages, each with its targets."""
@@ -244,14 +342,59 @@ def _add_errors(app: FastAPI) -> None:
         app.add_exception_handler(kind, answer_text)
 
 
+class _Gate:
+    """Counts every answer, refuses what is too much at once, and lets pages load nothing from elsewhere."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app = app
+        self.metrics = metrics
+        self.running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        status, start = 500, time.monotonic()
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"content-security-policy", _POLICY)]
+            await send(message)
+
+        self.running += 1
+        try:
+            if self.running > _MOST_RUNNING:
+                busy = JSONResponse({"error": "The server has too many requests."}, 503, _RETRY_AFTER)
+                await busy(scope, receive, answer)
+            else:
+                await self.app(scope, receive, answer)
+        finally:
+            self.running -= 1
+            # Of other paths strangers could make names without end.
+            path = scope["path"] if scope["path"] in _PATHS else "other"
+            self.metrics.requests.labels(path, status).inc()
+            if path == "/translate":
+                self.metrics.seconds.observe(time.monotonic() - start)
+
+
+def _describe_body(required: Sequence[str], fields: Mapping[str, Any]) -> dict[str, Any]:
+    schema = {"schema": {"type": "object", "required": list(required), "properties": dict(fields)}}
+    return {"requestBody": {"required": True, "content": dict.fromkeys(_KINDS, schema)}}
+
+
 def make_app(
-    translators: Mapping[Pair, BatchingTranslator], metrics: Metrics, limits: Limits = USUAL_LIMITS
+    translators: Mapping[Pair, BatchingTranslator],
+    metrics: Metrics,
+    limits: Limits = USUAL_LIMITS,
+    detector: Detector | None = None,
 ) -> FastAPI:
     """The server, to run with uvicorn or any other ASGI server; at its end it waits for what was accepted.
 
     `translators` are by their source and target language; clients can name those alone, no model and no file.
     """
-    server = _Server(translators, metrics, limits)
+    server = _Server(translators, metrics, limits, detector)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -259,28 +402,16 @@ def make_app(
         for translator in translators.values():
             await asyncio.to_thread(translator.stop)
 
-    app = FastAPI(title="vanilla_transformer", lifespan=lifespan)
+    # The page of the specification, with its scripts; it would show the address to a public server to check it.
+    app = FastAPIOffline(
+        redoc_url=None, title="vanilla_transformer", lifespan=lifespan, swagger_ui_parameters={"validatorUrl": None}
+    )
     _add_errors(app)
-
-    @app.middleware("http")
-    async def count(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        known = request.url.path in paths
-        path = request.url.path if known else "other"  # or strangers could make names without end
-        status, start = 500, time.monotonic()
-        try:
-            response = await call_next(request)
-            status = response.status_code
-            return response
-        finally:
-            metrics.requests.labels(path, status).inc()
-            if path == "/translate":
-                metrics.seconds.observe(time.monotonic() - start)
-
-    for path, endpoint in (("/translate", server.translate), ("/detect", server.detect)):
-        app.post(path, openapi_extra=_REQUEST_BODY)(endpoint)
+    app.add_middleware(_Gate, metrics=metrics)
+    app.post("/translate", openapi_extra=_describe_body(("q", "source", "target"), _FIELDS))(server.translate)
+    app.post("/detect", openapi_extra=_describe_body(("q",), _DETECTED))(server.detect)
     app.get("/languages")(server.languages)
     app.get("/frontend/settings")(server.settings)
     app.get("/health")(server.health)
     app.get("/metrics")(server.show_metrics)
-    paths = {"/translate", "/detect", "/languages", "/frontend/settings", "/health", "/metrics"}
     return app

@@ -1,17 +1,26 @@
-"""Texts in pieces: what of a text is a sentence to translate, and what stays as it is, such as spaces and markup."""
+"""Texts in sentences, and put together again, with white space, markup and placeholders as they were."""
 
 import html
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 from babel.core import Locale, get_global
 from sentencex import segment
 
+from .sentences import KEPT, Kind, Piece, Sentence, divide_text
+
 # What has no end before the next `<` is no tag, so that the time grows with the length of a text and no faster.
 _TAG = re.compile(r"(<[A-Za-z/!?][^<>]*>)")
-_CODE = re.compile(r"<(/?)(script|style)\b", re.IGNORECASE)
+# What is surely a tag where a text is no HTML, rather than "a <b and c> d".
+_PLAIN_TAG = re.compile(r"""(</?[A-Za-z][\w:-]*(?:\s+[\w:-]+=(?:"[^"<>]*"|'[^'<>]*'|[\w:%#./-]+))*\s*/?>)""")
+_NAME = re.compile(r"</?([A-Za-z][\w:-]*)")
+_CODE = frozenset({"code", "kbd", "samp", "script", "style", "var"})
+# These tags stand within a sentence; all others end one.
+_INLINE = frozenset({"code", "kbd", "samp", "var", "a", "abbr", "acronym", "b", "bdi", "bdo", "big", "cite", "data"})
+_INLINE |= {"del", "dfn", "em", "font", "i", "ins", "mark", "q", "s", "small", "span", "strike", "strong", "sub", "sup"}
+_INLINE |= {"time", "tt", "u"}
 _CHARACTERS = 2000  # given to sentencex at a time, whose time grows with their square in the worst case
-_EDGES = re.compile(r"(\s*)(.*\S)(\s*)", re.DOTALL)
 
 
 def find_iso_code(language: str) -> str:
@@ -39,46 +48,111 @@ def cut_line(line: str, language: str) -> Iterator[str]:
         yield rest
 
 
-class Pieces:
-    """A text, cut into sentences and what is between them: white space, line breaks, and in HTML its tags.
+def _find_kind(tag: str) -> Kind:
+    if tag.startswith("</"):
+        return "close"
+    return "empty" if tag.endswith("/>") else "open"
 
-    Each line is cut by the rules of its language. In HTML the text between two tags is translated by itself.
+
+class Pieces:
+    """A text, cut into sentences and what is between them.
+
+    Each line is cut by the rules of its language. In HTML code is left alone, and most tags end a sentence; those of
+    words and phrases, and in other texts whatever is surely a tag, belong to it.
+
+    Attributes:
+        sentences: What to translate of the text; runs of sentences, too (see `Sentence`).
     """
 
     def __init__(self, text: str, language: str, *, is_html: bool = False, cuts_lines: bool = True) -> None:
         self.language = find_iso_code(language)
         self.is_html = is_html
         self.cuts_lines = cuts_lines
-        self.sentences: list[str] = []
-        self._parts: list[str | None] = []  # None: the next sentence
-        if not is_html:
-            self._add_text(text)
-            return
-        is_code = False
-        for index, part in enumerate(_TAG.split(text)):
-            if index % 2:  # a tag
-                if found := _CODE.match(part):
-                    is_code = not found[1]
-                self._parts.append(part)
-            elif is_code:
-                self._parts.append(part)
-            else:
-                self._add_text(html.unescape(part))
+        self._parts: list[str | Sentence] = []  # strings stay as they are
+        self._read: list[Piece] = []  # text and tags that have no sentence yet
+        if is_html:
+            self._read_html(text)
+        else:
+            for index, part in enumerate(_PLAIN_TAG.split(text)):
+                self._read.append(Piece(_find_kind(part) if index % 2 else "text", part))
+        self._end()
+        self.sentences = [source for part in self._parts if isinstance(part, Sentence) for source in part.sources]
 
-    def _add_text(self, text: str) -> None:
+    def _read_html(self, text: str) -> None:
+        code: list[str] = []  # a tag of code and what follows, up to its end
+        name = ""
+        for index, part in enumerate(_TAG.split(text)):
+            found = _NAME.match(part) if index % 2 else None
+            if code:
+                code.append(part)
+                if found and part.startswith("</") and found[1].lower() == name:
+                    self._read.append(Piece("empty", "".join(code)))
+                    code = []
+                continue
+            name = found[1].lower() if found else ""
+            if index % 2 == 0:
+                self._read.append(Piece("text", html.unescape(part)))
+            elif name in _CODE and not part.startswith("</"):
+                code = [part]
+            elif name in _INLINE:
+                self._read.append(Piece(_find_kind(part), part))
+            else:
+                self._end()
+                self._parts.append(part)
+        self._read.append(Piece("empty", "".join(code)))
+
+    def _end(self) -> None:
+        """Cuts what has been read into sentences."""
+        text = "".join(piece.text for piece in self._read if piece.kind == "text")
+        ends = self._find_ends(text)
+        sentence: list[Piece] = []
+        position, end = 0, next(ends, 0)
+
+        def finish() -> None:
+            nonlocal end
+            self._parts.append(Sentence(sentence))
+            sentence.clear()
+            end = next(ends, end)
+
+        for piece in self._read:
+            if piece.kind != "text":
+                # Of the tags between two sentences the first ones that close belong to the one before.
+                if position == end and piece.kind != "close" and sentence:
+                    finish()
+                sentence.append(piece)
+            start = position
+            while piece.kind == "text" and position < start + len(piece.text):
+                if position == end:
+                    finish()
+                last = min(end, start + len(piece.text))
+                sentence += divide_text(text[position:last])
+                position = last
+        finish()
+        self._read = []
+
+    def _find_ends(self, text: str) -> Iterator[int]:
+        """Where the sentences of a text end: with lines, and between them, but not within what is kept."""
+        end = 0
         for line in text.splitlines(keepends=True):
-            for sentence in cut_line(line, self.language) if self.cuts_lines else [line]:
-                match = _EDGES.fullmatch(sentence)
-                if match is None:  # nothing but white space
-                    self._parts.append(self._escape(sentence))
-                    continue
-                self._parts += [self._escape(match[1]), None, self._escape(match[3])]
-                self.sentences.append(match[2])
+            start, end = end, end + len(line)
+            if self.cuts_lines and not line.isspace():
+                kept = [found.span() for found in KEPT.finditer(line)]
+                firsts = [first for first, _ in kept]
+                position = 0
+                for sentence in cut_line(line, self.language):
+                    position += len(sentence)
+                    before = bisect_left(firsts, position) - 1
+                    if position < len(line) and (before < 0 or kept[before][1] <= position):
+                        yield start + position
+            yield end
 
     def _escape(self, text: str) -> str:
         return html.escape(text, quote=False) if self.is_html else text
 
     def join(self, translations: Sequence[str]) -> str:
-        """The text with a translation in the place of each sentence."""
+        """The text with a translation in the place of each of `sentences`."""
         remaining = iter(translations)
-        return "".join(self._escape(next(remaining)) if part is None else part for part in self._parts)
+        return "".join(
+            part if isinstance(part, str) else part.join([next(remaining) for _ in part.sources], self._escape)
+            for part in self._parts
+        )

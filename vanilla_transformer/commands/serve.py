@@ -7,20 +7,20 @@ r"""Serve translations over HTTP with LibreTranslate's API, so that its clients 
 
     curl 127.0.0.1:5000/translate -d q="Good morning." -d source=en -d target=de
 
-POST /translate takes a text or a list of texts, in JSON or a form; GET /languages names the languages. There are
-/health, /metrics (Prometheus) and /docs (OpenAPI). Texts of all clients are translated together. Where more is sent
-than --max_queue, the answer is 503 with Retry-After. SIGTERM ends the server when what it accepted is answered.
+POST /translate takes a text or a list of texts, in JSON or a form; GET /languages names the languages. With
+--language_detector, the source may be auto, and POST /detect names a text's language. There are /health, /metrics
+(Prometheus) and /docs (OpenAPI). Texts of all clients are translated together. Where more is sent than --max_queue, the
+answer is 503 with Retry-After, and beyond --rate_limit 429. SIGTERM ends the server when what it accepted is answered.
 
 Only this machine can reach it unless --host says otherwise; for encrypted connections put a proxy before it. Each model
 is for the languages that its configuration names, or for --source_lang and --target_lang.
 """
 
-import dataclasses
 import signal
 import socket
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vanilla_transformer.export.engines import EngineArguments
 from vanilla_transformer.options import option
@@ -30,13 +30,14 @@ from .command_line import make_argument_parser, make_main
 if TYPE_CHECKING:
     from vanilla_transformer.apps.batches import BatchingTranslator
 
-_PACKAGES = "fastapi uvicorn prometheus_client python-multipart sentencex Babel"
+_PACKAGES = "fastapi fastapi-offline uvicorn prometheus_client python-multipart sentencex Babel"
 
 
 @dataclass
 class ServingArguments(EngineArguments):
     """What to serve, to whom, and how much of it."""
 
+    IS_ENSEMBLE: ClassVar[bool] = False
     model_name_or_path: str = option("Folders or Hub names of sequence-to-sequence models, a pair each.", nargs="+")
     max_source_length: int | None = option(
         "The most tokens of a sentence; longer ones are refused. Default: what is known of the model, at most 1024.",
@@ -45,17 +46,25 @@ class ServingArguments(EngineArguments):
     host: str = option("The address to listen at; 0.0.0.0 lets others in.", "127.0.0.1")
     port: int = option("The port; 0: any that is free.", 5000)
     max_queue: int = option("The most sentences of a model that are accepted and not yet translated.", 1024)
-    max_wait: float = option("How long a sentence waits for others while nothing is translated, in milliseconds.", 5.0)
+    max_wait: float = option(
+        "How long a sentence may wait for as many requests as were answered last, while nothing is translated, in "
+        "milliseconds.",
+        25.0,
+    )
     max_request_bytes: int = option("The largest request.", 262144)
     api_keys: str | None = option("UTF-8 text, a key per line: clients need one of them. Default: no key.", None)
+    rate_limit: int | None = option(
+        "The most requests a minute of a client, by its key or else its address. Default: no limit.", None
+    )
+    language_detector: Literal["lingua"] | None = option(
+        "What detects languages, among those served: lingua. Default: nothing.", None
+    )
+    max_alternatives: int = option("The most other translations that a request may ask for; below num_beams.", 0)
     split_sentences: bool = option("Cut lines into sentences.", True)
 
     def __post_init__(self) -> None:
-        names: Any = self.model_name_or_path
-        self.served: list[str] = [names] if isinstance(names, str) else names
-        self.model_name_or_path = self.served[0]
         super().__post_init__()
-        for name in ("max_queue", "max_request_bytes", "max_source_length"):
+        for name in ("max_queue", "max_request_bytes", "max_source_length", "rate_limit"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1.")
@@ -63,15 +72,12 @@ class ServingArguments(EngineArguments):
             raise ValueError(f"max_wait is {self.max_wait}; it must be at least 0 and below 60000 milliseconds.")
         if not 0 <= self.port < 2**16:
             raise ValueError(f"port is {self.port}; it must be from 0 to 65535.")
-        if len(self.served) > 1 and self.source_lang is not None:
+        if self.max_alternatives < 0:
+            raise ValueError(f"max_alternatives is {self.max_alternatives}; it must be at least 0.")
+        if len(self.model_names) > 1 and self.source_lang is not None:
             raise ValueError(
                 "--source_lang and --target_lang are of one model; several say theirs in their config.json."
             )
-
-    def select(self, name: str) -> EngineArguments:
-        """The arguments of one model."""
-        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(EngineArguments)}
-        return EngineArguments(**given | {"model_name_or_path": name})
 
     def read_api_keys(self) -> frozenset[str]:
         """The keys of the file; none without one."""
@@ -91,8 +97,9 @@ def load_translators(arguments: ServingArguments, metrics: Any) -> "dict[tuple[s
     from vanilla_transformer.inference.translate import Translator
 
     loaded: dict[tuple[str, str], tuple[Translator, int]] = {}
-    for name in arguments.served:
-        one = arguments.select(name)
+    n_best = arguments.max_alternatives + 1 if arguments.max_alternatives else None
+    for one in arguments.divide():
+        name = one.model_name_or_path
         model, tokenizer, settings = one.load()
         given = None if one.source_lang is None else (one.source_lang, str(one.target_lang))
         pair = given or tuple(getattr(model.config, "langs", None) or ())
@@ -105,8 +112,14 @@ def load_translators(arguments: ServingArguments, metrics: Any) -> "dict[tuple[s
         most = find_max_tokens(model, tokenizer, arguments.max_source_length)
         batches: Any = {"batch_size": one.batch_size, "max_batch_tokens": one.max_batch_tokens}
         # Nothing is truncated: what is too long is refused.
-        prefix: Any = {"source_prefix": one.find_prefix(model), "max_source_length": 10**9}
-        loaded[pair] = (Translator(model, tokenizer, **batches, **prefix, **settings), most)
+        sources: Any = {"source_prefix": one.find_prefix(model), "max_source_length": 10**9}
+        translator = Translator(model, tokenizer, n_best=n_best, **batches, **sources, **settings)
+        if n_best is not None and n_best > translator.num_beams:
+            found = (
+                f"max_alternatives is {arguments.max_alternatives} and num_beams of {name} is {translator.num_beams}"
+            )
+            raise ValueError(f"{found}; alternatives need more beams than there are of them.")
+        loaded[pair] = translator, most
     queue: Any = {"max_queue": arguments.max_queue, "max_wait": arguments.max_wait / 1000}
     return {
         pair: BatchingTranslator(translator, max_tokens=most, on_batch=metrics.count_batches(pair), **queue)
@@ -132,16 +145,24 @@ def run(arguments: ServingArguments) -> None:
         import python_multipart  # noqa: F401 (starlette reads forms with it)
         import uvicorn
 
+        from vanilla_transformer.apps.detection import DETECTORS
         from vanilla_transformer.apps.server import Limits, Metrics, make_app
 
     metrics = Metrics()
     translators = load_translators(arguments, metrics)
-    limits = Limits(arguments.max_request_bytes, keys, arguments.split_sentences)
-    app = make_app(translators, metrics, limits)
-    options: dict[str, Any] = {"log_level": "warning", "server_header": False, "limit_concurrency": 1024}
-    config = uvicorn.Config(app, **options)
-    server = uvicorn.Server(config)
+    limits = Limits(
+        request_bytes=arguments.max_request_bytes,
+        api_keys=keys,
+        rate_limit=arguments.rate_limit,
+        alternatives=arguments.max_alternatives,
+        cuts_lines=arguments.split_sentences,
+    )
+    options: dict[str, Any] = {"log_level": "warning", "server_header": False, "access_log": False}
     try:
+        languages = dict.fromkeys(code for pair in translators for code in pair)
+        chosen = arguments.language_detector
+        detector = None if chosen is None else DETECTORS[chosen](languages)
+        server = uvicorn.Server(uvicorn.Config(make_app(translators, metrics, limits, detector), **options))
         listener = listen(arguments.host, arguments.port)
         # uvicorn ends in order, too, but then raises the signal again, which would look like a failure.
         signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))

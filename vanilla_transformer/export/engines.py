@@ -2,9 +2,10 @@
 
 from __future__ import annotations  # the types of methods are not imported: --help does not wait for torch
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vanilla_transformer.inference.arguments import InferenceArguments
 from vanilla_transformer.options import option
@@ -21,7 +22,13 @@ MODELS = (
 
 @dataclass
 class EngineArguments(InferenceArguments):
-    """The command-line arguments of scripts that translate and do nothing else with the model."""
+    """The command-line arguments of scripts that translate and do nothing else with the model.
+
+    Several names are one ensemble, which `load` loads; or, where `IS_ENSEMBLE` is false, models beside each other, each
+    with the arguments that `divide` gives.
+    """
+
+    IS_ENSEMBLE: ClassVar[bool] = True
 
     model_name_or_path: str = option(MODELS, nargs="+")
     engine: Literal["transformers", "ctranslate2", "onnx"] = option(
@@ -36,10 +43,15 @@ class EngineArguments(InferenceArguments):
         self.model_names: list[str] = [names] if isinstance(names, str) else names
         self.model_name_or_path = self.model_names[0]
         super().__post_init__()
-        if len(self.model_names) > 1 and self.engine != "transformers":
+        if self.IS_ENSEMBLE and len(self.model_names) > 1 and self.engine != "transformers":
             raise ValueError(
                 f"--engine {self.engine} takes one model; --model_name_or_path names {len(self.model_names)}."
             )
+
+    def divide(self) -> list[EngineArguments]:
+        """The arguments of each model by itself."""
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(EngineArguments)}
+        return [EngineArguments(**given | {"model_name_or_path": name}) for name in self.model_names]
 
     def load(self) -> tuple[Any, PreTrainedTokenizerBase, dict[str, Any]]:
         """The model, its tokenizer, and the arguments of `generate` that were given or that the languages ask for."""

@@ -1,0 +1,150 @@
+"""Texts in sentences and together again: white space, tags and placeholders stay, and the time is bounded."""
+
+import random
+import re
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+# ruff: noqa: E402 (what the server needs may be missing)
+for _name in ("sentencex", "babel"):
+    pytest.importorskip(_name, reason=f"the server needs {_name}: pip install 'vanilla-transformer[serve]'")
+
+from vanilla_transformer.apps.sentences import KEPT
+from vanilla_transformer.apps.texts import Pieces, find_iso_code, name_language
+
+
+class TestPieces:
+    @given(st.text(), st.sampled_from(["en", "de", "zh", "deu_Latn", "xx"]), st.booleans())
+    def test_a_text_comes_together_as_it_was(self, text: str, language: str, cuts_lines: bool) -> None:
+        pieces = Pieces(text, language, cuts_lines=cuts_lines)
+        assert pieces.join(pieces.sentences) == text
+        assert all(sentence == sentence.strip() != "" for sentence in pieces.sentences)
+        assert not any(mark in sentence for sentence in pieces.sentences for mark in "\r\n")
+
+    @given(
+        st.lists(st.sampled_from(["<b>", "</b>", "<br/>", "a b", "&amp;", "\n", "<!-- a -->", " ", "c.", "<p x='1'>"]))
+    )
+    def test_markup_comes_together_as_it_was(self, parts: list[str]) -> None:
+        pieces = Pieces("".join(parts), "en", is_html=True)
+        assert pieces.join(pieces.sentences) == "".join(parts)
+        assert not any("<" in sentence or "&amp;" in sentence for sentence in pieces.sentences)
+
+    def test_lines_are_cut_by_the_rules_of_the_language(self) -> None:
+        text = "Mr. Smith came.  He left.\n\nWhy?"
+        pieces = Pieces(text, "en")
+        assert pieces.sentences == ["Mr. Smith came.", "He left.", "Why?"]
+        assert pieces.join(["A.", "B.", "C?"]) == "A.  B.\n\nC?"
+        assert Pieces(text, "en", cuts_lines=False).sentences == ["Mr. Smith came.  He left.", "Why?"]
+        assert Pieces("你好。我很好。", "zho_Hans").sentences == ["你好。", "我很好。"]
+        assert Pieces("x &lt; y", "en", is_html=True).join(["1 < 2 & 3"]) == "1 &lt; 2 &amp; 3"
+
+    def test_time_grows_with_the_length_alone(self) -> None:
+        for text in (
+            "<a " * 20_000,
+            '<a "' * 15_000,
+            "<!--" * 15_000,
+            "!-" * 30_000,
+            "a. " * 20_000,
+            "\n" * 62_500,
+            "&" * 62_500,
+            "<b>a</b> " * 7_500,
+            "<code>" * 10_000,
+            "<a b=c " * 7_500,
+            "a {b}. " * 7_500,
+            "{a" * 30_000,
+            "%(a" * 20_000,
+            "a@" * 30_000,
+            "http://" * 7_500,
+        ):
+            for is_html in (True, False):
+                start = time.process_time()
+                pieces = Pieces(text, "en", is_html=is_html)
+                pieces.join(["a"] * len(pieces.sentences))
+                assert time.process_time() - start < 5, text[:20]
+
+    def test_long_lines_are_cut_where_short_ones_are(self) -> None:
+        sentences = [f"This is the sentence of number {number}, by Mr. Smith." for number in range(500)]
+        assert Pieces(" ".join(sentences), "en").sentences == sentences
+
+    def test_languages_have_names(self) -> None:
+        assert [find_iso_code(code) for code in ("en", "deu_Latn", "pt-BR", "tlh")] == ["en", "de", "pt", "tlh"]
+        assert [name_language(code) for code in ("en", "deu_Latn", "q-none")] == ["English", "German", "q-none"]
+
+
+KEPT_TEXTS = [
+    "{name}",
+    "{{ x }}",
+    "${a}",
+    "%s",
+    "%(n)d",
+    "%1$s",
+    "https://a.example/b?c=d&e=(f)",
+    "www.a.example",
+    "a.b@c.example",
+]
+TAGS = ["<b>", "</b>", '<a href="x">', "</a>", "<i>", "</i>", "<code>x &amp; y</code>"]
+
+
+def write_noise(sentence: str) -> str:
+    """What a model might make of a sentence, at its worst."""
+    choose = random.Random(sentence)
+    return "".join(choose.choices("ab .<{%s}&;", k=choose.randrange(9)))
+
+
+class TestWhatIsKept:
+    @given(st.lists(st.sampled_from([*KEPT_TEXTS, "word", "Two words.", " ", "\n", ", "])), st.booleans())
+    def test_comes_out_once_each_and_in_order_whatever_the_model_does(self, parts: list[str], is_html: bool) -> None:
+        text = " ".join(parts)
+        pieces = Pieces(text, "en", is_html=is_html)
+        joined = pieces.join(["x" for _ in pieces.sentences])
+        expected = KEPT.findall(text)
+        assert KEPT.findall(joined.replace("&amp;", "&") if is_html else joined) == expected
+
+    @given(st.lists(st.sampled_from([*TAGS, "word", "Two words.", " ", "{a}"])), st.booleans())
+    def test_tags_come_out_once_each_whatever_the_model_does(self, parts: list[str], is_html: bool) -> None:
+        pieces = Pieces("".join(parts), "en", is_html=is_html)
+        tags = re.findall("<[^<>]*>", "".join(parts))
+        for translate in (str, str.upper, lambda sentence: "", lambda sentence: "x", write_noise):
+            joined = pieces.join([translate(sentence) for sentence in pieces.sentences])
+            found = [tag for tag in re.findall("<[^<>]*>", joined) if tag in TAGS or tag in ("<code>", "</code>")]
+            assert sorted(found) == sorted(tags)
+
+    def test_a_translation_that_keeps_it_is_taken_whole(self) -> None:
+        pieces = Pieces("Hello {name}, see www.a.example today.", "en")
+        assert pieces.sentences == ["Hello {name}, see www.a.example today.", "Hello", "see", "today."]
+        assert pieces.join(["Heute www.a.example, {name}!", "1", "2", "3"]) == "Heute www.a.example, {name}!"
+        assert pieces.join(["Heute {Name}!", "Hallo", "siehe", "heute."]) == "Hallo {name}, siehe www.a.example heute."
+        assert Pieces("{name}: 5 %", "en").sentences == ["{name}: 5 %", "5 %"]
+        assert Pieces("{name}", "en").sentences == []
+        assert Pieces("100%sure, 5 % so", "en").sentences == ["100%sure, 5 % so"]
+
+    def test_tags_stand_where_what_they_enclose_is_found(self) -> None:
+        pieces = Pieces("<p>A man in a <b>blue shirt</b> <i>sits</i>.</p>", "en", is_html=True)
+        whole, *runs = pieces.sentences
+        assert (whole, runs) == ("A man in a blue shirt sits.", ["A man in a", "blue shirt", "sits"])
+        found = pieces.join(["Es sitzt ein Mann im blauen Hemd.", "Ein Mann in", "Blauen Hemd.", "sitzt"])
+        assert found == "<p>Es <i>sitzt</i> ein Mann im <b>blauen Hemd</b>.</p>"
+        for lost in ("Es sitzt ein Mann.", "sitzt blauen Hemd sitzt.", "Es sitztblauen Hemd"):
+            assert (
+                pieces.join([lost, "Ein Mann in", "blauem", "sitzt"])
+                == "<p>Ein Mann in <b>blauem</b> <i>sitzt</i>.</p>"
+            )
+
+    def test_tags_at_the_edges_leave_a_sentence_whole(self) -> None:
+        page = "<ul><li><b>Two <u>men</u>.</b> <i>They sit.</i></li></ul>"
+        pieces = Pieces(page, "en", is_html=True)
+        assert pieces.sentences == ["Two men.", "Two", "men", "They sit."]
+        joined = pieces.join(["Zwei Leute.", "Zwei", "Leute", "Sie sitzen."])
+        assert joined == "<ul><li><b>Zwei <u>Leute</u>.</b> <i>Sie sitzen.</i></li></ul>"
+        assert Pieces("<b>The end.", "en").join(["Das Ende."]) == "<b>Das Ende."
+        assert Pieces("Hello <name>!", "en").join(["x", "Hallo"]) == "Hallo <name>!"
+        assert Pieces("if x <y and z> w", "en").sentences == ["if x <y and z> w"]
+
+    def test_a_sentence_does_not_end_within_it(self) -> None:
+        ends = "See https://a.example/?b=c!d. {{ One. Two }} Three. Four."
+        sentences = Pieces(ends, "en").sentences
+        assert sentences[-1] == "Four."
+        assert all(("{{" in sentence) == ("}}" in sentence) for sentence in sentences)

@@ -1,0 +1,160 @@
+"""A sentence to translate, and what in it must come out as it went in: tags, placeholders, addresses."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, NamedTuple
+
+# Placeholders ({name}, {{ name }}, ${name}, %s, %(name)d, %1$s), and addresses of the web and of e-mail. Repetitions
+# are bounded, or begin where a word does, so that the time grows with the length of a text and no faster.
+KEPT = re.compile(
+    r"\{\{[^{}\n]{0,200}\}\}|\$?\{[^{}\n]{0,200}\}"
+    r"|%(?:\(\w{1,100}\)|\d{1,3}\$)?[-+#0]{0,5}\d{0,9}(?:\.\d{1,9})?[sdifuxXeEgG@](?![^\W\d_])"
+    r"|\b(?:https?://|ftp://|www\.)[^\s<>\"{}]*[^\s<>\"{}.,;:!?)\]'”»…]"
+    r"|(?<![\w.+-])[\w.+-]{1,64}@\w[\w-]{0,62}(?:\.\w[\w-]{0,62}){1,8}"
+)
+_RUN = re.compile(r"([\s,.;:!?)\]…-]*)(.*\S)(\s*)", re.DOTALL)
+_END = re.compile(r"[.!?。…]+$")
+
+Kind = Literal["text", "kept", "open", "close", "empty"]
+
+
+class Piece(NamedTuple):
+    """A part of a sentence: text to translate, what is kept, or a tag that opens, closes or encloses nothing."""
+
+    kind: Kind
+    text: str
+
+    @property
+    def is_tag(self) -> bool:
+        """Whether it is no text."""
+        return self.kind not in ("text", "kept")
+
+
+def divide_text(text: str) -> Iterator[Piece]:
+    """What is to be translated of a text without tags, and what is kept."""
+    start = 0
+    for found in KEPT.finditer(text):
+        yield Piece("text", text[start : found.start()])
+        yield Piece("kept", found[0])
+        start = found.end()
+    yield Piece("text", text[start:])
+
+
+class Sentence:
+    """A sentence with what is kept in it.
+
+    It is translated as a whole, without its tags. If what is kept has come through, and the tags' places in the
+    translation are known, because what stands between two of them is found there as it is translated by itself, that
+    is the translation. Otherwise each run between what is kept is translated by itself, and nothing changes places.
+
+    Attributes:
+        sources: What to translate: the whole, and then its runs if anything is kept; nothing if there are no words.
+    """
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._before, self._inside, self._behind = _peel([piece for piece in pieces if piece.text])
+        self._runs: list[re.Match[str] | None] = [
+            _RUN.fullmatch(piece.text) if piece.kind == "text" and _has_words(piece.text) else None
+            for piece in self._inside
+        ]
+        whole = "".join(piece.text for piece in self._inside if not piece.is_tag)
+        self._edges = whole[: len(whole) - len(whole.lstrip())], whole[len(whole.rstrip()) :]
+        self.sources: list[str] = []
+        if len(self._inside) == 1 and whole.strip() and self._inside[0].kind == "text":
+            self.sources = [whole.strip()]
+        elif any(self._runs):
+            self.sources = [whole.strip(), *(run[2] for run in self._runs if run)]
+
+    def join(self, translations: Sequence[str], escape: Callable[[str], str]) -> str:
+        """The sentence with the translations of its `sources`; what is no tag goes through `escape`."""
+        if len(translations) == 1:
+            inside = [Piece("text", translations[0].join(self._edges))]
+        elif translations and (placed := self._place(translations[0], translations[1:])):
+            inside = [Piece("text", self._edges[0]), *placed, Piece("text", self._edges[1])]
+        else:
+            remaining = iter(translations[1:])
+            inside = [
+                Piece("text", run[1] + next(remaining) + run[3]) if run else piece
+                for piece, run in zip(self._inside, self._runs, strict=True)
+            ]
+        pieces = (*self._before, *inside, *self._behind)
+        return "".join(piece.text if piece.is_tag else escape(piece.text) for piece in pieces)
+
+    def _place(self, whole: str, runs: Sequence[str]) -> list[Piece] | None:
+        """The translation of the whole with the tags in it; None if something is lost or has no known place."""
+        if sorted(KEPT.findall(whole)) != sorted(piece.text for piece in self._inside if piece.kind == "kept"):
+            return None
+        found: list[tuple[int, int, list[Piece], list[Piece]]] = []
+        for group, text in self._find_elements(iter(runs)):
+            places = [] if text is None else _find(text, whole)
+            if len(places) != 1:
+                return None
+            middle = next(index for index, piece in enumerate(group) if not piece.is_tag)
+            found.append((*places[0], group[:middle], group[middle + 1 :]))
+        placed: list[Piece] = []
+        end = 0
+        for first, last, opening, closing in sorted(found, key=lambda each: each[:2]):
+            if first < end:
+                return None
+            placed += [Piece("text", whole[end:first]), *opening, Piece("text", whole[first:last]), *closing]
+            end = last
+        return [*placed, Piece("text", whole[end:])]
+
+    def _find_elements(self, runs: Iterator[str]) -> Iterator[tuple[list[Piece], str | None]]:
+        """The pieces of each outermost element, and its text as it is translated by itself if it has just one."""
+        group: list[Piece] = []
+        texts: list[str | None] = []
+        depth = 0
+        for piece, run in zip(self._inside, self._runs, strict=True):
+            depth += {"open": 1, "close": -1}.get(piece.kind, 0)
+            translated = next(runs) if run else piece.text if piece.kind == "kept" else None
+            if run and translated and not _END.search(run[2]):
+                translated = _END.sub("", translated)
+            if depth > 0 or group or piece.is_tag:
+                group.append(piece)
+                texts += [] if piece.is_tag else [translated]
+            if group and depth == 0:
+                yield group, texts[0] if len(texts) == 1 else None
+                group, texts = [], []
+        if group:
+            yield group, None
+
+
+def _peel(pieces: Sequence[Piece]) -> tuple[list[Piece], list[Piece], list[Piece]]:
+    """The pieces in three: tags and spaces before all text, the sentence, and tags and spaces behind it.
+
+    Where an element begins or ends within the sentence, the sentence gets its other end, too.
+    """
+    filled = [index for index, piece in enumerate(pieces) if not piece.is_tag and piece.text.strip()]
+    if not filled:
+        return list(pieces), [], []
+    first, last = filled[0], filled[-1] + 1
+    opened = closed = 0
+    for piece in pieces[first:last]:
+        if piece.kind == "open":
+            opened += 1
+        elif piece.kind == "close" and opened:
+            opened -= 1
+        elif piece.kind == "close":
+            closed += 1
+    while closed and first and pieces[first - 1].kind == "open":
+        first, closed = first - 1, closed - 1
+    while opened and last < len(pieces) and pieces[last].kind == "close":
+        last, opened = last + 1, opened - 1
+    return list(pieces[:first]), list(pieces[first:last]), list(pieces[last:])
+
+
+def _has_words(text: str) -> bool:
+    return any(character.isalnum() for character in text)
+
+
+def _find(text: str, whole: str) -> list[tuple[int, int]]:
+    """Where a text stands in a whole, as words of it, whether its letters are capital or not."""
+    if not text:
+        return []
+    spans = (found.span() for found in re.finditer(re.escape(text), whole, re.IGNORECASE))
+    return [span for span in spans if not any(0 < edge < len(whole) and _is_in_word(whole, edge) for edge in span)]
+
+
+def _is_in_word(text: str, position: int) -> bool:
+    return text[position - 1].isalnum() and text[position].isalnum()
