@@ -18,12 +18,13 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.conversion.errors import refuse
-from vanilla_transformer.files import explain_missing, new_folder
+from vanilla_transformer.files import new_folder
 from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
+from .eight_bits import quantize_graph
 from .graphs import DecoderGraph, Past, longest_sequence
 from .javascript_tokenizer import rewrite_for_javascript
-from .onnx import LARGEST_FILE, OLDEST_OPSET, prepare_export, silence, write_graphs
+from .onnx import LARGEST_FILE, OLDEST_OPSET, prepare_export, write_graphs
 from .onnx_model import DECODER_FILE, ENCODER_FILE
 
 GRAPHS_FOLDER = "onnx"
@@ -90,7 +91,7 @@ def export_transformersjs(
     """Writes a model for transformers.js, in float32 and in 8 bits: the folder is complete or absent.
 
     The float32 graphs are compared with PyTorch, and the tokenizer for JavaScript with the one given, as it is read in
-    Python. Weights of 8 bits are ONNX Runtime's dynamic quantization.
+    Python. Weights of 8 bits are those of `quantize_graph`.
 
     Args:
         model: The model, or the folder or Hub name of one.
@@ -112,7 +113,8 @@ def export_transformersjs(
         graphs.mkdir()
         write_graphs(copied, graphs, opset=opset, decoder=EndingDecoderGraph)
         for name in (ENCODER_FILE, DECODER_FILE):
-            _quantize(graphs / name)
+            path = graphs / name
+            quantize_graph(path, path.with_stem(f"{path.stem}_quantized"))  # the name that transformers.js asks for
         for path in graphs.iterdir():
             if path.suffix != ".onnx":  # the original's configuration, which the comparison needed
                 path.unlink()
@@ -158,11 +160,3 @@ def _make_generation_config(model: VanillaTransformerForConditionalGeneration) -
     settings = model.generation_config.to_diff_dict()
     ids = {name: getattr(model.generation_config, name) for name in ("eos_token_id", "decoder_start_token_id")}
     return {"num_beams": 1, **{name: value for name, value in settings.items() if name in _GENERATION}, **ids}
-
-
-def _quantize(path: Path) -> None:
-    """Writes a graph whose weights have 8 bits beside the one in float32, by the name that transformers.js asks for."""
-    with explain_missing("The quantizer is not installed", extra="export", packages="onnx onnxruntime"):
-        from onnxruntime.quantization import QuantType, quantize_dynamic
-    with silence():
-        quantize_dynamic(path, path.with_stem(f"{path.stem}_quantized"), weight_type=QuantType.QInt8)
