@@ -11,6 +11,7 @@ With learned positions it gives the end symbol at the last one.
 
 import json
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def export_transformersjs(
         FileExistsError: If there is something already.
     """
     copied, tokenizer = prepare_export(model, folder, tokenizer=tokenizer, opset=opset)
-    refuse("transformers.js cannot run this model", _find_reasons(copied))
+    refuse("transformers.js cannot run this model", find_reasons(copied))
     contents = dict(zip(("tokenizer.json", "tokenizer_config.json"), rewrite_for_javascript(tokenizer), strict=True))
     contents |= {"config.json": _make_config(copied), "generation_config.json": _make_generation_config(copied)}
     with new_folder(folder) as partial:
@@ -123,7 +124,10 @@ def export_transformersjs(
     return Path(folder)
 
 
-def _find_reasons(model: VanillaTransformerForConditionalGeneration) -> list[str]:
+def find_reasons(
+    model: VanillaTransformerForConditionalGeneration, known: Collection[str] = frozenset(_GENERATION)
+) -> list[str]:
+    """Says why JavaScript cannot translate as Python does, where its search knows these settings and those of beams."""
     config: Any = model.config
     reasons = []
     ids = {
@@ -137,8 +141,8 @@ def _find_reasons(model: VanillaTransformerForConditionalGeneration) -> list[str
     if config.target_vocab_size != config.vocab_size:
         reasons.append("source and target have a vocabulary each")
     settings = model.generation_config.to_diff_dict()
-    foreign = sorted(settings.keys() - _GENERATION - _NOT_GREEDY)
-    reasons += [f"the generation config sets {name} (can be: {', '.join(sorted(_GENERATION))})" for name in foreign]
+    foreign = sorted(settings.keys() - set(known) - _NOT_GREEDY)
+    reasons += [f"the generation config sets {name} (can be: {', '.join(sorted(known))})" for name in foreign]
     sizes = {
         "encoder": sum(each.nbytes for each in model.model.encoder.parameters()),
         "decoder": sum(each.nbytes for each in model.model.decoder.parameters()),
