@@ -111,9 +111,7 @@ def test_it_translates_what_is_typed(chromium: Browser, server: PageServer) -> N
     shares = [int(text.rstrip("%")) for text in chromium.read_all("#n-best .score", "textContent")]
     assert shares == sorted(shares, reverse=True)
     assert write(chromium, "abc\n\nhgf") == ["cba", "", "fgh"]
-    chromium.run(
-        "const beams = document.getElementById('beams'); beams.value = 1; beams.dispatchEvent(new Event('change'))"
-    )
+    chromium.run("const box = document.getElementById('beams'); box.value = 1; box.dispatchEvent(new Event('change'))")
     chromium.wait_for(lambda: chromium.find_all("#others[hidden]") and not chromium.find_all("#target.stale"))
     assert chromium.read_all("#target .line", "textContent") == ["cba", "", "fgh"]
     chromium.find("#clear").click()

@@ -90,7 +90,10 @@ def test_types_are_right(tmp_path: Path, libraries: list[str], files: list[str])
     packages = find_node_modules("typescript", "@huggingface/transformers")
     options: dict[str, Any] = {
         **dict.fromkeys(("allowJs", "checkJs", "noEmit", "strict", "noUnusedLocals", "skipLibCheck"), True),
-        **{"target": "ES2022", "module": "ESNext", "moduleResolution": "bundler", "types": []},
+        "target": "ES2022",
+        "module": "ESNext",
+        "moduleResolution": "bundler",
+        "types": [],
         "lib": ["ES2024", *libraries],
         "rootDirs": [str(WEB), str(SUPPORT / "web_types")],
         "paths": {"*": [str(packages / "*")]},

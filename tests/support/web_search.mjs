@@ -1,7 +1,7 @@
 // Searches with an exported page's search.js: node web_search.mjs SEARCH_JS.
 //
-// Reads {tables, options} from standard input, as JSON. A table, one for each sentence, has the log-probabilities of the
-// next tokens behind each prefix, by the prefix's tokens, joined by commas. Writes what each search finds.
+// Reads {tables, options} from standard input, as JSON. A table, one for each sentence, has the log-probabilities of
+// the next tokens behind each prefix, by the prefix's tokens, joined by commas. Writes what each search finds.
 
 import { readFileSync } from "node:fs";
 import { resolve } from "node:path";

@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.conversion.errors import refuse
 from vanilla_transformer.files import new_folder
+from vanilla_transformer.hub.javascript import DIGEST_FIELD, digest_tensors
 from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 from .eight_bits import quantize_graph
@@ -108,7 +109,8 @@ def export_transformersjs(
     copied, tokenizer = prepare_export(model, folder, tokenizer=tokenizer, opset=opset)
     refuse("transformers.js cannot run this model", find_reasons(copied))
     contents = dict(zip(("tokenizer.json", "tokenizer_config.json"), rewrite_for_javascript(tokenizer), strict=True))
-    contents |= {"config.json": _make_config(copied), "generation_config.json": _make_generation_config(copied)}
+    config = _make_config(copied) | {DIGEST_FIELD: digest_tensors(copied.state_dict().values())}
+    contents |= {"config.json": config, "generation_config.json": _make_generation_config(copied)}
     with new_folder(folder) as partial:
         graphs = partial / GRAPHS_FOLDER
         graphs.mkdir()
