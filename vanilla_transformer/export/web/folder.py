@@ -16,7 +16,7 @@ from vanilla_transformer.conversion.errors import refuse
 from vanilla_transformer.export.eight_bits import quantize_graph
 from vanilla_transformer.export.graphs import MOST_CANDIDATES, CandidatesGraph, longest_sequence
 from vanilla_transformer.export.javascript_tokenizer import rewrite_for_javascript
-from vanilla_transformer.export.onnx import LARGEST_FILE, OLDEST_OPSET, prepare_export, write_graphs
+from vanilla_transformer.export.onnx import OLDEST_OPSET, prepare_export, write_graphs
 from vanilla_transformer.export.onnx_model import DECODER_FILE, ENCODER_FILE
 from vanilla_transformer.export.transformersjs import find_reasons
 from vanilla_transformer.files import new_folder, read_json
@@ -172,9 +172,6 @@ def _write_model(
     graphs.mkdir(parents=True)
     write_graphs(model, graphs, opset=opset, decoder=CandidatesGraph)
     for file, name in ((ENCODER_FILE, "encoder.onnx"), (DECODER_FILE, "decoder.onnx")):
-        if (graphs / file).stat().st_size > LARGEST_FILE:
-            size = (graphs / file).stat().st_size / 1e6
-            refuse("A page cannot run this model", [f"{name} would have {size:,.0f} MB in float32"])
         if quantization == "int8":
             quantize_graph(graphs / file, folder / name)
         else:
