@@ -155,7 +155,10 @@ def test_a_file_that_was_cut_off_is_named(chromium: Browser, page: Path, tmp_pat
     with serve({"/": tmp_path / "page"}) as server:
         chromium.driver.get(f"{server.url}/")
         chromium.wait_for(lambda: chromium.find_all("#status.wrong"))
-        assert chromium.find("#status").text == "model/decoder.onnx was cut off: load the page again."
+        assert chromium.find("#status").text == "model/decoder.onnx is not whole: load the page again."
+        decoder.write_bytes((page / "model" / "decoder.onnx").read_bytes())
+        chromium.driver.get(f"{server.url}/")
+        chromium.wait_for(lambda: "Ready" in chromium.find("#status").text)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -30,19 +30,19 @@ async function forgetOlder() {
 }
 
 /**
- * @param {Request} request
+ * @param {FetchEvent} event
  * @returns {Promise<Response>}
  */
-async function respond(request) {
+async function respond(event) {
   const cache = await caches.open(kept);
-  const url = new URL(request.url);
+  const url = new URL(event.request.url);
   url.search = url.hash = "";
   if (url.pathname === scope.pathname) url.pathname += "index.html";
-  let response = await cache.match(url);
+  let response = event.request.cache === "reload" ? undefined : await cache.match(url);
   if (!response) {
     response = await fetch(url, { cache: "no-cache" });
     if (!response.ok) return response;
-    await cache.put(url, response.clone());
+    event.waitUntil(cache.put(url, response.clone()));
   }
   const headers = new Headers(response.headers);
   for (const [header, value] of Object.entries(ISOLATION)) headers.set(header, value);
@@ -53,5 +53,5 @@ worker.addEventListener("install", (event) => event.waitUntil(install()));
 worker.addEventListener("activate", (event) => event.waitUntil(forgetOlder()));
 worker.addEventListener("fetch", (event) => {
   const { method, url } = event.request;
-  if (method === "GET" && url.startsWith(scope.href)) event.respondWith(respond(event.request));
+  if (method === "GET" && url.startsWith(scope.href)) event.respondWith(respond(event));
 });

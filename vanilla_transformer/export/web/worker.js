@@ -23,31 +23,40 @@ const MOST_THREADS = 4;
 const answer = (answer) => postMessage(answer);
 
 /**
- * Fetches files side by side, and tells how far that is.
+ * Fetches files side by side, and tells how far that is. One that is not whole is fetched anew, wherever it was kept.
  * @param {Record<string, number>} sizes
  * @returns {Promise<Map<string, Uint8Array<ArrayBuffer>>>}
  */
 async function fetchFiles(sizes) {
   const total = Object.values(sizes).reduce((sum, size) => sum + size, 0);
-  let loaded = 0;
-  const fetchFile = async (/** @type {string} */ name) => {
-    const response = await fetch(name);
+  /** @type {Record<string, number>} */
+  const loaded = {};
+  const all = new AbortController();
+  const read = async (/** @type {string} */ name, /** @type {RequestCache} */ cache) => {
+    const response = await fetch(name, { cache, signal: all.signal });
     if (!response.ok || !response.body) throw new Error(`${name} could not be loaded (${response.status}).`);
     const bytes = new Uint8Array(sizes[name]);
-    let at = 0;
+    loaded[name] = 0;
     for (const reader = response.body.getReader(); ;) {
       const { done, value } = await reader.read();
-      if (done) break;
-      if (at + value.length > bytes.length) throw new Error(`${name} is another than expected: load the page again.`);
-      bytes.set(value, at);
-      at += value.length;
-      loaded += value.length;
-      answer({ type: "progress", loaded, total });
+      if (done) return loaded[name] === bytes.length ? bytes : null;
+      if (loaded[name] + value.length > bytes.length) return null;
+      bytes.set(value, loaded[name]);
+      loaded[name] += value.length;
+      const sum = Object.values(loaded).reduce((sum, size) => sum + size, 0);
+      if (!all.signal.aborted) answer({ type: "progress", loaded: sum, total });
     }
-    if (at < bytes.length) throw new Error(`${name} was cut off: load the page again.`);
+  };
+  const fetchFile = async (/** @type {string} */ name) => {
+    const bytes = (await read(name, "default")) ?? (await read(name, "reload"));
+    if (!bytes) throw new Error(`${name} is not whole: load the page again.`);
     return /** @type {[string, Uint8Array<ArrayBuffer>]} */ ([name, bytes]);
   };
-  return new Map(await Promise.all(Object.keys(sizes).map(fetchFile)));
+  try {
+    return new Map(await Promise.all(Object.keys(sizes).map(fetchFile)));
+  } finally {
+    all.abort();  // after a failure nothing else is fetched
+  }
 }
 
 /** @returns {Promise<Translator>} */
