@@ -1,4 +1,4 @@
-"""Pages in a real browser: what `export --format web` writes, and transformers.js with what its format is for."""
+"""The page that `export --format web` writes, in a real browser."""
 
 import shutil
 from collections.abc import Iterator
@@ -12,7 +12,6 @@ from node_packages import find_node_modules
 from page_server import PageServer, serve
 
 from vanilla_transformer.export import onnx as exporting
-from vanilla_transformer.export.transformersjs import export_transformersjs
 from vanilla_transformer.export.web import export_web
 
 pytest.importorskip("transformers", minversion=exporting.OLDEST_TRANSFORMERS)
@@ -21,15 +20,6 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 WORDS = ["abc", "hgfe", "d"]
-PACKAGE = """
-import { env, pipeline } from "/packages/@huggingface/transformers/dist/transformers.min.js";
-env.allowRemoteModels = false;
-env.localModelPath = "/models/";
-env.backends.onnx.wasm.wasmPaths = "/packages/onnxruntime-web/dist/";
-const translator = await pipeline("translation", "letters", { dtype: "DTYPE" });
-const outputs = await translator(WORDS, { max_new_tokens: 8 });
-document.title = outputs.map((output) => output.translation_text).join();
-"""
 # What each text has to be told from its background by: https://www.w3.org/TR/WCAG21/#contrast-minimum.
 CONTRAST = """
 const luminance = (color) => {
@@ -182,18 +172,3 @@ def test_it_fits_a_phone(chromium: Browser, server: PageServer) -> None:
         assert width <= shown == 360
         source, target = (chromium.find(f"#{name}").rect for name in ("source", "target"))
         assert target["y"] > source["y"] + source["height"]
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "q8"])
-def test_the_pipeline_of_transformers_js_translates(model: Any, chromium: Browser, tmp_path: Path, dtype: str) -> None:
-    packages = find_node_modules("@huggingface/transformers")
-    export_transformersjs(model, tmp_path / "models" / "letters", tokenizer=TOKENIZER)
-    (tmp_path / "page.html").write_text(
-        f'<!DOCTYPE html><script type="module">{PACKAGE.replace("DTYPE", dtype).replace("WORDS", str(WORDS))}</script>'
-    )
-    with serve({"/": tmp_path, "/packages/": packages}) as server:
-        chromium.driver.get(f"{server.url}/page.html")
-        chromium.wait_for(lambda: chromium.driver.title)
-        assert chromium.driver.title == ",".join(word[::-1] for word in WORDS)
-        names = chromium.run("return performance.getEntriesByType('resource').map((entry) => entry.name)")
-        assert all(name.startswith((server.url, "blob:")) for name in names)
