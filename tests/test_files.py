@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from vanilla_transformer import files
+from vanilla_transformer.export.onnx_model import load_for_onnx
 from vanilla_transformer.files import (
     check_model_name,
     check_new_file,
@@ -216,8 +217,34 @@ def test_a_name_that_the_hub_does_not_give_may_be_a_folder_that_is_not_there(tmp
         load_model_and_tokenizer("out/typo")
     assert "\n" not in str(error.value)
     # What is wrong within a folder is said as it is.
+    (tmp_path / "config.json").touch()
     with pytest.raises(OSError, match=r"^the disk fails$"), files.explain_missing_model(tmp_path):
         raise OSError("the disk fails")
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"holds no model: it has no config\.json\. Name a folder"):
+        load_model_and_tokenizer(str(tmp_path))
+    for step in (50, 900, 1000):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "config.json").touch()
+    (tmp_path / "checkpoint-1100").mkdir()
+    message = r"Its training has not come to its end: resume it, or name a checkpoint, .*checkpoint-1000 say\."
+    with pytest.raises(FileNotFoundError, match=message):
+        load_model_and_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("kind", "file"), [("transformersjs", "onnx/decoder_model_merged.onnx"), ("web", "model/decoder.onnx")]
+)
+def test_what_only_javascript_runs_says_so(tmp_path: Path, kind: str, file: str) -> None:
+    pytest.importorskip("onnxruntime")
+    (tmp_path / file).parent.mkdir()
+    (tmp_path / file).touch()
+    (tmp_path / "config.json").touch()
+    for load in (load_model_and_tokenizer, load_for_onnx):
+        with pytest.raises(ValueError, match=rf"was made by export --format {kind}, for JavaScript"):
+            load(str(tmp_path))
 
 
 def test_a_lock_is_held_by_one_and_names_it(tmp_path: Path) -> None:

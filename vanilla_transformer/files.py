@@ -279,12 +279,40 @@ def check_model_name(model_name_or_path: str | os.PathLike[str]) -> None:
         raise FileNotFoundError(f"There is no folder {model_name_or_path}.") from error
 
 
+def check_runs_here(folder: str | os.PathLike[str]) -> None:
+    """Makes sure that a folder was not exported for JavaScript, where alone it runs."""
+    path = Path(folder)
+    kinds = {"transformersjs": path / "onnx" / "decoder_model_merged.onnx", "web": path / "model" / "decoder.onnx"}
+    for kind, file in kinds.items():
+        if file.is_file() and not list(path.glob("*.safetensors*")):
+            raise ValueError(
+                f"{folder} was made by export --format {kind}, for JavaScript; nothing else runs it. Name the folder "
+                "of the model that was exported, or export that with --format onnx for --engine onnx."
+            )
+
+
+def _check_config(folder: str | os.PathLike[str]) -> None:
+    """Makes sure that a folder holds a model, which one whose training has not ended does not."""
+    path = Path(folder)
+    if any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
+        return
+    checkpoints = [each.parent for each in path.glob("checkpoint-*/config.json")]
+    last = max(checkpoints, key=lambda each: (len(each.name), each.name), default=None)
+    advice = "Name a folder that a training has come to its end in, or that a model was saved to."
+    if last is not None:
+        advice = f"Its training has not come to its end: resume it, or name a checkpoint, {last} say."
+    raise FileNotFoundError(f"{folder} holds no model: it has no config.json. {advice}")
+
+
 @contextmanager
 def explain_missing_model(model_name_or_path: str | os.PathLike[str]) -> Iterator[None]:
     """Says of a model that cannot be loaded within that there is no such folder, before what the Hub's client says."""
     check_model_name(model_name_or_path)
     try:
-        if not os.path.isdir(model_name_or_path):
+        if os.path.isdir(model_name_or_path):
+            check_runs_here(model_name_or_path)
+            _check_config(model_name_or_path)
+        else:
             _ask_the_hub(os.fspath(model_name_or_path))
         yield
     except OSError as error:

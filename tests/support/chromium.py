@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-PATIENCE = 30  # seconds, on a busy machine
+PATIENCE = 120  # seconds, on a busy machine
 # As root, Chromium must do without its sandbox; the others keep it from looking for anything outside.
 _OPTIONS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--window-size=1400,1000"),

@@ -23,7 +23,7 @@ PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
 _APP_FILE = "app.py"
 # Whichever model is shown in the end, its tokenizer may be of sentencepiece, as MarianMT's and T5's are. It is little.
 _EXTRAS = ("demo", "convert")
-_PACKAGE_FILES = ("*.py", "py.typed", "*.html", "*.json", "*.md")
+_PACKAGE_FILES = ("*.py", "py.typed", "*.css", "*.html", "*.js", "*.json", "*.md", "*.svg")
 
 _APP = '''"""The page of this Space."""
 

@@ -5,6 +5,7 @@ r"""Take a trained model to another runtime.
         --output_dir out/my-model-int8
     vanilla-transformer export --model_name_or_path out/my-model --format onnx --output_dir out/my-model-onnx
     vanilla-transformer export --model_name_or_path out/my-model --format transformersjs --output_dir out/my-model-js
+    vanilla-transformer export --model_name_or_path out/my-model --format web --output_dir out/my-page
 
 The output folder must be new or empty; it is complete when the command ends well, and not there otherwise. It holds
 what translating needs besides: the tokenizer and the generation config.
@@ -22,7 +23,12 @@ from vanilla_transformer.options import option
 from .command_line import make_argument_parser, make_main
 
 # Options that not all formats have.
-OPTIONS = {"ctranslate2": ("quantization", "max_positions"), "onnx": ("opset",), "transformersjs": ("opset",)}
+OPTIONS = {
+    "ctranslate2": ("quantization", "max_positions"),
+    "onnx": ("opset",),
+    "transformersjs": ("opset",),
+    "web": ("quantization", "opset", "node_modules", "examples"),
+}
 # As export/ctranslate2.py has them.
 Quantization = Literal[
     "float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16"
@@ -35,17 +41,24 @@ class ExportArguments:
 
     model_name_or_path: str = option("Folder or Hub name of a model of this package.")
     output_dir: str = option("Folder for the exported model: a new one, or an empty one.")
-    format: Literal["ctranslate2", "onnx", "transformersjs"] = option(
+    format: Literal["ctranslate2", "onnx", "transformersjs", "web"] = option(
         "ctranslate2: for CTranslate2; onnx: for ONNX Runtime and others; transformersjs: for JavaScript, in float32 "
-        "and 8 bits. The latter two are compared with the original in the end."
+        "and 8 bits; web: a page that translates in the browser. All but the first are compared with the original in "
+        "the end."
     )
     revision: str = option("Branch, tag or commit on the Hub. Default: main.", "main")
     trust_remote_code: bool = option("Let code from the checkpoint run.", False)
-    quantization: Quantization | None = option("CTranslate2: how weights are written. Default: as saved.", None)
+    quantization: Quantization | None = option(
+        "How weights are written. CTranslate2: as saved by default. web: int8 (default) or float32.", None
+    )
     max_positions: int | None = option("CTranslate2: the most tokens of a text with sinusoids. Default: 4096.", None)
     opset: int | None = option(
-        "ONNX and transformers.js: version of ONNX's operators. Default: 18, the oldest that torch writes.", None
+        "All but CTranslate2: version of ONNX's operators. Default: 18, the oldest that torch writes.", None
     )
+    node_modules: str | None = option(
+        "web: where npm installed onnxruntime-web and @huggingface/tokenizers. Default: node_modules here.", None
+    )
+    examples: list[str] | None = option("web: texts to click on.", None)
 
     def __post_init__(self) -> None:
         owners: dict[str, list[str]] = {}

@@ -20,6 +20,8 @@ from vanilla_transformer.model.positions_vanilla_transformer import LearnedPosit
 
 # By layer, by side ("decoder" or "encoder"), by kind ("key" or "value").
 Past = dict[str, dict[str, dict[str, torch.Tensor]]]
+# Beam search looks at twice as many as it has beams.
+MOST_CANDIDATES = 16
 
 
 class DecoderGraph(nn.Module):
@@ -70,6 +72,23 @@ class DecoderGraph(nn.Module):
             for name in ("key", "value")
         }
         return {"logits": self.lm_head(outputs.last_hidden_state), **present}
+
+
+class CandidatesGraph(DecoderGraph):
+    """The decoder, which also tells the likeliest next tokens: all of beam search that is worth a runtime's speed."""
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        encoder_attention_mask: torch.Tensor,
+        encoder_hidden_states: torch.Tensor,
+        past_key_values: Past,
+    ) -> dict[str, torch.Tensor]:
+        """As in [`DecoderGraph`], and `candidates.ids` (B, C), int32, with log-probabilities `candidates.values`."""
+        outputs = super().forward(input_ids, encoder_attention_mask, encoder_hidden_states, past_key_values)
+        log_probs = outputs["logits"][:, -1].log_softmax(dim=-1)
+        values, ids = log_probs.topk(min(MOST_CANDIDATES, log_probs.shape[-1]))
+        return outputs | {"candidates.values": values, "candidates.ids": ids.to(torch.int32)}
 
 
 class WholeGraph(nn.Module):

@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from vanilla_transformer.data.vocabularies import load_needed_tokenizer
-from vanilla_transformer.files import digest_files, explain_missing
+from vanilla_transformer.files import check_runs_here, digest_files, explain_missing
 from vanilla_transformer.model import generation_vanilla_transformer as generation
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.loss_vanilla_transformer import shift_tokens_right
@@ -97,6 +97,7 @@ class OnnxModel(generation.VanillaTransformerGenerationMixin, PreTrainedModel, G
     ) -> None:
         onnxruntime: Any = import_onnxruntime()
         path = Path(folder)
+        check_runs_here(path)
         if not is_exported_to_onnx(path):
             raise FileNotFoundError(
                 f"{path} holds no model exported to ONNX by this package ({ENCODER_FILE} and {DECODER_FILE}). Make one:"

@@ -11,6 +11,7 @@ With learned positions it gives the end symbol at the last one.
 
 import json
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.conversion.errors import refuse
-from vanilla_transformer.files import explain_missing, new_folder
+from vanilla_transformer.files import new_folder
+from vanilla_transformer.hub.javascript import DIGEST_FIELD, digest_tensors
 from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
+from .eight_bits import quantize_graph
 from .graphs import DecoderGraph, Past, longest_sequence
 from .javascript_tokenizer import rewrite_for_javascript
-from .onnx import LARGEST_FILE, OLDEST_OPSET, prepare_export, silence, write_graphs
+from .onnx import LARGEST_FILE, OLDEST_OPSET, prepare_export, write_graphs
 from .onnx_model import DECODER_FILE, ENCODER_FILE
 
 GRAPHS_FOLDER = "onnx"
@@ -90,7 +93,7 @@ def export_transformersjs(
     """Writes a model for transformers.js, in float32 and in 8 bits: the folder is complete or absent.
 
     The float32 graphs are compared with PyTorch, and the tokenizer for JavaScript with the one given, as it is read in
-    Python. Weights of 8 bits are ONNX Runtime's dynamic quantization.
+    Python. Weights of 8 bits are those of `quantize_graph`.
 
     Args:
         model: The model, or the folder or Hub name of one.
@@ -104,15 +107,17 @@ def export_transformersjs(
         FileExistsError: If there is something already.
     """
     copied, tokenizer = prepare_export(model, folder, tokenizer=tokenizer, opset=opset)
-    refuse("transformers.js cannot run this model", _find_reasons(copied))
+    refuse("transformers.js cannot run this model", find_reasons(copied))
     contents = dict(zip(("tokenizer.json", "tokenizer_config.json"), rewrite_for_javascript(tokenizer), strict=True))
-    contents |= {"config.json": _make_config(copied), "generation_config.json": _make_generation_config(copied)}
+    config = _make_config(copied) | {DIGEST_FIELD: digest_tensors(copied.state_dict().values())}
+    contents |= {"config.json": config, "generation_config.json": _make_generation_config(copied)}
     with new_folder(folder) as partial:
         graphs = partial / GRAPHS_FOLDER
         graphs.mkdir()
         write_graphs(copied, graphs, opset=opset, decoder=EndingDecoderGraph)
         for name in (ENCODER_FILE, DECODER_FILE):
-            _quantize(graphs / name)
+            path = graphs / name
+            quantize_graph(path, path.with_stem(f"{path.stem}_quantized"))  # the name that transformers.js asks for
         for path in graphs.iterdir():
             if path.suffix != ".onnx":  # the original's configuration, which the comparison needed
                 path.unlink()
@@ -121,7 +126,10 @@ def export_transformersjs(
     return Path(folder)
 
 
-def _find_reasons(model: VanillaTransformerForConditionalGeneration) -> list[str]:
+def find_reasons(
+    model: VanillaTransformerForConditionalGeneration, known: Collection[str] = frozenset(_GENERATION)
+) -> list[str]:
+    """Says why JavaScript cannot translate as Python does, where its search knows these settings and those of beams."""
     config: Any = model.config
     reasons = []
     ids = {
@@ -135,8 +143,8 @@ def _find_reasons(model: VanillaTransformerForConditionalGeneration) -> list[str
     if config.target_vocab_size != config.vocab_size:
         reasons.append("source and target have a vocabulary each")
     settings = model.generation_config.to_diff_dict()
-    foreign = sorted(settings.keys() - _GENERATION - _NOT_GREEDY)
-    reasons += [f"the generation config sets {name} (can be: {', '.join(sorted(_GENERATION))})" for name in foreign]
+    foreign = sorted(settings.keys() - set(known) - _NOT_GREEDY)
+    reasons += [f"the generation config sets {name} (can be: {', '.join(sorted(known))})" for name in foreign]
     sizes = {
         "encoder": sum(each.nbytes for each in model.model.encoder.parameters()),
         "decoder": sum(each.nbytes for each in model.model.decoder.parameters()),
@@ -158,11 +166,3 @@ def _make_generation_config(model: VanillaTransformerForConditionalGeneration) -
     settings = model.generation_config.to_diff_dict()
     ids = {name: getattr(model.generation_config, name) for name in ("eos_token_id", "decoder_start_token_id")}
     return {"num_beams": 1, **{name: value for name, value in settings.items() if name in _GENERATION}, **ids}
-
-
-def _quantize(path: Path) -> None:
-    """Writes a graph whose weights have 8 bits beside the one in float32, by the name that transformers.js asks for."""
-    with explain_missing("The quantizer is not installed", extra="export", packages="onnx onnxruntime"):
-        from onnxruntime.quantization import QuantType, quantize_dynamic
-    with silence():
-        quantize_dynamic(path, path.with_stem(f"{path.stem}_quantized"), weight_type=QuantType.QInt8)

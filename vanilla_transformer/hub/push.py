@@ -62,7 +62,7 @@ class PlannedPush:
     deleted: list[str]  # the weights on the Hub that are replaced
     left_out: dict[str, str]  # what is not pushed, each with the reason
     notes: list[str]  # what else one should know
-    _target: "_Target"
+    _target: "Target"
     _written: dict[str, Path | bytes]  # what the folder gets after the push
     commit_url: str | None = None  # once it was pushed, and if anything was
     has_changed: bool = False  # whether the push made a commit or a branch
@@ -142,7 +142,7 @@ def plan_push(
     root = Path(folder)
     if create_pr and revision is not None:
         raise ValueError(f"A pull request is opened against the main branch, not against revision={revision!r}.")
-    target = _Target(repo_id, private, revision, create_pr, token)
+    target = Target(repo_id, private, revision, create_pr, token)
     target.look()
     select_files(root, include)  # before anything is read
     config, text, notes = None, None, list(target.notes)
@@ -179,7 +179,7 @@ def push_model_folder(
     return plan_push(folder, repo_id, **kwargs).push(commit_message)
 
 
-class _Target:
+class Target:
     """Where a push goes, and what is there."""
 
     def __init__(self, repo_id: str, private: bool, revision: str | None, create_pr: bool, token: str | None) -> None:
@@ -197,6 +197,7 @@ class _Target:
 
     @property
     def url(self) -> str:
+        """Of the repository."""
         return f"{self.api.endpoint}/{self.repo_id}"
 
     def describe(self) -> str:
@@ -303,7 +304,7 @@ def _say_wait(headers: Mapping[str, str]) -> str:
 
 
 def _renew_card(
-    target: _Target, root: Path, choice: CardChoice | None, metadata: dict[str, Any], notes: list[str]
+    target: Target, root: Path, choice: CardChoice | None, metadata: dict[str, Any], notes: list[str]
 ) -> tuple[str, dict[str, bytes]]:
     """The card to push, and a copy of the folder's if that is lost; adds what one should know to `notes`."""
     existing, backup = _find_card(root, target.read_card(), choice)

@@ -1,0 +1,79 @@
+"""One repository for both: Python's on the main branch, JavaScript's on another, which transformers.js loads itself."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hub_folders import contents
+from huggingface_hub import HfApi, snapshot_download
+from letters import TOKENIZER, make_letters_model, train_on_letters
+from local_hub import LocalHub
+from node_packages import translate_in_node
+from transformers import AutoModelForSeq2SeqLM
+
+from vanilla_transformer.export import onnx as exporting
+from vanilla_transformer.export.transformersjs import export_transformersjs
+from vanilla_transformer.hub.javascript import BRANCH, FILES, find_javascript_problems
+
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's own
+pytest.importorskip("transformers", minversion=exporting.OLDEST_TRANSFORMERS)
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+WORDS = ["abc", "hgfe"]
+
+
+def test_a_repository_serves_python_and_javascript(
+    tmp_path: Path, main: Callable[[str], Callable[..., None]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, exported = tmp_path / "model", tmp_path / "exported"
+    model = make_letters_model(langs=["en", "de"])
+    train_on_letters(model, tmp_path / "training", reverse=True)
+    model.save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    export_transformersjs(model, exported, tokenizer=TOKENIZER)
+    assert not find_javascript_problems(exported, folder)
+    with LocalHub(tokens={"hf_alice": "alice"}) as hub, hub.client("hf_alice"):
+        options = ["--model_name_or_path", folder, "--repo_id", "alice/both", "--license", "apache-2.0"]
+        for _ in range(2):
+            main("push_to_hub")(*options, "--transformersjs", exported)
+        assert f"/alice/both/tree/{BRANCH}\n" in capsys.readouterr().out
+        files = {branch: set(HfApi().list_repo_files("alice/both", revision=branch)) for branch in ("main", BRANCH)}
+        assert "model.safetensors" in files["main"]
+        assert not {name for name in files["main"] if name.startswith("onnx")}
+        assert files[BRANCH] == {*FILES, "README.md", ".gitattributes"}
+        javascript = Path(snapshot_download("alice/both", revision=BRANCH))
+        python = snapshot_download("alice/both")
+    assert {name: (javascript / name).read_bytes() for name in FILES} == {
+        name: (exported / name).read_bytes() for name in FILES
+    }
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(python)
+    assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
+    answer = translate_in_node(javascript, WORDS, settings={"max_new_tokens": 8})
+    assert answer["translations"] == [word[::-1] for word in WORDS]
+
+
+def test_what_is_not_whole_or_of_other_weights_is_refused(
+    tmp_path: Path, main: Callable[[str], Callable[..., None]]
+) -> None:
+    folder, exported = tmp_path / "model", tmp_path / "exported"
+    model = make_letters_model()
+    export_transformersjs(model, exported, tokenizer=TOKENIZER)
+    with torch.no_grad():
+        model.lm_head.weight[5] += 1
+    model.save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    before = contents(folder)
+    options = ["--model_name_or_path", folder, "--transformersjs", exported]
+    with LocalHub(tokens={"hf_alice": "alice"}) as hub, hub.client("hf_alice"):
+        with pytest.raises(SystemExit, match="was not exported from the weights in"):
+            main("push_to_hub")(*options, "--repo_id", "alice/other")
+        assert not HfApi().repo_exists("alice/other")
+        with pytest.raises(SystemExit):
+            main("push_to_hub")(*options, "--repo_id", "alice/other", "--create_pr")
+    (exported / "onnx" / "encoder_model.onnx").unlink()
+    [problem] = find_javascript_problems(exported, folder)
+    assert "lacks onnx/encoder_model.onnx: make it with export --format transformersjs" in problem.message
+    assert contents(folder) == before

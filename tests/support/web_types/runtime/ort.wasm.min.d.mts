@@ -1,0 +1,2 @@
+// What the page's copy of onnxruntime-web exports.
+export * from "onnxruntime-common";

@@ -1,0 +1,2 @@
+// What the page's copy of @huggingface/tokenizers exports.
+export * from "@huggingface/tokenizers";
