@@ -67,7 +67,9 @@ class OwnTerms(Glossary):
 
     def __init__(self, sources: Sequence[str], terms: Terms) -> None:
         super().__init__({other: other for found in terms for _, other in found})
-        self.own = {source: [(other,) for _, other in found] for source, found in zip(sources, terms, strict=True)}
+        self.own: dict[str, list[tuple[str, ...]]] = {
+            source: [(other,) for _, other in found] for source, found in zip(sources, terms, strict=True)
+        }
 
     def find(self, text: str) -> list[tuple[str, ...]]:
         """The terms of one of the sources."""

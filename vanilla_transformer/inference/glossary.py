@@ -11,10 +11,10 @@ import json
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -32,6 +32,8 @@ from vanilla_transformer.model.search_vanilla_transformer import BeamSearch
 
 Match = Literal["words", "endings", "stems"]
 _LONGEST_ENDING, _SHORTEST_WORD = 3, 3  # letters that may follow a word, and that it must have for that
+
+_AT_ONCE = 128  # tokens whose texts are read together
 
 # Scripts that put no space between words.
 _SPACELESS = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
@@ -249,20 +251,32 @@ class TargetTerms:
         """The tokens that may stand beside a word that is written in this way; `None` if all may."""
         if (way, is_behind) not in self._sets:
             known = range(min(self.num_tokens, max(get_vocabularies(self.tokenizer)[1].values()) + 1))
-            word, nothing, *texts = self._decode([ids, [*ids, *ids], *([*ids, token, *ids] for token in known)])
-            word = word.strip()
-            nothing = _find_between(nothing, word) or ""
+            word, nothing = (text.strip() for text in self._decode([ids, [*ids, *ids]]))
+            nothing = nothing[len(word) : -len(word)]
             has_text, members = torch.zeros(2, self.num_tokens, dtype=torch.bool)
-            for token, text in enumerate(texts):
-                between = _find_between(text, word)
+            for token, between in enumerate(self._read_between(word, ids, known)):
                 # A token without text, unless it ends the translation, keeps apart nothing.
                 has_text[token] = between != nothing
-                beside = (between or "")[:1] if is_behind else (between or "")[-1:]
-                members[token] = between not in (None, nothing) and not _is_in_word(beside)
+                beside = between[:1] if is_behind else between[-1:]
+                members[token] = between != nothing and not _is_in_word(beside)
             is_any = bool(members[has_text].all())
             members[list(self.ends)] = True
             self._sets[way, is_behind] = None if is_any else TokenSet(members)
         return self._sets[way, is_behind]
+
+    def _read_between(self, word: str, ids: Sequence[int], tokens: Sequence[int]) -> Iterator[str]:
+        """What is between two places of a word with each of these tokens between them; many are read at once."""
+        for start in range(0, len(tokens), _AT_ONCE):
+            part = tokens[start : start + _AT_ONCE]
+            found = self._decode([list(chain(ids, *([token, *ids] for token in part)))])[0].split(word)[1:-1]
+            if len(found) == len(part):
+                yield from found
+            elif len(part) == 1:  # the word is in the token, too
+                yield word.join(found)
+            else:
+                half = len(part) // 2
+                yield from self._read_between(word, ids, part[:half])
+                yield from self._read_between(word, ids, part[half:])
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         if isinstance(self.tokenizer, FSMTTokenizer):  # its __call__ knows the source's vocabulary only
@@ -277,12 +291,6 @@ class TargetTerms:
     def _decode(self, ids: list[Any]) -> list[str]:
         options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         return self.tokenizer.batch_decode(ids, **options)
-
-
-def _find_between(text: str, word: str) -> str | None:
-    """What is between the first and the last place of a word; `None` if there are not two."""
-    start, end = text.find(word) + len(word), text.rfind(word)
-    return text[start:end] if len(word) <= start <= end else None
 
 
 @cache
