@@ -343,8 +343,12 @@ def test_the_pipeline_of_nllb_and_its_languages() -> None:
     tokenizer = make_nllb_tokenizer()
     model = make_m2m100(len(tokenizer))
     languages = {"src_lang": "eng_Latn", "tgt_lang": "deu_Latn"}
-    pipe: Any = TranslationPipeline(model, tokenizer, **languages, max_new_tokens=16, num_beams=4)
+    settings: dict[str, Any] = {**languages, "max_new_tokens": 16, "num_beams": 4}
     texts = ["a bad cab", "deed", "a bead, a face"]
+    # The tokenizer has not seen its languages when the glossary is read.
+    early: Any = TranslationPipeline(model, make_nllb_tokenizer(), **settings, glossary={"cab": "taxi"})
+    assert has_words(early(texts[0])[0]["translation_text"], "taxi")
+    pipe: Any = TranslationPipeline(model, tokenizer, **settings)
     plain = [each["translation_text"] for each in pipe(texts)]
     for batch_size in (1, 3):
         found = pipe(texts, glossary={"cab": ["kutsche", "taxi"], "face": "ge sicht"}, batch_size=batch_size)
@@ -458,3 +462,13 @@ def test_units_are_words_and_signs() -> None:
         "机",
         "器",
     ]
+
+
+def test_a_model_that_does_not_search_with_torch_is_refused() -> None:
+    class Exported:
+        """Like `CTranslate2Model`, which has a search of its own."""
+
+        generation_config = None
+
+    with pytest.raises(ValueError, match=r"A glossary needs a model that searches with torch, .* a Exported: load"):
+        translate(Exported(), TOKENIZER, ["a"], glossary={"a": "b"})  # type: ignore[arg-type]

@@ -30,6 +30,8 @@ from vanilla_transformer.model.decoding_vanilla_transformer import Phrase, Token
 from vanilla_transformer.model.pipeline_vanilla_transformer import is_vanilla
 from vanilla_transformer.model.search_vanilla_transformer import BeamSearch
 
+from .loading import is_multilingual
+
 Match = Literal["words", "endings", "stems"]
 _LONGEST_ENDING, _SHORTEST_WORD = 3, 3  # letters that may follow a word, and that it must have for that
 
@@ -285,7 +287,9 @@ class TargetTerms:
             return [[vocabulary.get(piece, unknown) for piece in each] for each in pieces]
         if not texts:
             return []
-        found: list[list[int]] = self.tokenizer(text_target=texts, add_special_tokens=False)["input_ids"]
+        # Multilingual ones have one way for all languages, and may not know yet which is the target's.
+        side = "text" if is_multilingual(self.tokenizer) else "text_target"
+        found: list[list[int]] = self.tokenizer(**{side: texts}, add_special_tokens=False)["input_ids"]
         return found
 
     def _decode(self, ids: list[Any]) -> list[str]:
@@ -300,7 +304,7 @@ def _is_in_word(character: str) -> bool:
         return False
     if character == "\N{REPLACEMENT CHARACTER}":
         return True
-    # Two of a script without spaces are two units.
+    # Those of scripts without spaces are units by themselves.
     return unicodedata.category(character)[0] in "LMN" and len(cut("a" + character)) == 1
 
 
