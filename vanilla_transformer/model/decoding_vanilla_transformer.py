@@ -391,6 +391,8 @@ class Phrase(NamedTuple):
 
 Words = Sequence[Sequence[Phrase]]  # constraints of a sentence: alternatives of each
 _NOTHING = -1  # fills up places behind a phrase
+_LIKELY = 3  # tokens of a constraint's alternatives that a beam tries, besides the one that brings its end nearest
+_NEARER = 1000.0  # a token nearer to the end goes before any probability
 _FIRST_SET = -2  # what stands for the first set of tokens; -3 for the second, and so on
 
 
@@ -452,13 +454,12 @@ class ForcedWords:
         return torch.cat([begins[..., None], progress[..., :-1]], dim=4)
 
     def propose(self, likeliest: torch.Tensor, log_probs: torch.Tensor) -> torch.Tensor:
-        """Returns tokens to look at (B, N, n): those that begin or continue phrases, and the likeliest ones (B, N).
+        """Returns tokens to look at (B, N, n): the likeliest ones (B, N), and those that begin or continue phrases.
 
-        `log_probs` (R, V) say which token of a set is likeliest behind a phrase.
+        Of each constraint's, these are the one that brings its end nearest, and the likeliest by `log_probs` (R, V).
         """
         is_next = self._continue(self.progress, self.last) & (self.needed > 0)[..., None, None]
-        others = likeliest[:, :, None, None, None]
-        tokens = torch.where(is_next & (self.phrases >= 0), self.phrases, others)
+        tokens = torch.where(is_next & (self.phrases >= 0), self.phrases, likeliest[:, :, None, None, None])
         for number, members in enumerate(() if self.members is None else self.members.T):
             is_behind = is_next & (self.phrases == _FIRST_SET - number)
             rows = is_behind.flatten(2).any(dim=2).flatten().nonzero()[:, 0]
@@ -466,7 +467,16 @@ class ForcedWords:
                 found = likeliest.flatten().clone()
                 found[rows] = log_probs[rows].masked_fill(~members, -torch.inf).argmax(dim=1)
                 tokens = torch.where(is_behind, found.view(*likeliest.shape, 1, 1, 1), tokens)
-        return torch.cat([tokens.flatten(2), others[..., 0, 0]], dim=2)
+        # With many alternatives, all of their tokens would take longer than the model.
+        values = log_probs.view(*likeliest.shape, -1).gather(2, tokens.flatten(2)).view(is_next.shape)
+        values = values.masked_fill(~is_next, -torch.inf)
+        values, nearest, tokens = (each.flatten(3) for each in (values, values + self.gains * _NEARER, tokens))
+        likely = values.topk(min(_LIKELY, values.shape[3]), dim=3)
+        chosen = torch.cat([likely.indices, nearest.argmax(dim=3, keepdim=True)], dim=3)
+        is_void = values.gather(3, chosen).isneginf()
+        tokens = tokens.gather(3, chosen).masked_fill(is_void, -1).flatten(2)
+        tokens = torch.where(tokens < 0, likeliest[:, :, None], tokens)
+        return torch.cat([tokens, likeliest[:, :, None]], dim=2)
 
     def arrange(self, beams: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Remembers what candidates (B, C) have; returns the order (B, C) in which they may enter the beam."""
