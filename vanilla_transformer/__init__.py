@@ -21,6 +21,7 @@ def _only_help_is_wanted() -> bool:
 
 
 if not _only_help_is_wanted():
+    from .inference.glossary import TranslationPipeline
     from .model.configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
     from .model.decoder_only_vanilla_transformer import VanillaTransformerDecoderModel, VanillaTransformerForCausalLM
     from .model.encoder_only_vanilla_transformer import (
@@ -31,16 +32,12 @@ if not _only_help_is_wanted():
     )
     from .model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
     from .model.modeling_vanilla_transformer import VanillaTransformerModel
-    from .model.pipeline_vanilla_transformer import (
-        SummarizationPipeline,
-        Text2TextGenerationPipeline,
-        TranslationPipeline,
-    )
+    from .model.pipeline_vanilla_transformer import SummarizationPipeline, Text2TextGenerationPipeline
     from .model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
     from .registration import register_auto_classes, register_pipeline_tasks
 
     register_auto_classes()
-    register_pipeline_tasks()
+    register_pipeline_tasks(TranslationPipeline)
 
 try:
     __version__ = version("vanilla-transformer")

@@ -91,17 +91,18 @@ def register_auto_classes() -> None:
                 model_class.register_for_auto_class(auto_class.__name__)
 
 
-def register_pipeline_tasks() -> None:
+def register_pipeline_tasks(translation: type[TranslationPipeline] = TranslationPipeline) -> None:
     """Brings back the `pipeline()` tasks translation, translation_xx_to_yy, summarization and text2text-generation.
 
     They serve every encoder-decoder model of the library. A task that works already is left alone, so that calling this
-    again changes nothing. Without a model the tasks load what transformers 4 loaded.
+    again changes nothing. Without a model the tasks load what transformers 4 loaded. `translation` is the class of the
+    translation tasks: this package has one that can do more than the one that travels with models.
     """
     registry = pipelines.PIPELINE_REGISTRY
     classes: dict[str, tuple[type[Text2TextGenerationPipeline], dict[Any, Any]]] = {
         "text2text-generation": (Text2TextGenerationPipeline, {"model": _T5}),
         "summarization": (SummarizationPipeline, {"model": _DISTILBART}),
-        "translation": (TranslationPipeline, {("en", target): {"model": _T5} for target in ("de", "fr", "ro")}),
+        "translation": (translation, {("en", target): {"model": _T5} for target in ("de", "fr", "ro")}),
     }
     for task, (pipeline_class, default) in classes.items():
         # Newer versions refuse the names in this table before they ask the registry (older ones have no such table).

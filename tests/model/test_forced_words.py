@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from typing import Any
 
 import hypothesis
 import pytest
 import torch
+from forced_words import (
+    EOS,
+    PAD,
+    SOURCES,
+    VOCAB_SIZE,
+    WORDS,
+    Scores,
+    Words,
+    as_phrases,
+    count_missing,
+    cut,
+    find_best,
+    score_everything,
+    write_out,
+)
 from hypothesis import strategies as st
 from tiny_vanilla import logits_of, make_model, pad
 from transformers import GenerationConfig, LogitsProcessor
@@ -16,9 +30,6 @@ from transformers import GenerationConfig, LogitsProcessor
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.inference.ensembles import Ensemble
 
-BOS, PAD, EOS, VOCAB_SIZE = 0, 1, 2, 5
-SOURCES = [[3, 4, 3, EOS], [4, EOS], [3, 3, EOS]]
-Words = list[list[list[int]]]
 Model = VanillaTransformerForConditionalGeneration
 
 
@@ -27,64 +38,14 @@ def shared_model(seed: int, attention: str = "sdpa", vocab_size: int = VOCAB_SIZ
     return make_model(attention=attention, seed=seed, scale=0.6, vocab_size=vocab_size)
 
 
-def count(tokens: tuple[int, ...], phrases: list[tuple[int, ...]]) -> int:
-    """How often one of the phrases appears without overlap, from the left."""
-    number = start = 0
-    for end in range(1, len(tokens) + 1):
-        if any(end - len(phrase) >= start and tokens[end - len(phrase) : end] == phrase for phrase in phrases):
-            number, start = number + 1, end
-    return number
-
-
-def count_missing(tokens: tuple[int, ...], words: Words) -> int:
-    kinds = [frozenset(map(tuple, word)) for word in words]
-    return sum(max(0, kinds.count(kind) - count(tokens, sorted(kind))) for kind in set(kinds))
-
-
 @functools.cache
-def score_everything(seed: int, row: int, longest: int) -> dict[tuple[int, ...], float]:
-    """The log-probability of every translation that ends, by itself or at the limit."""
-    others = [token for token in range(VOCAB_SIZE) if token != EOS]
-    prefixes = list(itertools.product(others, repeat=longest - 1))
-    ids = torch.tensor([[BOS, *prefix] for prefix in prefixes])
-    source = torch.tensor([SOURCES[row]]).expand(len(ids), -1)
-    values = logits_of(shared_model(seed), input_ids=source, decoder_input_ids=ids).log_softmax(dim=-1)
-    found = {}
-    for prefix, each in zip(prefixes, values.tolist(), strict=True):
-        total = 0.0
-        for place in range(longest):
-            found[(*prefix[:place], EOS)] = total + each[place][EOS]
-            if place < longest - 1:
-                total += each[place][prefix[place]]
-        found |= {(*prefix, token): total + each[-1][token] for token in others}
-    return found
-
-
-def find_best(seed: int, row: int, longest: int, words: Words, kind: str, alpha: float) -> tuple[int, float]:
-    """Returns how many words the best translation lacks, and its score."""
-
-    def rate(tokens: tuple[int, ...], total: float) -> tuple[int, float]:
-        length = len(tokens)
-        penalty = ((5 + length) / 6) ** alpha if kind == "gnmt" else length**alpha
-        return count_missing(tokens, words), -total / penalty
-
-    missing, score = min(rate(*each) for each in score_everything(seed, row, longest).items())
-    return missing, -score
-
-
-def cut(sequence: list[int]) -> tuple[int, ...]:
-    """The new tokens, to the end of the sentence."""
-    tokens = sequence[1:]
-    return tuple(tokens[: tokens.index(EOS) + 1] if EOS in tokens else tokens)
+def score_all(seed: int, row: int, longest: int) -> Scores:
+    return score_everything(functools.partial(logits_of, shared_model(seed)), SOURCES[row], longest)
 
 
 def search(model: Any, sources: list[list[int]], **settings: Any) -> Any:
     ids, mask = pad(sources)
     return model.generate(ids, attention_mask=mask, **{"do_sample": False, "max_new_tokens": 4, **settings})
-
-
-PHRASES = st.lists(st.sampled_from([0, 1, 3, 4]), min_size=1, max_size=3)
-WORDS = st.lists(st.lists(PHRASES, min_size=1, max_size=2), max_size=3)
 
 
 @hypothesis.settings(max_examples=50, deadline=None)
@@ -100,9 +61,10 @@ def test_the_best_of_all_translations_with_the_words(
 ) -> None:
     settings: dict[str, Any] = {"max_new_tokens": longest, "length_penalty_type": kind, "length_penalty": alpha}
     settings |= {"num_beams": VOCAB_SIZE ** (longest - 1), "early_stopping": "never", "return_dict_in_generate": True}
-    found = search(shared_model(seed), SOURCES, force_words_ids_per_sentence=words, **settings)
+    forced = list(map(as_phrases, words))
+    found = search(shared_model(seed), SOURCES, force_words_ids_per_sentence=forced, **settings)
     for row, (sequence, score) in enumerate(zip(found.sequences.tolist(), found.sequences_scores, strict=True)):
-        missing, best = find_best(seed, row, longest, words[row], kind, alpha)
+        missing, best = find_best(score_all(seed, row, longest), words[row], kind, alpha)
         assert count_missing(cut(sequence), words[row]) == missing
         assert score.item() == pytest.approx(best, abs=1e-4)
 
@@ -111,8 +73,18 @@ def make_sources(lengths: list[int]) -> list[list[int]]:
     return [[3 + (7 * place + length) % 13 for place in range(length)] + [EOS] for length in lengths]
 
 
+def allow_anywhere(word: list[Any]) -> list[Any]:
+    """Narrow beams promise a word only if an alternative may stand behind whatever they have."""
+    ids, before, after = write_out(word[0])
+    return word if before is None else [*word, ((3, *ids), None, after)]
+
+
 TOKENS = st.integers(3, 16)
-MORE_WORDS = st.lists(st.lists(st.lists(TOKENS, min_size=1, max_size=3), min_size=1, max_size=2), max_size=4)
+# Few tokens may not stand beside it: else a beam must have several tokens that the model thinks little of.
+MOST = st.none() | st.frozensets(TOKENS, max_size=4).map(lambda few: frozenset(range(17)) - few)
+MORE_PHRASES: st.SearchStrategy[Any] = st.lists(TOKENS, min_size=1, max_size=3)
+MORE_PHRASES |= st.tuples(MORE_PHRASES.map(tuple), MOST, MOST)
+MORE_WORDS = st.lists(st.lists(MORE_PHRASES, min_size=1, max_size=2).map(allow_anywhere), max_size=4)
 
 
 @hypothesis.settings(max_examples=30, deadline=None)
@@ -123,10 +95,11 @@ def test_narrow_beams_find_all_words_of_each_sentence_alone_or_in_a_batch(
     words[seed] = []
     model, sources = shared_model(seed, vocab_size=17), make_sources([5, 1, 9, 3])
     settings = {"num_beams": num_beams, "max_new_tokens": 16, "early_stopping": early}
-    found = search(model, sources, force_words_ids_per_sentence=words, **settings).tolist()
+    forced = [as_phrases(each, 17) for each in words]
+    found = search(model, sources, force_words_ids_per_sentence=forced, **settings).tolist()
     for row, (source, each) in enumerate(zip(sources, words, strict=True)):
         assert count_missing(cut(found[row]), each) == 0
-        alone = search(model, [source], force_words_ids=each, **settings).tolist()[0]
+        alone = search(model, [source], force_words_ids=forced[row], **settings).tolist()[0]
         assert cut(found[row]) == cut(alone)
     plain = search(model, [sources[seed]], **settings).tolist()[0]
     assert cut(found[seed]) == cut(plain)

@@ -61,6 +61,11 @@ def make_m2m100(vocab_size: int) -> transformers.M2M100ForConditionalGeneration:
     return settle(transformers.M2M100ForConditionalGeneration(config))
 
 
+def make_fsmt() -> transformers.FSMTForConditionalGeneration:
+    sizes: dict[str, Any] = {**SIZES, "src_vocab_size": 20, "tgt_vocab_size": 20, "max_position_embeddings": 300}
+    return settle(transformers.FSMTForConditionalGeneration(transformers.FSMTConfig(langs=["en", "de"], **sizes)))
+
+
 MODELS: dict[str, Any] = {"marian": make_marian, "bart": make_bart, "t5": make_t5}
 LANGUAGES = ["eng_Latn", "deu_Latn", "fra_Latn"]
 

@@ -23,6 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vanilla_transformer.export.engines import EngineArguments
+from vanilla_transformer.inference.arguments import GlossaryArguments
 from vanilla_transformer.options import option
 
 from .command_line import make_argument_parser, make_main
@@ -34,7 +35,7 @@ _PACKAGES = "fastapi fastapi-offline uvicorn prometheus_client python-multipart 
 
 
 @dataclass
-class ServingArguments(EngineArguments):
+class ServingArguments(GlossaryArguments, EngineArguments):
     """What to serve, to whom, and how much of it."""
 
     IS_ENSEMBLE: ClassVar[bool] = False
@@ -78,6 +79,8 @@ class ServingArguments(EngineArguments):
             raise ValueError(
                 "--source_lang and --target_lang are of one model; several say theirs in their config.json."
             )
+        if len(self.model_names) > 1 and self.glossary is not None:
+            raise ValueError("--glossary is for one model, and several are named.")
 
     def read_api_keys(self) -> frozenset[str]:
         """The keys of the file; none without one."""
@@ -111,6 +114,7 @@ def load_translators(arguments: ServingArguments, metrics: Any) -> "dict[tuple[s
             raise ValueError(f"{name} translates {' to '.join(pair)}, as another model here does; name one of them.")
         most = find_max_tokens(model, tokenizer, arguments.max_source_length)
         batches: Any = {"batch_size": one.batch_size, "max_batch_tokens": one.max_batch_tokens}
+        settings |= arguments.find_glossary(model, one.source_lang)
         # Nothing is truncated: what is too long is refused.
         sources: Any = {"source_prefix": one.find_prefix(model), "max_source_length": 10**9}
         translator = Translator(model, tokenizer, n_best=n_best, **batches, **sources, **settings)

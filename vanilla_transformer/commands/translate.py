@@ -4,10 +4,14 @@
     vanilla-transformer translate --model_name_or_path out/my-model --input_file test.en --output_file test.de
     vanilla-transformer translate --model_name_or_path out/my-model --input_file test.en --num_beams 4 --n_best 4
     vanilla-transformer translate --model_name_or_path out/seed1 out/seed2 --input_file test.en --output_file test.de
+    vanilla-transformer translate --model_name_or_path out/my-model --input_file test.en --glossary terms.tsv
 
 The input may be of any size: --window_size lines of it are held at a time, and translations are written in order. With
 --n_best N, each input line gives N output lines, best first, of three fields with tabs in between: the input line's
 number, counted from 1, the score (log-probability over the length penalty), and the translation.
+
+With --glossary, the translation of each term in a line appears in its translation, as whole words; beam search finds
+the best place. terms.tsv has lines such as "term TAB Begriff", with a tab before each alternative ("TAB Begriffe").
 
 With --engine ctranslate2 the same translations come several times as fast, in 8 bits above all (--dtype int8):
 
@@ -27,13 +31,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from vanilla_transformer.export.engines import EngineArguments
+from vanilla_transformer.inference.arguments import GlossaryArguments
 from vanilla_transformer.options import option
 
 from .command_line import make_argument_parser, make_main, utf8_to_a_reader_who_may_leave
 
 
 @dataclass
-class TranslationArguments(EngineArguments):
+class TranslationArguments(GlossaryArguments, EngineArguments):
     """What to translate, with which model, and how."""
 
     input_file: str | None = option("UTF-8 text, one sentence per line, .gz too. Default: stdin.", None)
@@ -68,6 +73,7 @@ def run(arguments: TranslationArguments) -> None:
     at_terminal = arguments.input_file is None and sys.stdin.isatty()
     names = ("n_best", "batch_size", "max_batch_tokens", "max_source_length", "window_size")
     options |= {name: getattr(arguments, name) for name in names}
+    options |= arguments.find_glossary(model, arguments.source_lang)
     if arguments.window_size is None:
         options["window_size"] = 1 if at_terminal else WINDOW_SIZE
     options |= {"source_prefix": arguments.find_prefix(model), "progress": not (arguments.disable_tqdm or at_terminal)}

@@ -3,7 +3,7 @@
 from __future__ import annotations  # the types of methods are not imported: --help does not wait for torch
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vanilla_transformer.options import DISABLE_TQDM, option
 
@@ -93,3 +93,34 @@ class InferenceArguments:
         if self.source_lang is not None and self.target_lang is not None and is_multilingual(tokenizer):
             generate_kwargs |= set_languages(tokenizer, source_lang=self.source_lang, target_lang=self.target_lang)
         return generate_kwargs
+
+
+@dataclass
+class GlossaryArguments:
+    """The command-line arguments of what translates with a glossary."""
+
+    glossary: str | None = option(
+        "UTF-8 text: a term of the source, a tab, its translation, which must appear, further tabs before alternatives "
+        "of that; a term per line. Needs beam search. Default: no glossary.",
+        None,
+    )
+    glossary_match: Literal["words", "endings", "stems"] = option(
+        "What is a term: the same words; words with up to 3 more letters; or words of the same stem, which needs "
+        "snowballstemmer. Default: words.",
+        "words",
+    )
+    glossary_case: bool = option("Tell capital from small letters in terms.", False)
+    glossary_lang: str | None = option(
+        "Source language, for stems: such as en, or english. Default: --source_lang, or what the model says.", None
+    )
+
+    def find_glossary(self, model: Any, source_lang: str | None) -> dict[str, Any]:
+        """The glossary that was named, read, as an argument of `translate`; none without one."""
+        if self.glossary is None:
+            return {}
+        from .glossary import Glossary
+
+        langs = getattr(model.config, "langs", None) or [None]
+        options: dict[str, Any] = {"match": self.glossary_match, "case_sensitive": self.glossary_case}
+        options["language"] = self.glossary_lang or source_lang or langs[0]
+        return {"glossary": Glossary.from_file(self.glossary, **options)}

@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -31,6 +31,8 @@ from vanilla_transformer.model.pipeline_vanilla_transformer import (
     map_by_length,
     sequence_score_settings,
 )
+
+from .glossary import Glossary, ModelGlossary, SourceWords, check_beams
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +117,12 @@ class Translation(NamedTuple):
     score: float | None = None
 
 
+class SourceTokens(list[int]):
+    """A source's token ids, and what a glossary makes appear in its translation."""
+
+    forced = SourceWords([])
+
+
 class Translator:
     """What stays the same from one batch to the next; the arguments are those of [`translate`]."""
 
@@ -128,6 +136,7 @@ class Translator:
         max_batch_tokens: int | None = None,
         max_source_length: int | None = None,
         source_prefix: str = "",
+        glossary: Glossary | Mapping[str, Any] | None = None,
         **generate_kwargs: Any,
     ) -> None:
         for name, value in (("batch_size", batch_size), ("max_batch_tokens", max_batch_tokens), ("n_best", n_best)):
@@ -140,6 +149,9 @@ class Translator:
         configs = (generate_kwargs.get("generation_config"), self.model.generation_config)
         found = [generate_kwargs.get("num_beams"), *(getattr(config, "num_beams", None) for config in configs)]
         self.num_beams = next((value for value in found if value is not None), 1)
+        self.glossary = None if glossary is None else ModelGlossary(glossary, model, tokenizer)
+        if glossary is not None:
+            check_beams(self.num_beams, generate_kwargs.get("do_sample"))
         self.num_translations = n_best or 1
         self.has_scores = n_best is not None and self.num_beams > 1
         own = sequence_score_settings(self.model) if self.has_scores else {"return_dict_in_generate": False}
@@ -185,6 +197,9 @@ class Translator:
         token_ids: list[list[int]] = [[] for _ in texts]
         for index, ids in zip(filled, encoded, strict=True):
             token_ids[index] = ids
+            if self.glossary is not None:
+                token_ids[index] = source = SourceTokens(ids)
+                source.forced = self.glossary.find(texts[index])
         return token_ids
 
     def run(self, token_ids: list[list[int]]) -> list[list[Translation]]:
@@ -198,7 +213,10 @@ class Translator:
         if not token_ids[0]:
             return [[Translation("", 0.0 if self.has_scores else None)] * count for _ in token_ids]
         inputs = self.tokenizer.pad({"input_ids": token_ids}, return_attention_mask=True, return_tensors="pt")
-        output = self.model.generate(**inputs.to(self.model.device), **self.generate_kwargs)
+        forced = {}
+        if self.glossary is not None:
+            forced = self.glossary.make_arguments([cast(SourceTokens, ids).forced for ids in token_ids])
+        output = self.model.generate(**inputs.to(self.model.device), **self.generate_kwargs, **forced)
         sequences = output.sequences if self.has_scores else output
         scores = output.sequences_scores.tolist() if self.has_scores else [None] * len(sequences)
         texts = self.tokenizer.batch_decode(sequences, skip_special_tokens=True)
@@ -215,6 +233,7 @@ def translate(
     max_batch_tokens: int | None = None,
     max_source_length: int | None = None,
     source_prefix: str = "",
+    glossary: Glossary | Mapping[str, Any] | None = None,
     progress: bool | str = True,
     **generate_kwargs: Any,
 ) -> list[str]:
@@ -231,6 +250,8 @@ def translate(
         max_source_length: Tokens, special ones included; longer sources are truncated with a warning that names the
             line, counted from 1. `None`: the tokenizer's `model_max_length`.
         source_prefix: Put before each source, for models such as T5 (`"translate English to German: "`).
+        glossary: What must appear in the translations of sources that have its terms: a [`Glossary`], or the
+            translation of each term, `{"term": "Begriff"}`. It needs beam search, and no exported model.
         progress: Whether to show a bar on stderr; a string is its description.
         **generate_kwargs: Passed on to `model.generate`; what is not given comes from the model's generation config.
     """
@@ -239,7 +260,9 @@ def translate(
         raise ValueError(f"num_return_sequences is {num_return_sequences}; for more than one use translate_n_best.")
     limits: dict[str, Any] = {"batch_size": batch_size, "max_batch_tokens": max_batch_tokens}
     limits["max_source_length"] = max_source_length
-    translator = Translator(model, tokenizer, source_prefix=source_prefix, **limits, **generate_kwargs)
+    translator = Translator(
+        model, tokenizer, source_prefix=source_prefix, glossary=glossary, **limits, **generate_kwargs
+    )
     return [best.text for (best,) in translator.translate_all(sentences, progress)]
 
 

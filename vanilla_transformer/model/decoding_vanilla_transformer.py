@@ -1,20 +1,26 @@
-"""One step of a search: the caches, in which beams share what they have in common, and the decoder over them.
+"""One step of a search: the caches, in which beams share what they have in common, the decoder over them, forced words.
 
 Shapes: B  sentences, N  beams (or sampled sequences) of a sentence, R = B * N  rows that are decoded, the beams of a
 sentence side by side, H  heads, S  source length, D  d_model, d  size of a head's keys or values, V  target vocabulary.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Self, cast
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import nn
+from torch.nn.functional import pad as pad_sides
 from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
 from transformers.generation.configuration_utils import GenerationConfig
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutput
 
 from .linear_vanilla_transformer import is_watched, linear
+
+IMPOSSIBLE = -1.0e9  # the library's score for what must not be chosen
+MANY_WORDS = 1_000_000  # more than a sentence lacks
 
 # Caches
 
@@ -358,3 +364,172 @@ class ReorderingDecoder:
             self.model_kwargs["past_key_values"] = self.model._reorder_cache(self.cache, rows)
         else:
             self.cache.reorder_cache(rows)
+
+
+# Words that must appear
+
+
+@dataclass(frozen=True, eq=False)
+class TokenSet:
+    """Some tokens of the target vocabulary; two objects are two sets, whatever is in them."""
+
+    members: torch.Tensor  # (V,): true where a token is one of them
+
+
+class Phrase(NamedTuple):
+    """A word or phrase that must appear: its tokens and, where not all may, which may stand before and behind them.
+
+    At a translation's start nothing need stand before. Behind must be a token: where the length limit cuts a
+    translation off right behind the phrase, whether its last word is whole is open, and the phrase counts as missing.
+    Narrow beams find every word only if an alternative of each may stand behind any token.
+    """
+
+    tokens: tuple[int, ...]
+    before: TokenSet | None = None
+    after: TokenSet | None = None
+
+
+Words = Sequence[Sequence[Phrase]]  # constraints of a sentence: alternatives of each
+_NOTHING = -1  # fills up places behind a phrase
+_LIKELY = 3  # tokens of a constraint's alternatives that a beam tries, besides the one that brings its end nearest
+_NEARER = 1000.0  # a token nearer to the end goes before any probability
+_FIRST_SET = -2  # what stands for the first set of tokens; -3 for the second, and so on
+
+
+class ForcedWords:
+    """What beams have of the words that must appear: dynamic beam allocation (Post & Vilar, 2018), vectorised.
+
+    Each step also looks at the tokens that begin or continue a phrase. Candidates are divided into banks by the number
+    of tokens that they lack, and take turns in the beam: the best of each bank, the second best of each, and so on (Hu
+    et al., 2019). Each phrase is looked for by itself (the Shift-And algorithm), so that different ones may overlap. A
+    token behind a phrase, where only some may stand, is its last place, but may begin a phrase again.
+
+    Shapes: K constraints of a sentence, A alternatives of one, P places of the longest alternative, n sets of tokens, C
+    candidates.
+    """
+
+    def __init__(self, words: Sequence[Words], num_beams: int, device: torch.device) -> None:
+        """Takes the constraints of B sentences; one that is given twice must appear twice, without overlap."""
+        counts = [Counter(map(frozenset, sentence)) for sentence in words]
+        phrases = [phrase for sentence in counts for constraint in sentence for phrase in constraint]
+        sets = list(dict.fromkeys(each for phrase in phrases for each in phrase[1:] if each is not None))
+        sizes = (max(map(len, counts)), max(len(constraint) for sentence in counts for constraint in sentence))
+        longest = max(len(phrase.tokens) + (phrase.after is not None) for phrase in phrases)
+        self.phrases = torch.full((len(words), 1, *sizes, longest), _NOTHING)  # (B, 1, K, A, P)
+        self.before = torch.full((len(words), 1, *sizes), len(sets))  # (B, 1, K, A): number of a set, n where all may
+        needed = torch.zeros((len(words), 1, sizes[0]), dtype=torch.long)
+        for row, sentence in enumerate(counts):
+            for column, (constraint, count) in enumerate(sentence.items()):
+                needed[row, 0, column] = count
+                for place, (tokens, before, after) in enumerate(constraint):
+                    behind = [] if after is None else [_FIRST_SET - sets.index(after)]
+                    self.phrases[row, 0, column, place, : len(tokens) + len(behind)] = torch.tensor([*tokens, *behind])
+                    if before is not None:
+                        self.before[row, 0, column, place] = sets.index(before)
+        self.phrases, self.before = self.phrases.to(device), self.before.to(device)
+        self.members = torch.stack([each.members for each in sets], dim=1).to(device) if sets else None  # (V, n)
+        self.needed = needed.to(device).expand(-1, num_beams, -1)  # (B, N, K): how many times each must still appear
+        # (B, N, K, A, P): whether a beam ends with the first tokens of a phrase, up to this one.
+        self.progress = torch.zeros_like(self.phrases, dtype=torch.bool).expand(-1, num_beams, -1, -1, -1)
+        # (B, N, n + 2): whether a beam's last token is in a set, in any, and in none.
+        self.last = torch.ones((len(words), num_beams, len(sets) + 2), dtype=torch.bool, device=device)
+        self._measure()
+
+    def _measure(self) -> None:
+        left = (self.phrases != _NOTHING).flip(-1).cumsum(-1).flip(-1) - 1  # places of a phrase behind each of its own
+        self.is_last = left == 0
+        self.is_set = self.phrases <= _FIRST_SET
+        # (B, 1, K): the places of the shortest alternative that may begin anywhere, if there is one.
+        bound = (self.before < self.last.shape[2] - 2) * MANY_WORDS
+        lengths = left[..., 0].masked_fill(left[..., 0] < 0, 2 * MANY_WORDS) + 1
+        self.shortest = (lengths + bound).amin(dim=-1) % MANY_WORDS
+        # How much nearer a beam is to all words by what it has of a phrase.
+        self.gains = (self.shortest[..., None, None] - left).clamp(min=0) * (left >= 0)
+
+    def _continue(self, progress: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        """Returns which places (B, n, K, A, P) may come next, given what beams have and their last tokens' sets."""
+        begins = last.gather(2, self.before.flatten(2).expand(-1, last.shape[1], -1)).unflatten(
+            2, self.before.shape[2:]
+        )
+        return torch.cat([begins[..., None], progress[..., :-1]], dim=4)
+
+    def propose(self, likeliest: torch.Tensor, log_probs: torch.Tensor) -> torch.Tensor:
+        """Returns tokens to look at (B, N, n): the likeliest ones (B, N), and those that begin or continue phrases.
+
+        Of each constraint's, these are the one that brings its end nearest, and the likeliest by `log_probs` (R, V).
+        """
+        is_next = self._continue(self.progress, self.last) & (self.needed > 0)[..., None, None]
+        tokens = torch.where(is_next & (self.phrases >= 0), self.phrases, likeliest[:, :, None, None, None])
+        for number, members in enumerate(() if self.members is None else self.members.T):
+            is_behind = is_next & (self.phrases == _FIRST_SET - number)
+            rows = is_behind.flatten(2).any(dim=2).flatten().nonzero()[:, 0]
+            if len(rows):
+                found = likeliest.flatten().clone()
+                found[rows] = log_probs[rows].masked_fill(~members, -torch.inf).argmax(dim=1)
+                tokens = torch.where(is_behind, found.view(*likeliest.shape, 1, 1, 1), tokens)
+        # With many alternatives, all of their tokens would take longer than the model.
+        values = log_probs.view(*likeliest.shape, -1).gather(2, tokens.flatten(2)).view(is_next.shape)
+        values = values.masked_fill(~is_next, -torch.inf)
+        values, nearest, tokens = (each.flatten(3) for each in (values, values + self.gains * _NEARER, tokens))
+        likely = values.topk(min(_LIKELY, values.shape[3]), dim=3)
+        chosen = torch.cat([likely.indices, nearest.argmax(dim=3, keepdim=True)], dim=3)
+        is_void = values.gather(3, chosen).isneginf()
+        tokens = tokens.gather(3, chosen).masked_fill(is_void, -1).flatten(2)
+        tokens = torch.where(tokens < 0, likeliest[:, :, None], tokens)
+        return torch.cat([tokens, likeliest[:, :, None]], dim=2)
+
+    def arrange(self, beams: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Remembers what candidates (B, C) have; returns the order (B, C) in which they may enter the beam."""
+        progress, last = self._match(beams, tokens)
+        is_met = (progress & self.is_last).flatten(3).any(dim=3)
+        is_whole = (progress & self.is_last & ~self.is_set).flatten(3).any(dim=3)
+        progress[..., 1:] &= ~is_met[..., None, None]
+        progress[..., 0] &= ~is_whole[..., None]
+        needed = (gather_beams(self.needed, beams) - is_met.long()).clamp(min=0)
+        gains = (progress * self.gains * (needed > 0)[..., None, None]).flatten(2).amax(dim=2)
+        lacking = (needed * self.shortest).sum(dim=2) - gains
+        order = scores.argsort(dim=1, descending=True, stable=True)
+        order = order.gather(1, lacking.gather(1, order).argsort(dim=1, stable=True))
+        banks = lacking.gather(1, order)
+        places = torch.arange(banks.shape[1], device=banks.device).expand_as(banks)
+        is_first = pad_sides(banks[:, 1:] != banks[:, :-1], (1, 0), value=True)
+        turns = places - (places * is_first).cummax(dim=1).values
+        turns = turns.masked_fill(scores.gather(1, order) <= IMPOSSIBLE / 2, banks.shape[1])
+        order = order.gather(1, turns.argsort(dim=1, stable=True))
+        self.candidates = tuple(gather_beams(values, order) for values in (needed, progress, last))
+        return order
+
+    def _match(self, beams: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns what candidates (B, C) have of phrases, (B, C, K, A, P), and their tokens' sets, (B, C, n + 2)."""
+        progress = self._continue(gather_beams(self.progress, beams), gather_beams(self.last, beams))
+        matches = self.phrases == tokens[:, :, None, None, None]
+        if self.members is None:
+            return progress & matches, gather_beams(self.last, beams)
+        last = pad_sides(pad_sides(self.members[tokens], (0, 1), value=True), (0, 1), value=False)
+        sets = torch.where(self.is_set, _FIRST_SET - self.phrases, last.shape[2] - 1).flatten(2)
+        matches |= last.gather(2, sets.expand(-1, tokens.shape[1], -1)).view_as(matches)
+        return progress & matches, last
+
+    def count_unmet(self) -> torch.Tensor:
+        """Returns how many words the candidates, as `arrange` has ordered them, lack, (B, C)."""
+        return self.candidates[0].sum(dim=2)
+
+    def choose(self, scores: torch.Tensor) -> torch.Tensor:
+        """Lets candidates, as `arrange` has ordered them, enter the beam; returns which, the best first, (B, N)."""
+        chosen = (scores <= IMPOSSIBLE / 2).long().argsort(dim=1, stable=True)[:, : self.needed.shape[1]]
+        chosen = chosen.gather(1, scores.gather(1, chosen).argsort(dim=1, descending=True, stable=True))
+        self.needed, self.progress, self.last = (gather_beams(values, chosen) for values in self.candidates)
+        return chosen
+
+    def keep_sentences(self, stay: torch.Tensor) -> None:
+        """Goes on with these sentences only."""
+        for name in ("phrases", "before", "needed", "progress", "last"):
+            setattr(self, name, getattr(self, name)[stay])
+        self._measure()
+
+
+def gather_beams(values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Picks beams or candidates (B, n) of each sentence from values (B, N, ...)."""
+    if values.ndim > 2:
+        indices = indices.view(*indices.shape, *(1,) * (values.ndim - 2)).expand(-1, -1, *values.shape[2:])
+    return values.gather(1, indices)

@@ -20,7 +20,7 @@ from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
 from .attention_vanilla_transformer import CrossAttention, SelfAttention, check_cache_implementation
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .decoding_vanilla_transformer import SourceSharingCache, match_rows
+from .decoding_vanilla_transformer import Phrase, SourceSharingCache, match_rows
 from .loss_vanilla_transformer import compute_logits_and_loss, shift_tokens_right, should_skip_logits
 from .modeling_vanilla_transformer import (
     VanillaTransformerDecoder,
@@ -69,7 +69,8 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
 
     - `force_words_ids`: token ids, one list for each word or phrase, `[[5], [7, 8]]`; a list of such lists has
       alternatives, one of which must appear, `[[[5], [6]], [[7, 8]]]`. They count for every sentence. What is given
-      twice must appear twice. The prompt does not count.
+      twice must appear twice. The prompt does not count. A `Phrase` in place of a list of token ids also says which
+      tokens may stand before and behind it.
     - `force_words_ids_per_sentence`: one such list, or an empty one, for each source sentence, besides the above.
 
     If no translation within the length limit has them all, the best of those with the fewest missing is returned.
@@ -421,10 +422,12 @@ def _remove_trainers_limit(config: GenerationConfig) -> None:
         config.max_length = None
 
 
-def _read_words(name: str, words: Any, vocab_size: int, ends: list[int]) -> list[list[list[int]]]:
-    """Returns constraints, each as a list of alternatives, in token ids."""
+def _read_words(name: str, words: Any, vocab_size: int, ends: list[int]) -> list[list[Phrase]]:
+    """Returns constraints, each as a list of alternatives."""
 
-    def read_phrase(phrase: Any, place: str) -> list[int]:
+    def read_phrase(phrase: Any, place: str) -> Phrase:
+        if isinstance(phrase, Phrase):
+            return phrase._replace(tokens=read_phrase(list(phrase.tokens), place).tokens)
         if not isinstance(phrase, list | tuple) or not phrase:
             raise ValueError(f"{place} must be a list of token ids that is not empty; it is {phrase!r}.")
         for token in phrase:
@@ -433,7 +436,7 @@ def _read_words(name: str, words: Any, vocab_size: int, ends: list[int]) -> list
                     f"{place} has {token!r}; it must have token ids: integers from 0 to {vocab_size - 1}, but not the "
                     f"end-of-sentence token {' or '.join(map(str, ends))}."
                 )
-        return list(phrase)
+        return Phrase(tuple(phrase))
 
     if words is None:
         return []
@@ -442,8 +445,8 @@ def _read_words(name: str, words: Any, vocab_size: int, ends: list[int]) -> list
     constraints = []
     for number, word in enumerate(words):
         place = f"{name}[{number}]"
-        has_alternatives = isinstance(word, list | tuple) and word and isinstance(word[0], list | tuple)
-        phrases = word if has_alternatives else [word]
+        is_list = isinstance(word, list | tuple) and not isinstance(word, Phrase)
+        phrases = word if is_list and word and isinstance(word[0], list | tuple) else [word]
         constraints.append([read_phrase(each, place) for each in phrases])
     return constraints
 

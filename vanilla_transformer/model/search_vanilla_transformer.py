@@ -5,10 +5,9 @@ is the work: the source side exists once per sentence, no beam's history is copi
 the best tokens are looked for within each beam, and a sentence whose translations can no longer change leaves.
 
 Shapes: B  sentences still in the batch, N  beams, R = B * N  rows, V  target vocabulary, C  candidates per sentence and
-step, M  longest output, K  constraints of a sentence, A  alternatives of one, P  tokens of the longest alternative.
+step, M  longest output.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -22,11 +21,9 @@ from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 
-from .decoding_vanilla_transformer import ReorderingDecoder
+from .decoding_vanilla_transformer import IMPOSSIBLE, MANY_WORDS, ForcedWords, ReorderingDecoder, Words, gather_beams
 from .static_decoding_vanilla_transformer import SharingDecoder
 
-_IMPOSSIBLE = -1.0e9  # the library's score for what must not be chosen
-_MANY_WORDS = 1_000_000  # more than a sentence lacks
 _MANY_VALUES, _PART = 100_000, 64
 _WORTH_LEAVING = 1 / 8  # share of the sentences that must be finished before the rest is copied without them
 
@@ -233,95 +230,6 @@ def find_largest(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
     return largest.values, indices.gather(1, largest.indices)
 
 
-def _gather(values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Picks hypotheses (B, n) of each sentence from values (B, N, ...)."""
-    if values.ndim > 2:
-        indices = indices.view(*indices.shape, *(1,) * (values.ndim - 2)).expand(-1, -1, *values.shape[2:])
-    return values.gather(1, indices)
-
-
-# Words that must appear
-
-Words = Sequence[Sequence[Sequence[int]]]  # constraints of a sentence: alternatives of each: their tokens
-
-
-class ForcedWords:
-    """What beams have of the words that must appear: dynamic beam allocation (Post & Vilar, 2018), vectorised.
-
-    Each step also looks at the tokens that begin or continue a phrase. Candidates are divided into banks by the number
-    of tokens that they lack, and take turns in the beam: the best of each bank, the second best of each, and so on (Hu
-    et al., 2019). Each phrase is looked for by itself (the Shift-And algorithm), so that different ones may overlap.
-    """
-
-    def __init__(self, words: Sequence[Words], num_beams: int, device: torch.device) -> None:
-        """Takes the constraints of B sentences; one that is given twice must appear twice, without overlap."""
-        counts = [Counter(frozenset(map(tuple, phrases)) for phrases in sentence) for sentence in words]
-        phrases = [phrase for sentence in counts for constraint in sentence for phrase in constraint]
-        sizes = (max(map(len, counts)), max(len(constraint) for sentence in counts for constraint in sentence))
-        self.phrases = torch.full((len(words), 1, *sizes, max(map(len, phrases))), -1)  # (B, 1, K, A, P)
-        needed = torch.zeros((len(words), 1, sizes[0]), dtype=torch.long)
-        for row, sentence in enumerate(counts):
-            for column, (constraint, count) in enumerate(sentence.items()):
-                needed[row, 0, column] = count
-                for place, phrase in enumerate(sorted(constraint)):
-                    self.phrases[row, 0, column, place, : len(phrase)] = torch.tensor(phrase)
-        self.phrases = self.phrases.to(device)
-        self.needed = needed.to(device).expand(-1, num_beams, -1)  # (B, N, K): how many times each must still appear
-        # (B, N, K, A, P): whether a beam ends with the first tokens of a phrase, up to this one.
-        self.progress = torch.zeros_like(self.phrases, dtype=torch.bool).expand(-1, num_beams, -1, -1, -1)
-        self._measure()
-
-    def _measure(self) -> None:
-        left = (self.phrases >= 0).flip(-1).cumsum(-1).flip(-1) - 1  # tokens of a phrase behind each of its tokens
-        self.is_last = left == 0
-        self.shortest = left[..., 0].masked_fill(left[..., 0] < 0, _MANY_WORDS).amin(dim=-1) + 1  # (B, 1, K)
-        # How much nearer a beam is to all words by what it has of a phrase.
-        self.gains = (self.shortest[..., None, None] - left).clamp(min=0) * (left >= 0)
-
-    def propose(self, likeliest: torch.Tensor) -> torch.Tensor:
-        """Returns tokens to look at (B, N, n): those that begin or continue phrases, and the likeliest ones (B, N)."""
-        is_next = pad_sides(self.progress[..., :-1], (1, 0), value=True) & (self.needed > 0)[..., None, None]
-        likeliest = likeliest[:, :, None, None, None]
-        tokens = torch.where(is_next & (self.phrases >= 0), self.phrases, likeliest)
-        return torch.cat([tokens.flatten(2), likeliest[..., 0, 0]], dim=2)
-
-    def arrange(self, beams: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Remembers what candidates (B, C) have; returns the order (B, C) in which they may enter the beam."""
-        progress = pad_sides(_gather(self.progress, beams)[..., :-1], (1, 0), value=True)
-        progress &= self.phrases == tokens[:, :, None, None, None]
-        is_met = (progress & self.is_last).flatten(3).any(dim=3)
-        progress &= ~is_met[..., None, None]
-        needed = (_gather(self.needed, beams) - is_met.long()).clamp(min=0)
-        gains = (progress * self.gains * (needed > 0)[..., None, None]).flatten(2).amax(dim=2)
-        lacking = (needed * self.shortest).sum(dim=2) - gains
-        order = scores.argsort(dim=1, descending=True, stable=True)
-        order = order.gather(1, lacking.gather(1, order).argsort(dim=1, stable=True))
-        banks = lacking.gather(1, order)
-        places = torch.arange(banks.shape[1], device=banks.device).expand_as(banks)
-        is_first = pad_sides(banks[:, 1:] != banks[:, :-1], (1, 0), value=True)
-        turns = places - (places * is_first).cummax(dim=1).values
-        turns = turns.masked_fill(scores.gather(1, order) <= _IMPOSSIBLE / 2, banks.shape[1])
-        order = order.gather(1, turns.argsort(dim=1, stable=True))
-        self.candidates = (_gather(needed, order), _gather(progress, order))
-        return order
-
-    def count_unmet(self) -> torch.Tensor:
-        """Returns how many words the candidates, as `arrange` has ordered them, lack, (B, C)."""
-        return self.candidates[0].sum(dim=2)
-
-    def choose(self, scores: torch.Tensor) -> torch.Tensor:
-        """Lets candidates, as `arrange` has ordered them, enter the beam; returns which, the best first, (B, N)."""
-        chosen = (scores <= _IMPOSSIBLE / 2).long().argsort(dim=1, stable=True)[:, : self.needed.shape[1]]
-        chosen = chosen.gather(1, scores.gather(1, chosen).argsort(dim=1, descending=True, stable=True))
-        self.needed, self.progress = (_gather(values, chosen) for values in self.candidates)
-        return chosen
-
-    def keep_sentences(self, stay: torch.Tensor) -> None:
-        """Goes on with these sentences only."""
-        self.phrases, self.needed, self.progress = self.phrases[stay], self.needed[stay], self.progress[stay]
-        self._measure()
-
-
 @dataclass
 class Hypotheses:
     """N translations for each of B sentences, begun or ended."""
@@ -385,7 +293,8 @@ class BeamSearch:
         self.logits_processor = logits_processor
         self.recorded = _find_what_to_record(generation_config)
         # What is recorded of a step has every row.
-        sharing = None if self.recorded else model.make_decoder(model_kwargs, generation_config)
+        make_decoder = None if self.recorded else getattr(model, "make_decoder", None)  # other models have none
+        sharing = make_decoder and make_decoder(model_kwargs, generation_config)
         self.decoder = sharing or ReorderingDecoder(model, model_kwargs, generation_config)
         self.sentences_may_leave = (
             sharing is not None
@@ -411,9 +320,9 @@ class BeamSearch:
         if self.config.return_dict_in_generate:
             shape = (*places, self.config.max_length - self.length)
             origins = torch.full(shape, -1, dtype=torch.int32, device=self.device)
-        scores = torch.full(places, _IMPOSSIBLE, device=self.device)
+        scores = torch.full(places, IMPOSSIBLE, device=self.device)
         lengths = tokens.new_zeros(places)
-        unmet = None if self.words is None else torch.full_like(lengths, _MANY_WORDS)
+        unmet = None if self.words is None else torch.full_like(lengths, MANY_WORDS)
         self.open = Hypotheses(tokens, scores, lengths, origins, unmet)
         self.ended, self.results = self.open.apply(torch.clone), self.open.apply(torch.clone)
         self.any_ended = False
@@ -461,7 +370,7 @@ class BeamSearch:
             self._add_ended(candidates, may_end[:, best])
             self.is_done |= all_end
         # Ended candidates are not continued, except if a criterion ends all.
-        scores = scores + ends * _IMPOSSIBLE
+        scores = scores + ends * IMPOSSIBLE
         chosen = scores.topk(self.num_beams).indices if self.words is None else self.words.choose(scores)
         beams = beams.gather(1, chosen)
         self.open = self._continue(beams, tokens.gather(1, chosen), scores.gather(1, chosen))
@@ -507,7 +416,7 @@ class BeamSearch:
         """Returns candidates in the order of their turns, given beam * V + token (B, C) and likeliest tokens (B, N)."""
         words, vocab_size = cast(ForcedWords, self.words), log_probs.shape[1]
         first = torch.arange(0, self.num_beams * vocab_size, vocab_size, device=self.device)[:, None]
-        indices = torch.cat([found, (words.propose(likeliest) + first).flatten(1)], dim=1).sort(dim=1).values
+        indices = torch.cat([found, (words.propose(likeliest, log_probs) + first).flatten(1)], dim=1).sort(dim=1).values
         beams, tokens = indices // vocab_size, indices % vocab_size
         scores = log_probs.view(len(found), -1).gather(1, indices) + self.open.scores.gather(1, beams)
         scores = scores.masked_fill(pad_sides(indices[:, 1:] == indices[:, :-1], (1, 0)), -torch.inf)  # the repeated
@@ -516,12 +425,12 @@ class BeamSearch:
 
     def _continue(self, beams: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor) -> Hypotheses:
         """Returns open beams (B, n) with one more token each, already counted in `length`."""
-        sequences = _gather(self.open.tokens, beams)
+        sequences = gather_beams(self.open.tokens, beams)
         sequences[:, :, self.length - 1] = tokens
         num_tokens = self.length - self.prompt_length
         origins = None
         if self.open.beam_indices is not None:
-            origins = _gather(self.open.beam_indices, beams)
+            origins = gather_beams(self.open.beam_indices, beams)
             origins[:, :, num_tokens - 1] = (beams + self.sentences[:, None] * self.num_beams).int()
         return Hypotheses(sequences, scores, torch.full_like(beams, num_tokens), origins)
 
@@ -530,15 +439,15 @@ class BeamSearch:
         scores = candidates.scores / self.penalize(self.length - self.prompt_length, self.config.length_penalty)
         is_void = ~ends | self.is_done[:, None]
         if candidates.unmet is not None:
-            is_worse = is_void | (candidates.scores <= _IMPOSSIBLE / 2)
-            candidates.unmet = candidates.unmet.masked_fill(is_worse, _MANY_WORDS)
-        candidates.scores = scores + is_void * _IMPOSSIBLE
+            is_worse = is_void | (candidates.scores <= IMPOSSIBLE / 2)
+            candidates.unmet = candidates.unmet.masked_fill(is_worse, MANY_WORDS)
+        candidates.scores = scores + is_void * IMPOSSIBLE
         candidates.lengths *= ends
         both = self.ended.apply(lambda *tensors: torch.cat(tensors, dim=1), candidates)
         chosen = both.scores.topk(self.num_beams if both.unmet is None else both.scores.shape[1]).indices
         if both.unmet is not None:
             chosen = chosen.gather(1, both.unmet.gather(1, chosen).argsort(dim=1, stable=True))[:, : self.num_beams]
-        self.ended = both.apply(lambda tensor: _gather(tensor, chosen))
+        self.ended = both.apply(lambda tensor: gather_beams(tensor, chosen))
         self.any_ended = True
 
     def _end_stuck(self, scores: torch.Tensor) -> None:
