@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 HOST = "127.0.0.1"
 
@@ -33,7 +33,7 @@ class ServerProcess:
         root = Path(__file__).resolve().parents[2]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root)
         self.log: list[str] = []
-        self._output: Any = self.process.stdout
+        self._output = cast(IO[str], self.process.stdout)
         # Read all the while, or the server would wait once the pipe is full.
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
