@@ -11,7 +11,7 @@ from remote_process import RemotePython
 from tiny_vanilla import TWO_VOCABULARIES, assert_close, logits_of, make_model, make_sentences, pad
 
 from vanilla_transformer.conversion.errors import ConversionError
-from vanilla_transformer.export.graphs import DecoderGraph, copy_for_tracing, export_program
+from vanilla_transformer.export.graphs import ComputedSinusoids, DecoderGraph, copy_for_tracing, export_program
 from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
 
 # The position tables have 24 rows.
@@ -85,6 +85,15 @@ def test_the_decoder_goes_on_from_any_cache(positions: str) -> None:
             for side in sides:
                 sides[side] = {kind: outputs[f"present.{number}.{side}.{kind}"] for kind in ("key", "value")}
     assert_close(torch.cat(logits, dim=1), logits_of(model, **inputs, decoder_input_ids=targets))
+
+
+@pytest.mark.parametrize("kind", SINUSOIDS)
+def test_sinusoids_in_float32_are_right_far_behind_every_table(kind: str) -> None:
+    positions: Any = make_model(position_embedding_type=kind, position_offset=2).model.encoder.embed_positions
+    indices = torch.arange(0, 2**16 - 2, 13)[None]
+    torch.testing.assert_close(
+        ComputedSinusoids(positions)(indices, 1), positions.encode(indices + 2).float(), atol=4e-6, rtol=0
+    )
 
 
 def test_the_copy_is_in_float32_and_the_model_stays_as_it_is() -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from chromium import Browser, open_chromium
 from letters import TEXTS, TOKENIZER, make_letters_model, train_on_letters
-from node_packages import translate_in_node
+from node_packages import find_node_modules, translate_in_node
+from page_server import serve
 from tiny_vanilla import TWO_VOCABULARIES, make_model
 from tokenizers import Tokenizer
 from transformers import AutoConfig
@@ -138,6 +140,40 @@ def test_its_pipeline_translates_as_pytorch_does(export: tuple[Any, Path], dtype
         answer = translate_in_node(folder, words, dtype=dtype, batch_size=batch_size, settings=settings)
         assert answer["ids"] == TOKENIZER(words)["input_ids"]
         assert answer["translations"] == expected
+
+
+# As its documentation has it for a page that brings its own files.
+PAGE = """<!doctype html><meta charset="utf-8"><body><script type="module">
+import { env, pipeline } from "/packages/@huggingface/transformers/dist/transformers.min.js";
+env.allowRemoteModels = false;
+env.allowLocalModels = true;
+env.localModelPath = "/models/";
+env.backends.onnx.wasm.wasmPaths = "/packages/onnxruntime-web/dist/";
+const { words, dtypes } = %s;
+try {
+  for (const dtype of dtypes) {
+    const translator = await pipeline("translation", "letters", { dtype, device: "wasm" });
+    const outputs = await translator(words, { max_new_tokens: 8 });
+    const line = document.createElement("p");
+    line.textContent = outputs.map((output) => output.translation_text).join(" ");
+    document.body.append(line);
+  }
+} catch (error) {
+  document.body.append(String(error));
+}
+document.body.id = "done";
+</script>"""
+
+
+def test_its_pipeline_translates_in_a_browser(export: tuple[Any, Path], tmp_path: Path) -> None:
+    packages = find_node_modules("@huggingface/transformers")
+    (tmp_path / "index.html").write_text(PAGE % json.dumps({"words": WORDS, "dtypes": ["fp32", "q8"]}))
+    folders = {"/": tmp_path, "/packages/": packages, "/models/letters/": export[1]}
+    with open_chromium(tmp_path / "profile") as driver, serve(folders) as server:
+        driver.get(f"{server.url}/")
+        page = Browser(driver)
+        page.find("#done")
+        assert page.find("body").text.splitlines() == [" ".join(word[::-1] for word in WORDS)] * 2
 
 
 SETTINGS: list[dict[str, Any]] = [

@@ -44,8 +44,8 @@ def test_a_repository_serves_python_and_javascript(
         assert "model.safetensors" in files["main"]
         assert not {name for name in files["main"] if name.startswith("onnx")}
         assert files[BRANCH] == {*FILES, "README.md", ".gitattributes"}
-        javascript = Path(snapshot_download("alice/both", revision=BRANCH))
-        python = snapshot_download("alice/both")
+        javascript = Path(snapshot_download("alice/both", revision=BRANCH, local_dir=tmp_path / "javascript"))
+        python = snapshot_download("alice/both", local_dir=tmp_path / "python")
     assert {name: (javascript / name).read_bytes() for name in FILES} == {
         name: (exported / name).read_bytes() for name in FILES
     }

@@ -118,8 +118,37 @@ class UncheckedPositions(nn.Embedding):
         return super().forward(token_indices + self.offset)
 
 
+class ComputedSinusoids(nn.Module):
+    """Sinusoids of any position, in float32 alone: browsers have no float64, and a table would end.
+
+    Angles are counted in turns, of which whole ones do not matter. Frequencies are sums of three parts. The first two
+    have so few bits that their products with positions below 65,536 are exact.
+    """
+
+    def __init__(self, positions: SinusoidalPositions) -> None:
+        super().__init__()
+        self.offset = positions.offset
+        at_zero, at_one = positions.encode(torch.tensor([0, 1]))
+        is_cosine = at_zero > 0.5
+        turns = torch.empty_like(at_one)
+        # In all arrangements the sines have the order of the cosines.
+        turns[is_cosine] = turns[~is_cosine] = torch.atan2(at_one[~is_cosine], at_one[is_cosine]) / (2 * torch.pi)
+        first = (turns * 2**8).round() / 2**8
+        second = ((turns - first) * 2**16).round() / 2**16
+        parts = torch.stack([first, second, turns - first - second, 0.25 * is_cosine])
+        self.register_buffer("parts", parts.float(), persistent=False)
+        self.parts: torch.Tensor
+
+    def forward(self, token_indices: torch.Tensor, upper_bound: int) -> torch.Tensor:
+        """Maps indices of tokens (B or 1, L) to (B or 1, L, D)."""
+        first, second, third, quarter = self.parts
+        positions = (token_indices + self.offset).float()[..., None]
+        turns = [positions * first, positions * second, positions * third + quarter]
+        return (2 * torch.pi * sum(turn - turn.floor() for turn in turns)).sin()
+
+
 def copy_for_tracing(model: VanillaTransformerForConditionalGeneration) -> VanillaTransformerForConditionalGeneration:
-    """Copies a model to the CPU, in float32 and evaluation mode; sinusoids are computed, since a table would end."""
+    """Copies a model to the CPU, in float32 and evaluation mode, with positions that can be traced."""
     reasons = []
     if not isinstance(model, VanillaTransformerForConditionalGeneration):
         kind = VanillaTransformerForConditionalGeneration.__name__
@@ -132,10 +161,9 @@ def copy_for_tracing(model: VanillaTransformerForConditionalGeneration) -> Vanil
     copied = copy.deepcopy(model).to(device="cpu", dtype=torch.float32).eval()  # type: ignore[call-arg]
     copied.set_attn_implementation("sdpa")
     for stack in (copied.model.encoder, copied.model.decoder):
-        if isinstance(stack.embed_positions, SinusoidalPositions):
-            stack.embed_positions.weight = stack.embed_positions.weight[:0].clone()
-        else:
-            stack.embed_positions = UncheckedPositions(stack.embed_positions)
+        positions = stack.embed_positions
+        is_sinusoidal = isinstance(positions, SinusoidalPositions)
+        stack.embed_positions = ComputedSinusoids(positions) if is_sinusoidal else UncheckedPositions(positions)
     return copied
 
 
