@@ -13,7 +13,6 @@ The errors are percentages: WER of words that are not right in full, PER of soun
 
 import argparse
 import json
-import random
 import shlex
 import statistics
 import subprocess
@@ -54,7 +53,6 @@ def write_data(data: Path, folder: Path) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     for part in ("train", "dev"):
         lines = [line for language in languages for line in read_pairs(data / f"{language}_{part}.tsv", language)]
-        random.Random(1).shuffle(lines)
         (folder / f"{part}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     for language in languages:
         lines = read_pairs(data / f"{language}_test.tsv", language)
