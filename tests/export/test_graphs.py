@@ -91,9 +91,7 @@ def test_the_decoder_goes_on_from_any_cache(positions: str) -> None:
 def test_sinusoids_in_float32_are_right_far_behind_every_table(kind: str) -> None:
     positions: Any = make_model(position_embedding_type=kind, position_offset=2).model.encoder.embed_positions
     indices = torch.arange(0, 2**16 - 2, 13)[None]
-    torch.testing.assert_close(
-        ComputedSinusoids(positions)(indices, 1), positions.encode(indices + 2).float(), atol=4e-6, rtol=0
-    )
+    assert_close(ComputedSinusoids(positions)(indices, 1), positions.encode(indices + 2).float(), tolerance=1e-6)
 
 
 def test_the_copy_is_in_float32_and_the_model_stays_as_it_is() -> None:

@@ -135,7 +135,7 @@ class ComputedSinusoids(nn.Module):
         turns[is_cosine] = turns[~is_cosine] = torch.atan2(at_one[~is_cosine], at_one[is_cosine]) / (2 * torch.pi)
         first = (turns * 2**8).round() / 2**8
         second = ((turns - first) * 2**16).round() / 2**16
-        parts = torch.stack([first, second, turns - first - second, 0.25 * is_cosine])
+        parts = torch.stack([first, second, turns - first - second, is_cosine / 4])
         self.register_buffer("parts", parts.float(), persistent=False)
         self.parts: torch.Tensor
 
@@ -143,8 +143,13 @@ class ComputedSinusoids(nn.Module):
         """Maps indices of tokens (B or 1, L) to (B or 1, L, D)."""
         first, second, third, quarter = self.parts
         positions = (token_indices + self.offset).float()[..., None]
-        turns = [positions * first, positions * second, positions * third + quarter]
-        return (2 * torch.pi * sum(turn - turn.floor() for turn in turns)).sin()
+        exact = _center(_center(positions * first) + _center(positions * second) + quarter)
+        return (2 * torch.pi * (exact + positions * third)).sin()
+
+
+def _center(turns: torch.Tensor) -> torch.Tensor:
+    """Leaves the whole turns out: from -1/2 to 1/2."""
+    return turns - (turns + 0.5).floor()
 
 
 def copy_for_tracing(model: VanillaTransformerForConditionalGeneration) -> VanillaTransformerForConditionalGeneration:
