@@ -9,13 +9,12 @@ precision the share of the model's that are among them. Such links are mostly ri
 target word, so that precision is low; neither stands in for links drawn by people.
 """
 
-import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
+from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser, make_main
 from vanilla_transformer.data.corpora import read_lines
 from vanilla_transformer.inference.arguments import InferenceArguments
 from vanilla_transformer.visualization import align_lines, collect_attention, split_words
@@ -111,15 +110,7 @@ def make_parser() -> OptionParser:
     return make_argument_parser(CheckArguments, __doc__)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Parses the arguments (`argv`, else the command line's), and checks."""
-    parser = make_parser()
-    logging.basicConfig(format="%(levelname)s: %(message)s")
-    try:
-        (arguments,) = parser.parse_args_into_dataclasses(args=argv)
-        check(arguments)
-    except (ImportError, OSError, ValueError) as error:
-        parser.error(str(error))
+main = make_main(make_parser, check)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ Appeared is the share of the terms that are whole words of the translation; time
 --rounds, in which the three take turns. Where a file is not there, nothing is measured, and the script says so.
 """
 
-import logging
 import random
 import re
 import statistics
@@ -27,7 +26,7 @@ from pathlib import Path
 
 from check_alignments import link, read_pairs
 
-from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
+from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser, make_main
 from vanilla_transformer.inference.arguments import InferenceArguments
 from vanilla_transformer.inference.glossary import Glossary, cut
 from vanilla_transformer.options import option
@@ -170,15 +169,7 @@ def make_parser() -> OptionParser:
     return make_argument_parser(CheckArguments, __doc__)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Parses the arguments (`argv`, else the command line's), and checks."""
-    parser = make_parser()
-    logging.basicConfig(format="%(levelname)s: %(message)s")
-    try:
-        (arguments,) = parser.parse_args_into_dataclasses(args=argv)
-        check(arguments)
-    except (ImportError, OSError, ValueError) as error:
-        parser.error(str(error))
+main = make_main(make_parser, check)
 
 
 if __name__ == "__main__":
