@@ -2,13 +2,14 @@ r"""From letters to sounds in 15 languages with one model: task 1 of SIGMORPHON 
 
     python scripts/recipes/g2p.py --data data/g2p --output_dir out/g2p --seeds 1 2 3 4 5
 
-DATA holds fre_train.tsv, fre_dev.tsv, fre_test.tsv and so on: a word, a tab, its sounds. A source is the language and
-the letters, `<fre> a b a n d o n n e r`; letters are cut into what Unicode composes them of, above all Korean ones
-(NFD). One model a seed is trained by g2p.yaml beside this file and scored on each language's test set; then all seeds
-write one answer together. The commands are printed as they run. What is finished is not done again.
+DATA holds the task's fre_train.tsv, fre_dev.tsv, fre_test.tsv and so on (github.com/sigmorphon/2020): a word, a tab,
+its sounds. A source is the language and the letters, `<fre> a b a n d o n n e r`; letters are cut into what Unicode
+composes them of, above all Korean ones (NFD). One model a seed is trained by g2p.yaml beside this file and scored on
+each language's test set; then all seeds write one answer together. The commands are printed as they run. What is
+finished is not done again.
 
 The errors are percentages: WER of words that are not right in full, PER of sounds. Published averages of the 15 WERs:
-17.5 of the task's Transformers, one a language, 13.8 of the best system, an ensemble (Gorman et al., 2020, table 2).
+17.5 of the task's Transformers, one a language, 13.8 of the best system, an ensemble (Gorman et al., 2020).
 """
 
 import argparse

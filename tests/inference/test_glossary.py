@@ -141,6 +141,7 @@ def test_a_file_has_a_term_a_line(tmp_path: Path) -> None:
     ("terms", "options", "message"),
     [
         ({" ": "a"}, {}, "term ' ' must be a text with at least one word"),
+        ("terms.tsv", {}, r"The glossary is 'terms.tsv'; it must be a mapping .* Glossary.from_file reads one from"),
         ({3: "a"}, {}, "term 3 must be a text"),
         ({"a": ""}, {}, "translates 'a' by ''; it must be a text, or a list of texts"),
         ({"a": []}, {}, r"translates 'a' by \[\]"),

@@ -84,7 +84,7 @@ class Glossary:
         language: The source's, for stems: a code such as `"en"`, or a name of snowballstemmer's such as `"english"`.
 
     Raises:
-        ValueError: If a term or translation has no words, or an option is unknown.
+        ValueError: If it is no mapping, a term or translation has no words, or an option is unknown.
 
     Example:
         ```python
@@ -103,6 +103,11 @@ class Glossary:
     ) -> None:
         if match not in get_args(Match):
             raise ValueError(f"match is {match!r}; it must be one of {', '.join(get_args(Match))}.")
+        if not isinstance(terms, Mapping):
+            raise ValueError(
+                f"The glossary is {terms!r}; it must be a mapping of terms to translations. "
+                "Glossary.from_file reads one from a file."
+            )
         self.match, self.case_sensitive, self.language = match, case_sensitive, language
         self._stem = _find_stemmer(language) if match == "stems" else None
         merged: dict[tuple[str, ...], dict[str, None]] = {}  # alternatives in their order
