@@ -34,8 +34,8 @@ _FRAGMENTS = (
 )
 
 
-def rewrite_for_javascript(tokenizer: PreTrainedTokenizerBase | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns what `tokenizer.json` and `tokenizer_config.json` hold for transformers.js.
+def rewrite_for_javascript(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, dict[str, Any]]:
+    """Returns what `tokenizer.json` and `tokenizer_config.json` hold for transformers.js, by these names.
 
     That the ids are the same is tried here, with the library of Python, on texts of all kinds.
 
@@ -51,7 +51,7 @@ def rewrite_for_javascript(tokenizer: PreTrainedTokenizerBase | None) -> tuple[d
     named = {name: str(token) for name, token in original.special_tokens_map.items() if isinstance(token, str)}
     # JavaScript cuts a text that is too long behind its end symbol's place, so no length is told.
     settings = {"tokenizer_class": "PreTrainedTokenizer", "clean_up_tokenization_spaces": False, **named}
-    return rewritten, settings
+    return {"tokenizer.json": rewritten, "tokenizer_config.json": settings}
 
 
 def find_differing_texts(

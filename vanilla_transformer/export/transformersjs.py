@@ -108,7 +108,7 @@ def export_transformersjs(
     """
     copied, tokenizer = prepare_export(model, folder, tokenizer=tokenizer, opset=opset)
     refuse("transformers.js cannot run this model", find_reasons(copied))
-    contents = dict(zip(("tokenizer.json", "tokenizer_config.json"), rewrite_for_javascript(tokenizer), strict=True))
+    contents = rewrite_for_javascript(tokenizer)
     config = _make_config(copied) | {DIGEST_FIELD: digest_tensors(copied.state_dict().values())}
     contents |= {"config.json": config, "generation_config.json": _make_generation_config(copied)}
     with new_folder(folder) as partial:

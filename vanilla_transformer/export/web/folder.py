@@ -96,7 +96,7 @@ def export_web(
     runtime = find_runtime(node_modules)
     copied, tokenizer = prepare_export(model, folder, tokenizer=tokenizer, opset=opset)
     refuse("A page cannot run this model", find_reasons(copied, _KNOWN))
-    contents = dict(zip(("tokenizer.json", "tokenizer_config.json"), rewrite_for_javascript(tokenizer), strict=True))
+    contents = rewrite_for_javascript(tokenizer)
     settings = make_settings(copied, tokenizer) | {"examples": list(examples)}
     with new_folder(folder) as partial:
         _write_model(copied, partial / _MODEL, contents, opset=opset, quantization=quantization)
