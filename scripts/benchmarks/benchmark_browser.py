@@ -10,7 +10,6 @@ Without --test_file the lines are those of the built-in corpus. Chromium and its
 chromium, chromium-driver), and selenium. Limit the cores with `taskset -c 0,1`.
 """
 
-import json
 import shutil
 import statistics
 import tempfile
@@ -18,14 +17,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from benchmark_tools import check_at_least_one, describe_run
+from benchmark_tools import check_at_least_one, write_report
 
 from vanilla_transformer.commands.command_line import make_argument_parser
 from vanilla_transformer.data.corpora import open_text
@@ -231,10 +230,7 @@ def main(argv: list[str] | None = None) -> None:
             f"sentence of {found['words_of_a_sentence']:.1f} words (slowest {found['slowest_sentence']:.1f})",
             flush=True,
         )
-    if arguments.output_file is not None:
-        run_of = describe_run("benchmark_browser.py", argv, DISTRIBUTIONS)
-        report = {**run_of, "arguments": asdict(arguments), "results": results}
-        Path(arguments.output_file).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_report(arguments.output_file, "benchmark_browser.py", argv, DISTRIBUTIONS, arguments, results)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,6 @@ a minute or so for each setting; the part `sentences`, with its batches of many 
 --output_file gets everything as JSON; the tables that are printed go beside it, as Markdown (.md).
 """
 
-import json
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
@@ -53,7 +52,7 @@ from benchmark_models import (
     make_ours,
     set_search,
 )
-from benchmark_tools import Clock, PeakMemory, check_at_least_one, check_device, describe_run, start_process
+from benchmark_tools import Clock, PeakMemory, check_at_least_one, check_device, start_process, write_report
 from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -495,7 +494,6 @@ def main(argv: list[str] | None = None) -> None:
         (arguments,) = parser.parse_args_into_dataclasses(args=argv)
     except ValueError as error:
         parser.error(str(error))
-    report = {**describe_run("benchmark_generation.py", argv, DISTRIBUTIONS), "arguments": asdict(arguments)}
     results: dict[str, Results] = {}
     tables = []
     for name in dict.fromkeys(arguments.part):
@@ -505,9 +503,8 @@ def main(argv: list[str] | None = None) -> None:
         print(f"\n{tables[-1]}\n", flush=True)
         if arguments.output_file is not None:
             # After each part, so that a long run that is interrupted leaves what it found.
-            path = Path(arguments.output_file)
-            path.write_text(json.dumps({**report, "results": results}, indent=2) + "\n", encoding="utf-8")
-            path.with_suffix(".md").write_text("\n\n".join(tables) + "\n", encoding="utf-8")
+            write_report(arguments.output_file, "benchmark_generation.py", argv, DISTRIBUTIONS, arguments, results)
+            Path(arguments.output_file).with_suffix(".md").write_text("\n\n".join(tables) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,17 +15,15 @@ The clients run on the same machine, so they take a part of the processor, which
 """
 
 import asyncio
-import json
 import random
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection as Pipe
-from pathlib import Path
 from typing import Any
 
-from benchmark_tools import check_at_least_one, describe_run, start_process
+from benchmark_tools import check_at_least_one, start_process, write_report
 from server_tools import Answer, Connection, ServerProcess, ask_all, make_request
 
 from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
@@ -253,10 +251,7 @@ def main(argv: list[str] | None = None) -> None:
     results = measure(arguments, sentences)
     print(f"\n{arguments.clients} clients, {arguments.num_beams} beams, {arguments.engine}\n")
     print(make_table(results))
-    if arguments.output_file is not None:
-        run = describe_run("benchmark_server.py", argv, DISTRIBUTIONS)
-        report = {"arguments": asdict(arguments), "results": results, **run}
-        Path(arguments.output_file).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    write_report(arguments.output_file, "benchmark_server.py", argv, DISTRIBUTIONS, arguments, results)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """What the benchmark scripts share: checks, processes, peak memory, the clock, and what repeating a run takes."""
 
+import json
 import multiprocessing
 import platform
 import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -123,7 +125,7 @@ def describe_run(script: str, argv: list[str] | None, distributions: Sequence[st
         except PackageNotFoundError:
             return None
 
-    words = [f"scripts/{script}", *(sys.argv[1:] if argv is None else argv)]
+    words = [f"scripts/benchmarks/{script}", *(sys.argv[1:] if argv is None else argv)]
     return {
         "command": shlex.join(["python", *words]),
         "versions": {"python": platform.python_version(), **{name: find_version(name) for name in distributions}},
@@ -132,6 +134,15 @@ def describe_run(script: str, argv: list[str] | None, distributions: Sequence[st
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "threads": torch.get_num_threads(),
     }
+
+
+def write_report(
+    file: str | None, script: str, argv: list[str] | None, distributions: Sequence[str], arguments: Any, results: Any
+) -> None:
+    """Writes results (JSON's kinds of values) and how to repeat them; no file, no report."""
+    if file is not None:
+        report = {**describe_run(script, argv, distributions), "arguments": asdict(arguments), "results": results}
+        Path(file).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 def describe_processor() -> str:

@@ -23,20 +23,18 @@ the same size under `Seq2SeqTrainer` with its default batches, drawn at random, 
 average; the other sides show what batches, loss and model contribute. They take turns in one process.
 """
 
-import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
 from benchmark_models import MODELS, PAD, Size, make_targets
-from benchmark_tools import Clock, PeakMemory, check_at_least_one, check_device, describe_run, start_process
+from benchmark_tools import Clock, PeakMemory, check_at_least_one, check_device, start_process, write_report
 from torch import nn
 from transformers import (
     DataCollatorForSeq2Seq,
@@ -537,13 +535,7 @@ def main(argv: list[str] | None = None) -> None:
     except ValueError as error:
         parser.error(str(error))
     results = {name: PARTS[name](arguments) for name in dict.fromkeys(arguments.part)}
-    if arguments.output_file is not None:
-        report = {
-            **describe_run("benchmark_training.py", argv, DISTRIBUTIONS),
-            "arguments": asdict(arguments),
-            "results": results,
-        }
-        Path(arguments.output_file).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    write_report(arguments.output_file, "benchmark_training.py", argv, DISTRIBUTIONS, arguments, results)
 
 
 if __name__ == "__main__":

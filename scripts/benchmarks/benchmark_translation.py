@@ -13,10 +13,9 @@ Every side has a process of its own; they take turns. Memory is what translating
 held before, the model included. Processor seconds tell more than seconds where other programs run too.
 """
 
-import json
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,7 +24,7 @@ from typing import Any
 
 import torch
 from benchmark_models import set_search
-from benchmark_tools import Clock, PeakMemory, check_at_least_one, check_device, describe_run, start_process
+from benchmark_tools import Clock, PeakMemory, check_at_least_one, check_device, start_process, write_report
 from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -223,10 +222,7 @@ def main(argv: list[str] | None = None) -> None:
         rows = measure(arguments, Path(folder))
     print(f"\n{arguments.max_lines:,} lines, {arguments.num_beams} beams, {arguments.dtype} on {arguments.device}\n")
     print(make_table(rows))
-    if arguments.output_file is not None:
-        run = describe_run("benchmark_translation.py", argv, DISTRIBUTIONS)
-        report = {"arguments": asdict(arguments), "results": rows, **run}
-        Path(arguments.output_file).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    write_report(arguments.output_file, "benchmark_translation.py", argv, DISTRIBUTIONS, arguments, rows)
 
 
 if __name__ == "__main__":

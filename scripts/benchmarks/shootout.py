@@ -42,7 +42,6 @@ the test set, and its start the same command on one sentence. BLEU is sacreBLEU'
 are joined.
 """
 
-import gzip
 import hashlib
 import json
 import os
@@ -67,6 +66,7 @@ from shootout_systems import SYSTEMS, Command, Run, Settings, System
 
 from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
 from vanilla_transformer.data.batching import TokenBatchSampler
+from vanilla_transformer.data.corpora import read_lines
 from vanilla_transformer.inference.evaluate import join_pieces
 
 MARK = "@@"
@@ -139,12 +139,6 @@ def find_file(folder: Path, part: str, language: str) -> Path:
         names = ", ".join(path.name for path in found) or "none"
         raise ValueError(f"{folder} must have one file {part}*.{language} or {part}*.{language}.gz; it has {names}.")
     return found[0]
-
-
-def read_lines(path: Path) -> list[str]:
-    """The lines of a text file, compressed or not."""
-    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    return content.decode("utf-8").removesuffix("\n").split("\n")
 
 
 def prepare_data(source: Path, languages: tuple[str, str], target: Path) -> None:
