@@ -6,7 +6,7 @@ import posixpath
 import re
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from itertools import takewhile, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ BLOCK = re.compile(
 )
 COMMENT = re.compile(r"(^|[^\S\n]+)# .*", flags=re.MULTILINE)
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
-FILE_IN_A_TREE = re.compile(r"[\w-]+(?:\.\w+|_|/)", flags=re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -69,17 +68,8 @@ def facts_of_text(text: str, name: str, headings: list[str]) -> list[str]:
 
 
 def facts_of_code(code: str) -> list[str]:
-    """The lines without comments. In a tree of files, what stands beside the names is a comment too."""
-    lines = [line for line in COMMENT.sub("", code).splitlines() if line]
-    if not code.partition("\n")[0].endswith("/"):
-        return lines
-    facts = []
-    for line in lines:
-        cells = re.split(" {2,}", line.strip())
-        names = [*takewhile(FILE_IN_A_TREE.fullmatch, cells)]
-        indent = " " * (len(line) - len(line.lstrip()))
-        facts.append(indent + "  ".join(names + ["(described)"] * (len(cells) > len(names))))
-    return facts
+    """The lines without comments."""
+    return [line for line in COMMENT.sub("", code).splitlines() if line]
 
 
 def parse(name: str, text: str) -> list[Block]:
@@ -165,12 +155,6 @@ scripts/test
 | model | BLEU |
 |---|---|
 | A (small) | **37.74** |
-
-```
-package/
-  page.py  page.html  the page
-  model_      the model
-```
 """
 TRANSLATED = """# Name
 
@@ -194,12 +178,6 @@ scripts/test
 | 模型 | BLEU |
 |---|---|
 | A（小） | **37.74** |
-
-```
-package/
-  page.py  page.html  网页
-  model_      模型
-```
 """
 
 
@@ -226,8 +204,6 @@ def test_a_translation_has_no_differences() -> None:
         ("```bash", "```python", "README.md: line 12 (code python: ```python)"),
         ("37.74", "37.75", "row of 2 cells, lines 22 and 22:\n  README.md: 37.75\n  .github/README.zh.md: 37.74"),
         ("**37.74** |", "**37.74** | 1 |", "README.md: line 22 (row of 3 cells: | A (small) | **37.74** | 1 |)"),
-        ("page.html", "pages.html", "README.md:   page.py  pages.html  (described)\n"),
-        ("  the page", "", "README.md:   page.py  page.html\n"),
     ],
 )
 def test_what_differs_is_named(before: str, after: str, said: str) -> None:
