@@ -29,9 +29,16 @@ With --engine ctranslate2 the same translations come several times as fast, in 8
     vanilla-transformer export --model_name_or_path out/my-model --format ctranslate2 --output_dir out/my-ct2
     vanilla-transformer translate --engine ctranslate2 --model_name_or_path out/my-ct2 --dtype int8 --input_file test.en
 
+With --ray, Ray Data translates parquet or text into a folder of parquet, on a cluster that it runs on or this machine:
+
+    vanilla-transformer translate --ray --ray_actors 8 --model_name_or_path out/my-model --source_column en \
+        --input_file "corpus/*.parquet" --output_file translated
+
 From a file to a file, an interrupted run goes on with the parts that it had not finished when the same command is given
 again, on as many processes or others. An existing output file is not touched without --overwrite.
 """
+
+from __future__ import annotations  # the types are not imported: --help does not wait for torch
 
 import io
 import logging
@@ -40,12 +47,16 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from vanilla_transformer.export.engines import EngineArguments
 from vanilla_transformer.inference.arguments import GlossaryArguments
 from vanilla_transformer.options import option
 
 from .command_line import make_argument_parser, make_main, utf8_to_a_reader_who_may_leave
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass
@@ -70,6 +81,11 @@ class TranslationArguments(GlossaryArguments, EngineArguments):
         "Folder for unfinished parts, which all processes share. Default: beside a local output.", None
     )
     overwrite: bool = option("Replace an existing output file, and do not resume an interrupted run.", False)
+    ray: bool = option(
+        "Translate parquet or text with Ray Data into a new folder of parquet, on this machine or RAY_ADDRESS.", False
+    )
+    ray_actors: int = option("Copies of the model that Ray keeps. Default: 2.", 2)
+    ray_gpus: float = option("GPUs of each of them, less than 1 for a share. Default: 0.", 0.0)
     n_best: int | None = option("Write so many translations of each line, with scores; at least 2.", None)
     window_size: int | None = option(
         "Lines held at a time, which an interruption may cost. Default: 4096, but 1 when typing at a terminal.", None
@@ -79,6 +95,13 @@ class TranslationArguments(GlossaryArguments, EngineArguments):
         super().__post_init__()
         if self.output_file is not None and self.input_file is None:
             raise ValueError("--output_file needs --input_file; to keep the translation of stdin, redirect stdout.")
+        if self.ray:
+            wrong = [name for name in ("n_best", "overwrite", "parts_dir", "window_size") if getattr(self, name)]
+            if wrong or self.input_file is None or self.output_file is None:
+                raise ValueError(
+                    "--ray needs --input_file and --output_file, a new folder"
+                    + (f"; it has no --{' and --'.join(wrong)}." if wrong else ".")
+                )
         if self.output_file is None and int(os.environ.get("WORLD_SIZE") or 1) > 1:
             raise ValueError("Several processes need --input_file and --output_file.")
 
@@ -96,22 +119,47 @@ def read_input(arguments: TranslationArguments) -> Iterator[str]:
         yield from RecordFile(path, arguments.source_column).texts(EVERYTHING)
 
 
+def load(arguments: TranslationArguments) -> tuple[Any, PreTrainedTokenizerBase, dict[str, Any]]:
+    """The model, its tokenizer, and the options of `translate` and `generate`."""
+    model, tokenizer, options = arguments.load()
+    names = ("batch_size", "max_batch_tokens", "max_source_length")
+    options |= {name: getattr(arguments, name) for name in names}
+    options |= arguments.find_glossary(model, arguments.source_lang)
+    return model, tokenizer, options | {"source_prefix": arguments.find_prefix(model)}
+
+
+def run_ray(arguments: TranslationArguments) -> None:
+    """Translates with Ray, whose actors load the model."""
+    from vanilla_transformer.inference.ray import translate_with_ray
+
+    translate_with_ray(
+        partial(load, arguments),
+        str(arguments.input_file),
+        str(arguments.output_file),
+        actors=arguments.ray_actors,
+        gpus=arguments.ray_gpus,
+        source_column=arguments.source_column,
+        target_column=arguments.target_column,
+    )
+
+
 def run(arguments: TranslationArguments) -> None:
     """Loads the model and translates."""
+    if arguments.ray:
+        run_ray(arguments)
+        return
     logging.getLogger("vanilla_transformer").setLevel(logging.INFO)
     from vanilla_transformer.inference.files import translate_file
     from vanilla_transformer.inference.processes import Processes
     from vanilla_transformer.inference.translate import translate_lines
     from vanilla_transformer.model.pipeline_vanilla_transformer import WINDOW_SIZE
 
-    model, tokenizer, options = arguments.load()
+    model, tokenizer, options = load(arguments)
     at_terminal = arguments.input_file is None and sys.stdin.isatty()
-    names = ("n_best", "batch_size", "max_batch_tokens", "max_source_length", "window_size")
-    options |= {name: getattr(arguments, name) for name in names}
-    options |= arguments.find_glossary(model, arguments.source_lang)
+    options |= {"n_best": arguments.n_best, "window_size": arguments.window_size}
     if arguments.window_size is None:
         options["window_size"] = 1 if at_terminal else WINDOW_SIZE
-    options |= {"source_prefix": arguments.find_prefix(model), "progress": not (arguments.disable_tqdm or at_terminal)}
+    options["progress"] = not (arguments.disable_tqdm or at_terminal)
     if arguments.input_file is not None and arguments.output_file is not None:
         paths = (arguments.input_file, arguments.output_file)
         own = ("overwrite", "source_column", "target_column", "parts_dir")
