@@ -99,6 +99,16 @@ def test_processes_evaluate_as_one(group: Launcher, model_folder: str, tmp_path:
         assert len({(tmp_path / f"out-{count}" / name).read_bytes() for count in reports}) == 1
 
 
+def test_one_process_without_the_folder_ends_all(group: Launcher, translate: list[str], tmp_path: Path) -> None:
+    """As on machines that share none: a rank has another folder of this name."""
+    options = {"command": "translate", "arguments": translate, "elsewhere": 1}
+    said = group.run("run", options, processes=3, ends=(1,))
+    assert said.count("translate: error: ") == 1
+    assert "Process 1 on" in said
+    assert "--parts_dir" in said
+    assert not (tmp_path / "out" / "output.txt").exists()
+
+
 def test_a_launcher_is_known_by_what_it_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import itertools
 import os
@@ -14,7 +15,7 @@ import torch
 from tiny_seq2seq import make_tokenizer
 
 from vanilla_transformer.commands import evaluate, translate
-from vanilla_transformer.inference import files, scores
+from vanilla_transformer.inference import files, parts, scores
 
 torch.set_num_threads(1)
 # What the commands import when they run.
@@ -36,8 +37,21 @@ def kill_at(event: int, folder: Path) -> None:
     sys.addaudithook(kill)
 
 
-def run(command: str, arguments: list[str], kill: tuple[int, int, str] | None = None) -> None:
-    """A command with its command line; `kill` are rank, change and folder of a process that kills itself."""
+def run(
+    command: str, arguments: list[str], kill: tuple[int, int, str] | None = None, elsewhere: int | None = None
+) -> None:
+    """A command with its command line.
+
+    `kill` are rank, change and folder of a process that kills itself; `elsewhere` is the rank of one that is on another
+    machine, where the folder of parts is not there.
+    """
+    if elsewhere is not None and int(os.environ["RANK"]) == elsewhere:
+        check = parts.Work.check
+
+        def check_elsewhere(work: parts.Work, *args: Any) -> None:
+            check(dataclasses.replace(work, folder=work.folder / "nowhere"), *args)
+
+        parts.Work.check = check_elsewhere  # type: ignore[assignment, method-assign]
     if kill is not None and int(os.environ.get("RANK", 0)) == kill[0]:
         kill_at(kill[1], Path(kill[2]))
     {"translate": translate, "evaluate": evaluate}[command].main(arguments)

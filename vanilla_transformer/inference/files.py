@@ -110,7 +110,8 @@ def translate_file(
             return _prepare(output, files, settings, window_size, processes)
 
         work = processes.agree(prepare)
-        work.check(settings, processes)
+        # None goes on before all have seen the folder, which may be gone soon.
+        processes.call(lambda: work.check(settings, processes))
         if not work.is_published:
             _translate_parts(work, translator, processes, progress)
         if processes.rank == 0:

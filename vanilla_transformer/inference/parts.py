@@ -170,8 +170,11 @@ class Work:
         return self.folder / f"{number:06d}.jsonl"
 
     def find_finished(self) -> set[int]:
-        """The numbers of the parts that are finished."""
-        names = (os.path.splitext(name) for name in os.listdir(self.folder))
+        """The numbers of the parts that are finished: all, where the folder is gone already."""
+        try:
+            names = [os.path.splitext(name) for name in os.listdir(self.folder)]
+        except FileNotFoundError:
+            return set(range(len(self.parts)))
         return {int(stem) for stem, suffix in names if suffix == ".jsonl" and stem.isdigit()}
 
     def discard(self) -> None:

@@ -59,6 +59,19 @@ class Processes:
             raise SystemExit(2)
         return answer  # type: ignore[return-value]
 
+    def call(self, function: Callable[[], object]) -> None:
+        """Calls a function in all. Where it fails, the process says why, and the others end with status 2."""
+        error: Exception | None = None
+        try:
+            function()
+        except Exception as exception:
+            error = exception
+        has_failed = self.gather(error is not None)
+        if error is not None:
+            raise error
+        if any(has_failed):
+            raise SystemExit(2)
+
     def gather(self, value: Answer) -> list[Answer]:
         """The values of all processes, in their order, in each of them."""
         if self.count == 1:
