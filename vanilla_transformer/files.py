@@ -157,7 +157,9 @@ def locked(path: str | os.PathLike[str], what: str) -> Iterator[None]:
     """
     file = Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
-    holder = file.read_text(encoding="utf-8") if file.is_file() else ""
+    holder = ""
+    with suppress(FileNotFoundError):
+        holder = file.read_text(encoding="utf-8")
     lock = FileLock(file)
     try:
         lock.acquire(timeout=0)

@@ -230,8 +230,8 @@ def test_the_names_in_help_are_those_of_the_package() -> None:
     assert train_tokenizer.TokenizerArguments("x", files=["x"]).vocab_size == 37000
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "train"])
-def test_only_training_runs_in_several_processes(
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("train", "translate", "evaluate")])
+def test_few_commands_run_in_several_processes(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")

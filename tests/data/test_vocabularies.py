@@ -16,9 +16,10 @@ from vanilla_transformer.data.vocabularies import get_vocabularies, load_tokeniz
 from vanilla_transformer.export.ctranslate2 import export_ctranslate2
 from vanilla_transformer.export.ctranslate2_model import CTranslate2Model, load_for_ctranslate2
 from vanilla_transformer.hub.checks import check_model_folder
+from vanilla_transformer.inference.files import describe_settings, translate_file
 from vanilla_transformer.inference.loading import load_model_and_tokenizer
 from vanilla_transformer.inference.scores import score_loss
-from vanilla_transformer.inference.translate import _settings, translate, translate_file
+from vanilla_transformer.inference.translate import translate
 
 TEXTS = ["a man rides a horse", "two dogs run"]
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -78,7 +79,7 @@ def test_a_target_vocabulary_decides_whether_a_file_is_resumed(tmp_path: Path) -
     tokenizer, other = make_fsmt_tokenizer(tmp_path / "a"), make_fsmt_tokenizer(tmp_path / "b", target="abc.&;ü")
     model = make_model_for(tokenizer)
     source = write_lines(tmp_path / "source.txt", TEXTS)
-    own, others = (_settings(model, each, source, {}) for each in (tokenizer, other))
+    own, others = (describe_settings(model, each, {}) for each in (tokenizer, other))
     assert [name for name in own if own[name] != others[name]] == ["vocabulary"]
     assert translate_file(model, tokenizer, source, tmp_path / "target.txt", **SETTINGS) == 2
 

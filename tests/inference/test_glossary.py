@@ -17,6 +17,7 @@ from letters import make_letters_model
 from library_models import make_m2m100, make_nllb_tokenizer
 from library_vocabularies import write_fsmt_vocabulary, write_marian_vocabulary
 from tiny_seq2seq import make_model, make_tokenizer
+from tiny_translations import run_interrupted
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import FSMTTokenizer, MarianTokenizer, PreTrainedTokenizerFast, pipelines
 
@@ -24,8 +25,9 @@ from vanilla_transformer import TranslationPipeline, VanillaTransformerTokenizer
 from vanilla_transformer.commands.translate import main as translate_command
 from vanilla_transformer.data.vocabularies import get_vocabularies
 from vanilla_transformer.inference.ensembles import Ensemble
+from vanilla_transformer.inference.files import translate_file
 from vanilla_transformer.inference.glossary import Glossary, TargetTerms, cut
-from vanilla_transformer.inference.translate import translate, translate_file
+from vanilla_transformer.inference.translate import translate
 from vanilla_transformer.model.decoding_vanilla_transformer import Phrase, TokenSet
 
 pipeline: Any = pipelines.pipeline  # its types know only the tasks that the library has itself
@@ -405,12 +407,12 @@ def test_without_a_glossary_generate_is_called_as_before(monkeypatch: pytest.Mon
     assert "custom_generate" in calls[3]
 
 
-def test_a_file_that_was_begun_with_another_glossary(tmp_path: Path) -> None:
+def test_a_file_that_was_begun_with_another_glossary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = tmp_path / "in", tmp_path / "out"
     source.write_text("w1\nw2\n")
-    (tmp_path / "out.partial").write_text("w1\n")
     model, tokenizer = make_model(), make_tokenizer()
-    settings: dict[str, Any] = {"num_beams": 2, "progress": False}
+    settings: dict[str, Any] = {"num_beams": 2, "progress": False, "window_size": 1}
+    run_interrupted(1, monkeypatch, translate_file, model, tokenizer, source, target, **settings)
     with pytest.raises(FileExistsError, match="other settings"):
         translate_file(model, tokenizer, source, target, glossary=Glossary({"w1": "w3"}), **settings)
     translate_file(model, tokenizer, source, target, glossary=Glossary({"w2": "w7"}), overwrite=True, **settings)

@@ -1,11 +1,8 @@
 """Batch translation, checked against one call of `generate` per sentence; and scripts/translate.py."""
 
-import functools
 import gzip
 import io
-import logging
 import os
-import random
 import select
 import subprocess
 import sys
@@ -20,7 +17,17 @@ from datasets.utils.tqdm import are_progress_bars_disabled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_seq2seq import BROKEN_WORD, MAX_TOKENS, WORDS, make_model, make_tokenizer
-from transformers import NllbTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from tiny_translations import (
+    MODEL,
+    TOKENIZER,
+    expected_translation,
+    interrupt_after,
+    random_sentences,
+    save_model,
+    translate_alone,
+    write_sources,
+)
+from transformers import NllbTokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging as logging_of_transformers
 
 from vanilla_transformer import (
@@ -28,39 +35,16 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer.files import locked
-from vanilla_transformer.inference import translate as translation
 from vanilla_transformer.inference.loading import load_model_and_tokenizer, set_languages
 from vanilla_transformer.inference.translate import (
     Translation,
     translate,
-    translate_file,
     translate_lines,
     translate_n_best,
 )
 
 REPOSITORY = Path(__file__).parents[2]
-MODEL: Any = make_model()
-TOKENIZER = make_tokenizer()
-
 sentence_lists = st.lists(st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join), max_size=12)
-
-
-def random_sentences(count: int, *, seed: int = 0, longest: int = 12) -> list[str]:
-    generator = random.Random(seed)
-    return [" ".join(generator.choices(WORDS, k=generator.randint(1, longest))) for _ in range(count)]
-
-
-@functools.cache
-def translate_alone(sentence: str, **generate_kwargs: Any) -> str:
-    """The oracle: a plain call of `generate`, without batch, padding or order."""
-    if not sentence.strip():
-        return ""
-    token_ids = torch.tensor([[*map(TOKENIZER.convert_tokens_to_ids, sentence.split()), TOKENIZER.eos_token_id]])
-    with torch.no_grad():
-        (output,) = MODEL.generate(input_ids=token_ids, attention_mask=torch.ones_like(token_ids), **generate_kwargs)
-    words = TOKENIZER.convert_ids_to_tokens(output.tolist())
-    return " ".join(word for word in words if word not in ("<s>", "<pad>", "</s>", "<unk>"))
 
 
 @pytest.mark.parametrize("generate_kwargs", [{}, {"num_beams": 3}, {"max_new_tokens": 3}], ids=str)
@@ -268,134 +252,17 @@ def test_languages_of_a_multilingual_tokenizer() -> None:
         set_languages(TOKENIZER, source_lang="en", target_lang="de")
 
 
-# Files
-
-
-def make_end(lines: int) -> Any:
-    """A `translate_lines` that is interrupted instead of the line after so many."""
-
-    def until(*arguments: Any, **options: Any) -> Any:
-        for number, line in enumerate(translate_lines(*arguments, **options)):
-            if number == lines:
-                raise KeyboardInterrupt
-            yield line
-
-    return until
-
-
-def translate_file_until(monkeypatch: pytest.MonkeyPatch, lines: int, *arguments: Any, **options: Any) -> None:
-    """Runs `translate_file` until `translate_lines` has yielded so many lines, then ends it with an error."""
-    with monkeypatch.context() as patch:
-        patch.setattr(translation, "translate_lines", make_end(lines))
-        with pytest.raises(KeyboardInterrupt):
-            translate_file(*arguments, **options)
-
-
-@pytest.fixture
-def source_file(tmp_path: Path) -> Path:
-    path = tmp_path / "source.txt"
-    overlong = " ".join(WORDS[:30])
-    path.write_text("\n".join(["w1 w2", "", *random_sentences(20), overlong]) + "\n", encoding="utf-8")
-    return path
-
-
-def expected_translation(source_file: Path) -> str:
-    truncated = (line.split()[: MAX_TOKENS - 1] for line in source_file.read_text(encoding="utf-8").splitlines())
-    return "".join(translate_alone(" ".join(words)) + "\n" for words in truncated)
-
-
-def test_an_interrupted_file_is_resumed(source_file: Path, monkeypatch: Any, caplog: Any) -> None:
-    output = source_file.with_name("output.txt")
-    partial = source_file.with_name("output.txt.partial")
-    options: dict[str, Any] = {"window_size": 5, "batch_size": 2, "progress": False}
-    translate_file_until(monkeypatch, 7, MODEL, TOKENIZER, source_file, output, **options)
-    assert not output.exists(), "an unfinished translation must not look finished"
-    kept = partial.read_text(encoding="utf-8").splitlines()
-    assert len(kept) == 7
-    # What is kept must not be made again: mark it. Of the next line a half was written.
-    partial.write_text("\n".join(["kept", *kept[1:], "half a li"]), encoding="utf-8")
-    with caplog.at_level(logging.INFO, logger="vanilla_transformer"):
-        assert translate_file(MODEL, TOKENIZER, source_file, output, **options) == 23
-    assert "going on at line 8" in caplog.text
-    assert f"source line 23: truncated to {MAX_TOKENS} of its 31 tokens" in caplog.messages
-    expected = expected_translation(source_file).splitlines()
-    assert output.read_text(encoding="utf-8").splitlines() == ["kept", *expected[1:]]
-    assert sorted(path.name for path in source_file.parent.iterdir()) == ["output.txt", "source.txt"]
-
-
-def test_a_line_is_in_the_file_when_the_next_is_asked_for(source_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    partial = source_file.with_name("output.txt.partial")
-    in_file = []
-
-    def watched(*arguments: Any, **options: Any) -> Iterator[str]:
-        for line in translate_lines(*arguments, **options):
-            yield line
-            in_file.append(partial.read_text(encoding="utf-8").count("\n"))
-
-    monkeypatch.setattr(translation, "translate_lines", watched)
-    translate_file(MODEL, TOKENIZER, source_file, source_file.with_name("output.txt"), progress=False)
-    assert in_file == list(range(1, 24))
-
-
-@pytest.mark.parametrize("lines", [6, 7])
-def test_an_interrupted_n_best_file_is_resumed(source_file: Path, monkeypatch: pytest.MonkeyPatch, lines: int) -> None:
-    output = source_file.with_name("output.txt")
-    options: dict[str, Any] = {"n_best": 3, "num_beams": 3, "max_new_tokens": 4, "progress": False}
-    translate_file_until(monkeypatch, lines, MODEL, TOKENIZER, source_file, output, **options)
-    partial = source_file.with_name("output.txt.partial")
-    partial.write_text("kept" + partial.read_text(encoding="utf-8")[4:], encoding="utf-8")
-    assert translate_file(MODEL, TOKENIZER, source_file, output, **options) == 23
-    with open(source_file, encoding="utf-8") as file:
-        expected = list(translate_lines(MODEL, TOKENIZER, file, **options))
-    found = output.read_text(encoding="utf-8").splitlines()
-    assert found[0].startswith("kept"), "two whole lists had been written"
-    assert found[1:] == expected[1:]
-    assert [line.split("\t")[0] for line in found[3:]] == [str(number) for number in range(2, 24) for _ in range(3)]
-
-
-def test_a_partial_file_of_other_settings_is_not_resumed(source_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output = source_file.with_name("output.txt")
-    translate_file_until(monkeypatch, 3, MODEL, TOKENIZER, source_file, output, progress=False, window_size=2)
-    partial = source_file.with_name("output.txt.partial").read_bytes()
-
-    def refused(changed: str, model: PreTrainedModel = MODEL, **options: Any) -> None:
-        with pytest.raises(FileExistsError, match=rf"other settings \({changed}\)"):
-            translate_file(model, TOKENIZER, source_file, output, progress=False, **options)
-        assert source_file.with_name("output.txt.partial").read_bytes() == partial, "nothing may be lost"
-
-    refused("options", num_beams=2)
-    refused("model", model=make_model(seed=1))
-    text = source_file.read_text(encoding="utf-8")
-    source_file.write_text("w9" + text[2:], encoding="utf-8")
-    refused("input")
-    translate_file(MODEL, TOKENIZER, source_file, output, overwrite=True, progress=False)
-    assert output.read_text(encoding="utf-8") == expected_translation(source_file)
-
-
-def test_existing_files_are_not_overwritten_unasked(source_file: Path) -> None:
-    output = source_file.with_name("new") / "folder" / "output.txt"  # which are made
-    with locked(f"{output}.partial.lock", "it"), pytest.raises(BlockingIOError, match=r"output\.txt is in use"):
-        translate_file(MODEL, TOKENIZER, source_file, output, progress=False)
-    assert not list(output.parent.iterdir())
-    output.write_text("precious\n", encoding="utf-8")
-    with pytest.raises(FileExistsError, match=r"output\.txt exists"):
-        translate_file(MODEL, TOKENIZER, source_file, output, progress=False)
-    assert output.read_text(encoding="utf-8") == "precious\n"
-    with pytest.raises(ValueError, match="the input file"):
-        translate_file(MODEL, TOKENIZER, source_file, source_file, overwrite=True, progress=False)
-    translate_file(MODEL, TOKENIZER, source_file, output, overwrite=True, progress=False)
-    assert output.read_text(encoding="utf-8") == expected_translation(source_file)
-
-
 # The script
 
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    MODEL.save_pretrained(folder)
-    TOKENIZER.save_pretrained(folder)
-    return str(folder)
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def source_file(tmp_path: Path) -> Path:
+    return write_sources(tmp_path / "source.txt")
 
 
 @pytest.fixture
@@ -461,15 +328,15 @@ def test_an_interrupted_script_says_how_to_go_on(
     run: Any, model_folder: str, source_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, caplog: Any
 ) -> None:
     output = source_file.with_name("output.txt")
-    arguments = ["--model_name_or_path", model_folder, "--device=cpu", f"--input_file={source_file}"]
+    arguments = ["--model_name_or_path", model_folder, "--device=cpu", f"--input_file={source_file}", "--window_size=2"]
     with monkeypatch.context() as patch:
-        patch.setattr(translation, "translate_lines", make_end(4))
+        interrupt_after(2, patch)
         with pytest.raises(SystemExit) as end:
             run(*arguments, f"--output_file={output}")
     assert end.value.code == 130
     assert "whole lines, in order; to a file, the same command goes on." in capsys.readouterr().err
     run(*arguments, f"--output_file={output}")
-    assert "4 lines are done, going on at line 5" in caplog.text
+    assert "4 of 23 lines are done, going on" in caplog.text
     assert output.read_text(encoding="utf-8") == expected_translation(source_file)
 
 
@@ -525,7 +392,7 @@ def test_script_refuses_what_model_or_file_cannot_give(
     assert "latin.txt, line 1: byte 0xfc" in refuse(*model, str(latin), "--output_file", str(output))
     cut = source_file.with_name("cut.txt.gz")
     cut.write_bytes(gzip.compress(source_file.read_bytes())[:-9])
-    assert "truncated or damaged gzip file" in refuse(*model, str(cut), "--output_file", str(output))
+    assert "cut.txt.gz: truncated or damaged file" in refuse(*model, str(cut), "--output_file", str(output))
 
 
 def test_script_refuses_another_direction_than_the_models(refuse: Any, run: Any, tmp_path: Path, capsys: Any) -> None:

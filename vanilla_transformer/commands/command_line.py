@@ -130,15 +130,21 @@ def make_argument_parser(
 
 
 @contextmanager
-def explaining_errors(parser: argparse.ArgumentParser, interrupted: str = "Interrupted.") -> Iterator[None]:
-    """Ends the process with one line for what is wrong with the input (status 2), and for Ctrl-C (status 130)."""
+def explaining_errors(
+    parser: argparse.ArgumentParser, interrupted: str = "Interrupted.", *, divides_work: bool = False
+) -> Iterator[None]:
+    """Ends the process with one line for what is wrong with the input (status 2), and for Ctrl-C (status 130).
+
+    Unless the command divides its work, several processes are an error.
+    """
     logging.basicConfig(format="%(levelname)s: %(message)s")
     try:
         count = os.environ.get("WORLD_SIZE") or "1"
-        if count != "1":
+        if count != "1" and not divides_work:
             raise ValueError(
                 f"torchrun, accelerate or the like started {count} processes (WORLD_SIZE={count}), and each would do "
-                "all the work and write the same files. Run the command without them: only train divides its work."
+                "all the work and write the same files. Run the command without them: only train, translate and "
+                "evaluate divide their work."
             )
         yield
     except (ImportError, OSError, ValueError) as error:
@@ -171,14 +177,18 @@ def settled_bars(arguments: Any) -> Iterator[None]:
 
 
 def make_main(
-    make_parser: Callable[[], OptionParser], run: Callable[..., None], interrupted: str = "Interrupted."
+    make_parser: Callable[[], OptionParser],
+    run: Callable[..., None],
+    interrupted: str = "Interrupted.",
+    *,
+    divides_work: bool = False,
 ) -> Callable[..., None]:
     """Makes a command's `main(argv)`: it parses the arguments (`argv`, else the command line's) and runs with them."""
 
     def main(argv: list[str] | None = None) -> None:
         parser = make_parser()
         keep_freed_memory()
-        with explaining_errors(parser, interrupted):
+        with explaining_errors(parser, interrupted, divides_work=divides_work):
             parsed = parser.parse_args_into_dataclasses(argv)
             with settled_bars(parsed[0]):
                 run(*parsed)

@@ -9,7 +9,8 @@ r"""Score a model on a test set (BLEU, chrF, TER or ROUGE, exact match, loss, pe
 
 Prints a table; with --output_dir, also writes metrics.json, and sources.txt, hypotheses.txt and references.txt (one
 text per line) there. The model's task decides what is scored, ROUGE for summaries, and what is put before sources.
-Texts of other tasks than translation may have several lines: texts.jsonl has them as they are, as JSON objects.
+Texts of other tasks than translation may have several lines: texts.jsonl has them as they are, as JSON objects. Under
+torchrun each process takes a part of the pairs.
 
     vanilla-transformer evaluate --compare out/baseline/test out/my-model/test
     vanilla-transformer evaluate --compare baseline.de other.de --test_file test.en test.de
@@ -44,7 +45,9 @@ from .command_line import explaining_errors, make_argument_parser, settled_bars
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
 
+    from vanilla_transformer.inference.processes import Processes
     from vanilla_transformer.tasks import Task
 
 Method = Literal["bootstrap", "approximate_randomization"]
@@ -225,12 +228,16 @@ def compare(arguments: EvaluationArguments, task: Task) -> dict[str, Any]:
     return function(systems, references, **test, **arguments.get_options(task))
 
 
-def score_model(arguments: EvaluationArguments, task: Task, pairs: Dataset, output_dir: Path | None) -> dict[str, Any]:
-    """Translates, writes the translations, and scores them; returns what metrics.json says."""
+def score_model(
+    arguments: EvaluationArguments, task: Task, pairs: Dataset, output_dir: Path | None, processes: Processes
+) -> dict[str, Any]:
+    """Translates, writes the translations, and scores them; returns what metrics.json says.
+
+    Each of several processes does so for its part of the pairs, and the first writes and scores what all have found.
+    The others return nothing.
+    """
     from vanilla_transformer.data.vocabularies import check_text_target
     from vanilla_transformer.inference.evaluate import join_pieces, write_texts
-    from vanilla_transformer.inference.scores import score_loss
-    from vanilla_transformer.inference.translate import translate
 
     # So that nobody takes the scores for those of the same folder after more training.
     scored = {} if output_dir is None else describe_model(Path(arguments.model_name_or_path))
@@ -239,25 +246,17 @@ def score_model(arguments: EvaluationArguments, task: Task, pairs: Dataset, outp
         scored = {"ensemble": described}
     model, tokenizer, generate_kwargs = arguments.load()
     check_text_target(tokenizer)  # now rather than after translating
-    prefix, sources, references = arguments.find_prefix(model), list(pairs["source"]), list(pairs["target"])
-    shared: dict[str, Any] = {"max_source_length": arguments.max_source_length}
-    if arguments.batch_size is not None:
-        shared["batch_size"] = arguments.batch_size
-    bar = not arguments.disable_tqdm
-    search: dict[str, Any] = {"source_prefix": prefix, "max_batch_tokens": arguments.max_batch_tokens}
-    start = time.perf_counter()
-    hypotheses = translate(
-        model, tokenizer, sources, **search, progress=bar and "translating", **shared, **generate_kwargs
-    )
-    seconds = time.perf_counter() - start
+    sources, references = list(pairs["source"]), list(pairs["target"])
+    hypotheses, seconds = translate_share(arguments, model, tokenizer, sources, processes, **generate_kwargs)
     texts = {"source": sources, "hypothesis": hypotheses, "reference": references}
     if arguments.remove_bpe is not None:
         texts = {name: join_pieces(lines, arguments.remove_bpe) for name, lines in texts.items()}
-    if output_dir is not None:
+    if output_dir is not None and processes.rank == 0:
         write_texts(output_dir, texts, keep_line_breaks=task.name != "translation")
+    loss = score_share(arguments, model, tokenizer, sources, references, processes)
+    if processes.rank > 0:
+        return {}
     scores = arguments.score(task, texts["hypothesis"], texts["reference"], ter=arguments.ter)
-    shared |= {"max_target_length": arguments.max_target_length, "progress": bar and "scoring references"}
-    loss = score_loss(model, tokenizer, [prefix + source for source in sources], references, **shared)
     # As the tokenizer splits the translations, </s> included: what a search found, without its discarded beams.
     output_tokens = sum(map(len, tokenizer(text_target=hypotheses, verbose=False)["input_ids"]))
     search = model.generation_config.to_diff_dict() | generate_kwargs
@@ -270,14 +269,62 @@ def score_model(arguments: EvaluationArguments, task: Task, pairs: Dataset, outp
         "sentences_per_second": len(sources) / seconds,
         "output_tokens_per_second": output_tokens / seconds,
         "task": task.name,
-        "source_prefix": prefix,
+        "source_prefix": arguments.find_prefix(model),
         "parameters": model.num_parameters(),
+        "processes": processes.count,
         "device": str(model.device),
         "dtype": str(model.dtype).removeprefix("torch."),
         "num_beams": search.get("num_beams") or 1,
         "generation_config": search,
         **scored,
     }
+
+
+def get_limits(arguments: EvaluationArguments, own: range, processes: Processes, bar: str) -> dict[str, Any]:
+    """What translating and scoring a process's part of the pairs have in common."""
+    limits: dict[str, Any] = {"max_source_length": arguments.max_source_length, "first_line": own.start + 1}
+    if arguments.batch_size is not None:
+        limits["batch_size"] = arguments.batch_size
+    return limits | {"progress": bar if processes.rank == 0 and not arguments.disable_tqdm else False}
+
+
+def translate_share(
+    arguments: EvaluationArguments,
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: list[str],
+    processes: Processes,
+    **generate_kwargs: Any,
+) -> tuple[list[str], float]:
+    """Translates this process's part of the sources; returns the translations of all, and the longest time in s."""
+    from vanilla_transformer.inference.translate import translate
+
+    own = processes.share(len(sources))
+    options = get_limits(arguments, own, processes, "translating") | generate_kwargs
+    options |= {"source_prefix": arguments.find_prefix(model), "max_batch_tokens": arguments.max_batch_tokens}
+    start = time.perf_counter()
+    hypotheses = translate(model, tokenizer, sources[own.start : own.stop], **options)
+    found = processes.gather((hypotheses, time.perf_counter() - start))
+    return [text for texts, _ in found for text in texts], max(seconds for _, seconds in found)
+
+
+def score_share(
+    arguments: EvaluationArguments,
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: list[str],
+    references: list[str],
+    processes: Processes,
+) -> dict[str, float]:
+    """Scores this process's part of the references; returns the loss of all."""
+    from vanilla_transformer.inference.scores import join_losses, score_loss
+
+    own, prefix = processes.share(len(sources)), arguments.find_prefix(model)
+    options = get_limits(arguments, own, processes, "scoring references")
+    options["max_target_length"] = arguments.max_target_length
+    texts = [prefix + source for source in sources[own.start : own.stop]], references[own.start : own.stop]
+    loss = score_loss(model, tokenizer, *texts, **options) if own else None
+    return join_losses([each for each in processes.gather(loss) if each is not None])
 
 
 def describe_model(folder: Path) -> dict[str, Any]:
@@ -308,20 +355,26 @@ def run(arguments: EvaluationArguments, argv: list[str] | None) -> None:
     """Scores the model or compares texts, and reports."""
     from vanilla_transformer.inference.compare import make_comparison_table
     from vanilla_transformer.inference.evaluate import make_table
+    from vanilla_transformer.inference.processes import Processes
 
+    processes = Processes.from_environment()
     records = read_records(arguments)
     task = find_scored_task(arguments, records)
     arguments.bleu_tokenize = find_tokenizer(arguments, records)
     # A wrong tokeniser or a missing library is found now rather than after an hour of translating.
     arguments.score(task, ["a"], ["a"], ter=False)
     output_dir = find_output_dir(arguments)
+    if arguments.compare and processes.rank > 0:
+        return
     # No folder is made for arguments that are wrong.
     results = compare(arguments, task) if arguments.compare else {}
     pairs = None if arguments.compare else load_pairs(arguments, task)
     if output_dir is not None:
         output_dir.mkdir(parents=True, exist_ok=True)
     if pairs is not None:
-        results = score_model(arguments, task, pairs, output_dir)
+        results = score_model(arguments, task, pairs, output_dir, processes)
+    if processes.rank > 0:
+        return
     print(make_comparison_table(results) if arguments.compare else make_table(results))
     if output_dir is not None:
         name = "comparison.json" if arguments.compare else "metrics.json"
@@ -332,7 +385,7 @@ def main(argv: list[str] | None = None) -> None:
     """Parses the arguments (`argv`, else the command line's), scores the model or compares texts, and reports."""
     parser = make_parser()
     keep_freed_memory()
-    with explaining_errors(parser):
+    with explaining_errors(parser, divides_work=True):
         (arguments,) = parser.parse_args_into_dataclasses(argv)
         with settled_bars(arguments):
             run(arguments, argv)

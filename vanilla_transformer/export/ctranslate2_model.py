@@ -18,7 +18,7 @@ from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, Gene
 from vanilla_transformer.conversion.errors import refuse
 from vanilla_transformer.data.vocabularies import load_needed_tokenizer
 from vanilla_transformer.files import digest_files
-from vanilla_transformer.inference.loading import load_model_and_tokenizer
+from vanilla_transformer.inference.loading import find_own_device, load_model_and_tokenizer
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.generation_vanilla_transformer import MAX_EXTRA_TOKENS
 from vanilla_transformer.model.loss_vanilla_transformer import IGNORED_LABEL
@@ -138,6 +138,8 @@ class CTranslate2Model(nn.Module):
                 "one: vanilla-transformer export --format ctranslate2 --model_name_or_path ... --output_dir ..."
             )
         name, _, index = device.partition(":")
+        if name == "auto":
+            index = str(find_own_device(import_ctranslate2().get_cuda_device_count()))
         try:
             self.translator: Any = import_ctranslate2().Translator(
                 str(path),

@@ -1,5 +1,6 @@
 """A model and its tokenizer, loaded to translate with, and the languages of a multilingual tokenizer."""
 
+import os
 from typing import Any
 
 import torch
@@ -12,12 +13,20 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def select_device(name: str = "auto") -> torch.device:
-    """The device called `name`; `"auto"` takes the first of CUDA, MPS and CPU that this machine has."""
+    """The device called `name`; `"auto"` takes the first of CUDA, MPS and CPU that this machine has.
+
+    Of several processes on a machine that torchrun or the like has started, each gets a CUDA device of its own.
+    """
     if name != "auto":
         return torch.device(name)
     if torch.cuda.is_available():
-        return torch.device("cuda")
+        return torch.device("cuda", find_own_device(torch.cuda.device_count()))
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def find_own_device(count: int) -> int:
+    """Which of so many devices of this machine is this process's, by the number that its launcher has given it."""
+    return int(os.environ.get("LOCAL_RANK") or 0) % max(count, 1)
 
 
 def load_model_and_tokenizer(

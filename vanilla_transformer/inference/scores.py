@@ -16,6 +16,7 @@ gets the result, the others None.
 """
 
 import inspect
+import math
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -457,27 +458,30 @@ def score_loss(
     batch_size: int = 32,
     max_source_length: int | None = None,
     max_target_length: int | None = None,
+    first_line: int = 1,
     progress: bool | str = True,
 ) -> dict[str, float]:
     """Mean negative log-likelihood of the reference translations per target token, without label smoothing.
 
     Batches do not matter, since the sum over all tokens is divided once. Texts longer than the limits, or than the
-    tokenizer's own, are truncated with a warning that names the line, counted from 1. Returns `loss` in nats per token,
-    `perplexity` = exp(loss), and `tokens`, the number of target tokens, `</s>` included. They depend on the tokenizer.
+    tokenizer's own, are truncated with a warning that names the line; the first is `first_line`. Returns
+    `loss` in nats per token, `perplexity` = exp(loss), and `tokens`, the number of target tokens, `</s>` included. They
+    depend on the tokenizer.
     """
     if len(sources) != len(targets) or not targets:
         raise ValueError(f"{len(sources)} sources and {len(targets)} targets; there must be as many, and at least one.")
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1 sentence pair.")
-    lines = range(1, len(sources) + 1)
+    lines = range(first_line, first_line + len(sources))
     limits = length_limit(tokenizer, max_source_length), length_limit(tokenizer, max_target_length)
     source_ids = encode_texts(tokenizer, sources, limit=limits[0], line_numbers=lines)
     target_ids = encode_texts(tokenizer, targets, limit=limits[1], line_numbers=lines, side="target")
-    longest_first = sorted(lines, key=lambda line: (len(source_ids[line - 1]), len(target_ids[line - 1])), reverse=True)
+    order = range(len(sources))
+    longest_first = sorted(order, key=lambda index: (len(source_ids[index]), len(target_ids[index])), reverse=True)
     total = 0.0
     with inference(model), progress_bar(progress, total=len(targets)) as bar:
         for start in range(0, len(targets), batch_size):
-            batch = [line - 1 for line in longest_first[start : start + batch_size]]
+            batch = longest_first[start : start + batch_size]
             ids = {"input_ids": [source_ids[index] for index in batch]}
             inputs = tokenizer.pad(ids, return_attention_mask=True, return_tensors="pt")
             rows = [torch.tensor(target_ids[index], dtype=torch.long) for index in batch]
@@ -486,6 +490,15 @@ def score_loss(
             bar.update(len(batch))
     tokens = sum(map(len, target_ids))
     return {"loss": total / tokens, "perplexity": to_perplexity(total / tokens), "tokens": tokens}
+
+
+def join_losses(losses: Sequence[dict[str, float]]) -> dict[str, float]:
+    """What [`score_loss`] would return for all sentences, from what it has returned for each of their parts."""
+    if len(losses) == 1:
+        return losses[0]
+    tokens = sum(each["tokens"] for each in losses)
+    loss = math.fsum(each["loss"] * each["tokens"] for each in losses) / tokens
+    return {"loss": loss, "perplexity": to_perplexity(loss), "tokens": tokens}
 
 
 def to_perplexity(loss: float) -> float:

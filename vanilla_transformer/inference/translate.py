@@ -1,29 +1,23 @@
-"""Batch translation with any sequence-to-sequence model: sentences, streams of lines, and files of any size.
+"""Batch translation with any sequence-to-sequence model: sentences and streams of lines.
 
-Sentences of like length share a batch, which is filled up to a budget of tokens; of a stream or file a window of lines
-is held. Every input gives exactly one output, in order. A source that is empty or only white space gives an empty
-translation without asking the model, which would make something up. A source longer than the limit is truncated, and a
-warning names its line. The model's training flags are left as they were found.
+Sentences of like length share a batch, which is filled up to a budget of tokens; of a stream a window of lines is held.
+Every input gives exactly one output, in order. A source that is empty or only white space gives an empty translation
+without asking the model, which would make something up. A source longer than the limit is truncated, and a warning
+names its line. The model's training flags are left as they were found.
 """
 
-import hashlib
-import json
 import logging
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import tqdm
 
-from vanilla_transformer.data.corpora import open_text
-from vanilla_transformer.data.vocabularies import check_text_target, get_vocabularies
-from vanilla_transformer.files import check_text_output, locked
+from vanilla_transformer.data.vocabularies import check_text_target
 from vanilla_transformer.model.pipeline_vanilla_transformer import (
     WINDOW_SIZE,
     count_sentences,
@@ -152,6 +146,7 @@ class Translator:
         self.glossary = None if glossary is None else ModelGlossary(glossary, model, tokenizer)
         if glossary is not None:
             check_beams(self.num_beams, generate_kwargs.get("do_sample"))
+        self.n_best = n_best
         self.num_translations = n_best or 1
         self.has_scores = n_best is not None and self.num_beams > 1
         own = sequence_score_settings(self.model) if self.has_scores else {"return_dict_in_generate": False}
@@ -161,12 +156,20 @@ class Translator:
         rows = max(self.num_beams, self.num_translations)
         self.fits = partial(count_sentences, batch_size=batch_size, max_batch_tokens=max_batch_tokens, rows=rows)
 
-    def translate_all(self, sentences: Sequence[str], progress: bool | str) -> list[list[Translation]]:
+    def check_n_best(self) -> None:
+        """Makes sure that the search finds as many translations as were asked for, with scores."""
+        if self.n_best is not None and not (self.has_scores and self.n_best <= self.num_beams):
+            given = f"n_best is {self.n_best} and num_beams is {self.num_beams}"
+            raise ValueError(f"{given}; n_best needs beam search, with no fewer beams than translations.")
+
+    def translate_all(
+        self, sentences: Sequence[str], progress: bool | str, *, first_line: int = 1
+    ) -> list[list[Translation]]:
         """The translations of each sentence, best first."""
         if isinstance(sentences, str):
             raise TypeError("sentences is one string; pass a list of them.")
         with progress_bar(progress, total=len(sentences)) as bar:
-            return list(self.translate(sentences, first_line=1, window_size=None, bar=bar))
+            return list(self.translate(sentences, first_line=first_line, window_size=None, bar=bar))
 
     def translate(
         self, lines: Iterable[str], *, first_line: int, window_size: int | None, bar: Any
@@ -234,6 +237,7 @@ def translate(
     max_source_length: int | None = None,
     source_prefix: str = "",
     glossary: Glossary | Mapping[str, Any] | None = None,
+    first_line: int = 1,
     progress: bool | str = True,
     **generate_kwargs: Any,
 ) -> list[str]:
@@ -248,10 +252,11 @@ def translate(
             source counts as 16 tokens at the least. When neither this nor `batch_size` is given, 8192, or 4096 with a
             model of the library. A sentence that alone exceeds it has a call of its own.
         max_source_length: Tokens, special ones included; longer sources are truncated with a warning that names the
-            line, counted from 1. `None`: the tokenizer's `model_max_length`.
+            line. `None`: the tokenizer's `model_max_length`.
         source_prefix: Put before each source, for models such as T5 (`"translate English to German: "`).
         glossary: What must appear in the translations of sources that have its terms: a [`Glossary`], or the
             translation of each term, `{"term": "Begriff"}`. It needs beam search, and no exported model.
+        first_line: What warnings call the first sentence.
         progress: Whether to show a bar on stderr; a string is its description.
         **generate_kwargs: Passed on to `model.generate`; what is not given comes from the model's generation config.
     """
@@ -263,7 +268,7 @@ def translate(
     translator = Translator(
         model, tokenizer, source_prefix=source_prefix, glossary=glossary, **limits, **generate_kwargs
     )
-    return [best.text for (best,) in translator.translate_all(sentences, progress)]
+    return [best.text for (best,) in translator.translate_all(sentences, progress, first_line=first_line)]
 
 
 def translate_n_best(
@@ -289,6 +294,12 @@ def one_line(text: str) -> str:
     return text.replace("\r\n", " ").replace("\n", " ").replace("\r", " ")
 
 
+def format_lines(number: int, translations: list[Translation], n_best: int | None) -> Iterator[str]:
+    """A source's lines of text: its translation, or so many, each with the source's number and a score."""
+    for text, score in translations:
+        yield one_line(text) if n_best is None else f"{number}\t{score:.4f}\t{one_line(text)}"
+
+
 def translate_lines(
     model: TranslationModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -311,121 +322,10 @@ def translate_lines(
     if window_size < 1:
         raise ValueError(f"window_size is {window_size}; it must be at least 1 line.")
     translator = Translator(model, tokenizer, n_best=n_best, **options)
-    if n_best is not None and not (translator.has_scores and n_best <= translator.num_beams):
-        given = f"n_best is {n_best} and num_beams is {translator.num_beams}"
-        raise ValueError(f"{given}; n_best needs beam search, with no fewer beams than translations.")
+    translator.check_n_best()
     with progress_bar(progress, total=total, unit="line") as bar:
         bar.update(first_line - 1)
         sources = (line.rstrip("\r\n") for line in lines)
         found = translator.translate(sources, first_line=first_line, window_size=window_size, bar=bar)
         for number, translations in enumerate(found, start=first_line):
-            for text, score in translations:
-                yield one_line(text) if n_best is None else f"{number}\t{score:.4f}\t{one_line(text)}"
-
-
-def translate_file(
-    model: TranslationModel,
-    tokenizer: PreTrainedTokenizerBase,
-    input_file: str | os.PathLike[str],
-    output_file: str | os.PathLike[str],
-    *,
-    overwrite: bool = False,
-    **options: Any,
-) -> int:
-    """Translates a text file line by line into another; an interrupted run is taken up where it stopped.
-
-    Translations go to `<output_file>.partial`, which becomes `output_file` when complete, so a file with that name is
-    always whole. If a partial file is there, its complete lines are kept and translation goes on behind them; what they
-    were made with (input, model, vocabulary, options) is kept in `<output_file>.partial.json` and must be the same.
-
-    `input_file` is UTF-8 text, one source per line; `.gz` is decompressed. `overwrite` replaces an existing
-    `output_file`, and starts anew instead of resuming; without it, that file, or a partial one of other settings, is a
-    `FileExistsError`. An `output_file` that another process translates into is a `BlockingIOError`. `options` are those
-    of [`translate_lines`]; an interruption costs less than `window_size` lines. Returns the number of lines in
-    `input_file`.
-    """
-    source, target = Path(input_file), Path(output_file)
-    with locked(target.with_name(target.name + ".partial.lock"), str(target)):
-        return _translate_file(model, tokenizer, source, target, overwrite=overwrite, **options)
-
-
-def _translate_file(
-    model: TranslationModel,
-    tokenizer: PreTrainedTokenizerBase,
-    source: Path,
-    target: Path,
-    *,
-    overwrite: bool,
-    **options: Any,
-) -> int:
-    check_text_output(target, inputs=[source], overwrite=overwrite)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_name(target.name + ".partial")
-    state = target.with_name(target.name + ".partial.json")
-    if overwrite:
-        unfinished.unlink(missing_ok=True)
-    # What decides the translations; batch and window sizes do not.
-    decisive = {"max_source_length": None, "source_prefix": "", "n_best": None, **options}
-    for name in ("window_size", "batch_size", "max_batch_tokens", "progress"):
-        decisive.pop(name, None)
-    settings = _settings(model, tokenizer, source, decisive)
-    done = _resume(unfinished, state, settings=settings, lines_per_source=decisive["n_best"] or 1)
-    with open_text(source) as lines:
-        total = sum(1 for _ in lines)
-    # Line by line, so that a killed process loses nothing that it had yielded.
-    with open_text(source) as lines, open(unfinished, "a", buffering=1, encoding="utf-8", newline="\n") as output:
-        rest = islice(lines, done, None)
-        for translation in translate_lines(model, tokenizer, rest, first_line=done + 1, total=total, **options):
-            output.write(translation + "\n")
-        os.fsync(output.fileno())
-    os.replace(unfinished, target)
-    state.unlink()
-    return total
-
-
-def _resume(unfinished: Path, state: Path, *, settings: dict[str, Any], lines_per_source: int) -> int:
-    """How many sources are done; what an interrupted run wrote half of, a line or an n-best list, is cut off."""
-    if not unfinished.exists():
-        state.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-        return 0
-    found = json.loads(state.read_text(encoding="utf-8")) if state.exists() else {}
-    changed = sorted(name for name in settings.keys() | found.keys() if settings.get(name) != found.get(name))
-    if changed:
-        changes = ", ".join(changed)
-        raise FileExistsError(
-            f"{unfinished} was begun with other settings ({changes}); delete it or give --overwrite (overwrite=True)."
-        )
-    done = kept = size = 0
-    with open(unfinished, "r+b") as file:
-        for number, line in enumerate(file, start=1):
-            size += len(line)
-            if line.endswith(b"\n") and number % lines_per_source == 0:
-                done, kept = done + 1, size
-        file.truncate(kept)
-    logger.info("%s: %d lines are done, going on at line %d", unfinished, done, done + 1)
-    return done
-
-
-def _settings(
-    model: TranslationModel, tokenizer: PreTrainedTokenizerBase, source: Path, options: dict[str, Any]
-) -> dict[str, Any]:
-    """What a file's translations are made with."""
-    with open(source, "rb") as file:
-        input_digest = hashlib.file_digest(file, "sha256").hexdigest()
-    # The head of every tensor tells a model from the same one trained on, and costs less than reading it whole.
-    weights = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        weights.update(name.encode())
-        if not tensor.is_meta:
-            weights.update(tensor.flatten()[:256].to("cpu", torch.float32).numpy().tobytes())
-    source_vocabulary, target_vocabulary = get_vocabularies(tokenizer)
-    vocabulary = json.dumps(sorted(source_vocabulary.items()))
-    if target_vocabulary is not source_vocabulary:
-        vocabulary += json.dumps(sorted(target_vocabulary.items()))
-    return {
-        "input": input_digest,
-        "model": weights.hexdigest(),
-        "vocabulary": hashlib.sha256(vocabulary.encode()).hexdigest(),
-        "generation_config": cast(Any, model).generation_config.to_json_string(),
-        "options": {name: str(value) for name, value in sorted(options.items())},
-    }
+            yield from format_lines(number, translations, n_best)

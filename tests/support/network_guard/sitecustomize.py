@@ -23,7 +23,18 @@ def _is_local(host: object) -> bool:
         address = ipaddress.ip_address(str(host).partition("%")[0])
     except ValueError:
         return False
-    return address.is_loopback or address.is_unspecified
+    return address.is_loopback or address.is_unspecified or _is_own(address)
+
+
+def _is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Whether it is one of this machine's network cards, which alone a socket can be bound to."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((str(address), 0))
+    except OSError:
+        return False
+    return True
 
 
 def _guard(event: str, arguments: tuple[object, ...]) -> None:

@@ -1,0 +1,258 @@
+"""Translating files of any size, by one process or many, on one machine or several that share a folder.
+
+The records are divided into parts of some thousand. Each part's translations are a file of a folder beside the output,
+complete or absent, so that whatever is killed costs the parts that were in work, and none is done twice. A process
+takes a part that nobody else has locked; locks end with the process that holds them. The first process joins the parts
+in order. Processes meet once, at the beginning, to agree on the plan; from there on only files tell them what is done,
+which outlives any of them, and lets any number of processes go on with what others have begun.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import os
+import tempfile
+import time
+from contextlib import ExitStack
+from itertools import chain
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from filelock import FileLock, Timeout
+from transformers import PreTrainedTokenizerBase
+
+from vanilla_transformer.data.records import RecordFile, find_files
+from vanilla_transformer.data.vocabularies import get_vocabularies
+from vanilla_transformer.files import locked
+from vanilla_transformer.model.pipeline_vanilla_transformer import WINDOW_SIZE
+
+from .parts import Output, Work, write_whole
+from .processes import Processes
+from .translate import TranslationModel, Translator, progress_bar
+
+logger = logging.getLogger(__name__)
+
+_MOST_PARTS = 10_000
+_PARTS_OF_A_PROCESS = 4  # so that all end at about the same time
+_POLLING_SECONDS = 0.2
+_LOOKING_SECONDS = 2.0
+_ALONE = Processes()
+
+
+def translate_file(
+    model: TranslationModel,
+    tokenizer: PreTrainedTokenizerBase,
+    input_file: str | os.PathLike[str],
+    output_file: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    source_column: str | None = None,
+    target_column: str = "translation",
+    parts_dir: str | os.PathLike[str] | None = None,
+    n_best: int | None = None,
+    window_size: int = WINDOW_SIZE,
+    progress: bool | str = True,
+    processes: Processes = _ALONE,
+    **options: Any,
+) -> int:
+    """Translates a file, or the files of a folder, into another; an interrupted run is taken up where it stopped.
+
+    Every record gives one translation, in order. What the output was made with (input, model, vocabulary, options) is
+    kept with the finished parts, and must be the same when it is taken up, on as many processes or others.
+
+    Args:
+        model: Any sequence-to-sequence model, or one that was exported.
+        tokenizer: Its tokenizer.
+        input_file: A file, a folder of files or a pattern such as `corpus/*.parquet`: text (a source on each line),
+            `.tsv`, `.jsonl` or `.parquet`, all but the last also compressed (`.gz`, `.bz2`, `.xz`); a path or URL of
+            any file system of fsspec.
+        output_file: A file of any of these kinds, whatever the input's. A path that ends with `/` is a new or empty
+            folder, in which each file of the input gets one of its name.
+        overwrite: Replace an existing file, and start anew instead of resuming.
+        source_column: Column of the sources in tables, "translation.en" for a nested one. `None`: "source" or "text",
+            the only one, or the first of a `.tsv` without names.
+        target_column: Column of the translations. A table of the input's kind keeps all columns.
+        parts_dir: Folder for unfinished parts, shared by all processes. `None`: beside the output, where that is local.
+        n_best: As [`translate_lines`] has it, for text.
+        window_size: Records of a part; an interruption costs less than so many, in each process. Of more than 40
+            million records, parts are larger, so that there are 10,000 of them.
+        progress: Whether the first process shows a bar of what all have done; a string is its description.
+        processes: Which of many processes this is; each of them has to call this function.
+        **options: Those of [`translate`] and of `generate`.
+
+    Returns:
+        The number of records.
+
+    Raises:
+        FileExistsError: For an existing output without `overwrite`, or one begun with other settings.
+        BlockingIOError: If another run is at work on the output.
+        FileNotFoundError, ValueError: For what is wrong with the input; it names the file and the line.
+    """
+    if window_size < 1:
+        raise ValueError(f"window_size is {window_size}; it must be at least 1 line.")
+    translator = Translator(model, tokenizer, n_best=n_best, **options)
+    translator.check_n_best()
+    output = Output(os.fspath(output_file), target_column, n_best, overwrite, parts_dir)
+    # What decides the translations; batches do not.
+    decisive = {"max_source_length": None, "source_prefix": "", "n_best": n_best, **options}
+    decisive |= {"source_column": source_column, "target_column": target_column}
+    for name in ("batch_size", "max_batch_tokens"):
+        decisive.pop(name, None)
+    settings = describe_settings(model, tokenizer, decisive)
+    with ExitStack() as stack:
+
+        def prepare() -> Work:
+            stack.enter_context(locked(output.lock, str(output)))
+            files = [RecordFile(path, source_column) for path in find_files(os.fspath(input_file))]
+            output.check(files)
+            return _prepare(output, files, settings, window_size, processes)
+
+        work = processes.agree(prepare)
+        # None goes on before all have seen the folder, which may be gone soon.
+        processes.call(lambda: work.check(settings, processes))
+        if not work.is_published:
+            _translate_parts(work, translator, processes, progress)
+        if processes.rank == 0:
+            work.publish(output)
+    return work.total
+
+
+def _prepare(
+    output: Output, files: list[RecordFile], settings: dict[str, Any], window_size: int, processes: Processes
+) -> Work:
+    """Finds what an interrupted run has left, or makes a new plan."""
+    folder = output.place.parent.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    beginning = f"{output.place.name}.parts-"
+    left = sorted(path for path in folder.iterdir() if path.name.startswith(beginning) and path.is_dir())
+    if not left:
+        output.check_new()  # before a corpus is read
+    scans = [file.scan() for file in files]
+    settings = {"input": [scan.sha256 for scan in scans], **settings}
+    for path in left:
+        work = Work.load(path)
+        if _can_go_on(work, output, settings, processes):
+            done = sum(work.parts[number].count for number in work.find_finished())
+            logger.info("%s: %d of %d lines are done, going on", output, done, work.total)
+            return work
+        work.discard()
+    output.check_new()
+    total = sum(scan.count for scan in scans)
+    size = max(window_size, -(-total // _MOST_PARTS))
+    if processes.count > 1:
+        size = min(size, max(1, -(-total // (_PARTS_OF_A_PROCESS * processes.count))))
+    divided = [file.divide(scan, size, file=i) for i, (file, scan) in enumerate(zip(files, scans, strict=True))]
+    inputs = [(file.path, file.column) for file in files]
+    work = Work(Path(tempfile.mkdtemp(prefix=beginning, dir=folder)), inputs, [*chain(*divided)], settings)
+    work.save()
+    return work
+
+
+def _can_go_on(work: Work, output: Output, settings: dict[str, Any], processes: Processes) -> bool:
+    """Whether an interrupted run is taken up; one that is neither that nor to be replaced is an error."""
+    if not work.settings or (output.overwrite and not processes.restarted):
+        return False
+    is_over = work.is_published and not work.joined.exists()
+    if is_over and not output.exists():  # somebody has taken it away since
+        return False
+    changed = sorted(name for name in settings if settings[name] != work.settings.get(name))
+    if changed and not is_over and not output.overwrite:
+        raise FileExistsError(
+            f"{work.folder} was begun with other settings ({', '.join(changed)}); delete it or give --overwrite "
+            "(overwrite=True)."
+        )
+    if not changed and not work.is_published:
+        output.check_new()
+    return not changed
+
+
+class _Progress:
+    """Moves a bar by what all processes have done: by batches in this one, by parts in the others."""
+
+    def __init__(self, work: Work, bar: Any) -> None:
+        self.work, self.bar = work, bar
+        self.own = self.shown = 0
+        self.looked = -math.inf
+
+    def update(self, count: int) -> None:
+        """Adds so many records of the part that this process is at."""
+        self.own += count
+        self.show()
+
+    def end_part(self) -> None:
+        """Says that the part is finished."""
+        self.own = 0
+        self.looked = -math.inf
+        self.show()
+
+    def show(self) -> None:
+        """Moves the bar, at most once in a while."""
+        if time.monotonic() - self.looked > _LOOKING_SECONDS:
+            self.looked = time.monotonic()
+            done = self.own + sum(self.work.parts[number].count for number in self.work.find_finished())
+            self.bar.update(max(0, done - self.shown))
+            self.shown = max(self.shown, done)
+
+
+def _translate_parts(work: Work, translator: Translator, processes: Processes, progress: bool | str) -> None:
+    """Translates parts until none is left that nobody has; the first process waits until all are there."""
+    share = processes.share(len(work.parts)).start
+    order = [*range(share, len(work.parts)), *range(share)]
+    with progress_bar(progress if processes.rank == 0 else False, total=work.total, unit="line") as bar:
+        found = _Progress(work, bar)
+        while work.is_open:
+            finished = work.find_finished()
+            order = [number for number in order if number not in finished]
+            found.show()
+            taken = sum(_translate_part(work, number, translator, found) for number in order)
+            if not order or (processes.rank > 0 and not taken):
+                return
+            if not taken:
+                time.sleep(_POLLING_SECONDS)
+
+
+def _translate_part(work: Work, number: int, translator: Translator, bar: _Progress) -> bool:
+    """Translates a part, unless another process has it or has finished it; returns whether it did."""
+    if work.path(number).exists() or not work.is_open:
+        return False
+    lock = FileLock(work.folder / f"{number:06d}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return False
+    try:
+        if work.path(number).exists() or not work.is_open:
+            return False
+        part = work.parts[number]
+        file = work.files[part.file]
+        first_line = part.first + file.first_record + 1
+        found = translator.translate(file.texts(part), first_line=first_line, window_size=None, bar=bar)
+        write_whole(work.path(number), (json.dumps(each, ensure_ascii=False) for each in found))
+        bar.end_part()
+        return True
+    finally:
+        lock.release()
+
+
+def describe_settings(
+    model: TranslationModel, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
+) -> dict[str, Any]:
+    """What translations are made with, but for the sources."""
+    # The head of every tensor tells a model from the same one trained on, and costs less than reading it whole.
+    weights = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        weights.update(name.encode())
+        if not tensor.is_meta:
+            weights.update(tensor.flatten()[:256].to("cpu", torch.float32).numpy().tobytes())
+    source_vocabulary, target_vocabulary = get_vocabularies(tokenizer)
+    vocabulary = json.dumps(sorted(source_vocabulary.items()))
+    if target_vocabulary is not source_vocabulary:
+        vocabulary += json.dumps(sorted(target_vocabulary.items()))
+    return {
+        "model": weights.hexdigest(),
+        "vocabulary": hashlib.sha256(vocabulary.encode()).hexdigest(),
+        "generation_config": cast(Any, model).generation_config.to_json_string(),
+        "options": {name: str(value) for name, value in sorted(options.items())},
+    }

@@ -1,0 +1,107 @@
+"""Files of translations, of the kinds of [`records`]: beside what they translate, or by themselves."""
+
+import json
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import fsspec
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from fsspec.utils import infer_compression
+
+from vanilla_transformer.data.records import Part, RecordFile, find_kind
+
+from .translate import Translation, format_lines, one_line
+
+Translations: TypeAlias = list[Translation]
+
+
+class Piece(NamedTuple):
+    """Some records of a file, and the translations of each, best first."""
+
+    file: RecordFile
+    part: Part
+    translations: Iterable[Translations]
+
+
+def check_columns(files: list[RecordFile], target_column: str) -> None:
+    """Makes sure that translations are not written over a column that is there."""
+    for file in files:
+        if target_column in {name.partition(".")[0] for name in file.columns}:
+            raise ValueError(
+                f"{file.path} has a column {target_column!r} already: give another name for the translations "
+                "(--target_column)."
+            )
+
+
+def write_translations(
+    path: Path, pieces: Iterable[Piece], *, kinds: set[str], target_column: str, n_best: int | None
+) -> None:
+    """Writes a file, whose suffix says its kind and compression.
+
+    Where the sources have the same kind, the only one of `kinds`, their records are written as they are, and the
+    translation added as the last column; else a table has the columns "source" and `target_column`, and text has the
+    translation alone. With `n_best` there are so many lines for each source: its number, the score and the translation.
+    """
+    kind = find_kind(str(path))
+    write = {"text": _write_text, "tsv": _write_tsv, "jsonl": _write_jsonl, "parquet": _write_parquet}[kind]
+    with fsspec.open(str(path), "wb", compression=infer_compression(str(path))) as output:
+        write(output, pieces, kinds == {kind}, target_column, n_best)
+
+
+def _write_text(output: Any, pieces: Iterable[Piece], keep: bool, target_column: str, n_best: int | None) -> None:
+    found = chain.from_iterable(piece.translations for piece in pieces)
+    for number, translations in enumerate(found, start=1):
+        output.write("".join(f"{line}\n" for line in format_lines(number, translations, n_best)).encode())
+
+
+def _cell(text: str) -> str:
+    return one_line(text).replace("\t", " ")
+
+
+def _write_tsv(output: Any, pieces: Iterable[Piece], keep: bool, target_column: str, n_best: int | None) -> None:
+    header: list[str] | None = None
+    is_first = True
+    for file, part, translations in pieces:
+        if keep and (is_first or file.header != header):
+            if not is_first:
+                raise ValueError(f"{file.path}: the columns are {file.header}, but {header} in the files before it.")
+            header = file.header
+            if header:
+                output.write(("\t".join([*header, target_column]) + "\n").encode())
+        is_first = False
+        records = file.lines(part) if keep else map(_cell, file.texts(part))
+        for record, (best, *_) in zip(records, translations, strict=True):
+            output.write(f"{record}\t{_cell(best.text)}\n".encode() if record.strip() or not keep else b"\n")
+
+
+def _write_jsonl(output: Any, pieces: Iterable[Piece], keep: bool, target_column: str, n_best: int | None) -> None:
+    for file, part, translations in pieces:
+        number = part.first
+        for record, (best, *_) in zip(file.lines(part) if keep else file.texts(part), translations, strict=True):
+            number += 1
+            if keep and not record.strip():
+                output.write(b"\n")
+                continue
+            fields = file.read_object(record, number) if keep else {"source": record}
+            output.write((json.dumps(fields | {target_column: best.text}, ensure_ascii=False) + "\n").encode())
+
+
+def _write_parquet(output: Any, pieces: Iterable[Piece], keep: bool, target_column: str, n_best: int | None) -> None:
+    writer: Any = None
+    for file, part, translations in pieces:
+        texts = pa.array([best.text for best, *_ in translations], pa.string())
+        if keep:
+            table = pa.concat_tables(file.batches(part))
+        else:
+            table = pa.table({"source": pa.array(list(file.texts(part)), pa.string())})
+        table = table.append_column(target_column, texts)
+        writer = writer or pq.ParquetWriter(output, table.schema)
+        writer.write_table(table)
+    if writer is None:
+        columns = {"source": pa.array([], pa.string()), target_column: pa.array([], pa.string())}
+        pq.write_table(pa.table(columns), output)
+    else:
+        writer.close()

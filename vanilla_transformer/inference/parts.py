@@ -1,0 +1,250 @@
+"""A file or folder of translations that is made from parts, each of which is complete or absent."""
+
+import errno
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import astuple, dataclass, field
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from vanilla_transformer.data.records import Part, RecordFile, find_kind, is_local, open_path
+from vanilla_transformer.files import check_new_file, check_new_folder, new_file, new_folder
+
+from .outputs import Piece, check_columns, write_translations
+from .processes import Processes
+from .translate import Translation
+
+
+@dataclass(frozen=True)
+class Output:
+    """What is to be written."""
+
+    name: str
+    target_column: str
+    n_best: int | None
+    overwrite: bool
+    parts_dir: str | os.PathLike[str] | None
+
+    def __str__(self) -> str:
+        return self.name
+
+    @cached_property
+    def is_folder(self) -> bool:
+        """Whether there is a file for each one of the input."""
+        return self.name.endswith("/")
+
+    @cached_property
+    def is_local(self) -> bool:
+        """Whether it is in this machine's own file system."""
+        return is_local(self.name)
+
+    @cached_property
+    def path(self) -> Path:
+        """Where it is, in its own file system."""
+        return Path(open_path(self.name)[1])
+
+    @cached_property
+    def place(self) -> Path:
+        """What stands beside the unfinished parts."""
+        if self.parts_dir is not None:
+            return Path(self.parts_dir) / self.path.name
+        if not self.is_local:
+            raise ValueError(f"{self}: give a folder for unfinished parts (--parts_dir), which all processes share.")
+        return self.path
+
+    @property
+    def lock(self) -> Path:
+        """The file that says that a run is at work."""
+        return self.place.with_name(self.place.name + ".partial.lock")
+
+    def check(self, files: list[RecordFile]) -> None:
+        """Makes sure that it can be written as it is wanted; whether it is there is another question."""
+        kinds = {find_kind(file.path) for file in files} if self.is_folder else {find_kind(self.name)}
+        if self.n_best is not None and kinds != {"text"}:
+            raise ValueError(f"n_best is {self.n_best}, and {self} is {', '.join(sorted(kinds))}; it must be text.")
+        names = [PurePosixPath(file.path).name for file in files]
+        if self.is_folder and len(set(names)) < len(names):
+            raise ValueError(f"{self}: several files of the input have the same name; translate them one by one.")
+        targets = [self.path / name for name in names] if self.is_folder else [self.path]
+        if self.is_local and any(is_local(f.path) and Path(open_path(f.path)[1]) in targets for f in files):
+            raise ValueError(f"{self}: the output file is the input file.")
+        check_columns(files, self.target_column)
+
+    def check_new(self) -> None:
+        """Makes sure that nothing is overwritten unasked."""
+        if self.is_local:
+            _ = check_new_folder(self.path) if self.is_folder else check_new_file(self.path, overwrite=self.overwrite)
+        elif self.exists() and (self.is_folder or not self.overwrite):
+            advice = "Name a new folder." if self.is_folder else "Choose another name, or replace it with --overwrite."
+            raise FileExistsError(f"{self} exists. {advice}")
+
+    def exists(self) -> bool:
+        """Whether it is there; an empty folder is not."""
+        system, path = open_path(self.name)
+        return bool(system.exists(path)) and not (self.is_folder and not system.ls(path, detail=False))
+
+    def put(self, joined: Path) -> None:
+        """Moves what was written to where it belongs, or copies it there if that is another file system."""
+        if self.is_local:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                joined.replace(self.path)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                self._copy(joined)
+            return
+        system, path = open_path(self.name)
+        system.makedirs(path if self.is_folder else str(PurePosixPath(path).parent), exist_ok=True)
+        for source in sorted(joined.iterdir()) if self.is_folder else [joined]:
+            system.put_file(str(source), f"{path}/{source.name}" if self.is_folder else path)
+
+    def _copy(self, joined: Path) -> None:
+        if not self.is_folder:
+            with new_file(self.path, overwrite=True) as unfinished:
+                shutil.copyfile(joined, unfinished)
+        elif not self.exists():  # else a run was ended between the copy and the removal of the folder of parts
+            with new_folder(self.path) as unfinished:
+                shutil.copytree(joined, unfinished, dirs_exist_ok=True)
+
+
+@dataclass
+class Work:
+    """The folder of a run's parts: its plan, the parts that are finished, and what they are joined to.
+
+    Its state is a file: `plan.json`, which is called `published.json` from where the output may be replaced.
+    """
+
+    folder: Path
+    inputs: list[tuple[str, str | None]] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, folder: Path) -> "Work":
+        """Reads the plan; a folder without one has no parts."""
+        for name in ("plan.json", "published.json"):
+            with suppress(FileNotFoundError):
+                plan = json.loads((folder / name).read_text(encoding="utf-8"))
+                parts = [Part(*part) for part in plan["parts"]]
+                return cls(folder, [tuple(file) for file in plan["inputs"]], parts, plan["settings"])
+        return cls(folder)
+
+    def save(self) -> None:
+        """Writes the plan, with which the folder begins to count."""
+        plan = {"settings": self.settings, "inputs": self.inputs, "parts": list(map(astuple, self.parts))}
+        write_whole(self.folder / "plan.json", [json.dumps(plan)])
+
+    @property
+    def total(self) -> int:
+        """The records of all parts."""
+        return sum(part.count for part in self.parts)
+
+    @cached_property
+    def files(self) -> list[RecordFile]:
+        """The input."""
+        return [RecordFile(*file) for file in self.inputs]
+
+    @property
+    def joined(self) -> Path:
+        """The output before it has its place."""
+        return self.folder / "joined"
+
+    @property
+    def is_published(self) -> bool:
+        """Whether all parts have been joined."""
+        return (self.folder / "published.json").exists()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether parts may be missing."""
+        return (self.folder / "plan.json").exists()
+
+    def path(self, number: int) -> Path:
+        """The translations of a part."""
+        return self.folder / f"{number:06d}.jsonl"
+
+    def find_finished(self) -> set[int]:
+        """The numbers of the parts that are finished: all, where the folder is gone already."""
+        try:
+            names = [os.path.splitext(name) for name in os.listdir(self.folder)]
+        except FileNotFoundError:
+            return set(range(len(self.parts)))
+        return {int(stem) for stem, suffix in names if suffix == ".jsonl" and stem.isdigit()}
+
+    def discard(self) -> None:
+        """Removes the folder, which does not count any more as soon as it has no state."""
+        for name in ("plan.json", "published.json"):
+            (self.folder / name).unlink(missing_ok=True)
+        shutil.rmtree(self.folder)
+
+    def check(self, settings: dict[str, Any], processes: Processes) -> None:
+        """Makes sure that this process sees the same folder as the first, and has the same model."""
+        if not self.folder.is_dir():
+            raise FileNotFoundError(
+                f"Process {processes.rank} on {socket.gethostname()} does not see {self.folder}: all processes need a "
+                "folder that they share. Name one with --parts_dir."
+            )
+        if changed := [name for name in settings if settings[name] != self.settings[name]]:
+            where = f"Process {processes.rank} on {socket.gethostname()}"
+            raise ValueError(f"{where} has another {' and '.join(changed)} than the first process.")
+
+    def translations(self, numbers: list[int]) -> Iterator[list[Translation]]:
+        """Those of some parts, in order."""
+        for number in numbers:
+            with self.path(number).open(encoding="utf-8") as file:
+                for line in file:
+                    yield [Translation(*each) for each in json.loads(line)]
+
+    def publish(self, output: Output) -> None:
+        """Joins the parts, puts the output in its place, and removes the folder."""
+        if not self.is_published:
+            if not self.joined.exists():
+                self.join(output)
+            output.check_new()
+            (self.folder / "plan.json").rename(self.folder / "published.json")
+        if self.joined.exists():
+            output.put(self.joined)
+        for path in self.folder.iterdir():
+            if path.name != "published.json":
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        (self.folder / "published.json").unlink()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def join(self, output: Output) -> None:
+        """Writes the output, or the files of it, from all parts."""
+        unfinished = self.folder / "unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        every = range(len(self.parts))
+        name = PurePosixPath(output.name).name
+        wanted = {name: list(every)}
+        if output.is_folder:
+            names = [PurePosixPath(file.path).name for file in self.files]
+            wanted = {name: [i for i in every if self.parts[i].file == file] for file, name in enumerate(names)}
+        for name, numbers in wanted.items():
+            pieces = (
+                Piece(self.files[self.parts[number].file], self.parts[number], self.translations([number]))
+                for number in numbers
+            )
+            sources = [file for file in self.files if not output.is_folder or PurePosixPath(file.path).name == name]
+            options: dict[str, Any] = {"target_column": output.target_column, "n_best": output.n_best}
+            write_translations(unfinished / name, pieces, kinds={file.kind for file in sources}, **options)
+            with (unfinished / name).open("rb") as file:
+                os.fsync(file.fileno())
+        (unfinished if output.is_folder else unfinished / name).replace(self.joined)
+
+
+def write_whole(path: Path, lines: Iterable[str]) -> None:
+    """Writes lines to a file that is complete or absent, whoever else writes the same."""
+    unfinished = path.with_name(f".{path.name}-{socket.gethostname()}-{os.getpid()}")
+    with unfinished.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{line}\n" for line in lines)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
