@@ -1,4 +1,4 @@
-/** What each number was computed from: the very values and weights, by the notes of recording.py. No page, no runtime. */
+/** What each number was computed from: the very values and weights, by the notes of recording.py. */
 
 /** @import { Read, Values, Written } from "./tracer.js" */
 import { LENGTH_PENALTIES } from "./search.js";
@@ -178,7 +178,8 @@ export class Notebook {
    * @returns {Term[]}
    */
   multiply(rows) {
-    return rows.map((factors, place) => ({ factors, place, value: factors.reduce((all, { value }) => all * value, 1) }));
+    const product = (/** @type {Factor[]} */ factors) => factors.reduce((all, { value }) => all * value, 1);
+    return rows.map((factors, place) => ({ factors, place, value: product(factors) }));
   }
 
   /**
@@ -189,7 +190,8 @@ export class Notebook {
     const side = this.sideOf(name) === "source" ? this.read : this.written;
     const entry = this.takeWeight(/** @type {string} */ (step.weight), side?.ids[position] ?? 0, dimension);
     const scale = { value: step.scale ?? 1 };
-    return { terms: [], parts: { entry, scale }, computed: entry.value * scale.value, over: /** @type {const} */ ("none") };
+    const computed = entry.value * scale.value;
+    return { terms: [], parts: { entry, scale }, computed, over: /** @type {const} */ ("none") };
   }
 
   /**
@@ -206,7 +208,8 @@ export class Notebook {
     const rate = step.rates?.[dimension] ?? 0, angle = position * rate;
     const parts = { position: { value: position }, rate: { value: rate }, angle: { value: angle } };
     const isCosine = step.is_cosine?.[dimension] ?? false;
-    return { ...none, parts, computed: isCosine ? Math.cos(angle) : Math.sin(angle), function: isCosine ? "cos" : "sin" };
+    const computed = isCosine ? Math.cos(angle) : Math.sin(angle);
+    return { ...none, parts, computed, function: isCosine ? "cos" : "sin" };
   }
 
   /**
@@ -291,8 +294,8 @@ export class Notebook {
     const normal = (input.value - mean) / Math.sqrt(variance + eps);
     const gain = this.takeWeight(/** @type {string} */ (step.weight), dimension);
     const parts = {
-      ...{ input, mean: { value: mean }, variance: { value: variance }, eps: { value: eps }, normal: { value: normal } },
-      ...{ gain, bias: step.bias ? this.takeWeight(step.bias, dimension) : { value: 0 } },
+      ...{ input, mean: { value: mean }, variance: { value: variance }, eps: { value: eps } },
+      ...{ normal: { value: normal }, gain, bias: step.bias ? this.takeWeight(step.bias, dimension) : { value: 0 } },
     };
     const terms = this.multiply(inputs.map((each) => [each]));
     return { terms, parts, computed: normal * gain.value + parts.bias.value, over: /** @type {const} */ ("dimension") };

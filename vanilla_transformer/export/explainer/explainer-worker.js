@@ -3,7 +3,7 @@
 /** @import { Loaded } from "./loading.js" */
 /** @import { Notes } from "./explain.js" */
 /** @import { SearchSettings, Traced, Written } from "./tracer.js" */
-/** @import { Settings } from "./translator.js" */
+/** @import { Settings, TextTokenizer } from "./translator.js" */
 import { loadFolder } from "./loading.js";
 import { Tracer } from "./tracer.js";
 
@@ -34,10 +34,26 @@ async function load() {
   const weights = read("model/weights.bin");
   const graphs = { encoder: read("model/encoder.onnx"), decoder: read("model/decoder.onnx") };
   const tracer = await Tracer.load(runtime, { ...graphs, weights, output: notes.output }, tokenizer, settings);
-  const size = notes.weights["lm_head.weight"].shape[0];
-  const labels = Array.from({ length: size }, (_, id) => tokenizer.decode([id], { skip_special_tokens: false }));
+  const labels = labelTokens(tokenizer, notes.weights["lm_head.weight"].shape[0], read("model/tokenizer.json"));
   answer({ type: "ready", labels, notes, weights: weights.buffer });
   return tracer;
+}
+
+/**
+ * What each token of the vocabulary looks like, a space in front of it too.
+ * @param {TextTokenizer} tokenizer
+ * @param {number} size
+ * @param {Uint8Array} file
+ * @returns {string[]}
+ */
+function labelTokens(tokenizer, size, file) {
+  /** @type {Record<string, number>} */
+  const vocabulary = JSON.parse(new TextDecoder().decode(file)).model.vocab;
+  const withSpace = new Set(Object.entries(vocabulary).filter(([piece]) => piece.startsWith("Ġ")).map(([, id]) => id));
+  return Array.from({ length: size }, (_, id) => {
+    const text = tokenizer.decode([id], { skip_special_tokens: false }).trim().replace(/\s/g, "␣");
+    return `${withSpace.has(id) ? "␣" : ""}${text}` || "␣";
+  });
 }
 
 const { port1, port2 } = new MessageChannel();
@@ -70,7 +86,7 @@ async function work(tracer, request) {
     };
     const { numBeams, temperature } = request;
     const searched = await tracer.search({ numBeams, temperature, beforeStep });
-    traced = { read, searched, written: await tracer.write(searched.best[0]) };
+    traced = { read, searched, written: await tracer.write(searched.best[0].tokens) };
   }
   answer({ type: "traced", id, traced, milliseconds: performance.now() - start });
 }

@@ -10,7 +10,7 @@ import { forgetColors, makeLegend, makeThumbnail, Matrix } from "./matrix.js";
 import { nameValue, Panel } from "./panel.js";
 import { button, canSay, element, find, findLanguage, format, LANGUAGES, loadTexts, say } from "./texts.js";
 import { findLargest } from "./tracer.js";
-import { findNode, makeTree, readPath } from "./tree.js";
+import { COLUMN, findNode, makeTree, readPath } from "./tree.js";
 
 const PATIENCE = 80;  // milliseconds without a key before a sentence is read
 const SHOWN_TOKENS = 12;  // of the vocabulary
@@ -46,8 +46,6 @@ let trail = [];
 let matrices = new Map();
 let newest = 0, timer = 0, isReady = false, wantedStep = -1;
 
-const show = (/** @type {number} */ id) => labels[id].replace(/^ /, "␣").replace(/\s/g, "␣") || "∅";
-
 /** @param {Request} request */
 const ask = (request) => worker.postMessage(request);
 
@@ -69,7 +67,6 @@ function listen({ data }) {
     controls.progress.hidden = true;
     controls.status.textContent = "";
     labels = data.labels;
-    labels = labels.map((_, id) => show(id));
     notebook = new Notebook(data.notes, data.weights, settings.search);
     panel = new Panel({ notebook, labels, onChoose: explain });
     isReady = true;
@@ -123,8 +120,7 @@ function isThere({ name, index }) {
 /** Shows everything anew. */
 function render() {
   if (!notebook?.written) return;
-  const { tokens } = notebook.written;
-  controls.target.textContent = joinTokens(searched?.best[0] ?? tokens);
+  controls.target.textContent = searched?.best[0].text ?? "";
   matrices = new Map();
   renderTokens();
   renderEmbeddings();
@@ -141,11 +137,6 @@ function renderDecoder() {
   renderSoftmax();
 }
 
-/** @param {number[]} tokens */
-function joinTokens(tokens) {
-  return tokens.filter((token) => token !== settings.ids.eos).map((token) => labels[token].replaceAll("␣", " ")).join("").trim();
-}
-
 /** @returns {Notebook} */
 const book = () => /** @type {Notebook} */ (notebook);
 const sourceLabels = () => book().read?.ids.map((id) => labels[id]) ?? [];
@@ -160,8 +151,10 @@ function renderTokens() {
       "aria-label": say(isHidden ? "tokens.hidden" : "tokens.shown", { token: labels[id], id, place }),
     };
     return button(attributes, () => {
-      view.hidden = view.hidden.includes(place) ? view.hidden.filter((each) => each !== place) : [...view.hidden, place];
-      if (view.hidden.length === read?.ids.length) view.hidden = view.hidden.filter((each) => each === place ? false : true);
+      const others = view.hidden.filter((each) => each !== place);
+      // One token is left to look at.
+      const mayHide = !isHidden && others.length < (read?.ids.length ?? 0) - 1;
+      view.hidden = mayHide ? [...others, place] : others;
       trace();
     }, element("b", {}, labels[id]), element("small", {}, `${say("tokens.id")} ${id}`));
   });
@@ -182,7 +175,7 @@ function keepFocus(id, children) {
 }
 
 /** How wide the figures may be. */
-const findWidth = () => find("main", HTMLElement).clientWidth - 26;
+const findWidth = () => find("main", HTMLElement).clientWidth - 60;
 
 /**
  * A matrix with its title and what it means.
@@ -223,8 +216,29 @@ function makeFigure(name, { head = -1, heads = 1, current, rows: most } = {}) {
 }
 
 function renderEmbeddings() {
-  const names = Object.keys(book().notes.steps).filter((name) => /^encoder\.[a-z]\w*$/.test(name) && name !== "encoder.norm");
-  keepFocus("embeddings-body", names.map((name) => makeFigure(name)));
+  keepFocus("embeddings-body", findEmbeddings("encoder").map((name) => makeFigure(name)));
+}
+
+/**
+ * The names of what enters a stack's first layer.
+ * @param {"encoder" | "decoder"} side
+ */
+function findEmbeddings(side) {
+  return Object.keys(book().notes.steps).filter((name) => /^\w+\.[a-z]\w*$/.test(name) && name.startsWith(side)
+    && !name.endsWith(".norm"));
+}
+
+/**
+ * Figures that open on demand.
+ * @param {string} name
+ * @param {string} summary
+ * @param {HTMLElement[]} figures
+ */
+function fold(name, summary, figures) {
+  const details = element("details", { "data-details": name }, element("summary", {}, summary),
+    element("div", { class: "figures" }, ...figures));
+  if (openDetails.has(name)) details.setAttribute("open", "");
+  return details;
 }
 
 /**
@@ -268,7 +282,8 @@ function renderStack(side) {
     const gallery = weights ? [group(say("heads"), Array.from({ length: heads }, (_, head) => {
       const { dims: [, height, width], data } = values[weights];
       const shown = Math.min(rows ?? height, height), columns = kind === "self" ? Math.min(width, shown) : width;
-      const read = (/** @type {number} */ row, /** @type {number} */ column) => data[(head * height + row) * width + column];
+      const read = (/** @type {number} */ row, /** @type {number} */ column) =>
+        data[(head * height + row) * width + column];
       return button({ class: "head", "aria-pressed": `${head === chosen.head}` }, () => {
         chosen.head = head;
         again();
@@ -277,15 +292,16 @@ function renderStack(side) {
     // What people came for is shown at once: the weights; the way to them opens on demand.
     const main = figures.filter((_, place) => names[place].endsWith(kind === "ffn" ? ".hidden" : ".weights"));
     const rest = figures.filter((figure) => !main.includes(figure));
-    const details = element("details", { "data-details": `${side}.${kind}` }, element("summary", {}, say("details", { count: rest.length })),
-      element("div", { class: "figures" }, ...rest));
-    if (openDetails.has(`${side}.${kind}`)) details.setAttribute("open", "");
+    const details = fold(`${side}.${kind}`, say("details", { count: rest.length }), rest);
     return element("div", { class: "block" }, element("h3", {}, say(`block.${side}.${kind}`)),
-      element("p", {}, say(`block.${side}.${kind}.text`)), ...gallery, element("div", { class: "figures" }, ...main), details);
+      element("p", {}, say(`block.${side}.${kind}.text`)), ...gallery,
+      element("div", { class: "figures" }, ...main), details);
   });
   const name = `${side}.norm`;
   if (name in notes.steps) blocks.push(element("div", { class: "figures" }, makeFigure(name, { rows, current })));
-  keepFocus(`${side}-body`, [group(say("layers"), layerButtons), ...blocks]);
+  const inputs = side === "encoder" ? [] : [fold("decoder.sum", say("decoder.inputs"),
+    findEmbeddings(side).map((each) => makeFigure(each, { rows, current })))];
+  keepFocus(`${side}-body`, [...inputs, group(say("layers"), layerButtons), ...blocks]);
 }
 
 /** @type {Set<string>} Which of the folded parts are open. */
@@ -333,7 +349,8 @@ function renderSoftmax() {
     bar.style.width = `${100 * probabilities[token]}%`;
     const cell = { name: PROBABILITIES, index: [step, token] };
     const attributes = { class: "number", "aria-label": `${labels[token]}: ${format(probabilities[token])}` };
-    return element("li", token === chosen ? { class: "chosen" } : {}, element("span", { class: "token" }, labels[token]),
+    return element("li", token === chosen ? { class: "chosen" } : {},
+      element("span", { class: "token" }, labels[token]),
       element("span", { class: "track", "aria-hidden": "true" }, bar),
       button(attributes, () => explain(cell), format(probabilities[token])));
   });
@@ -342,7 +359,8 @@ function renderSoftmax() {
   keepFocus("softmax-body", [
     element("p", {}, say("softmax.after", { after, temperature: format(book().temperature) })),
     element("ol", { class: "bars" }, ...bars),
-    element("p", { class: "quiet" }, say("softmax.entropy", { entropy: entropy.toFixed(2), words: (2 ** entropy).toFixed(1) })),
+    element("p", { class: "quiet" },
+      say("softmax.entropy", { entropy: entropy.toFixed(2), words: (2 ** entropy).toFixed(1) })),
   ]);
 }
 
@@ -359,15 +377,15 @@ function renderTree() {
     showPanel();
     // The rest of the path, where what was chosen lies on the way to the translation that is looked at.
     const isOnWay = path.every((token, each) => token === followed[each]);
-    const won = best.find((tokens) => path.every((token, each) => token === tokens[each]));
-    ask({ type: "follow", id: newest, tokens: isOnWay ? followed : won ?? path });
+    const won = best.find(({ tokens }) => path.every((token, each) => token === tokens[each]));
+    ask({ type: "follow", id: newest, tokens: isOnWay ? followed : won?.tokens ?? path });
   };
-  const tree = makeTree({ nodes, best: best[0] ?? [], followed, labels, onChoose });
-  const results = best.map((tokens) => {
+  const tree = makeTree({ nodes, best: best[0]?.tokens ?? [], followed, labels, onChoose });
+  const results = best.map(({ tokens, text }) => {
     const at = findNode(nodes, tokens);
     const score = nodes[at]?.final;
     const act = () => { if (at >= 0) onChoose(at); };
-    return element("li", {}, button({}, act, joinTokens(tokens) || "∅"), " ", element("span", { class: "quiet" },
+    return element("li", {}, button({}, act, text || "∅"), " ", element("span", { class: "quiet" },
       score === null || score === undefined ? "" : format(score)));
   });
   const box = element("div", { class: "tree", tabindex: 0, role: "region", "aria-label": say("tree.title") }, tree);
@@ -376,7 +394,7 @@ function renderTree() {
     element("h3", {}, say("tree.found")), element("ol", { class: "found" }, ...results),
   ]);
   const seen = tree.querySelectorAll(".followed").length && findNode(nodes, upTo);
-  if (typeof seen === "number" && seen >= 0) box.scrollLeft = Math.max(0, view.step * 118 - box.clientWidth / 2);
+  if (typeof seen === "number" && seen >= 0) box.scrollLeft = Math.max(0, view.step * COLUMN - box.clientWidth / 2);
 }
 
 /** @param {Cell} cell */
@@ -398,8 +416,12 @@ function renderPanel() {
   if (!cell || !isThere(cell)) {
     panelBody.replaceChildren(element("p", {}, say("panel.empty")));
   } else {
+    const hadFocus = panelBody.contains(document.activeElement);
     panelBody.replaceChildren(...panel.render(book().explain(cell)));
-    panelBody.scrollTop = 0;
+    panelBox.scrollTop = 0;
+    if (hadFocus) find("panel-title", HTMLElement).focus({ preventScroll: true });
+    const { value } = book().take(cell.name, ...cell.index);
+    find("told", HTMLElement).textContent = `${nameValue(cell.name)}, ${panel.describePlace(cell)}: ${format(value)}`;
   }
   frameOperands();
 }

@@ -77,8 +77,8 @@ function paint(canvas, { rows, columns, read, isShare }) {
   const image = new ImageData(columns, rows);
   numbers.forEach((number, place) => {
     const color = number < 0 ? negative : positive;
-    // Small numbers can be told from none: the root makes them stronger.
-    const share = Math.sqrt(Math.min(Math.abs(number) / most, 1));
+    // Shares are what they are; of other numbers, the root makes the small ones stronger, so that they can be seen.
+    const share = isShare ? number : Math.sqrt(Math.abs(number) / most);
     for (let channel = 0; channel < 3; channel++) {
       image.data[4 * place + channel] = paper[channel] + (color[channel] - paper[channel]) * share;
     }
@@ -146,7 +146,7 @@ export class Matrix {
   }
 
   draw() {
-    const { rows, columns, isShare, current } = this.options;
+    const { rows, columns, current } = this.options;
     const ratio = resize(this.canvas, columns * this.cellWidth, rows * this.cellHeight);
     paint(this.canvas, this.options);
     const context = this.canvas.getContext("2d");
@@ -160,8 +160,7 @@ export class Matrix {
       const [w, h] = [(right - left + 1) * this.cellWidth, (bottom - top + 1) * this.cellHeight];
       context.strokeRect(x + 1, y + 1, Math.max(w - 2, 1), Math.max(h - 2, 1));
     };
-    if (current !== undefined && !isShare) frame([current, current, 0, columns - 1], mark);
-    if (current !== undefined && isShare) frame([current, current, 0, columns - 1], mark);
+    if (current !== undefined) frame([current, current, 0, columns - 1], mark);
     for (const each of this.frames) frame(each, strong);
     if (document.activeElement === this.canvas) frame([this.at[0], this.at[0], this.at[1], this.at[1]], strong);
   }
@@ -194,8 +193,8 @@ export class Matrix {
     this.told.setAttribute("aria-colindex", `${this.at[1] + 1}`);
     this.told.textContent = this.describe(...this.at);
     this.draw();
-    const box = this.canvas.getBoundingClientRect();
-    showTip(this.told.textContent, box.left + (this.at[1] + 1) * this.cellWidth, box.top + this.at[0] * this.cellHeight);
+    const { left, top } = this.canvas.getBoundingClientRect();
+    showTip(this.told.textContent, left + (this.at[1] + 1) * this.cellWidth, top + this.at[0] * this.cellHeight);
   }
 
   choose() {
@@ -265,5 +264,6 @@ function showTip(text, x, y) {
  */
 export function makeLegend(isShare) {
   const key = isShare ? "legend.share" : "legend.signed";
-  return element("span", { class: isShare ? "legend share" : "legend signed" }, element("i", { "aria-hidden": "true" }), say(key));
+  const bar = element("i", { "aria-hidden": "true" });
+  return element("span", { class: isShare ? "legend share" : "legend signed" }, bar, say(key));
 }

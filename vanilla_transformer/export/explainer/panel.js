@@ -49,7 +49,10 @@ export class Panel {
   describePlace({ name, index }) {
     const { notebook, labels } = this.options;
     const side = notebook.sideOf(name);
-    if (name === SCORE) return say("place.score", { count: index[0] + 1 });
+    if (name === SCORE) {
+      const token = `“${labels[notebook.written?.tokens[index[0]] ?? 0]}”`;
+      return say("place.score", { count: index[0] + 1, token });
+    }
     if (name === "logits" || name === PROBABILITIES) {
       return say("place.next", { token: `“${labels[index[1]]}”`, after: this.nameToken("target", index[0]) });
     }
@@ -67,7 +70,7 @@ export class Panel {
    * @param {Factor} factor
    */
   show({ value, cell, weight }) {
-    if (!cell) return element("span", weight ? { class: "number weight", title: weight } : { class: "number" }, format(value));
+    if (!cell) return element("span", { class: "number", ...(weight ? { title: weight } : {}) }, format(value));
     const title = `${nameValue(cell.name)} · ${this.describePlace(cell)}`;
     const act = () => this.options.onChoose(cell);
     return button({ class: "number", title, "aria-label": `${format(value)}: ${title}` }, act, format(value));
@@ -86,6 +89,21 @@ export class Panel {
       element("p", {}, say(`operation.${operation}`)),
       ...this.writeEquations(explanation).map((parts) => element("p", { class: "equation" }, ...parts)),
       ...(explanation.terms.length ? [this.makeTable(explanation)] : []),
+      ...(operation === "softmax" ? this.renderScore(explanation) : []),
+    ];
+  }
+
+  /**
+   * Where a weight's score is from: what people ask next.
+   * @param {Explanation} explanation
+   */
+  renderScore({ cell, terms }) {
+    const score = /** @type {Cell} */ (terms[cell.index[2]].factors[0].cell);
+    const explanation = this.options.notebook.explain(score);
+    return [
+      element("h3", {}, nameValue(score.name)),
+      ...this.writeEquations(explanation).map((parts) => element("p", { class: "equation" }, ...parts)),
+      this.makeTable(explanation),
     ];
   }
 
@@ -98,24 +116,28 @@ export class Panel {
     const copy = (/** @type {string} */ key) => this.show(parts[key]);
     const result = element("b", { class: "number computed", "data-value": computed }, format(computed));
     switch (operation) {
-      case "embedding": return [["E[", say("the.id"), "] × √d", sub("model"), " = ", n.entry, " × ", n.scale, " = ", result]];
+      case "embedding":
+        return [["E[", say("the.id"), "] × √d", sub("model"), " = ", n.entry, " × ", n.scale, " = ", result]];
       case "positions":
         if (n.entry) return [["P[", n.position, "] = ", result]];
-        return [[`${say("angle")} = `, n.position, " × ", n.rate, " = ", n.angle], [`${name}(`, copy("angle"), ") = ", result]];
+        return [[`${say("angle")} = `, n.position, " × ", n.rate, " = ", n.angle],
+          [`${name}(`, copy("angle"), ") = ", result]];
       case "sum": return [[this.show(terms[0].factors[0]), " + ", this.show(terms[1].factors[0]), " = ", result]];
       case "linear":
-        return [["Σ x", sub("i"), " · w", sub("i"), " = ", n.total], n.bias ? [copy("total"), " + b ", n.bias, " = ", result] : []]
-          .filter((each) => each.length);
+        return n.bias
+          ? [["Σ x", sub("i"), " · w", sub("i"), " = ", n.total], [copy("total"), " + b ", n.bias, " = ", result]]
+          : [["Σ x", sub("i"), " · w", sub("i"), " = ", result]];
       case "scores":
-        return [["q · k = Σ q", sub("i"), " k", sub("i"), " = ", n.total], [copy("total"), " / √d", sub("k"), " = ", copy("total"),
-          " × ", n.scale, " = ", result]];
+        return [["q · k = Σ q", sub("i"), " k", sub("i"), " = ", n.total],
+          ["q · k / √d", sub("k"), " = ", copy("total"), " × ", n.scale, " = ", result]];
       case "softmax":
         return [["exp(s − max) = exp(", this.show(terms[cell.index[2]].factors[0]), " − ", n.largest, ") = ", n.exp],
           ["Σ exp = ", n.total], [copy("exp"), " / ", copy("total"), " = ", result]];
       case "context": return [["Σ α", sub("j"), " · v", sub("j"), " = ", result]];
       case "norm":
         return [["μ = ", n.mean, ", σ² = ", n.variance],
-          ["z = (x − μ) / √(σ² + ε) = (", n.input, " − ", copy("mean"), ") / √(", copy("variance"), " + ", n.eps, ") = ", n.normal],
+          ["z = (x − μ) / √(σ² + ε)"],
+          ["= (", n.input, " − ", copy("mean"), ") / √(", copy("variance"), " + ", n.eps, ") = ", n.normal],
           ["z · γ + β = ", copy("normal"), " × ", n.gain, " + ", n.bias, " = ", result]];
       case "activation":
         return name === "relu" ? [["max(0, ", n.input, ") = ", result]] : [[`${name}(`, n.input, ") = ", result],
@@ -124,7 +146,8 @@ export class Panel {
         return [["exp((z − max) / T) = exp((", n.logit, " − ", n.largest, ") / ", n.temperature, ") = ", n.exp],
           ["Σ exp = ", n.total], [copy("exp"), " / ", copy("total"), " = ", result]];
       default:
-        return [["Σ ln p = ", result], [`${say("penalty")} = `, n.penalty, ` (α = ${format(parts.alpha.value)}, |Y| = `, n.length, ")"],
+        return [["Σ ln p = ", result],
+          [`${say("penalty")} = `, n.penalty, " (α = ", n.alpha, ", |Y| = ", n.length, ")"],
           [copy("total"), " / ", copy("penalty"), " = ", n.final]];
     }
   }

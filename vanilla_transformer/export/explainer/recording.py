@@ -141,7 +141,7 @@ class RecordingStack(nn.Module):
 
 
 class RecordingEncoder(RecordingStack):
-    """The encoder: ids (1, S) and their mask to all its values. `output` names the last one, which the decoder reads."""
+    """The encoder: ids (1, S) and their mask to all its values. The decoder reads the last one, named `output`."""
 
     side = "encoder"
     output: str

@@ -23,7 +23,9 @@ export async function loadTexts(language) {
   if (!response.ok) throw new Error(`texts.${language}.json could not be loaded (${response.status}).`);
   texts = await response.json();
   document.documentElement.lang = language === "zh" ? "zh-Hans" : language;
-  for (const each of document.querySelectorAll("[data-text]")) each.textContent = say(each.getAttribute("data-text") ?? "");
+  for (const each of document.querySelectorAll("[data-text]")) {
+    each.textContent = say(each.getAttribute("data-text") ?? "");
+  }
   for (const each of document.querySelectorAll("[data-label]")) {
     each.setAttribute("aria-label", say(each.getAttribute("data-label") ?? ""));
   }

@@ -40,7 +40,8 @@ import { Translator } from "./translator.js";
  * @property {Values} values
  */
 
-/** @typedef {{nodes: TreeNode[], best: number[][]}} Searched  `best`: the translations found, the best first. */
+/** @typedef {{tokens: number[], text: string}} Found  A translation. */
+/** @typedef {{nodes: TreeNode[], best: Found[]}} Searched  `best`: the translations found, the best first. */
 /** @typedef {{numBeams: number, temperature: number}} SearchSettings */
 /** @typedef {{read: Read, searched: Searched, written: Written}} Traced */
 
@@ -229,7 +230,7 @@ export class Tracer {
     const common = { limits: [Math.min(length, most ?? Infinity, MOST_TOKENS)], eos: ids.eos, beforeStep };
     if (numBeams === 1) {
       const [[{ tokens }]] = await greedySearch(decoder, common);
-      return { nodes: await this.makeChain(tokens, temperature), best: [tokens] };
+      return { nodes: await this.makeChain(tokens, temperature), best: [this.name(tokens)] };
     }
     const tree = new Tree();
     const [found] = await beamSearch(decoder, {
@@ -241,7 +242,15 @@ export class Tracer {
       earlyStopping: search.early_stopping,
       onStep: (sentence, beams) => tree.grow(beams, sentence.open, sentence.ended),
     });
-    return { nodes: tree.nodes, best: found.map(({ tokens }) => tokens) };
+    return { nodes: tree.nodes, best: found.map(({ tokens }) => this.name(tokens)) };
+  }
+
+  /**
+   * @param {number[]} tokens
+   * @returns {Found}
+   */
+  name(tokens) {
+    return { tokens, text: this.translator.decode(tokens) };
   }
 
   /**

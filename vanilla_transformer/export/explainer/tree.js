@@ -3,7 +3,9 @@
 /** @import { TreeNode } from "./tracer.js" */
 import { format, say } from "./texts.js";
 
-const COLUMN = 118, ROW = 34, WIDTH = 96, HEIGHT = 26;
+const ROW = 34, WIDTH = 122, HEIGHT = 26;
+/** Pixels from one step to the next. */
+export const COLUMN = 148;
 const SPACE = "http://www.w3.org/2000/svg";
 
 /**
@@ -35,9 +37,13 @@ export function readPath(nodes, place) {
  * @param {number[]} tokens
  */
 export function findNode(nodes, tokens) {
-  return tokens.reduce((parent, token, step) => parent === -2 ? -2
-    : nodes.findIndex((node) => node.step === step && node.parent === parent && node.token === token) >= 0
-      ? nodes.findIndex((node) => node.step === step && node.parent === parent && node.token === token) : -2, -1);
+  let place = -1;
+  for (const [step, token] of tokens.entries()) {
+    const parent = place;
+    place = nodes.findIndex((node) => node.step === step && node.parent === parent && node.token === token);
+    if (place < 0) return -1;
+  }
+  return place;
 }
 
 /**
@@ -52,10 +58,14 @@ export function findNode(nodes, tokens) {
 export function makeTree({ nodes, best, followed, labels, onChoose }) {
   /** @type {number[]} */
   const heights = [];
-  const places = nodes.map(({ step }) => ({ x: step * COLUMN + 4, y: (heights[step] = (heights[step] ?? -1) + 1) * ROW + 4 }));
+  const places = nodes.map(({ step }) => {
+    heights[step] = (heights[step] ?? -1) + 1;
+    return { x: step * COLUMN + 4, y: heights[step] * ROW + 4 };
+  });
   const columns = heights.length, rows = Math.max(...heights) + 1;
   const [width, height] = [columns * COLUMN + 8, rows * ROW + 8];
-  const ways = [best, followed].map((tokens) => new Set(tokens.map((_, step) => findNode(nodes, tokens.slice(0, step + 1)))));
+  const ways = [best, followed].map((tokens) =>
+    new Set(tokens.map((_, step) => findNode(nodes, tokens.slice(0, step + 1)))));
   const chosen = Math.max(findNode(nodes, followed), 0);
   const lines = nodes.map(({ parent }, place) => {
     if (parent < 0) return "";
@@ -83,8 +93,9 @@ export function makeTree({ nodes, best, followed, labels, onChoose }) {
       },
       draw("title", {}, say("tree.node", put)),
       draw("rect", { width: WIDTH, height: HEIGHT, rx: 6 }),
-      draw("text", { x: 7, y: 17.5 }, label.length > 8 ? `${label.slice(0, 7)}…` : label),
-      draw("text", { x: WIDTH - 6, y: 17.5, class: "share" }, `${Math.round(100 * probability)}%`),
+      draw("text", { x: 7, y: 17.5 }, label.length > 10 ? `${label.slice(0, 9)}…` : label),
+      draw("text", { x: WIDTH - 6, y: 17.5, class: "share" },
+        probability < 0.005 ? "<1%" : `${Math.round(100 * probability)}%`),
     );
     made.addEventListener("click", () => onChoose(place));
     return made;

@@ -102,7 +102,9 @@ def export_web(
         _write_model(copied, partial / MODEL, contents, opset=opset, quantization=quantization)
         title = _make_title(settings)
         readme = make_readme(title, "A page that translates in your browser", Path(folder), Path(node_modules))
-        finish_folder(partial, {"title": title, **settings}, readme, [PAGE_FOLDER / name for name in PAGE_FILES], runtime)
+        finish_folder(
+            partial, {"title": title, **settings}, readme, [PAGE_FOLDER / name for name in PAGE_FILES], runtime
+        )
     return Path(folder)
 
 
