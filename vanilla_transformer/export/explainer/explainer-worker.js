@@ -28,7 +28,7 @@ async function load() {
   /** @type {Loaded<Settings>} */
   const { runtime, settings, tokenizer, read } = await loadFolder((loaded, total) => {
     answer({ type: "progress", loaded, total });
-  });
+  }, 1);  // for one sentence, threads would wait for each other more than they compute
   /** @type {Notes} */
   const notes = JSON.parse(new TextDecoder().decode(read("model/notes.json")));
   const weights = read("model/weights.bin");

@@ -101,10 +101,7 @@ function takeTraced({ traced, milliseconds }) {
   notebook.setWritten(traced.written);
   searched = traced.searched;
   if (traced.read.isCut) controls.status.textContent = say("cut");
-  if (isOther) {
-    view.hidden = [];
-    wantedStep = Math.min(1, traced.written.tokens.length - 1);
-  }
+  if (isOther) wantedStep = Math.min(1, traced.written.tokens.length - 1);
   trail = trail.filter(isThere);
   return true;
 }
@@ -499,6 +496,7 @@ async function start() {
   controls.beams.value = `${isKnown ? search.num_beams : 4}`;
   find("examples", HTMLElement).append(...examples.map((example) => button({ lang: languages?.[0] ?? "" }, () => {
     controls.source.value = example;
+    view.hidden = [];
     trace();
   }, example)));
   await speak(view.language);
@@ -512,6 +510,7 @@ async function start() {
 }
 
 controls.source.addEventListener("input", () => {
+  view.hidden = [];
   clearTimeout(timer);
   timer = setTimeout(trace, PATIENCE);
 });

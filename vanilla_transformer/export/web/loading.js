@@ -13,8 +13,6 @@
  * @property {(name: string) => Uint8Array<ArrayBuffer>} read  The bytes of a file, by its path in the folder.
  */
 
-const MOST_THREADS = 4;
-
 /**
  * Fetches files side by side, and tells how far that is. One that is not whole is fetched anew, wherever it was kept.
  * @param {Record<string, number>} sizes
@@ -56,9 +54,10 @@ async function fetchFiles(sizes, onProgress) {
 /**
  * @template Settings
  * @param {OnProgress} onProgress
+ * @param {number} mostThreads
  * @returns {Promise<Loaded<Settings>>}
  */
-export async function loadFolder(onProgress) {
+export async function loadFolder(onProgress, mostThreads) {
   /** @type {Settings & {files: Record<string, number>}} */
   const settings = await (await fetch("settings.json")).json();
   const isModule = (/** @type {string} */ name) => name.endsWith(".mjs");
@@ -69,7 +68,7 @@ export async function loadFolder(onProgress) {
   const runtime = await import("./runtime/ort.wasm.min.mjs");
   const { Tokenizer } = await import("./runtime/tokenizers.min.mjs");
   const { wasm } = runtime.env;
-  wasm.numThreads = crossOriginIsolated ? Math.min(MOST_THREADS, navigator.hardwareConcurrency) : 1;
+  wasm.numThreads = crossOriginIsolated ? Math.min(mostThreads, navigator.hardwareConcurrency) : 1;
   wasm.wasmBinary = read("runtime/ort-wasm-simd-threaded.wasm").buffer;
   wasm.wasmPaths = { mjs: new URL("./runtime/ort-wasm-simd-threaded.mjs", import.meta.url).href };
   const tokenizer = new Tokenizer(readJson("model/tokenizer.json"), readJson("model/tokenizer_config.json"));

@@ -19,6 +19,8 @@ import { Translator } from "./translator.js";
  *     | {type: "error", id: number | null, message: string}} Answer
  */
 
+const MOST_THREADS = 4;
+
 /** @param {Answer} answer */
 const answer = (answer) => postMessage(answer);
 
@@ -27,7 +29,7 @@ async function load() {
   /** @type {Loaded<Settings>} */
   const { runtime, settings, tokenizer, read } = await loadFolder((loaded, total) => {
     answer({ type: "progress", loaded, total });
-  });
+  }, MOST_THREADS);
   const graphs = { encoder: read("model/encoder.onnx"), decoder: read("model/decoder.onnx") };
   const engine = await Engine.load(runtime, graphs, settings.ids);
   const translator = new Translator(engine, tokenizer, settings);
