@@ -6,7 +6,7 @@
 /** @import { Searched } from "./tracer.js" */
 /** @import { Settings } from "./translator.js" */
 import { Notebook, PROBABILITIES, SCORE } from "./explain.js";
-import { forgetColors, makeLegend, makeThumbnail, Matrix } from "./matrix.js";
+import { drawVisible, forgetColors, makeLegend, makeThumbnail, Matrix } from "./matrix.js";
 import { nameValue, Panel } from "./panel.js";
 import { button, canSay, element, find, findLanguage, format, LANGUAGES, loadTexts, say } from "./texts.js";
 import { findLargest } from "./tracer.js";
@@ -15,6 +15,7 @@ import { COLUMN, findNode, makeTree, readPath } from "./tree.js";
 const PATIENCE = 80;  // milliseconds without a key before a sentence is read
 const SHOWN_TOKENS = 12;  // of the vocabulary
 const DEFAULT_TEXT = "two hundred";
+const OF_HEAD = ["query", "key", "value", "scores", "weights", "context"];
 
 const controls = {
   source: find("source", HTMLInputElement), target: find("target", HTMLOutputElement),
@@ -245,60 +246,83 @@ function fold(name, summary, figures) {
  */
 const group = (label, children) => element("div", { class: "group", role: "group", "aria-label": label }, ...children);
 
+/**
+ * Which rows of a stack's values are shown: all of the source, and the target up to the step.
+ * @param {"encoder" | "decoder"} side
+ */
+const findRows = (side) => side === "encoder" ? {} : { rows: view.step + 1, current: view.step };
+
 /** @param {"encoder" | "decoder"} side */
 function renderStack(side) {
-  const { notes, values } = book();
-  const chosen = view[side];
-  const again = () => {
-    if (side === "encoder") renderStack("encoder"); else renderDecoder();
-    frameOperands();
-  };
+  const names = Object.keys(book().notes.steps);
   const isStep = (/** @type {string} */ name) => new RegExp(`^${side}\\.\\d+\\.`).test(name);
-  const layers = 1 + Math.max(...Object.keys(notes.steps).filter(isStep).map((name) => Number(name.split(".")[1])));
+  const layers = 1 + Math.max(...names.filter(isStep).map((name) => Number(name.split(".")[1])));
   const layerButtons = Array.from({ length: layers }, (_, layer) =>
-    button({ "aria-pressed": `${layer === chosen.layer}` }, () => {
-      chosen.layer = layer;
-      again();
-    }, say("layer", { number: layer + 1 })));
-  const inLayer = Object.keys(notes.steps).filter((name) => name.startsWith(`${side}.${chosen.layer}.`));
+    button({ "aria-pressed": `${layer === view[side].layer}` }, () => choose(side, { layer }),
+      say("layer", { number: layer + 1 })));
+  const inLayer = names.filter((name) => name.startsWith(`${side}.${view[side].layer}.`));
   const kinds = [...new Set(inLayer.map((name) => name.split(".")[2]))];
-  const rows = side === "decoder" ? view.step + 1 : undefined;
-  const current = side === "decoder" ? view.step : undefined;
-  const blocks = kinds.map((kind) => {
-    const names = inLayer.filter((name) => name.split(".")[2] === kind);
-    const weights = names.find((name) => name.endsWith(".weights"));
-    const heads = weights ? values[weights].dims[0] : 1;
-    const figures = names.map((name) => {
-      const last = name.split(".").at(-1) ?? "";
-      const ofHead = ["query", "key", "value", "scores", "weights", "context"].includes(last);
-      const isSource = side === "decoder" && book().sideOf(name) === "source";
-      return makeFigure(name, {
-        ...(ofHead ? { head: chosen.head, heads } : {}), ...(isSource ? {} : { rows, current }),
-      });
-    });
-    const gallery = weights ? [group(say("heads"), Array.from({ length: heads }, (_, head) => {
-      const { dims: [, height, width], data } = values[weights];
-      const shown = Math.min(rows ?? height, height), columns = kind === "self" ? Math.min(width, shown) : width;
-      const read = (/** @type {number} */ row, /** @type {number} */ column) =>
-        data[(head * height + row) * width + column];
-      return button({ class: "head", "aria-pressed": `${head === chosen.head}` }, () => {
-        chosen.head = head;
-        again();
-      }, makeThumbnail({ rows: shown, columns, read }), say("head", { number: head + 1 }));
-    }))] : [];
-    // What people came for is shown at once: the weights; the way to them opens on demand.
-    const main = figures.filter((_, place) => names[place].endsWith(kind === "ffn" ? ".hidden" : ".weights"));
-    const rest = figures.filter((figure) => !main.includes(figure));
-    const details = fold(`${side}.${kind}`, say("details", { count: rest.length }), rest);
-    return element("div", { class: "block" }, element("h3", {}, say(`block.${side}.${kind}`)),
-      element("p", {}, say(`block.${side}.${kind}.text`)), ...gallery,
-      element("div", { class: "figures" }, ...main), details);
-  });
-  const name = `${side}.norm`;
-  if (name in notes.steps) blocks.push(element("div", { class: "figures" }, makeFigure(name, { rows, current })));
+  const blocks = kinds.map((kind) => makeBlock(side, kind, inLayer.filter((name) => name.split(".")[2] === kind)));
+  const last = `${side}.norm`;
+  if (last in book().notes.steps) blocks.push(element("div", { class: "figures" }, makeFigure(last, findRows(side))));
   const inputs = side === "encoder" ? [] : [fold("decoder.sum", say("decoder.inputs"),
-    findEmbeddings(side).map((each) => makeFigure(each, { rows, current })))];
+    findEmbeddings(side).map((each) => makeFigure(each, findRows(side))))];
   keepFocus(`${side}-body`, [...inputs, group(say("layers"), layerButtons), ...blocks]);
+}
+
+/**
+ * Looks at another layer or head.
+ * @param {"encoder" | "decoder"} side
+ * @param {{layer?: number, head?: number}} chosen
+ */
+function choose(side, chosen) {
+  Object.assign(view[side], chosen);
+  renderStack(side);
+  frameOperands();
+}
+
+/**
+ * A part of a layer. What people came for is shown at once: weights, or hidden units. The way to them opens on demand.
+ * @param {"encoder" | "decoder"} side
+ * @param {string} kind
+ * @param {string[]} names  Of its values, in the order in which they are computed.
+ */
+function makeBlock(side, kind, names) {
+  const weights = names.find((name) => name.endsWith(".weights"));
+  const heads = weights ? book().values[weights].dims[0] : 1;
+  const figures = names.map((name) => {
+    const isOfHead = OF_HEAD.includes(name.split(".").at(-1) ?? "");
+    const isSource = book().sideOf(name) === "source";
+    return makeFigure(name, {
+      ...(isOfHead ? { head: view[side].head, heads } : {}), ...(isSource ? {} : findRows(side)),
+    });
+  });
+  const isMain = (/** @type {string} */ name) => name.endsWith(kind === "ffn" ? ".hidden" : ".weights");
+  const rest = figures.filter((_, place) => !isMain(names[place]));
+  return element("div", { class: "block" },
+    element("h3", {}, say(`block.${side}.${kind}`)),
+    element("p", {}, say(`block.${side}.${kind}.text`)),
+    ...(weights ? [makeGallery(side, kind, weights)] : []),
+    element("div", { class: "figures" }, ...figures.filter((_, place) => isMain(names[place]))),
+    fold(`${side}.${kind}`, say("details", { count: rest.length }), rest));
+}
+
+/**
+ * The heads of a layer, small, as buttons.
+ * @param {"encoder" | "decoder"} side
+ * @param {string} kind
+ * @param {string} name  Of their weights.
+ */
+function makeGallery(side, kind, name) {
+  const { dims: [heads, height, width], data } = book().values[name];
+  const rows = Math.min(findRows(side).rows ?? height, height);
+  const columns = side === "decoder" && kind === "self" ? rows : width;
+  return group(say("heads"), Array.from({ length: heads }, (_, head) => {
+    const read = (/** @type {number} */ row, /** @type {number} */ column) =>
+      data[(head * height + row) * width + column];
+    return button({ class: "head", "aria-pressed": `${head === view[side].head}` }, () => choose(side, { head }),
+      makeThumbnail({ rows, columns, read }), say("head", { number: head + 1 }));
+  }));
 }
 
 /** @type {Set<string>} Which of the folded parts are open. */
@@ -307,6 +331,7 @@ document.addEventListener("toggle", ({ target }) => {
   const name = target instanceof HTMLDetailsElement ? target.dataset.details : undefined;
   if (!name) return;
   if (/** @type {HTMLDetailsElement} */ (target).open) openDetails.add(name); else openDetails.delete(name);
+  drawVisible(matrices.values());
 }, true);
 
 /** @param {number} step */
@@ -446,6 +471,7 @@ function frameOperands() {
     const isSeen = ofHead.length && top >= 0 && left >= 0 && top < rows && left < columns;
     matrix.frame(isSeen ? [[top, Math.min(bottom, rows - 1), left, Math.min(right, columns - 1)]] : []);
   }
+  drawVisible(matrices.values());
 }
 
 /** @param {number} by */
@@ -541,6 +567,7 @@ const close = () => {
 };
 find("close", HTMLButtonElement).addEventListener("click", close);
 document.addEventListener("keydown", ({ key }) => { if (key === "Escape") close(); });
+document.addEventListener("scroll", () => drawVisible(matrices.values()), { passive: true });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   forgetColors();
   render();

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.conversion.errors import ConversionError, refuse
+from vanilla_transformer.export.graphs import longest_sequence
 from vanilla_transformer.export.javascript_tokenizer import rewrite_for_javascript
 from vanilla_transformer.export.onnx import (
     BATCH,
@@ -108,7 +109,7 @@ def write_recording(
 
     encoder, decoder, expected = _compute(copied)
     states = (1, SOURCE, copied.config.d_model)
-    sizes = {
+    sizes: dict[str, dict[str, Any]] = {
         "encoder": {"input_ids": (1, SOURCE), "attention_mask": (1, SOURCE)},
         "decoder": {
             "input_ids": (BATCH, TARGET),
@@ -130,11 +131,12 @@ def _compute(
     model: VanillaTransformerForConditionalGeneration,
 ) -> tuple[RecordingEncoder, RecordingDecoder, dict[str, Any]]:
     """Inputs and all values of a sentence with a masked token and of two prefixes, after a look at the logits."""
+    longest = longest_sequence(model) or 7
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(model.config.vocab_size, (1, 7), generator=generator)
-    targets = torch.randint(model.config.target_vocab_size, (2, 5), generator=generator)
+    ids = torch.randint(model.config.vocab_size, (1, min(longest, 7)), generator=generator)
+    targets = torch.randint(model.config.target_vocab_size, (2, min(longest, 5)), generator=generator)
     mask = torch.ones_like(ids)
-    mask[0, 2] = 0
+    mask[0, 1:2] = 0
     with torch.no_grad():
         encoder = RecordingEncoder(model)
         read = encoder(ids, mask)

@@ -19,6 +19,7 @@ import { element, format, say } from "./texts.js";
  */
 
 const ROW = 20, SQUARE = 26, WIDEST = 14;  // pixels
+const MARGIN = 300;  // pixels beside the screen in which matrices are drawn, too
 const COLORS = { paper: "--panel", positive: "--positive", negative: "--negative", strong: "--strong", mark: "--mark" };
 
 /** @typedef {Record<keyof typeof COLORS, [number, number, number]>} Colors */
@@ -141,12 +142,21 @@ export class Matrix {
       this.element.prepend(element("span"), above);
     }
     labels.style.setProperty("--cell", `${this.cellHeight}px`);
+    this.canvas.style.width = `${columns * this.cellWidth}px`;
+    this.canvas.style.height = `${this.options.rows * this.cellHeight}px`;
+    /** What is off the screen is drawn once it comes in sight. */
+    this.isDrawn = false;
     this.listen();
-    this.draw();
+  }
+
+  isOnScreen() {
+    const { top, bottom, width } = this.canvas.getBoundingClientRect();
+    return width > 0 && bottom > -MARGIN && top < innerHeight + MARGIN;
   }
 
   draw() {
     const { rows, columns, current } = this.options;
+    this.isDrawn = true;
     const ratio = resize(this.canvas, columns * this.cellWidth, rows * this.cellHeight);
     paint(this.canvas, this.options);
     const context = this.canvas.getContext("2d");
@@ -172,7 +182,7 @@ export class Matrix {
   frame(frames) {
     if (!frames.length && !this.frames.length) return;
     this.frames = frames;
-    this.draw();
+    this.isDrawn = false;
   }
 
   /**
@@ -242,6 +252,16 @@ export class Matrix {
   }
 }
 Matrix.count = 0;
+
+/**
+ * Draws what is on the screen and not drawn yet.
+ * @param {Iterable<Matrix>} matrices
+ */
+export function drawVisible(matrices) {
+  // First all places, then all pictures: browsers lay the page out once.
+  const wanted = [...matrices].filter((matrix) => !matrix.isDrawn && matrix.isOnScreen());
+  for (const matrix of wanted) matrix.draw();
+}
 
 /**
  * Shows a number beside the pointer; an empty text hides it.
