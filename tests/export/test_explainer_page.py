@@ -284,9 +284,9 @@ def test_it_is_used_by_keyboard(chromium: Browser, server: PageServer) -> None:
     node = chromium.find("#beam-body .node[tabindex='0']")
     chromium.run("arguments[0].focus()", node)
     step = int(node.get_attribute("aria-label").split()[1].rstrip(":"))
-    node.send_keys(KEYS["Right"])
+    node.send_keys(KEYS["Left"])
     moved = chromium.driver.switch_to.active_element
-    assert int(moved.get_attribute("aria-label").split()[1].rstrip(":")) == step + 1
+    assert int(moved.get_attribute("aria-label").split()[1].rstrip(":")) == step - 1
     moved.send_keys(KEYS["Enter"])
     chromium.wait_for(lambda: chromium.find_all("#panel-body .result"))
     chip = chromium.find("#steps .chip")

@@ -43,6 +43,8 @@ const view = {
 };
 /** @type {Cell[]} The numbers that were explained, the last one now. */
 let trail = [];
+/** @type {Explanation | undefined} Of the last of them. */
+let explained;
 /** @type {Map<string, Matrix>} By the names of values, with the head where there is one. */
 let matrices = new Map();
 let newest = 0, timer = 0, isReady = false, wantedStep = -1;
@@ -435,14 +437,15 @@ function renderPanel() {
   find("back", HTMLButtonElement).disabled = trail.length < 2;
   const isDimension = cell !== undefined && cell.name !== PROBABILITIES && cell.name !== SCORE;
   for (const id of ["previous", "next"]) find(id, HTMLButtonElement).disabled = !isDimension;
-  if (!cell || !isThere(cell)) {
+  explained = cell && isThere(cell) ? book().explain(cell) : undefined;
+  if (!cell || !explained) {
     panelBody.replaceChildren(element("p", {}, say("panel.empty")));
   } else {
     const hadFocus = panelBody.contains(document.activeElement);
-    panelBody.replaceChildren(...panel.render(book().explain(cell)));
+    panelBody.replaceChildren(...panel.render(explained));
     panelBox.scrollTop = 0;
     if (hadFocus) find("panel-title", HTMLElement).focus({ preventScroll: true });
-    const { value } = book().take(cell.name, ...cell.index);
+    const { value } = explained;
     find("told", HTMLElement).textContent = `${nameValue(cell.name)}, ${panel.describePlace(cell)}: ${format(value)}`;
   }
   frameOperands();
@@ -450,14 +453,13 @@ function renderPanel() {
 
 /** Frames the number that is explained, and those it was computed from, wherever they are shown. */
 function frameOperands() {
-  const cell = trail.at(-1);
   /** @type {Map<string, number[][]>} */
-  const places = new Map();
+  const places = new Map([...matrices.keys()].map((name) => [name, []]));
   const add = (/** @type {Cell | undefined} */ each) => {
-    if (each) places.set(each.name, [...(places.get(each.name) ?? []), each.index]);
+    if (each) places.get(each.name)?.push(each.index);
   };
-  if (cell && isThere(cell)) {
-    const { terms, parts } = /** @type {Explanation} */ (book().explain(cell));
+  if (explained) {
+    const { cell, terms, parts } = explained;
     add(cell);
     for (const { factors } of terms) for (const each of factors) add(each.cell);
     for (const part of Object.values(parts)) add(part.cell);
