@@ -178,6 +178,15 @@ def test_clicks_lead_from_number_to_number(model: Any, chromium: Browser, server
         assert float(distance) < TOLERANCE, name
         texts = [read_number(text) for text in chromium.read_all("#panel-body .result", "textContent")]
         assert texts == pytest.approx([shown], abs=TOLERANCE)
+    # What entered a hidden unit, and how a query and a key agree, stand below.
+    for name, below in (
+        ("encoder.1.ffn.hidden", "encoder.1.ffn.inner"),
+        ("decoder.0.cross.weights", "decoder.0.cross.scores"),
+    ):
+        click_cell(chromium, name)
+        origin = float(chromium.find("#panel-body h3 ~ .equation .computed").get_attribute("data-value"))
+        assert float((expected[below][0] - origin).abs().min()) < TOLERANCE
+        assert chromium.find_all("#panel-body h3 ~ .terms td")
     # From an attention weight to its score, from there to a query, and so on to the table of embeddings.
     click_cell(chromium, "encoder.0.self.weights")
     way = []
@@ -212,6 +221,10 @@ def test_the_tree_and_the_translations_are_those_of_the_search(
         assert len(nodes) == len(TOKENIZER(text_target=texts[0]).input_ids)
     assert not chromium.find_all("#beam-body .node.dropped")
     change(chromium, "beams", 4)
+    chromium.find("#grow").click()
+    assert chromium.find_all("#beam-body .node.later")
+    assert not [step for step in chromium.read_all("#beam-body .node:not(.later)", "dataset.step") if int(step) > 1]
+    chromium.wait_for(lambda: not chromium.find_all("#beam-body .later"))
     dropped = chromium.find_all("#beam-body .node.dropped")[-1]
     place = dropped.get_attribute("data-node")
     chromium.run("arguments[0].dispatchEvent(new MouseEvent('click', { bubbles: true }))", dropped)

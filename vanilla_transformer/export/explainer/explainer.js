@@ -10,7 +10,7 @@ import { drawVisible, forgetColors, makeLegend, makeThumbnail, Matrix } from "./
 import { nameValue, Panel } from "./panel.js";
 import { button, canSay, element, find, findLanguage, format, LANGUAGES, loadTexts, say } from "./texts.js";
 import { findLargest } from "./tracer.js";
-import { COLUMN, findNode, makeTree, readPath } from "./tree.js";
+import { COLUMN, findNode, grow, makeTree, readPath } from "./tree.js";
 
 const PATIENCE = 80;  // milliseconds without a key before a sentence is read
 const SHOWN_TOKENS = 12;  // of the vocabulary
@@ -413,8 +413,10 @@ function renderTree() {
       score === null || score === undefined ? "" : format(score)));
   });
   const box = element("div", { class: "tree", tabindex: 0, role: "region", "aria-label": say("tree.title") }, tree);
+  const follow = (/** @type {number} */ x) => { box.scrollLeft = x - box.clientWidth; };
+  const growing = button({ id: "grow" }, () => grow(tree, follow), say("tree.grow"));
   keepFocus("beam-body", [
-    box, element("p", { class: "quiet" }, say("tree.legend")),
+    growing, box, element("p", { class: "quiet" }, say("tree.legend")),
     element("h3", {}, say("tree.found")), element("ol", { class: "found" }, ...results),
   ]);
   const seen = tree.querySelectorAll(".followed").length && findNode(nodes, upTo);

@@ -89,19 +89,22 @@ export class Panel {
       element("p", {}, say(`operation.${operation}`)),
       ...this.writeEquations(explanation).map((parts) => element("p", { class: "equation" }, ...parts)),
       ...(explanation.terms.length ? [this.makeTable(explanation)] : []),
-      ...(operation === "softmax" ? this.renderScore(explanation) : []),
+      ...this.renderOrigin(explanation),
     ];
   }
 
   /**
-   * Where a weight's score is from: what people ask next.
-   * @param {Explanation} explanation
+   * Where a weight's score is from, or what entered an activation function: what people ask next.
+   * @param {Explanation} of
+   * @returns {Node[]}
    */
-  renderScore({ cell, terms }) {
-    const score = /** @type {Cell} */ (terms[cell.index[2]].factors[0].cell);
-    const explanation = this.options.notebook.explain(score);
+  renderOrigin({ operation, cell, terms, parts }) {
+    const origin = operation === "softmax" ? terms[cell.index[2]].factors[0].cell
+      : operation === "activation" ? parts.input.cell : undefined;
+    if (!origin) return [];
+    const explanation = this.options.notebook.explain(origin);
     return [
-      element("h3", {}, nameValue(score.name)),
+      element("h3", {}, nameValue(origin.name)),
       ...this.writeEquations(explanation).map((parts) => element("p", { class: "equation" }, ...parts)),
       this.makeTable(explanation),
     ];

@@ -6,6 +6,7 @@ import { format, say } from "./texts.js";
 const ROW = 34, WIDTH = 122, HEIGHT = 26;
 /** Pixels from one step to the next. */
 export const COLUMN = 148;
+const PACE = 700;  // milliseconds for each step of a growing tree
 const SPACE = "http://www.w3.org/2000/svg";
 
 /**
@@ -47,6 +48,24 @@ export function findNode(nodes, tokens) {
 }
 
 /**
+ * Lets a tree grow, a column after the other, as the search did.
+ * @param {SVGSVGElement} tree
+ * @param {(x: number) => void} onStep  Told where the newest column ends.
+ */
+export function grow(tree, onStep) {
+  const parts = [...tree.querySelectorAll("[data-step]")];
+  const stepOf = (/** @type {Element} */ part) => Number(part.getAttribute("data-step"));
+  const last = Math.max(...parts.map(stepOf));
+  const show = (/** @type {number} */ step) => {
+    for (const part of parts) part.classList.toggle("later", stepOf(part) > step);
+    onStep((step + 1) * COLUMN);
+    // A tree that was replaced by another one grows no more.
+    if (step < last && tree.isConnected) setTimeout(show, PACE, step + 1);
+  };
+  show(0);
+}
+
+/**
  * @param {object} options
  * @param {TreeNode[]} options.nodes
  * @param {number[]} options.best  The tokens of the translation that won.
@@ -73,7 +92,7 @@ export function makeTree({ nodes, best, followed, labels, onChoose }) {
     const [x, y, half] = [from.x + WIDTH, from.y + HEIGHT / 2, (COLUMN - WIDTH) / 2];
     const end = to.y + HEIGHT / 2;
     const d = `M ${x} ${y} C ${x + half} ${y} ${x + half} ${end} ${to.x} ${end}`;
-    return draw("path", { d, class: ways[0].has(place) ? "edge best" : `edge ${nodes[place].state}` });
+    return draw("path", { d, "data-step": nodes[place].step, class: ways[0].has(place) ? "edge best" : `edge ${nodes[place].state}` });
   });
   const boxes = nodes.map((node, place) => {
     const before = node.parent < 0 ? 0 : nodes[node.parent].score;
@@ -90,6 +109,7 @@ export function makeTree({ nodes, best, followed, labels, onChoose }) {
       {
         ...{ class: classes.filter(Boolean).join(" "), transform: `translate(${x} ${y})`, role: "button" },
         ...{ tabindex: place === chosen ? 0 : -1, "aria-label": say("tree.node", put), "data-node": place },
+        "data-step": node.step,
       },
       draw("title", {}, say("tree.node", put)),
       draw("rect", { width: WIDTH, height: HEIGHT, rx: 6 }),
