@@ -92,7 +92,8 @@ export function makeTree({ nodes, best, followed, labels, onChoose }) {
     const [x, y, half] = [from.x + WIDTH, from.y + HEIGHT / 2, (COLUMN - WIDTH) / 2];
     const end = to.y + HEIGHT / 2;
     const d = `M ${x} ${y} C ${x + half} ${y} ${x + half} ${end} ${to.x} ${end}`;
-    return draw("path", { d, "data-step": nodes[place].step, class: ways[0].has(place) ? "edge best" : `edge ${nodes[place].state}` });
+    const kind = ways[0].has(place) ? "best" : nodes[place].state;
+    return draw("path", { d, "data-step": nodes[place].step, class: `edge ${kind}` });
   });
   const boxes = nodes.map((node, place) => {
     const before = node.parent < 0 ? 0 : nodes[node.parent].score;

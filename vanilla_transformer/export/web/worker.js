@@ -34,7 +34,7 @@ async function load() {
   const engine = await Engine.load(runtime, graphs, settings.ids);
   const translator = new Translator(engine, tokenizer, settings);
   await translator.translate(["a"], { numBeams: 2 });  // browsers make code fast when it first runs
-  answer({ type: "ready", threads: runtime.env.wasm.numThreads });
+  answer({ type: "ready", threads: runtime.env.wasm.numThreads ?? 1 });
   return translator;
 }
 
