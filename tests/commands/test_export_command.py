@@ -141,7 +141,7 @@ def test_options_of_other_formats_are_refused(refuse: Callable[..., str], model:
     said = refuse("export_model", *words, "onnx", "--quantization", "int8", "--max_positions", 70)
     assert "--quantization int8 is for --format ctranslate2 or web, --max_positions 70 is for" in said
     said = refuse("export_model", *words, "ctranslate2", "--opset", 18)
-    assert "--opset 18 is for --format onnx or transformersjs or web; this is --format ctranslate2" in said
+    assert "--opset 18 is for --format onnx or transformersjs or web or explainer; this is --format ctranslate2" in said
 
 
 def test_missing_and_damaged_models_are_explained(refuse: Refuse, model: Path, exported: Path, tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_sinusoids_are_right_at_any_position() -> None:
         def forward(self, indices: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"sinusoids": self.positions(indices, indices.shape[1])}
 
-    graph = exporting._export(Positions(), {"indices": (exporting._BATCH, exporting._SOURCE)}, opset=18)
+    graph = exporting.export_graph(Positions(), {"indices": (exporting.BATCH, exporting.SOURCE)}, opset=18)
     indices = np.arange(100_000).reshape(4, -1)
     (found,) = make_session(graph).run(None, {"indices": indices})
     expected = SINUSOIDS[kind](torch.tensor(indices + 2).double(), 16)

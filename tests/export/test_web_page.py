@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chromium import Browser, open_chromium
+from chromium import CONTRAST, Browser, open_chromium
 from letters import TOKENIZER, make_letters_model, train_on_letters
 from node_packages import find_node_modules
 from page_server import PageServer, serve
@@ -20,30 +20,6 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 WORDS = ["abc", "hgfe", "d"]
-# What each text has to be told from its background by: https://www.w3.org/TR/WCAG21/#contrast-minimum.
-CONTRAST = """
-const luminance = (color) => {
-  const canvas = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d");
-  canvas.fillStyle = color;
-  canvas.fillRect(0, 0, 1, 1);
-  const linear = [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3).map((value) => value / 255)
-    .map((value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4));
-  return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
-};
-const background = (element) => {
-  for (let at = element; at; at = at.parentElement) {
-    const color = getComputedStyle(at).backgroundColor;
-    if (color !== "rgba(0, 0, 0, 0)") return color;
-  }
-};
-return Object.fromEntries([...document.querySelectorAll("body *")]
-  .filter((element) => element.checkVisibility() && (element.matches("textarea")
-    || [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim())))
-  .map((element) => {
-    const [a, b] = [getComputedStyle(element).color, background(element)].map(luminance);
-    return [element.outerHTML.slice(0, 80), (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)];
-  }));
-"""
 
 
 @pytest.fixture(scope="module")

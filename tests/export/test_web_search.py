@@ -15,6 +15,7 @@ from node_packages import SUPPORT, find_node_modules, run_node
 import vanilla_transformer.export
 
 WEB = Path(vanilla_transformer.export.__file__).parent / "web"
+EXPLAINER = WEB.parent / "explainer"
 VOCABULARY, EOS = 3, 2
 LONGEST = 4
 Table = dict[str, list[float]]
@@ -83,10 +84,15 @@ def test_greedy_search_takes_the_likeliest_token() -> None:
 
 @pytest.mark.parametrize(
     ("libraries", "files"),
-    [(["DOM", "DOM.Iterable"], ["page.js"]), (["WebWorker"], ["worker.js", "service-worker.js"])],
-    ids=["page", "workers"],
+    [
+        (["DOM", "DOM.Iterable"], [WEB / "page.js"]),
+        (["WebWorker"], [WEB / "worker.js", WEB / "service-worker.js"]),
+        (["DOM", "DOM.Iterable"], [EXPLAINER / "explainer.js"]),
+        (["WebWorker"], [EXPLAINER / "explainer-worker.js"]),
+    ],
+    ids=["page", "workers", "explainer", "explainer's worker"],
 )
-def test_types_are_right(tmp_path: Path, libraries: list[str], files: list[str]) -> None:
+def test_types_are_right(tmp_path: Path, libraries: list[str], files: list[Path]) -> None:
     packages = find_node_modules("typescript", "@huggingface/transformers")
     options: dict[str, Any] = {
         **dict.fromkeys(("allowJs", "checkJs", "noEmit", "strict", "noUnusedLocals", "skipLibCheck"), True),
@@ -95,10 +101,10 @@ def test_types_are_right(tmp_path: Path, libraries: list[str], files: list[str])
         "moduleResolution": "bundler",
         "types": [],
         "lib": ["ES2024", *libraries],
-        "rootDirs": [str(WEB), str(SUPPORT / "web_types")],
+        "rootDirs": [str(EXPLAINER), str(WEB), str(SUPPORT / "web_types")],
         "paths": {"*": [str(packages / "*")]},
     }
-    project = {"compilerOptions": options, "files": [str(WEB / file) for file in files]}
+    project = {"compilerOptions": options, "files": [str(file) for file in files]}
     (tmp_path / "tsconfig.json").write_text(json.dumps(project), encoding="utf-8")
     run_tool(packages, "tsc", "-p", str(tmp_path))
 
@@ -107,9 +113,10 @@ def test_style_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     packages = find_node_modules("eslint", "@eslint/js")
     monkeypatch.setenv("VANILLA_TRANSFORMER_NODE_MODULES", str(packages))
     monkeypatch.chdir(WEB.parents[2])  # files above the folder of work are not looked at
-    files = [*WEB.glob("*.js"), *SUPPORT.glob("*.mjs")]
+    pages = [*WEB.glob("*.js"), *EXPLAINER.glob("*.js")]
+    files = [*pages, *SUPPORT.glob("*.mjs")]
     run_tool(packages, "eslint", "-c", str(SUPPORT / "eslint.config.mjs"), *map(str, files))
-    for file in WEB.glob("*.js"):
+    for file in pages:
         assert max(map(len, file.read_text(encoding="utf-8").splitlines())) <= 120, file.name
 
 

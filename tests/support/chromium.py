@@ -16,6 +16,31 @@ _OPTIONS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
 
+# What each text has to be told from its background by: https://www.w3.org/TR/WCAG21/#contrast-minimum.
+CONTRAST = """
+const luminance = (color) => {
+  const canvas = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d");
+  canvas.fillStyle = color;
+  canvas.fillRect(0, 0, 1, 1);
+  const linear = [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3).map((value) => value / 255)
+    .map((value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
+};
+const background = (element) => {
+  for (let at = element; at; at = at.parentElement) {
+    const color = getComputedStyle(at).backgroundColor;
+    if (color !== "rgba(0, 0, 0, 0)") return color;
+  }
+};
+return Object.fromEntries([...document.querySelectorAll("body *")]
+  .filter((element) => element.checkVisibility() && (element.matches("textarea")
+    || [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim())))
+  .map((element) => {
+    const [a, b] = [getComputedStyle(element).color, background(element)].map(luminance);
+    return [element.outerHTML.slice(0, 80), (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)];
+  }));
+"""
+
 
 class Browser:
     """Chromium, with what tests do to any page."""

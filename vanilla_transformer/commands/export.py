@@ -6,6 +6,7 @@ r"""Take a trained model to another runtime.
     vanilla-transformer export --model_name_or_path out/my-model --format onnx --output_dir out/my-model-onnx
     vanilla-transformer export --model_name_or_path out/my-model --format transformersjs --output_dir out/my-model-js
     vanilla-transformer export --model_name_or_path out/my-model --format web --output_dir out/my-page
+    vanilla-transformer export --model_name_or_path out/my-model --format explainer --output_dir out/my-explainer
 
 The output folder must be new or empty; it is complete when the command ends well, and not there otherwise. It holds
 what translating needs besides: the tokenizer and the generation config.
@@ -28,6 +29,7 @@ OPTIONS = {
     "onnx": ("opset",),
     "transformersjs": ("opset",),
     "web": ("quantization", "opset", "node_modules", "examples"),
+    "explainer": ("opset", "node_modules", "examples"),
 }
 # As export/ctranslate2.py has them.
 Quantization = Literal[
@@ -41,10 +43,10 @@ class ExportArguments:
 
     model_name_or_path: str = option("Folder or Hub name of a model of this package.")
     output_dir: str = option("Folder for the exported model: a new one, or an empty one.")
-    format: Literal["ctranslate2", "onnx", "transformersjs", "web"] = option(
+    format: Literal["ctranslate2", "onnx", "transformersjs", "web", "explainer"] = option(
         "ctranslate2: for CTranslate2; onnx: for ONNX Runtime and others; transformersjs: for JavaScript, in float32 "
-        "and 8 bits; web: a page that translates in the browser. All but the first are compared with the original in "
-        "the end."
+        "and 8 bits; web: a page that translates in the browser; explainer: a page that shows every number on the way. "
+        "All but the first are compared with the original in the end."
     )
     revision: str = option("Branch, tag or commit on the Hub. Default: main.", "main")
     trust_remote_code: bool = option("Let code from the checkpoint run.", False)
@@ -56,9 +58,10 @@ class ExportArguments:
         "All but CTranslate2: version of ONNX's operators. Default: 18, the oldest that torch writes.", None
     )
     node_modules: str | None = option(
-        "web: where npm installed onnxruntime-web and @huggingface/tokenizers. Default: node_modules here.", None
+        "web, explainer: where npm installed onnxruntime-web and @huggingface/tokenizers. Default: node_modules here.",
+        None,
     )
-    examples: list[str] | None = option("web: texts to click on.", None)
+    examples: list[str] | None = option("web, explainer: texts to click on.", None)
 
     def __post_init__(self) -> None:
         owners: dict[str, list[str]] = {}

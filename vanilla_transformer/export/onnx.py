@@ -43,10 +43,10 @@ OLDEST_OPSET = 18  # the oldest that torch's exporter writes
 # A file of more bytes than protobuf can read has its weights beside it.
 LARGEST_FILE = 3 * 2**29
 
-_BATCH, _SOURCE, _TARGET = Dim("batch_size"), Dim("encoder_sequence_length"), Dim("decoder_sequence_length")
+BATCH, SOURCE, TARGET = Dim("batch_size"), Dim("encoder_sequence_length"), Dim("decoder_sequence_length")
 _PAST, _CACHED_SOURCE = Dim("past_decoder_sequence_length"), Dim("past_encoder_sequence_length")
 # What these free sizes are while tracing: any will do but 0 and 1, which tracing takes for constants.
-_FREE = {_BATCH: 2, _SOURCE: 4, _TARGET: 2, _PAST: 3, _CACHED_SOURCE: 2}
+_FREE = {BATCH: 2, SOURCE: 4, TARGET: 2, _PAST: 3, _CACHED_SOURCE: 2}
 
 
 def export_onnx(
@@ -155,8 +155,8 @@ def _import_exporters() -> None:
 
 
 def _export_encoder(model: VanillaTransformerForConditionalGeneration, opset: int) -> Any:
-    source = (_BATCH, _SOURCE)
-    return _export(model.model.encoder, {"input_ids": source, "attention_mask": source}, opset)
+    source = (BATCH, SOURCE)
+    return export_graph(model.model.encoder, {"input_ids": source, "attention_mask": source}, opset)
 
 
 def _export_decoder(
@@ -167,13 +167,13 @@ def _export_decoder(
     heads = attention.num_heads
     widths = {"key": attention.k_proj.out_features // heads, "value": attention.v_proj.out_features // heads}
     states = {
-        side: {kind: (_BATCH, heads, length, width) for kind, width in widths.items()}
+        side: {kind: (BATCH, heads, length, width) for kind, width in widths.items()}
         for side, length in (("decoder", _PAST), ("encoder", _CACHED_SOURCE))
     }
-    sizes: dict[str, Any] = {"input_ids": (_BATCH, _TARGET), "encoder_attention_mask": (_BATCH, _SOURCE)}
-    sizes["encoder_hidden_states"] = (_BATCH, _SOURCE, config.d_model)
+    sizes: dict[str, Any] = {"input_ids": (BATCH, TARGET), "encoder_attention_mask": (BATCH, SOURCE)}
+    sizes["encoder_hidden_states"] = (BATCH, SOURCE, config.d_model)
     sizes["past_key_values"] = {str(number): states for number in range(config.decoder_layers)}
-    return _export(decoder(model), sizes, opset)
+    return export_graph(decoder(model), sizes, opset)
 
 
 def _map(sizes: Mapping[str, Any], function: Callable[[tuple[Any, ...]], Any]) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def _make_input(sizes: tuple[Any, ...]) -> torch.Tensor:
     return torch.ones(shape, dtype=torch.long if len(shape) == 2 else torch.float32)
 
 
-def _export(graph: nn.Module, sizes: Mapping[str, Any], opset: int) -> Any:
+def export_graph(graph: nn.Module, sizes: Mapping[str, Any], opset: int) -> Any:
     """Exports one graph as an `onnx_ir.Model`, given the sizes of its inputs, some of which are free."""
     from transformers.exporters.configs import OnnxConfig
     from transformers.exporters.exporter_onnx import OnnxExporter

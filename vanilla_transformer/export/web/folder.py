@@ -28,8 +28,8 @@ from vanilla_transformer.model.generation_vanilla_transformer import (
 
 PAGE_FOLDER = Path(__file__).resolve().parent
 PAGE_FILES = (
-    *("index.html", "page.css", "page.js", "worker.js", "engine.js", "search.js", "translator.js", "icon.svg"),
-    "service-worker.js",
+    *("index.html", "page.css", "page.js", "worker.js", "engine.js", "search.js", "translator.js", "loading.js"),
+    *("icon.svg", "service-worker.js"),
 )
 # By package: the version that was tried, and the files, each with the folder that it is copied to.
 PACKAGES = {
@@ -39,16 +39,16 @@ PACKAGES = {
     ),
     "@huggingface/tokenizers": ("0.2.0", ("dist/tokenizers.min.mjs",)),
 }
-_MODEL, _RUNTIME = "model", "runtime"
+MODEL, RUNTIME = "model", "runtime"
 # What the search of the page knows, besides those of beams.
-_KNOWN = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id", "max_length", "max_new_tokens")
+KNOWN = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id", "max_length", "max_new_tokens")
 _README = """---
 {card}
 ---
 
 # {title}
 
-A page that translates in your browser: no server, no telemetry, and nothing is fetched from elsewhere. After the first
+{purpose}: no server, no telemetry, and nothing is fetched from elsewhere. After the first
 visit it works without a network. Put this folder on any web server, on GitHub Pages, or on a static Space:
 
     hf upload me/{name} {name} --repo-type space
@@ -95,20 +95,30 @@ def export_web(
         raise ValueError(f"quantization is {quantization!r}; for a page it must be one of ['int8', 'float32'].")
     runtime = find_runtime(node_modules)
     copied, tokenizer = prepare_export(model, folder, tokenizer=tokenizer, opset=opset)
-    refuse("A page cannot run this model", find_reasons(copied, _KNOWN))
+    refuse("A page cannot run this model", find_reasons(copied, KNOWN))
     contents = rewrite_for_javascript(tokenizer)
     settings = make_settings(copied, tokenizer) | {"examples": list(examples)}
     with new_folder(folder) as partial:
-        _write_model(copied, partial / _MODEL, contents, opset=opset, quantization=quantization)
-        (partial / _RUNTIME).mkdir()
-        for path in runtime:
-            shutil.copyfile(path, partial / _RUNTIME / path.name)
-        for name in PAGE_FILES:
-            shutil.copyfile(PAGE_FOLDER / name, partial / name)
+        _write_model(copied, partial / MODEL, contents, opset=opset, quantization=quantization)
         title = _make_title(settings)
-        (partial / "README.md").write_text(_make_readme(title, Path(folder), Path(node_modules)), encoding="utf-8")
-        _write_index(partial, settings, title)
+        readme = make_readme(title, "A page that translates in your browser", Path(folder), Path(node_modules))
+        finish_folder(
+            partial, {"title": title, **settings}, readme, [PAGE_FOLDER / name for name in PAGE_FILES], runtime
+        )
     return Path(folder)
+
+
+def finish_folder(
+    folder: Path, settings: dict[str, Any], readme: str, pages: Sequence[Path], runtime: Sequence[Path]
+) -> None:
+    """Copies a page's files and npm's to where the model is already, and writes what tells of them all."""
+    (folder / RUNTIME).mkdir()
+    for path in runtime:
+        shutil.copyfile(path, folder / RUNTIME / path.name)
+    for path in pages:
+        shutil.copyfile(path, folder / path.name)
+    (folder / "README.md").write_text(readme, encoding="utf-8")
+    _write_index(folder, settings, [path.name for path in pages])
 
 
 def find_runtime(node_modules: str | os.PathLike[str]) -> list[Path]:
@@ -186,20 +196,21 @@ def _make_title(settings: dict[str, Any]) -> str:
     return f"Translate {languages[0]} to {languages[1]}" if languages else "Translate"
 
 
-def _make_readme(title: str, folder: Path, node_modules: Path) -> str:
+def make_readme(title: str, purpose: str, folder: Path, node_modules: Path) -> str:
+    """The text beside a page: a Space's settings, what it is, how to show it to others."""
     headers = {"cross-origin-embedder-policy": "require-corp", "cross-origin-opener-policy": "same-origin"}
     fields: Any = {"app_file": "index.html", "custom_headers": headers}  # with them, browsers allow threads
     card = SpaceCardData(title=title, sdk="static", **fields).to_yaml()
     found = {package: read_json(node_modules / package / "package.json") for package in PACKAGES}
     packages = " and ".join(f"{name} {each['version']} ({each['license']})" for name, each in found.items())
-    return _README.format(card=card, title=title, name=folder.resolve().name, packages=packages)
+    return _README.format(card=card, title=title, purpose=purpose, name=folder.resolve().name, packages=packages)
 
 
-def _write_index(folder: Path, settings: dict[str, Any], title: str) -> None:
+def _write_index(folder: Path, settings: dict[str, Any], pages: Sequence[str]) -> None:
     """Writes settings.json with the size of each file to be loaded, and tells the service worker their names."""
-    loaded = [path for name in (_MODEL, _RUNTIME) for path in sorted((folder / name).iterdir())]
+    loaded = [path for name in (MODEL, RUNTIME) for path in sorted((folder / name).iterdir())]
     sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in loaded}
-    settings = {"title": title, **settings, "files": sizes}
+    settings = {**settings, "files": sizes}
     (folder / "settings.json").write_text(json.dumps(settings, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "README.md")
     digest = hashlib.sha256()
@@ -207,5 +218,5 @@ def _write_index(folder: Path, settings: dict[str, Any], title: str) -> None:
         digest.update(path.read_bytes())
     worker = folder / "service-worker.js"
     text = worker.read_text(encoding="utf-8").replace("@VERSION@", digest.hexdigest()[:16])
-    names = [name for name in (*PAGE_FILES, "settings.json") if name != worker.name]
+    names = [name for name in (*pages, "settings.json") if name != worker.name]
     worker.write_text(text.replace('"@FILES@"', ", ".join(json.dumps(name) for name in names)), encoding="utf-8")

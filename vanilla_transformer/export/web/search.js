@@ -38,6 +38,8 @@
  * @property {number[]} limits  The most tokens of each sentence's translation, the end symbol included.
  * @property {number} eos  The end symbol.
  * @property {() => void | Promise<void>} [beforeStep]  Called before each step; what it throws ends the search.
+ * @property {(sentence: Sentence, found: Beam[]) => void} [onStep]  Called in beam search once a sentence is a token
+ *     longer, with the continuations that it chose from.
  */
 
 /**
@@ -124,6 +126,7 @@ class Sentence {
     this.ended = this.ended.sort((a, b) => b.score - a.score).slice(0, numBeams);
     this.open = found.filter((beam) => beam.token !== eos).slice(0, numBeams);
     this.isDone = isLast || !this.canImprove();
+    this.options.onStep?.(this, found);
   }
 
   /** Whether an open beam may still take the place of a translation that has ended: log-probabilities only fall. */

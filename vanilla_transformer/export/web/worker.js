@@ -1,8 +1,10 @@
 /** Loads the model and translates, away from the page, which stays at hand while this works. */
 
 import { Engine } from "./engine.js";
+import { loadFolder } from "./loading.js";
 import { Translator } from "./translator.js";
 
+/** @import { Loaded } from "./loading.js" */
 /** @import { Result, Settings } from "./translator.js" */
 
 /**
@@ -22,64 +24,17 @@ const MOST_THREADS = 4;
 /** @param {Answer} answer */
 const answer = (answer) => postMessage(answer);
 
-/**
- * Fetches files side by side, and tells how far that is. One that is not whole is fetched anew, wherever it was kept.
- * @param {Record<string, number>} sizes
- * @returns {Promise<Map<string, Uint8Array<ArrayBuffer>>>}
- */
-async function fetchFiles(sizes) {
-  const total = Object.values(sizes).reduce((sum, size) => sum + size, 0);
-  /** @type {Record<string, number>} */
-  const loaded = {};
-  const all = new AbortController();
-  const read = async (/** @type {string} */ name, /** @type {RequestCache} */ cache) => {
-    const response = await fetch(name, { cache, signal: all.signal });
-    if (!response.ok || !response.body) throw new Error(`${name} could not be loaded (${response.status}).`);
-    const bytes = new Uint8Array(sizes[name]);
-    loaded[name] = 0;
-    for (const reader = response.body.getReader(); ;) {
-      const { done, value } = await reader.read();
-      if (done) return loaded[name] === bytes.length ? bytes : null;
-      if (loaded[name] + value.length > bytes.length) return null;
-      bytes.set(value, loaded[name]);
-      loaded[name] += value.length;
-      const sum = Object.values(loaded).reduce((sum, size) => sum + size, 0);
-      if (!all.signal.aborted) answer({ type: "progress", loaded: sum, total });
-    }
-  };
-  const fetchFile = async (/** @type {string} */ name) => {
-    const bytes = (await read(name, "default")) ?? (await read(name, "reload"));
-    if (!bytes) throw new Error(`${name} is not whole: load the page again.`);
-    return /** @type {[string, Uint8Array<ArrayBuffer>]} */ ([name, bytes]);
-  };
-  try {
-    return new Map(await Promise.all(Object.keys(sizes).map(fetchFile)));
-  } finally {
-    all.abort();  // after a failure nothing else is fetched
-  }
-}
-
 /** @returns {Promise<Translator>} */
 async function load() {
-  /** @type {Settings & {files: Record<string, number>}} */
-  const settings = await (await fetch("settings.json")).json();
-  const isModule = (/** @type {string} */ name) => name.endsWith(".mjs");
-  const sizes = Object.fromEntries(Object.entries(settings.files).filter(([name]) => !isModule(name)));
-  const files = await fetchFiles(sizes);
-  const read = (/** @type {string} */ name) => /** @type {Uint8Array<ArrayBuffer>} */ (files.get(name));
-  const readJson = (/** @type {string} */ name) => JSON.parse(new TextDecoder().decode(read(name)));
-  const runtime = await import("./runtime/ort.wasm.min.mjs");
-  const { Tokenizer } = await import("./runtime/tokenizers.min.mjs");
-  const { wasm } = runtime.env;
-  wasm.numThreads = crossOriginIsolated ? Math.min(MOST_THREADS, navigator.hardwareConcurrency) : 1;
-  wasm.wasmBinary = read("runtime/ort-wasm-simd-threaded.wasm").buffer;
-  wasm.wasmPaths = { mjs: new URL("./runtime/ort-wasm-simd-threaded.mjs", import.meta.url).href };
+  /** @type {Loaded<Settings>} */
+  const { runtime, settings, tokenizer, read } = await loadFolder((loaded, total) => {
+    answer({ type: "progress", loaded, total });
+  }, MOST_THREADS);
   const graphs = { encoder: read("model/encoder.onnx"), decoder: read("model/decoder.onnx") };
   const engine = await Engine.load(runtime, graphs, settings.ids);
-  const tokenizer = new Tokenizer(readJson("model/tokenizer.json"), readJson("model/tokenizer_config.json"));
   const translator = new Translator(engine, tokenizer, settings);
   await translator.translate(["a"], { numBeams: 2 });  // browsers make code fast when it first runs
-  answer({ type: "ready", threads: wasm.numThreads });
+  answer({ type: "ready", threads: runtime.env.wasm.numThreads ?? 1 });
   return translator;
 }
 
