@@ -80,6 +80,11 @@ class Run:
             raise TimeoutError(f"{alive} have not ended.")
 
 
+def list_parts(output: Path) -> set[Path]:
+    """The files of a translation that is not finished."""
+    return set(output.parent.glob(f"{output.name}.parts-*/**/*"))
+
+
 def kill_in_turn(
     arguments: CheckArguments, command: list[str], output: Path, chooser: random.Random
 ) -> tuple[int, int]:
@@ -88,12 +93,13 @@ def kill_in_turn(
     while not output.exists():
         restarts = chooser.choice([0, 1])
         log = output.with_suffix(".log")
+        before = list_parts(output)
         run = Run([*command, str(output)], arguments.num_processes, restarts, log)
         runs += 1
         waits_for_parts = chooser.random() < 0.75
-        while run.process.poll() is None and waits_for_parts and not list(output.parent.glob(f"{output.name}.parts-*")):
+        while run.process.poll() is None and waits_for_parts and list_parts(output) == before:
             time.sleep(0.01)
-        time.sleep(chooser.uniform(0, 2.0 if waits_for_parts else 8.0))
+        time.sleep(chooser.uniform(0, 1.0 if waits_for_parts else 8.0))
         was_killed = run.kill_one(chooser)
         run.wait()
         kills += was_killed

@@ -3,6 +3,7 @@
 import bz2
 import csv
 import gzip
+import io
 import itertools
 import json
 import logging
@@ -27,10 +28,14 @@ from tiny_translations import (
     translate_alone,
     write_sources,
 )
+from tqdm import tqdm  # type: ignore[import-untyped]
 from translating_programs import kill_at
 
+from vanilla_transformer.data.records import Part
 from vanilla_transformer.files import locked
+from vanilla_transformer.inference import files
 from vanilla_transformer.inference.files import translate_file
+from vanilla_transformer.inference.parts import Work
 from vanilla_transformer.inference.translate import translate_lines
 
 SETTINGS: dict[str, Any] = {"window_size": 5, "batch_size": 2, "progress": False}
@@ -370,3 +375,22 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     source.write_text("", encoding="utf-8")
     assert translate(source, tmp_path / "empty.txt") == 0
     assert (tmp_path / "empty.txt").read_text(encoding="utf-8") == ""
+
+
+def test_the_bar_counts_what_other_processes_have_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_LOOKING_SECONDS", -1.0)
+    work = Work(tmp_path, parts=[Part(0, 0, 5), Part(0, 5, 5), Part(0, 10, 2)])
+    with tqdm(total=work.total, file=io.StringIO()) as bar:
+        progress = files._Progress(work, bar)
+        shown = []
+        for act in (
+            lambda: progress.update(3),
+            lambda: work.path(2).touch(),  # another process's
+            lambda: progress.update(1),
+            lambda: work.path(0).touch(),  # this one's
+            progress.end_part,
+            lambda: progress.update(5),
+        ):
+            act()
+            shown.append(bar.n)
+    assert shown == [3, 3, 6, 6, 7, 12]
