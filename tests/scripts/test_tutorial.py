@@ -4,6 +4,7 @@ import importlib
 import itertools
 import string
 from pathlib import Path
+from textwrap import dedent, indent
 from typing import Any
 
 import nbformat
@@ -167,6 +168,43 @@ WRONG = {
         "beam.other": ("is_over = ", "is_over = bool(ended) or "),
     },
 }
+# Answers of other kinds, which are right too.
+RIGHT = {
+    "positional_encoding": """
+        wave = lambda p, j: (math.cos if j % 2 else math.sin)(p / 10000 ** ((j - j % 2) / d_model))
+        return torch.tensor([[wave(p, j) for j in range(d_model)] for p in range(length)])""",
+    "attention": "return torch.nn.functional.scaled_dot_product_attention(query, key, value, allowed)",
+    "split_heads": "return torch.stack(states.chunk(heads, dim=-1), dim=1)",
+    "padding_mask": "return ~input_ids.eq(pad_id).reshape(len(input_ids), 1, 1, -1)",
+    "add_and_norm": "return torch.nn.functional.layer_norm(sublayer + x, gain.shape, gain, bias, epsilon)",
+    "feed_forward": "return torch.addmm(b2, torch.relu(x @ w1 + b1).flatten(0, 1), w2).view(x.shape)",
+    "shift_right": "return torch.nn.functional.pad(labels.where(labels >= 0, pad_id), (1, -1), value=start_id)",
+    "causal_mask": "return torch.arange(length)[:, None] >= torch.arange(length)",
+    "smoothed_loss": """
+        return torch.nn.functional.cross_entropy(logits.mT, labels, ignore_index=-100, label_smoothing=epsilon)""",
+    "learning_rate": "return min(step**-0.5, step / warmup_steps / warmup_steps**0.5) / d_model**0.5 if step else 0",
+    "greedy_search": """
+        ids = torch.tensor([[start_id]])
+        for _ in range(longest):
+            ids = torch.cat([ids, predict(ids).topk(1).indices], dim=1)
+            if ids[0, -1] == end_id:
+                break
+        return ids[0, 1:]""",
+    "beam_search": """
+        beginnings, ended = [([], 0.0)], []
+        for n in range(1, longest + 1):
+            longer = []
+            for ids, total in beginnings:
+                log_p = predict(torch.tensor([[start_id, *ids]]))[0].tolist()
+                longer += [([*ids, word], total + each) for word, each in enumerate(log_p)]
+            longer = sorted(longer, key=lambda one: -one[1])[:beams]
+            ended += [one for one in longer if one[0][-1] == end_id or n == longest]
+            beginnings = [one for one in longer if one[0][-1] != end_id]
+            if not beginnings:
+                break
+        scored = [(total / ((5 + len(ids)) / 6) ** alpha, ids) for ids, total in ended]
+        return max(scored)[1], max(scored)[0]""",
+}
 HINTS = [(name, hint) for name, wrong in WRONG.items() for hint in wrong]
 
 
@@ -241,6 +279,14 @@ class TestChecks:
         solution = getattr(solutions, name)
         assert checker(solution) is solution
         assert capsys.readouterr().out.startswith("✓ Exercise")
+
+    @pytest.mark.parametrize("name", checks.EXERCISES)
+    def test_another_right_answer_is_right_too(self, name: str, checker: Any) -> None:
+        head = (
+            build.make_exercise(SOLUTIONS[name]).removeprefix("@check\n").removesuffix("    raise NotImplementedError")
+        )
+        code = head + indent(dedent(RIGHT[name]).strip(), "    ")
+        assert checker.judge(name, define(name, code)) is None
 
     @pytest.mark.parametrize(("name", "hint"), HINTS)
     def test_a_wrong_answer_is_rejected_with_its_hint(
