@@ -56,6 +56,7 @@ def target(link: str, name: str, headings: list[str]) -> str:
     if not path:
         return f"heading {headings.index(anchor) + 1}" if anchor in headings else f"no heading ({link})"
     path = posixpath.normpath(posixpath.join(posixpath.dirname(name), path))
+    path = path.replace(".zh.", ".en.") if path not in {ENGLISH, CHINESE} else path  # a page in both languages
     return "the other README" if path in {ENGLISH, CHINESE} - {name} else f"{path}#{anchor}".rstrip("#")
 
 

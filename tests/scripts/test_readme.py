@@ -32,7 +32,14 @@ ROOT = Path(__file__).parents[2]
 README = "README.md"
 MAP = "vanilla_transformer/README.md"
 FOLDERS = ("vanilla_transformer/conversion", "vanilla_transformer/export")
-FILES = (README, "scripts/README.md", "scripts/results.md", MAP, *(f"{folder}/README.md" for folder in FOLDERS))
+FILES = (
+    README,
+    "scripts/README.md",
+    "scripts/results.md",
+    "scripts/tutorial/README.md",
+    MAP,
+    *(f"{folder}/README.md" for folder in FOLDERS),
+)
 # The numbered sections, equations, figures and tables of the paper from section 3 on, but for its conclusion.
 PAPER = {
     *("3.1", "3.2.1", "3.2.2", "3.2.3", "3.3", "3.4", "3.5", "4", "5.1", "5.2", "5.3", "5.4", "6.1", "6.2", "6.3"),
@@ -173,9 +180,12 @@ def test_every_link_leads_somewhere(name: str) -> None:
 
 def test_every_readme_is_tested_and_every_file_that_it_names_exists() -> None:
     paths = [path for folder in ("scripts", "vanilla_transformer") for path in (ROOT / folder).rglob("*.md")]
-    found = {path.relative_to(ROOT).as_posix() for path in paths if not path.name.startswith("model_card")}
+    # The tutorial's pages are tested as notebooks.
+    found = {
+        path.relative_to(ROOT).as_posix() for path in paths if not path.name.startswith(("model_card", "tutorial."))
+    }
     assert found | {README} == set(FILES)
-    pattern = r"(?<![\w/])((?:scripts|tests|vanilla_transformer)/[\w/]+(?:\.\w+)?)"
+    pattern = r"(?<![\w/])((?:scripts|tests|vanilla_transformer)/[\w/]+(?:\.\w+)*)"
     named = {path for name in FILES for path in re.findall(pattern, read(name))}
     assert [path for path in named if not (ROOT / path).exists()] == []
 
