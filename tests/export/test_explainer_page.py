@@ -180,7 +180,7 @@ def test_clicks_lead_from_number_to_number(model: Any, chromium: Browser, server
         assert texts == pytest.approx([shown], abs=TOLERANCE)
     # What entered a hidden unit, and how a query and a key agree, stand below.
     for name, below in (
-        ("encoder.1.ffn.hidden", "encoder.1.ffn.inner"),
+        ("encoder.0.ffn.hidden", "encoder.0.ffn.inner"),
         ("decoder.0.cross.weights", "decoder.0.cross.scores"),
     ):
         click_cell(chromium, name)
