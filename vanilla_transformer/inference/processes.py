@@ -9,9 +9,11 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 # How long the others wait: the first process may read a large corpus, or another one be slower. A dead one ends it.
 _PATIENCE = timedelta(days=1)
@@ -87,6 +89,13 @@ class Processes:
 
 
 def _connect() -> None:
-    if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("gloo", timeout=_PATIENCE)
-        atexit.register(torch.distributed.destroy_process_group)
+    if torch.distributed.is_initialized():
+        return
+    place: dict[str, Any] = {}
+    if os.environ.get("GROUP_WORLD_SIZE") == "1" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # torchrun's store outlives its processes, and has the addresses of those that a restart has replaced. Only
+        # processes of one machine were all restarted so many times.
+        store, place["rank"], place["world_size"] = next(rendezvous("env://"))
+        place["store"] = PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+    torch.distributed.init_process_group("gloo", timeout=_PATIENCE, **place)
+    atexit.register(torch.distributed.destroy_process_group)
