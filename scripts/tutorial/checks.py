@@ -114,7 +114,8 @@ class Checker:
         """Prints by how much two tensors of one shape differ; a ValueError if rounding does not explain it."""
         difference = (yours - models).abs().max().item()
         if not difference <= TOLERANCE * max(1.0, models.abs().max().item()):  # "not", because of NaN
-            raise ValueError(f"{name}: yours and the model's differ by {difference}.")
+            advice = "If the model has been trained since, run the notebook from its first cell."
+            raise ValueError(f"{name}: yours and the model's differ by {difference}. {advice}")
         print(self.messages["compared"].format(name=name, difference=difference))
 
     def summary(self) -> None:
