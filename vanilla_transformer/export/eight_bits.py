@@ -35,6 +35,8 @@ def quantize_graph(path: Path, target: Path) -> None:
         quantize_dynamic(model, target, op_types_to_quantize=["MatMul"], weight_type=QuantType.QInt8)
     quantized = onnx.load(target)
     del quantized.graph.value_info[:]  # what every runtime infers by itself
+    for node in quantized.graph.node:
+        node.name = ""  # nothing refers to it
     onnx.save(quantized, target)
 
 
