@@ -26,6 +26,7 @@ from transformers import PreTrainedTokenizerBase
 from vanilla_transformer.data.records import RecordFile, find_files
 from vanilla_transformer.data.vocabularies import get_vocabularies
 from vanilla_transformer.files import locked
+from vanilla_transformer.memory import release_kept_memory
 from vanilla_transformer.model.pipeline_vanilla_transformer import WINDOW_SIZE
 
 from .parts import Output, Work, write_whole
@@ -231,6 +232,7 @@ def _translate_part(work: Work, number: int, translator: Translator, bar: _Progr
         found = translator.translate(file.texts(part), first_line=first_line, window_size=None, bar=bar)
         write_whole(work.path(number), (json.dumps(each, ensure_ascii=False) for each in found))
         bar.end_part()
+        release_kept_memory()
         return True
     finally:
         lock.release()

@@ -16,6 +16,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.utils import logging
 
 from vanilla_transformer.files import replacing_files
+from vanilla_transformer.memory import release_kept_memory
 
 from .arguments import TranslationTrainingArguments
 from .recipe import find_warmup_problem
@@ -95,6 +96,15 @@ class WarnOfWarmup(TrainerCallback):
         problem = find_warmup_problem(args, state.max_steps)
         if problem is not None and state.is_world_process_zero:
             logger.warning(problem)
+
+
+class ReleaseMemory(TrainerCallback):
+    """Gives freed memory back to the system after every 50th update: see [`release_kept_memory`]."""
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """After each update."""
+        if state.global_step % 50 == 0:
+            release_kept_memory()
 
 
 class ShipCode(TrainerCallback):

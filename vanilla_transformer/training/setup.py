@@ -37,7 +37,7 @@ from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTr
 from vanilla_transformer.tasks import TRANSLATION, Task, find_prefix, get_task
 
 from .arguments import DataArguments, ModelArguments, TranslationTrainingArguments
-from .callbacks import KeepGenerationConfig, MixLengthGroups, ShipCode, StopEarly, WarnOfWarmup
+from .callbacks import KeepGenerationConfig, MixLengthGroups, ReleaseMemory, ShipCode, StopEarly, WarnOfWarmup
 from .checkpoints import RecordWorldSize
 from .examples import Corpora, known_languages, prepare_training_data, stream_batches, tokenize_pairs
 from .records import WriteCurves, use_token_progress
@@ -296,6 +296,7 @@ def build_trainer(
         WarnOfWarmup(),
         WriteCurves(),
         ShipCode(),
+        ReleaseMemory(),
     ]
     if training_arguments.early_stopping_patience is not None:
         callbacks.append(StopEarly(training_arguments.early_stopping_patience))
