@@ -99,11 +99,11 @@ class WarnOfWarmup(TrainerCallback):
 
 
 class ReleaseMemory(TrainerCallback):
-    """Gives freed memory back to the system after every 50th update: see [`release_kept_memory`]."""
+    """Gives freed memory back to the system after every tenth update: see [`release_kept_memory`]."""
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """After each update."""
-        if state.global_step % 50 == 0:
+        if state.global_step % 10 == 0:
             release_kept_memory()
 
 
