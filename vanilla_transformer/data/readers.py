@@ -246,7 +246,11 @@ def _json_record(line: str, where: str) -> dict[str, Any]:
         raise ValueError(f"{where}: not JSON lines, that is, one JSON object on each line: {error}.") from error
     if not isinstance(record, dict):
         raise ValueError(f"{where}: a {type(record).__name__}; JSON lines hold one JSON object on each line.")
-    # The keys of a nested {language: text} become `translation.en`.
+    return flatten_record(record)
+
+
+def flatten_record(record: dict[str, Any]) -> dict[str, Any]:
+    """The values of an object, those of a nested {language: text} as `translation.en`."""
     flat: dict[str, Any] = {}
     for key, value in record.items():
         flat |= {f"{key}.{inner}": text for inner, text in value.items()} if isinstance(value, dict) else {key: value}

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import infer_compression
 
-from .readers import decode_lines
+from .readers import decode_lines, flatten_record
 
 SOURCE_COLUMNS = ("source", "text")  # what is looked for where no column was named
 _KINDS = {".tsv": "tsv", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
@@ -145,7 +145,7 @@ class RecordFile:
             with open_bytes(self.path) as file:
                 numbered = enumerate(decode_lines(file, self.path), start=1)
                 number, line = next(((number, line) for number, line in numbered if line.strip()), (1, "{}"))
-            return list(_flatten(self.read_object(line, number)))
+            return list(flatten_record(self.read_object(line, number)))
         return self.header or []
 
     @cached_property
@@ -262,7 +262,7 @@ class RecordFile:
                 where = f"{self.path}, line {number}"
                 raise ValueError(f"{where}: {len(fields)} column(s), and the sources are in column {place + 1}.")
             return fields[place]
-        values = _flatten(self.read_object(line, number))
+        values = flatten_record(self.read_object(line, number))
         if self.source_column not in values:
             found = ", ".join(map(repr, values))
             raise ValueError(f"{self.path}, line {number}: no {self.source_column!r}; the keys are {found}.")
@@ -282,11 +282,3 @@ class RecordFile:
         if value is not None and not isinstance(value, str):
             raise ValueError(f"{where}: the source is {value!r} ({type(value).__name__}), not a string.")
         return value or ""
-
-
-def _flatten(record: dict[str, Any]) -> dict[str, Any]:
-    """The values of an object, those of objects within as `translation.en`."""
-    flat: dict[str, Any] = {}
-    for key, value in record.items():
-        flat |= {f"{key}.{name}": text for name, text in value.items()} if isinstance(value, dict) else {key: value}
-    return flat

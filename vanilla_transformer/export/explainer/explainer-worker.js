@@ -4,7 +4,7 @@
 /** @import { Notes } from "./explain.js" */
 /** @import { SearchSettings, Traced, Written } from "./tracer.js" */
 /** @import { Settings, TextTokenizer } from "./translator.js" */
-import { loadFolder } from "./loading.js";
+import { answerRequests, loadFolder } from "./loading.js";
 import { Tracer } from "./tracer.js";
 
 /**
@@ -56,21 +56,12 @@ function labelTokens(tokenizer, size, file) {
   });
 }
 
-const { port1, port2 } = new MessageChannel();
-/** Lets messages come in, of which a newer request may be one. */
-const pause = () => new Promise((resolve) => {
-  port1.onmessage = resolve;
-  port2.postMessage(null);
-});
-
-let newest = 0;
-class Replaced extends Error {}
-
 /**
  * @param {Tracer} tracer
  * @param {Request} request
+ * @param {() => Promise<void>} beforeStep
  */
-async function work(tracer, request) {
+async function work(tracer, request, beforeStep) {
   const { id } = request;
   if (request.type === "follow") {
     answer({ type: "followed", id, written: await tracer.write(request.tokens) });
@@ -80,10 +71,6 @@ async function work(tracer, request) {
   const read = await tracer.encode(request.text, request.hidden);
   let traced = null;
   if (read) {
-    const beforeStep = async () => {
-      await pause();
-      if (id !== newest) throw new Replaced();
-    };
     const { numBeams, temperature } = request;
     const searched = await tracer.search({ numBeams, temperature, beforeStep });
     traced = { read, searched, written: await tracer.write(searched.best[0].tokens) };
@@ -91,21 +78,4 @@ async function work(tracer, request) {
   answer({ type: "traced", id, traced, milliseconds: performance.now() - start });
 }
 
-const loading = load();
-loading.catch((error) => answer({ type: "error", id: null, message: `${error?.message ?? error}` }));
-/** One request after the other: the sessions are not made for two at a time. */
-let queue = /** @type {Promise<unknown>} */ (loading);
-
-onmessage = ({ data }) => {
-  const request = /** @type {Request} */ (data);
-  newest = request.id;
-  queue = queue.then(async () => {
-    if (request.id !== newest) return;
-    try {
-      await work(await loading, request);
-    } catch (error) {
-      if (error instanceof Replaced) return;
-      answer({ type: "error", id: request.id, message: `${error instanceof Error ? error.message : error}` });
-    }
-  }, () => {});
-};
+answerRequests(load(), work);

@@ -1,4 +1,4 @@
-/** Loads what a worker needs: the folder's files, ONNX Runtime and the tokenizer. */
+/** What workers share: loading the folder's files, ONNX Runtime and the tokenizer; answering the newest request. */
 
 /** @import { TextTokenizer } from "./translator.js" */
 
@@ -73,4 +73,47 @@ export async function loadFolder(onProgress, mostThreads) {
   wasm.wasmPaths = { mjs: new URL("./runtime/ort-wasm-simd-threaded.mjs", import.meta.url).href };
   const tokenizer = new Tokenizer(readJson("model/tokenizer.json"), readJson("model/tokenizer_config.json"));
   return { runtime, settings, tokenizer, read };
+}
+
+const { port1, port2 } = new MessageChannel();
+/** Lets messages come in, of which a newer request may be one. */
+const pause = () => new Promise((resolve) => {
+  port1.onmessage = resolve;
+  port2.postMessage(null);
+});
+
+class Replaced extends Error {}
+
+/**
+ * Works on requests, one after the other: the sessions are not made for two at a time. A newer one ends those before.
+ * Errors are posted as `{type: "error", id, message}`; the id of one in loading is null.
+ * @template Model
+ * @template {{id: number}} Request
+ * @param {Promise<Model>} loading
+ * @param {(model: Model, request: Request, beforeStep: () => Promise<void>) => Promise<void>} work  `beforeStep` is to
+ *     be called often: it throws once there is a newer request.
+ */
+export function answerRequests(loading, work) {
+  let newest = 0;
+  const fail = (/** @type {number | null} */ id, /** @type {unknown} */ error) => {
+    postMessage({ type: "error", id, message: `${error instanceof Error ? error.message : error}` });
+  };
+  loading.catch((error) => fail(null, error));
+  let queue = /** @type {Promise<unknown>} */ (loading);
+  onmessage = ({ data }) => {
+    const request = /** @type {Request} */ (data);
+    newest = request.id;
+    const beforeStep = async () => {
+      await pause();
+      if (request.id !== newest) throw new Replaced();
+    };
+    queue = queue.then(async () => {
+      if (request.id !== newest) return;
+      try {
+        await work(await loading, request, beforeStep);
+      } catch (error) {
+        if (!(error instanceof Replaced)) fail(request.id, error);
+      }
+    }, () => {});
+  };
 }

@@ -1,7 +1,7 @@
 /** Loads the model and translates, away from the page, which stays at hand while this works. */
 
 import { Engine } from "./engine.js";
-import { loadFolder } from "./loading.js";
+import { answerRequests, loadFolder } from "./loading.js";
 import { Translator } from "./translator.js";
 
 /** @import { Loaded } from "./loading.js" */
@@ -38,27 +38,14 @@ async function load() {
   return translator;
 }
 
-const { port1, port2 } = new MessageChannel();
-/** Lets messages come in, of which a newer request may be one. */
-const pause = () => new Promise((resolve) => {
-  port1.onmessage = resolve;
-  port2.postMessage(null);
-});
-
-let newest = 0;
-class Replaced extends Error {}
-
 /**
  * @param {Translator} translator
  * @param {Request} request
+ * @param {() => Promise<void>} beforeStep
  */
-async function translate(translator, { id, texts, numBeams, numWanted }) {
+async function translate(translator, { id, texts, numBeams, numWanted }, beforeStep) {
   const start = performance.now();
   let tokens = 0;
-  const beforeStep = async () => {
-    await pause();
-    if (id !== newest) throw new Replaced();
-  };
   await translator.translate(texts, {
     numBeams,
     numWanted,
@@ -71,21 +58,4 @@ async function translate(translator, { id, texts, numBeams, numWanted }) {
   answer({ type: "done", id, milliseconds: performance.now() - start, tokens });
 }
 
-const loading = load();
-loading.catch((error) => answer({ type: "error", id: null, message: `${error?.message ?? error}` }));
-/** One translation after the other: the sessions are not made for two at a time. */
-let queue = /** @type {Promise<unknown>} */ (loading);
-
-onmessage = ({ data }) => {
-  const request = /** @type {Request} */ (data);
-  newest = request.id;
-  queue = queue.then(async () => {
-    if (request.id !== newest) return;
-    try {
-      await translate(await loading, request);
-    } catch (error) {
-      if (error instanceof Replaced) return;
-      answer({ type: "error", id: request.id, message: `${error instanceof Error ? error.message : error}` });
-    }
-  }, () => {});
-};
+answerRequests(load(), translate);
