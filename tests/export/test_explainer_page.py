@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from chromium import CONTRAST, Browser, open_chromium
+from chromium import Browser, open_chromium
 from letters import TOKENIZER, make_letters_model, train_on_letters
 from node_packages import find_node_modules
 from page_server import PageServer, serve
@@ -361,12 +361,7 @@ def test_nothing_is_fetched_from_elsewhere(page: Path, chromium: Browser, server
 def test_it_can_be_read_in_both_themes(chromium: Browser, server: PageServer, theme: str) -> None:
     chromium.run("for (const each of document.querySelectorAll('details')) each.open = true")
     click_cell(chromium, "encoder.0.self.query")
-    chromium.send("setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
-    try:
-        ratios = chromium.run(CONTRAST)
-        paper = chromium.run("return getComputedStyle(document.body).backgroundColor")
-    finally:
-        chromium.send("setEmulatedMedia", features=[])
+    ratios, paper = chromium.read_contrasts(theme)
     assert len(ratios) > 100
     assert {name: ratio for name, ratio in ratios.items() if ratio < 4.5} == {}
     assert (int(paper.split("(")[1].split(",")[0]) < 128) == (theme == "dark")

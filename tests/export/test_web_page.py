@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chromium import CONTRAST, Browser, open_chromium
+from chromium import Browser, open_chromium
 from letters import TOKENIZER, make_letters_model, train_on_letters
 from node_packages import find_node_modules
 from page_server import PageServer, serve
@@ -130,12 +130,7 @@ def test_a_file_that_was_cut_off_is_named(chromium: Browser, page: Path, tmp_pat
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_texts_can_be_told_from_their_background(chromium: Browser, server: PageServer, theme: str) -> None:
     write(chromium, "abc\nhgfe")
-    chromium.send("setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
-    try:
-        ratios = chromium.run(CONTRAST)
-        paper = chromium.run("return getComputedStyle(document.body).backgroundColor")
-    finally:
-        chromium.send("setEmulatedMedia", features=[])
+    ratios, paper = chromium.read_contrasts(theme)
     assert len(ratios) > 10
     assert {name: ratio for name, ratio in ratios.items() if ratio < 4.5} == {}
     assert (int(paper.split("(")[1].split(",")[0]) < 128) == (theme == "dark")

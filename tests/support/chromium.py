@@ -17,7 +17,7 @@ _OPTIONS = (
 )
 
 # What each text has to be told from its background by: https://www.w3.org/TR/WCAG21/#contrast-minimum.
-CONTRAST = """
+_CONTRAST = """
 const luminance = (color) => {
   const canvas = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d");
   canvas.fillStyle = color;
@@ -73,6 +73,14 @@ class Browser:
 
     def send(self, command: str, **parameters: Any) -> None:
         self.driver.execute_cdp_cmd(f"Emulation.{command}", parameters)
+
+    def read_contrasts(self, theme: str) -> tuple[dict[str, float], str]:
+        """How far texts stand out from their backgrounds in a theme, and the page's own background."""
+        self.send("setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+        try:
+            return self.run(_CONTRAST), self.run("return getComputedStyle(document.body).backgroundColor")
+        finally:
+            self.send("setEmulatedMedia", features=[])
 
     @contextmanager
     def screen(self, width: int, height: int, *, mobile: bool = False) -> Iterator[None]:
