@@ -386,18 +386,35 @@ class TestPage:
             assert [entry for entry in driver.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
+@pytest.fixture(params=["continuous", "batches"])
+def translating(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How sentences are put together: one by one, or, as with other engines, in batches that end together."""
+    if request.param == "batches":
+        monkeypatch.setattr("vanilla_transformer.apps.batches.ContinuousBatch", refuse_continuous)
+    return str(request.param)
+
+
+def refuse_continuous(_: Any) -> None:
+    raise ValueError("not with this engine")
+
+
 class TestQueue:
-    def test_beyond_its_bound_the_answer_is_503(self, folders: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_beyond_its_bound_the_answer_is_503(
+        self, folders: list[str], translating: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with serve(folders[:1], max_queue=3) as served, ThreadPoolExecutor(2) as pool:
             translator = served.translators["en", "de"]
-            original, running, released = translator.translator.run, threading.Event(), threading.Event()
+            computing, name = (
+                (translator._continuous, "step") if translating == "continuous" else (translator.translator, "run")
+            )
+            original, running, released = getattr(computing, name), threading.Event(), threading.Event()
 
-            def block(token_ids: list[list[int]]) -> Any:
+            def block(*arguments: Any) -> Any:
                 running.set()
                 assert released.wait(60)
-                return original(token_ids)
+                return original(*arguments)
 
-            monkeypatch.setattr(translator.translator, "run", block)
+            monkeypatch.setattr(computing, name, block)
             first = pool.submit(served.translate, "ab")
             assert running.wait(60)
             second = pool.submit(served.translate, ["cd", "ef"])
@@ -414,6 +431,7 @@ class TestQueue:
             assert translator.pending == 0
             assert served.translate("ab")[0] == 200
 
+    @pytest.mark.usefixtures("translating")
     def test_nobody_waits_for_more_than_were_answered_last(self, folders: list[str]) -> None:
         with serve(folders[:1], max_wait=59_000.0) as served, ThreadPoolExecutor(3) as pool:
             start = time.monotonic()
@@ -435,7 +453,7 @@ class TestQueue:
         assert served.ask("/health")[0] == 200
 
     def test_a_sentence_that_fails_costs_no_other_client(
-        self, folders: list[str], monkeypatch: pytest.MonkeyPatch
+        self, folders: list[str], translating: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with serve(folders[:1], max_wait=200.0) as served, ThreadPoolExecutor(4) as pool:
             translator = served.translators["en", "de"].translator
@@ -449,6 +467,10 @@ class TestQueue:
                 return original(token_ids)
 
             monkeypatch.setattr(translator, "run", fail)
+            if translating == "continuous":
+                batch: Any = served.translators["en", "de"]._continuous
+                add = batch.add
+                monkeypatch.setattr(batch, "add", lambda sources: (fail([*sources.values()]), add(sources)))
             served.translators["en", "de"]._answered = 4  # as if so many had just been: they are waited for
             answers = list(pool.map(served.translate, ["ab", "ha", "cd", "ef"]))
             assert [status for status, _ in answers] == [200, 500, 200, 200]
@@ -469,9 +491,9 @@ def count_accepted(address: str) -> float:
 
 class TestCommand:
     def test_sigterm_ends_it_when_what_was_accepted_is_answered(self, folders: list[str], tmp_path: Path) -> None:
-        # Every batch takes a second, so that some requests wait while the signal comes.
-        slow = "import time, vanilla_transformer.inference.translate as t; run = t.Translator.run\n"
-        slow += "t.Translator.run = lambda self, ids: (time.sleep(1), run(self, ids))[1]\n"
+        # Every token takes half a second, so that some requests wait while the signal comes.
+        slow = "import time, vanilla_transformer.inference.continuous as c; step = c.ContinuousBatch.step\n"
+        slow += "c.ContinuousBatch.step = lambda self: (time.sleep(0.5), step(self))[1]\n"
         slow += "from vanilla_transformer.commands.serve import main; main()"
         options = ["--model_name_or_path", folders[0], "--port", "0", "--batch_size", "2"]
         command = [sys.executable, "-c", slow, *options]

@@ -4,16 +4,20 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
-from vanilla_transformer.inference.translate import Translator, one_line
+from vanilla_transformer.inference.continuous import ContinuousBatch
+from vanilla_transformer.inference.translate import Translation, Translator, one_line
 from vanilla_transformer.model.pipeline_vanilla_transformer import map_by_length
 
 logger = logging.getLogger(__name__)
+
+_WORTH_JOINING = 8  # how many times fewer sentences than the batch has may join it without waiting
 
 
 class QueueFullError(Exception):
@@ -40,18 +44,21 @@ class _Job:
         self.missing = len(self.sentences)
 
 
-class _Sentence(NamedTuple):
+@dataclass(eq=False)
+class _Sentence:
     job: _Job
     position: int
     token_ids: list[int]
+    since: float  # when it came, by the monotonic clock
 
 
 class BatchingTranslator:
     """Translates for many clients at once, in a thread of its own.
 
-    A batch has the sentence that waits longest and those of like length, as many as `translator` puts into one. While
-    nothing is being translated, a sentence waits for others, for at most `max_wait` seconds, and no longer than until
-    as many requests have come as were answered last: one client alone never waits.
+    Where `ContinuousBatch` can be had, sentences join a batch as they come, and are answered as each of them ends.
+    Otherwise a batch has the sentence that waits longest and those of like length, as many as `translator` puts into
+    one. While nothing is being translated, a sentence waits for others, for at most `max_wait` seconds, and no longer
+    than until as many requests have come as were answered last: one client alone never waits.
 
     Args:
         translator: What encodes and translates; only this thread uses it.
@@ -81,6 +88,9 @@ class BatchingTranslator:
         self._changed = threading.Condition()
         self._stopping = False
         self._answered = 0  # requests, with the last batch
+        self._continuous: ContinuousBatch[_Sentence] | None = None
+        with suppress(ValueError):
+            self._continuous = ContinuousBatch(translator)
         self._thread = threading.Thread(target=self._work, name="translating")
         self._thread.start()
 
@@ -114,17 +124,53 @@ class BatchingTranslator:
     def _work(self) -> None:
         while True:
             jobs = self._take_jobs()
-            if not jobs and not self._waiting:
+            if not jobs and not self._waiting and not self._continuous:  # nor is anything in the batch
                 return
             for job in jobs:
                 self._encode(job)
-            if self._waiting:
+            if self._continuous is not None:
+                self._go_on(self._continuous)
+            elif self._waiting:
                 self._translate(self._take_batch())
+
+    def _go_on(self, batch: ContinuousBatch[_Sentence]) -> None:
+        """Lets sentences join the batch, and finds one more token of each that is in it."""
+        joining = self._find_joining(batch)
+        found: Mapping[_Sentence, list[Translation]] = {}
+        try:
+            if joining:
+                batch.add({sentence: sentence.token_ids for sentence in joining})
+            if batch:
+                found = batch.step()
+        except Exception as error:
+            logger.warning("A batch failed (%s: %s); each of its sentences is tried.", type(error).__name__, error)
+            failed = dict.fromkeys([*batch.keys, *joining])
+            batch.clear()
+            for sentence in failed:
+                self._translate([sentence])
+            return
+        if joining:
+            self.on_batch(len(joining), sum(len(sentence.token_ids) for sentence in joining))
+        if found:
+            self._deliver(found)
+
+    def _find_joining(self, batch: ContinuousBatch[_Sentence]) -> list[_Sentence]:
+        """Those that have waited longest; a few wait for others, so that an encoder's run serves more than one."""
+        if not self._waiting:
+            return []
+        longest = max(len(sentence.token_ids) for sentence in (*self._waiting, *batch.keys))
+        room = max(0, self.translator.fits(longest) - len(batch))
+        joining = self._waiting[:room]
+        is_early = joining and time.monotonic() - joining[0].since < self.max_wait
+        if is_early and len(joining) * _WORTH_JOINING < len(batch):
+            return []
+        self._waiting = self._waiting[room:]
+        return joining
 
     def _take_jobs(self) -> list[_Job]:
         """What has come; waits for something while there is nothing to do."""
         with self._changed:
-            if not self._waiting:
+            if not self._waiting and not self._continuous:
                 self._changed.wait_for(lambda: self._new or self._stopping)
                 # Those who have just been answered may well ask again: their sentences are better together.
                 end = time.monotonic() + self.max_wait
@@ -143,8 +189,12 @@ class BatchingTranslator:
         except Exception as error:
             self._fail(job, error)
             return
+        now = time.monotonic()
         for position, token_ids in enumerate(encoded):
-            self._waiting.append(_Sentence(job, position, token_ids))
+            if token_ids:
+                self._waiting.append(_Sentence(job, position, token_ids, now))
+            else:
+                self._translate([_Sentence(job, position, token_ids, now)])
 
     def _take_batch(self) -> list[_Sentence]:
         """The batch that holds the oldest sentence: the first that is made of those that wait."""
@@ -176,8 +226,12 @@ class BatchingTranslator:
                 self._fail(batch[0].job, error)
             return
         self.on_batch(len(batch), sum(len(sentence.token_ids) for sentence in batch))
+        self._deliver(dict(zip(batch, found, strict=True)))
+
+    def _deliver(self, found: Mapping[_Sentence, list[Translation]]) -> None:
         self._answered = 0
-        for (job, position, _), translations in zip(batch, found, strict=True):
+        for sentence, translations in found.items():
+            job, position = sentence.job, sentence.position
             if not job.future.done():
                 job.translations[position] = [one_line(each.text) for each in translations]
                 job.missing -= 1

@@ -149,12 +149,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         # The library has looked at the limit before it was removed.
         has_default_max_length = has_default_max_length or getattr(generation_config, "_has_no_limit", False)
         if has_default_max_length and generation_config.max_new_tokens is None:
-            limit = inputs_tensor.shape[1] + MAX_EXTRA_TOKENS
-            if self.config.position_embedding_type == "learned":
-                positions = self.config.max_position_embeddings - self.config.position_offset
-                # The last token generated is never fed back, hence one more than there are positions.
-                limit = max(min(limit, positions - input_ids_length + 1), 1)
-            generation_config.max_new_tokens = limit
+            generation_config.max_new_tokens = self.find_longest_output(inputs_tensor.shape[1], input_ids_length)
             vars(generation_config)["_is_limited_by_source"] = True  # `update` would warn as above
         # The library types `self` as what a model and the mixin are together.
         return super()._prepare_generated_length(  # type: ignore[misc]
@@ -165,6 +160,15 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             input_ids_length,
             inputs_tensor,
         )
+
+    def find_longest_output(self, source_length: int, prompt_length: int) -> int:
+        """Returns how many tokens may come behind the prompt where neither call nor configuration sets a limit."""
+        limit = source_length + MAX_EXTRA_TOKENS
+        if self.config.position_embedding_type == "learned":
+            positions: int = self.config.max_position_embeddings - self.config.position_offset
+            # The last token generated is never fed back, hence one more than there are positions.
+            limit = max(min(limit, positions - prompt_length + 1), 1)
+        return limit
 
     def _as_target_side(self) -> Any:
         """Returns the same modules with the target's size as `config.vocab_size`, where the library looks for it."""

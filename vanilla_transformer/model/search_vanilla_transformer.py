@@ -96,8 +96,8 @@ class StoppingRules:
     def __init__(self, criteria: Iterable[Any], max_length: int, device: torch.device) -> None:
         self.max_length = max_length
         self.has_eos = False
-        self._limits: torch.Tensor | None = None  # of each sentence
-        self._others = StoppingCriteriaList()  # which also takes a criterion that answers with one bool for all rows
+        self.limits: torch.Tensor | None = None  # of each sentence
+        self.others = StoppingCriteriaList()  # which also takes a criterion that answers with one bool for all rows
         eos_token_ids: list[int] = []
         for criterion in criteria:
             self.has_eos = self.has_eos or hasattr(criterion, "eos_token_id")
@@ -106,32 +106,35 @@ class StoppingRules:
             elif type(criterion) is MaxLengthCriteria:
                 self.max_length = min(self.max_length, criterion.max_length)
             elif type(criterion) is SourceLengthCriteria:
-                self._limits = criterion.limits.to(device)
+                self.limits = criterion.limits.to(device)
             else:
-                self._others.append(criterion)
+                self.others.append(criterion)
         self._eos_token_ids = torch.tensor(eos_token_ids, dtype=torch.long, device=device)
 
     def find_limits(self, sentences: torch.Tensor) -> int | torch.Tensor:
         """Returns the longest output, prompt included: of each of these sentences, or of all."""
-        return self.max_length if self._limits is None else self._limits[sentences]
+        return self.max_length if self.limits is None else self.limits[sentences]
 
     def find_ends(
         self,
         tokens: torch.Tensor,
-        length: int,
+        length: int | torch.Tensor,
         sentences: torch.Tensor,
         write_out: Callable[[], torch.Tensor],
         scores: Any,
     ) -> torch.Tensor:
-        """Returns (B, C): true where a candidate ends with its new token; `write_out` makes (B * C, length) of them."""
-        if length >= self.max_length:
+        """Returns (B, C): true where a candidate ends with its new token; `write_out` makes (B * C, length) of them.
+
+        The length with that token is the same for all sentences, or a tensor (B,); then they have limits of their own.
+        """
+        if isinstance(length, int) and length >= self.max_length:
             return torch.ones_like(tokens, dtype=torch.bool)
         ends = torch.isin(tokens, self._eos_token_ids)
-        if self._limits is not None:
-            ends |= (self._limits[sentences] <= length)[:, None]
-        if self._others:
+        if self.limits is not None:
+            ends |= (self.limits[sentences] <= length)[:, None]
+        if self.others:
             sequences = write_out()
-            ends |= self._others(sequences, scores).view(ends.shape)
+            ends |= self.others(sequences, scores).view(ends.shape)
         return ends
 
 
@@ -197,6 +200,10 @@ class GreedySearch:
 
 
 # Beam search
+
+
+def _as_column(number: Any) -> Any:
+    return number[:, None] if isinstance(number, torch.Tensor) else number
 
 
 def gnmt_length_penalty(length: int | torch.Tensor, alpha: float) -> Any:
@@ -328,6 +335,8 @@ class BeamSearch:
         self.any_ended = False
         # All beams are the same at first: only the first of them may be continued.
         scores[:, 0] = 0.0
+        # How many tokens the batch had when a sentence joined it (see inference/continuous.py): 0, or (B,).
+        self.joined_at: Any = 0
         # Which sentences the batch still has, and which of those only wait for others.
         self.sentences = torch.arange(num_sentences, device=self.device)
         self.is_done = torch.zeros(num_sentences, dtype=torch.bool, device=self.device)
@@ -341,15 +350,22 @@ class BeamSearch:
                 prompts = self.open.tokens[:, :, : self.prompt_length].flatten(0, 1)
                 self.model(decoder_input_ids=prompts, use_cache=False, **self.sources)
                 continue
-            logits = self.decoder.step(self.open.tokens[:, :, : self.length])
-            self._step(logits.to(device=self.device, dtype=torch.float32))
+            self.advance()
             is_done = bool(self.is_done.all())
             if self.sentences_may_leave and (staying := find_staying(self.is_done)) is not None:
                 self._keep(staying)
         return self._finish()
 
+    def advance(self) -> None:
+        """Makes every beam a token longer."""
+        logits = self.decoder.step(self.open.tokens[:, :, : self.length])  # (R, V), or (B, V) for the first token
+        self._step(logits.to(device=self.device, dtype=torch.float32))
+
+    def _count_new(self) -> Any:
+        """Returns how many tokens open beams have behind the prompt: all as many, or each its own, (B,)."""
+        return self.length - self.prompt_length - self.joined_at
+
     def _step(self, logits: torch.Tensor) -> None:
-        """Makes every beam a token longer, given the logits of that token, (R, V), or (B, V) for the first one."""
         beams, tokens, scores = self._find_candidates(logits)
         if self.logits_processor:
             self._end_stuck(scores)
@@ -358,7 +374,8 @@ class BeamSearch:
         def write_out() -> torch.Tensor:
             return self._continue(beams, tokens, scores).tokens[:, :, : self.length].flatten(0, 1)
 
-        ends = self.rules.find_ends(tokens, self.length, self.sentences, write_out, self.recorded.get("scores"))
+        length = self.prompt_length + self._count_new()
+        ends = self.rules.find_ends(tokens, length, self.sentences, write_out, self.recorded.get("scores"))
         unmet = None if self.words is None else self.words.count_unmet()
         if ends.any():
             all_end, may_end, best = ends.all(dim=1), ends, slice(self.num_beams)  # only the best may end
@@ -427,16 +444,18 @@ class BeamSearch:
         """Returns open beams (B, n) with one more token each, already counted in `length`."""
         sequences = gather_beams(self.open.tokens, beams)
         sequences[:, :, self.length - 1] = tokens
-        num_tokens = self.length - self.prompt_length
+        lengths = torch.zeros_like(beams) + _as_column(self._count_new())
         origins = None
         if self.open.beam_indices is not None:
             origins = gather_beams(self.open.beam_indices, beams)
-            origins[:, :, num_tokens - 1] = (beams + self.sentences[:, None] * self.num_beams).int()
-        return Hypotheses(sequences, scores, torch.full_like(beams, num_tokens), origins)
+            origins[:, :, self.length - self.prompt_length - 1] = (
+                beams + self.sentences[:, None] * self.num_beams
+            ).int()
+        return Hypotheses(sequences, scores, lengths, origins)
 
     def _add_ended(self, candidates: Hypotheses, ends: torch.Tensor) -> None:
         """Keeps the N best of all translations that have ended so far, given which candidates have now, (B, N)."""
-        scores = candidates.scores / self.penalize(self.length - self.prompt_length, self.config.length_penalty)
+        scores = candidates.scores / self.penalize(_as_column(self._count_new()), self.config.length_penalty)
         is_void = ~ends | self.is_done[:, None]
         if candidates.unmet is not None:
             is_worse = is_void | (candidates.scores <= IMPOSSIBLE / 2)
@@ -462,7 +481,7 @@ class BeamSearch:
         alpha, early_stopping = self.config.length_penalty, self.config.early_stopping
         is_ended = self.ended.lengths > 0 if self.ended.unmet is None else self.ended.unmet == 0
         # Log-probabilities only fall: a beam can reach at most its present one, divided for the best length.
-        length: Any = self.length - self.prompt_length
+        length = self._count_new()
         longest: Any = self.rules.find_limits(self.sentences) - self.prompt_length
         best_open = self.open.scores[:, 0]
         if self.penalize is gnmt_length_penalty:
