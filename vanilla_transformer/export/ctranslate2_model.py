@@ -105,8 +105,11 @@ class CTranslate2Model(nn.Module):
         device: `"cpu"`, `"cuda"` or one such as `"cuda:1"`; `"auto"`: CUDA if CTranslate2 can use it, else the CPU.
         compute_type: What CTranslate2 computes in, such as `"float32"`, `"int8"` or `"float16"`, whatever the weights
             were saved in; `"default"`: as saved, where the device can.
-        intra_threads: Threads that work on a batch together, on a CPU. `None`: as many as torch has.
-        inter_threads, max_batch_size: Batches at a time, and their most sentences: larger ones are divided. 0: never.
+        intra_threads, inter_threads: Threads that work on a batch together, and batches at a time. `None`, on a CPU: as
+            many batches as torch has threads, of a thread each; for a large model that gets one sentence at a time,
+            `inter_threads=1` has all threads work on it.
+        max_batch_size: The most sentences of a batch: larger ones are divided. 0: never. `None`: on a CPU, they are
+            divided evenly among the batches at a time.
         patience: How long beam search goes on, at least 1: see above.
 
     Raises:
@@ -123,8 +126,8 @@ class CTranslate2Model(nn.Module):
         device: str = "auto",
         compute_type: str = "default",
         intra_threads: int | None = None,
-        inter_threads: int = 1,
-        max_batch_size: int = 0,
+        inter_threads: int | None = None,
+        max_batch_size: int | None = None,
         patience: float = PATIENCE,
     ) -> None:
         super().__init__()
@@ -140,19 +143,23 @@ class CTranslate2Model(nn.Module):
         name, _, index = device.partition(":")
         if name == "auto":
             index = str(find_own_device(import_ctranslate2().get_cuda_device_count()))
+        threads = torch.get_num_threads()
+        is_on_cuda = name == "cuda" or (name == "auto" and import_ctranslate2().get_cuda_device_count() > 0)
+        if inter_threads is None:
+            inter_threads = 1 if is_on_cuda else max(threads // (intra_threads or 1), 1)
         try:
             self.translator: Any = import_ctranslate2().Translator(
                 str(path),
                 device=name,
                 device_index=int(index or 0),
                 compute_type=compute_type,
-                intra_threads=torch.get_num_threads() if intra_threads is None else intra_threads,
+                intra_threads=max(threads // inter_threads, 1) if intra_threads is None else intra_threads,
                 inter_threads=inter_threads,
             )
             self._read_settings(path)
         except Exception as error:  # what a damaged file provokes may be anything
             raise ValueError(f"{path} cannot be loaded on {device}: {type(error).__name__}: {error}") from error
-        self.max_batch_size = max_batch_size
+        self.max_batch_size = 0 if is_on_cuda and max_batch_size is None else max_batch_size
         self.patience = patience
         # So that the state tells one model from another, as that of a model with parameters does.
         identity = f"{digest_files([path / 'model.bin'])} {self.dtype} {patience}"
@@ -225,7 +232,8 @@ class CTranslate2Model(nn.Module):
         # CTranslate2 puts the end symbol behind every target; where it is there already, it may not come twice.
         ended = [bool(target) and target[-1] == self._end_token for target in targets]
         bare = [target[:-1] if ends else target for target, ends in zip(targets, ended, strict=True)]
-        scored = self.translator.score_batch(sources, bare, max_batch_size=self.max_batch_size, max_input_length=0)
+        limits = {"max_batch_size": self._find_batch_size(len(sources)), "max_input_length": 0}
+        scored = self.translator.score_batch(sources, bare, **limits)
         pairs = zip(scored, ended, strict=True)
         return -sum(sum(result.log_probs if ends else result.log_probs[:-1]) for result, ends in pairs)
 
@@ -259,6 +267,12 @@ class CTranslate2Model(nn.Module):
                 "Where they are sinusoids, export it with a larger max_positions."
             )
 
+    def _find_batch_size(self, num_sentences: int) -> int:
+        """The most sentences that are computed together; 0: all."""
+        if self.max_batch_size is None:
+            return -(-num_sentences // self.translator.num_translators)
+        return self.max_batch_size
+
     def _search(self, sources: list[list[str]], search: _Search) -> list[list[_Found]]:
         """The wanted translations of each source, best first."""
         limits = [search.limit or min(len(source) + MAX_EXTRA_TOKENS, self.max_positions) for source in sources]
@@ -281,7 +295,7 @@ class CTranslate2Model(nn.Module):
             return_end_token=True,
             suppress_sequences=[_name_tokens(ids, self.target_tokens) for ids in search.suppressed],
             no_repeat_ngram_size=search.no_repeat_ngram_size,
-            max_batch_size=self.max_batch_size,
+            max_batch_size=self._find_batch_size(len(sources)),
         )
         pairs = zip(results, limits, strict=True)
         return [self._read_result(result, search, limit)[: search.num_wanted] for result, limit in pairs]
