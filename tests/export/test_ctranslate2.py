@@ -253,7 +253,8 @@ class Watched:
     """A translator, and the largest batches that it was told to compute."""
 
     def __init__(self, translator: Any) -> None:
-        self.translator, self.batch_sizes = translator, []
+        self.translator = translator
+        self.batch_sizes: list[int] = []
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.translator, name)
@@ -287,7 +288,7 @@ def test_a_batch_is_divided_among_the_threads(
     ids, mask = pad(make_sentences([9, 2, 5, 1, 30, 4, 8], seed=3))
     settings: dict[str, Any] = {"max_new_tokens": 12, "return_dict_in_generate": True}
     assert torch.equal(*(each.generate(ids, mask, **settings).sequences for each in (divided, undivided)))
-    beams = {"num_beams": 3, "num_return_sequences": 2}
+    beams: dict[str, Any] = {"num_beams": 3, "num_return_sequences": 2}
     found, expected = (each.generate(ids, mask, **settings, **beams) for each in (divided, undivided))
     assert torch.equal(found.sequences, expected.sequences)
     torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, atol=1e-5, rtol=1e-5)
