@@ -153,6 +153,8 @@ class CTranslate2Model(nn.Module):
     """
 
     digest: torch.Tensor
+    # What the library's pipelines tell of a model.
+    input_modalities = output_modalities = ("text",)
 
     def __init__(
         self,
@@ -228,6 +230,10 @@ class CTranslate2Model(nn.Module):
     def num_parameters(self) -> int:
         """The number of parameters of the model that was exported."""
         return self._num_parameters
+
+    def can_generate(self) -> bool:
+        """It can, as a model of the library says it."""
+        return True
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
         """Refuses: what is exported is a folder already."""
@@ -397,11 +403,14 @@ def load_for_ctranslate2(
     return convert_to_ctranslate2(model, tokenizer, **settings), tokenizer
 
 
-def convert_to_ctranslate2(model: Any, tokenizer: PreTrainedTokenizerBase | None, **settings: Any) -> CTranslate2Model:
-    """The same model in CTranslate2, without a folder that stays; `settings` are those of `CTranslate2Model`."""
+def convert_to_ctranslate2(
+    model: Any, tokenizer: PreTrainedTokenizerBase | None, device: str = "auto", compute_type: str = "default"
+) -> CTranslate2Model:
+    """The same model in CTranslate2, without a folder that stays; for devices that CTranslate2 lacks, on the CPU."""
+    place = device if device.partition(":")[0] in ("auto", "cuda") else "cpu"
     with tempfile.TemporaryDirectory() as folder:
         export_ctranslate2(model, folder, tokenizer=tokenizer)
-        return CTranslate2Model(folder, **settings)
+        return CTranslate2Model(folder, device=place, compute_type=compute_type)
 
 
 def _round(num_beams: int, patience: float) -> int:
