@@ -104,13 +104,13 @@ def test_the_export_is_of_the_very_weights(copied: Path, taken: Any, caplog: pyt
     save(copied, seed=1)  # as after more training
     engine, said = taken(copied)
     assert engine == "transformers"
-    assert f"{copied / EXPORT_FOLDER} was exported from other weights (delete it, and export again)" in said
+    assert f"{copied / EXPORT_FOLDER} is not of the weights and config.json that are there now (delete it, and" in said
     assert caplog.records[-1].levelno == logging.WARNING  # which every command shows
     assert load_for_ctranslate2(str(copied), device="cpu")[0].num_parameters()  # converts in passing
     shutil.rmtree(copied / EXPORT_FOLDER)
     export_ctranslate2(make_model(vocab_size=270), copied / EXPORT_FOLDER)  # nobody says of what
-    assert "other weights" in taken(copied)[1]
-    assert find_export(copied / EXPORT_FOLDER)[1] == f"there is no {copied / EXPORT_FOLDER / EXPORT_FOLDER}"
+    assert "is not of the weights and config.json that are there now" in taken(copied)[1]
+    assert find_export(copied / EXPORT_FOLDER)[1] == f"there is no export to CTranslate2 in {copied / EXPORT_FOLDER}"
 
 
 def test_what_else_is_in_the_folder_may_have_changed(copied: Path) -> None:
@@ -183,6 +183,13 @@ def test_integers_are_ctranslate2s_with_an_export_or_without(saved: Path, tmp_pa
             assert model.dtype == "int8_float32"
     with pytest.raises(ValueError, match="dtype is 'int8'; it must be one of"):
         EngineArguments(str(saved), dtype="int8", engine="transformers").load()
+
+
+def test_a_device_that_was_named_is_taken_or_refused(saved: Path, tmp_path: Path) -> None:
+    save(tmp_path / "model")
+    for folder in (saved, tmp_path / "model"):
+        with pytest.raises(ValueError, match="cannot be loaded on mps"):
+            EngineArguments(str(folder), engine="ctranslate2", device="mps").load()
 
 
 def test_exported_folders_have_their_own_engine(saved: Path, taken: Any) -> None:

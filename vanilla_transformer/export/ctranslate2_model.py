@@ -69,13 +69,13 @@ def find_export(folder: str | os.PathLike[str], *, dtype: str = "auto") -> tuple
     """The export in a model's folder, and why it cannot take the place of that model; `None` if it can."""
     path = Path(folder) / EXPORT_FOLDER
     if not is_exported_to_ctranslate2(path):
-        return path, f"there is no {path}"
+        return path, f"there is no export to CTranslate2 in {folder}"
     exported = read_json(path / "config.json") or {}
     own = digest_weights(folder)
     files = (Path(folder) / "config.json", path / CONFIG_FILE)
     now, then = (read_architecture(read_json(file) or {}) for file in files)
     if not own or exported.get("weights_sha256") != own or now != then:
-        return path, f"{path} was exported from other weights (delete it, and export again)"
+        return path, f"{path} is not of the weights and config.json that are there now (delete it, and export again)"
     quantization = exported.get("quantization")
     if dtype in FLOATS and quantization not in (None, dtype):
         return path, f"the weights in {path} are {quantization}, not {dtype}"
@@ -406,11 +406,10 @@ def load_for_ctranslate2(
 def convert_to_ctranslate2(
     model: Any, tokenizer: PreTrainedTokenizerBase | None, device: str = "auto", compute_type: str = "default"
 ) -> CTranslate2Model:
-    """The same model in CTranslate2, without a folder that stays; for devices that CTranslate2 lacks, on the CPU."""
-    place = device if device.partition(":")[0] in ("auto", "cuda") else "cpu"
+    """The same model in CTranslate2, without a folder that stays; the last arguments are of `CTranslate2Model`."""
     with tempfile.TemporaryDirectory() as folder:
         export_ctranslate2(model, folder, tokenizer=tokenizer)
-        return CTranslate2Model(folder, device=place, compute_type=compute_type)
+        return CTranslate2Model(folder, device=device, compute_type=compute_type)
 
 
 def _round(num_beams: int, patience: float) -> int:

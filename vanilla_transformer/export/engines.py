@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LABELS = {"transformers": "transformers", "ctranslate2": "CTranslate2", "onnx": "ONNX"}
+LABELS = {"ctranslate2": "CTranslate2", "onnx": "ONNX"}
 MODELS = (
     "Folder or Hub name of a sequence-to-sequence model; of several, which need one tokenizer, the mean of their "
     "probabilities decides."

@@ -251,9 +251,9 @@ class Text2TextGenerationPipeline(Pipeline):
             try:  # by its name, since the package need not be where this file is
                 package: Any = importlib.import_module("vanilla_transformer.export.ctranslate2_model")
             except ImportError as error:
-                advice = 'pip install "vanilla-transformer[export]"'
-                raise ImportError(f"compute_type needs vanilla_transformer and CTranslate2: {advice}") from error
-            self.model = package.convert_to_ctranslate2(self.model, self.tokenizer, str(self.device), compute_type)
+                raise ImportError('compute_type needs pip install "vanilla-transformer[export]"') from error
+            place = "cpu" if self.device.type == "mps" else str(self.device)  # the base class takes mps unasked
+            self.model = package.convert_to_ctranslate2(self.model, self.tokenizer, place, compute_type)
             self.device = self.model.device
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
