@@ -8,8 +8,8 @@ r"""Measures how fast models of equal sizes generate, side by side in one run, a
         --batch_size 1 8 32 128 --cache_implementation static --output_file gpu.json
 
 The sides are this package's model, MarianMT, FSMT, models of the architectures of BART and T5, `torch.nn.Transformer`
-with a plain search (it has no cache), and CTranslate2 in float32 and int8 where that is installed. MarianMT and
-CTranslate2 compute the same function with the same weights as ours.
+with a plain search (it has no cache), and CTranslate2 in float32, int8 and bfloat16 where it is installed and has them.
+MarianMT and CTranslate2 compute the same function with the same weights as ours.
 
 Part `speed`: generated tokens per second from random sources of --source_length tokens, the shortest half as long.
 Every side generates --new_tokens tokens for every sentence: nothing ends early. All sides live in one process and take
@@ -47,7 +47,7 @@ from benchmark_models import (
     PAD,
     SIZES,
     SPECIAL_TOKENS,
-    has_ctranslate2,
+    list_compute_types,
     make_for_ctranslate2,
     make_ours,
     set_search,
@@ -63,7 +63,7 @@ from vanilla_transformer.inference.translate import translate
 
 REFERENCE = "MarianMT"
 # The sides by their names, with the type that CTranslate2 computes in.
-CTRANSLATE2 = {"CTranslate2 float32": "float32", "CTranslate2 int8": "int8"}
+CTRANSLATE2 = {f"CTranslate2 {name}": name for name in ("float32", "int8", "bfloat16")}
 SIDES = (*MODELS, *CTRANSLATE2)
 SAME_WEIGHTS = ("ours", REFERENCE, *CTRANSLATE2)
 DISTRIBUTIONS = ("vanilla-transformer", "transformers", "torch", "ctranslate2")
@@ -138,8 +138,10 @@ class BenchmarkArguments:
             raise ValueError("--model_name_or_path and --test_file must be given for the part sentences.")
         check_device(self.device)
         chosen = {*self.side, REFERENCE}
-        if missing := [name for name in CTRANSLATE2 if name in chosen and not has_ctranslate2(self.device)]:
-            print(f"Left out, since ctranslate2 is not installed or cannot use {self.device}: {', '.join(missing)}.")
+        types = list_compute_types(self.device)
+        if missing := [name for name, kind in CTRANSLATE2.items() if name in chosen and kind not in types]:
+            reason = f"ctranslate2 is not installed or cannot compute so on {self.device}"
+            print(f"Left out, since {reason}: {', '.join(missing)}.")
             chosen -= set(missing)
         self.side = [name for name in SIDES if name in chosen]
 

@@ -245,17 +245,20 @@ def make_targets(labels: torch.Tensor) -> dict[str, torch.Tensor]:
 # The same weights elsewhere (for MarianMT see `to_marian` in vanilla_transformer/conversion/systems/marian.py)
 
 
-def has_ctranslate2(device: str) -> bool:
-    """Whether CTranslate2 is installed and can use the device."""
+def list_compute_types(device: str) -> set[str]:
+    """What CTranslate2 can compute in on a device; nothing if it is not installed or cannot use it."""
     if importlib.util.find_spec("ctranslate2") is None:
-        return False
+        return set()
     import ctranslate2  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-    return not device.startswith("cuda") or bool(ctranslate2.get_cuda_device_count())
+    kind = device.partition(":")[0]
+    if kind == "cuda" and not ctranslate2.get_cuda_device_count():
+        return set()
+    return set(ctranslate2.get_supported_compute_types(kind))
 
 
 def make_for_ctranslate2(ours: VanillaTransformerForConditionalGeneration, compute_type: str, device: str) -> Any:
-    """The same model in CTranslate2, with the number of threads that torch has.
+    """The same model in CTranslate2, as `--engine ctranslate2` has it compute, with as many threads as torch.
 
     Args:
         ours: The model.

@@ -249,6 +249,54 @@ def test_divided_batches_and_several_workers_change_nothing(tmp_path: Path) -> N
     assert torch.equal(*both(ours, theirs, max_new_tokens=9))
 
 
+class Watched:
+    """A translator, and the largest batches that it was told to compute."""
+
+    def __init__(self, translator: Any) -> None:
+        self.translator = translator
+        self.batch_sizes: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.translator, name)
+
+        def call(*arguments: Any, max_batch_size: int, **settings: Any) -> Any:
+            self.batch_sizes.append(max_batch_size)
+            return found(*arguments, max_batch_size=max_batch_size, **settings)
+
+        return call if callable(found) else found
+
+
+@pytest.mark.parametrize(
+    ("given", "workers", "largest"),
+    [
+        ({}, 4, 2),
+        ({"intra_threads": 2}, 2, 4),
+        ({"inter_threads": 3}, 3, 3),
+        ({"max_batch_size": 5}, 4, 5),
+        ({"max_batch_size": 0, "inter_threads": 1}, 1, 0),
+    ],
+)
+def test_a_batch_is_divided_among_the_threads(
+    given: dict[str, Any], workers: int, largest: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = make()
+    undivided = export(ours, tmp_path, inter_threads=1, max_batch_size=0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    divided = CTranslate2Model(tmp_path / "exported", device="cpu", compute_type="float32", **given)
+    divided.translator = Watched(divided.translator)
+    assert divided.translator.num_translators == workers
+    ids, mask = pad(make_sentences([9, 2, 5, 1, 30, 4, 8], seed=3))
+    settings: dict[str, Any] = {"max_new_tokens": 12, "return_dict_in_generate": True}
+    assert torch.equal(*(each.generate(ids, mask, **settings).sequences for each in (divided, undivided)))
+    beams: dict[str, Any] = {"num_beams": 3, "num_return_sequences": 2}
+    found, expected = (each.generate(ids, mask, **settings, **beams) for each in (divided, undivided))
+    assert torch.equal(found.sequences, expected.sequences)
+    torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, atol=1e-5, rtol=1e-5)
+    losses = [each.sum_losses(ids, mask, ids.masked_fill(mask == 0, -100)) for each in (divided, undivided)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert divided.translator.batch_sizes == [largest] * 3
+
+
 def test_all_settings_without_a_counterpart_are_refused_together(tmp_path: Path) -> None:
     theirs = export(make(), tmp_path)
     wrong: dict[str, Any] = {"do_sample": True, "repetition_penalty": 1.2, "output_scores": True}

@@ -34,6 +34,7 @@ from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
+from vanilla_transformer.export.ctranslate2 import CONFIG_FILE
 from vanilla_transformer.hub.checks import PROBES, check_model_folder, inspect_model_folder
 from vanilla_transformer.hub.files import CODE_FOLDER, find_refused_files, select_files
 from vanilla_transformer.hub.trial import QUESTION, make_user, use
@@ -224,9 +225,10 @@ def test_all_damages_are_named_at_once(folder: Path) -> None:
 class TestSelection:
     def test_a_training_leaves_more_than_the_model(self, folder: Path) -> None:
         model = set(contents(folder))
-        for name in ("checkpoint-5", "runs", "_partial", "averaged", "test", "notes"):
+        for name in ("checkpoint-5", "runs", "_partial", "averaged", "test", "notes", "ctranslate2"):
             (folder / name).mkdir()
-        (folder / "averaged" / "config.json").write_text("{}")
+        for name in ("averaged/config.json", "ctranslate2/config.json", f"ctranslate2/{CONFIG_FILE}"):
+            (folder / name).write_text("{}")
         (folder / "test" / "hypotheses.txt").write_text("eins\n")
         for name in ("training_args.bin", "optimizer.pt", "rng_state.pth"):
             write_pickle(folder / name)
@@ -240,6 +242,7 @@ class TestSelection:
             "arguments.json": "names folders of this machine (data.train_file)",
             "averaged/": "a model of its own; it can be pushed on its own",
             "checkpoint-5/": "a checkpoint of the training; it can be pushed on its own",
+            "ctranslate2/": "exported to CTranslate2; `vanilla-transformer export` makes it again of what is pushed",
             "helper.py": "not a part of the model",
             "notes/": "not a part of the model",
             "optimizer.pt": "needed only to resume the training",

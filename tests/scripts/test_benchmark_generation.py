@@ -24,10 +24,11 @@ def test_every_side_generates_as_many_tokens_and_ours_those_of_marian(num_beams:
     lengths = setting.inputs()["attention_mask"].sum(dim=1)
     assert lengths.tolist() == [8, 7, 5, 4]
     # It is no requirement of the tests; where it is installed, these hold for it too.
-    has_ctranslate2 = importlib.util.find_spec("ctranslate2") is not None
-    sides = (*benchmark.MODELS, *(["CTranslate2 float32", "CTranslate2 int8"] if has_ctranslate2 else []))
-    models = benchmark.make_models(sides, setting)
-    found = {side: benchmark.generate(model, setting) for side, model in models.items()}
+    types = models.list_compute_types("cpu")
+    assert bool(types) == (importlib.util.find_spec("ctranslate2") is not None)
+    sides = (*benchmark.MODELS, *(name for name, kind in benchmark.CTRANSLATE2.items() if kind in types))
+    made = benchmark.make_models(sides, setting)
+    found = {side: benchmark.generate(model, setting) for side, model in made.items()}
     assert all(tokens.shape == (4, 6) for tokens in found.values())
     assert found["ours"].tolist() == found["MarianMT"].tolist()
     assert found["ours"].tolist() == found.get("CTranslate2 float32", found["ours"]).tolist()
@@ -75,6 +76,16 @@ def test_speed_is_written_with_ratios_and_a_table(tmp_path: Path) -> None:
     table = output_file.with_suffix(".md").read_text()
     assert "| tiny | float32 | beam 4 | 3 |" in table
     assert f"{rows[0]['tokens_per_second']:,.0f} ({rows[0]['tokens_per_second_over_marian']:.2f}x)" in table
+
+
+def test_what_ctranslate2_cannot_compute_here_is_left_out_and_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(benchmark, "list_compute_types", lambda device: {"float32", "int8"})
+    words = ["--size=tiny", "--side", "ours", *benchmark.CTRANSLATE2]
+    (arguments,) = benchmark.make_parser().parse_args_into_dataclasses(words)
+    assert arguments.side == ["ours", "MarianMT", "CTranslate2 float32", "CTranslate2 int8"]
+    assert "cannot compute so on cpu: CTranslate2 bfloat16." in capsys.readouterr().out
 
 
 def test_static_memory_is_for_our_side_alone() -> None:

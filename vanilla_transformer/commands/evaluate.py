@@ -25,6 +25,7 @@ the folders, unless --task names another. With --output_dir, also writes compari
 from __future__ import annotations  # the types are not imported: --help does not wait for torch
 
 import json
+import logging
 import platform
 import re
 import shlex
@@ -357,6 +358,7 @@ def run(arguments: EvaluationArguments, argv: list[str] | None) -> None:
     from vanilla_transformer.inference.evaluate import make_table
     from vanilla_transformer.inference.processes import Processes
 
+    logging.getLogger("vanilla_transformer").setLevel(logging.INFO)
     processes = Processes.from_environment()
     records = read_records(arguments)
     task = find_scored_task(arguments, records)

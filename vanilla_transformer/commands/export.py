@@ -1,5 +1,6 @@
 r"""Take a trained model to another runtime.
 
+    vanilla-transformer export --model_name_or_path out/my-model --format ctranslate2
     vanilla-transformer export --model_name_or_path out/my-model --format ctranslate2 --output_dir out/my-model-ct2
     vanilla-transformer export --model_name_or_path out/my-model --format ctranslate2 --quantization int8 \
         --output_dir out/my-model-int8
@@ -9,7 +10,8 @@ r"""Take a trained model to another runtime.
     vanilla-transformer export --model_name_or_path out/my-model --format explainer --output_dir out/my-explainer
 
 The output folder must be new or empty; it is complete when the command ends well, and not there otherwise. It holds
-what translating needs besides: the tokenizer and the generation config.
+what translating needs besides: the tokenizer and the generation config. The first command writes to
+out/my-model/ctranslate2, which `translate`, `serve` and `evaluate` then take by themselves for out/my-model.
 """
 
 import importlib
@@ -42,11 +44,15 @@ class ExportArguments:
     """Which model becomes what, and where."""
 
     model_name_or_path: str = option("Folder or Hub name of a model of this package.")
-    output_dir: str = option("Folder for the exported model: a new one, or an empty one.")
     format: Literal["ctranslate2", "onnx", "transformersjs", "web", "explainer"] = option(
         "ctranslate2: for CTranslate2; onnx: for ONNX Runtime and others; transformersjs: for JavaScript, in float32 "
         "and 8 bits; web: a page that translates in the browser; explainer: a page that shows every number on the way. "
         "All but the first are compared with the original in the end."
+    )
+    output_dir: str | None = option(
+        "Folder for the exported model: a new one, or an empty one. Default, for --format ctranslate2: a folder of "
+        "that name in the model's.",
+        None,
     )
     revision: str = option("Branch, tag or commit on the Hub. Default: main.", "main")
     trust_remote_code: bool = option("Let code from the checkpoint run.", False)
@@ -75,6 +81,21 @@ class ExportArguments:
         ]
         if given:
             raise ValueError(f"{', '.join(given)}; this is --format {self.format}.")
+        if self.output_dir is None and self.format != "ctranslate2":
+            raise ValueError(f"--format {self.format} needs --output_dir.")
+
+    def find_output_dir(self) -> Path:
+        """The output folder, which may be named or not."""
+        from vanilla_transformer.export.ctranslate2 import EXPORT_FOLDER
+        from vanilla_transformer.files import check_model_name
+
+        if self.output_dir is not None:
+            return Path(self.output_dir)
+        check_model_name(self.model_name_or_path)
+        folder = Path(self.model_name_or_path)
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is on the Hub, and has no folder here to export into: give --output_dir.")
+        return folder / EXPORT_FOLDER
 
 
 def run(arguments: ExportArguments) -> None:
@@ -85,7 +106,7 @@ def run(arguments: ExportArguments) -> None:
     from vanilla_transformer.data.vocabularies import load_tokenizer
     from vanilla_transformer.files import check_new_folder, explain_missing_model
 
-    check_new_folder(arguments.output_dir)
+    output_dir = check_new_folder(arguments.find_output_dir())
     name = arguments.model_name_or_path
     place: dict[str, Any] = {"revision": arguments.revision, "trust_remote_code": arguments.trust_remote_code}
     with explain_missing_model(name):
@@ -95,7 +116,9 @@ def run(arguments: ExportArguments) -> None:
     given = {name: getattr(arguments, name) for name in OPTIONS[arguments.format]}
     options = {name: value for name, value in given.items() if value is not None}
     write = getattr(exports, f"export_{arguments.format}")
-    folder: Path = write(model, arguments.output_dir, tokenizer=tokenizer, **options)
+    if arguments.format == "ctranslate2":
+        options["source"] = name
+    folder: Path = write(model, output_dir, tokenizer=tokenizer, **options)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     print(f"{folder}: {size / 1e6:,.1f} MB")
     if tokenizer is None:

@@ -2,7 +2,7 @@ r"""Serve translations over HTTP with LibreTranslate's API, so that its clients 
 
     pip install "vanilla-transformer[serve]"
     vanilla-transformer serve --model_name_or_path out/my-model
-    vanilla-transformer serve --model_name_or_path out/en-de out/de-en --engine ctranslate2 --num_beams 4
+    vanilla-transformer serve --model_name_or_path out/en-de out/de-en --dtype int8 --num_beams 4
     vanilla-transformer serve --model_name_or_path Helsinki-NLP/opus-mt-en-de --source_lang en --target_lang de
 
     curl 127.0.0.1:5000/translate -d q="Good morning." -d source=en -d target=de
@@ -16,6 +16,7 @@ Only this machine can reach it unless --host says otherwise; for encrypted conne
 is for the languages that its configuration names, or for --source_lang and --target_lang.
 """
 
+import logging
 import signal
 import socket
 from dataclasses import dataclass
@@ -144,6 +145,7 @@ def run(arguments: ServingArguments) -> None:
     """Loads the models and serves until Ctrl-C or SIGTERM."""
     from vanilla_transformer.files import explain_missing
 
+    logging.getLogger("vanilla_transformer").setLevel(logging.INFO)
     keys = arguments.read_api_keys()
     with explain_missing("The server needs packages of its own", extra="serve", packages=_PACKAGES):
         import python_multipart  # noqa: F401 (starlette reads forms with it)

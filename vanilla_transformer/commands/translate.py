@@ -24,10 +24,12 @@ line's number, counted from 1, the score (log-probability over the length penalt
 With --glossary, the translation of each term in a line appears in its translation, as whole words; beam search finds
 the best place. terms.tsv has lines such as "term TAB Begriff", with a tab before each alternative ("TAB Begriffe").
 
-With --engine ctranslate2 the same translations come several times as fast, in 8 bits above all (--dtype int8):
+With CTranslate2 the same translations come several times as fast, in 8 bits above all (--dtype int8). An export in the
+model's folder is taken without being asked for (--engine auto):
 
-    vanilla-transformer export --model_name_or_path out/my-model --format ctranslate2 --output_dir out/my-ct2
-    vanilla-transformer translate --engine ctranslate2 --model_name_or_path out/my-ct2 --dtype int8 --input_file test.en
+    vanilla-transformer export --model_name_or_path out/my-model --format ctranslate2
+    vanilla-transformer translate --model_name_or_path out/my-model --input_file test.en
+    vanilla-transformer translate --model_name_or_path out/my-model --dtype int8 --input_file test.en
 
 With --ray, Ray Data translates parquet or text into a folder of parquet, on a cluster that it runs on or this machine:
 

@@ -20,7 +20,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 
 from vanilla_transformer.conversion.errors import find_excess_tokens, find_non_finite, refuse
 from vanilla_transformer.data.vocabularies import get_vocabularies, load_tokenizer
-from vanilla_transformer.files import check_new_folder, explain_missing, new_folder
+from vanilla_transformer.files import check_new_folder, digest_weights, explain_missing, new_folder
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.model.positions_vanilla_transformer import LearnedPositions, SinusoidalPositions
@@ -29,6 +29,8 @@ _COMPUTED_IN = ("_float32", "_float16", "_bfloat16")
 QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", *(f"int8{end}" for end in ("", *_COMPUTED_IN)))
 # CTranslate2's own config.json is beside it: a folder cannot have both under that name.
 CONFIG_FILE = "vanilla_transformer_config.json"
+# In the folder of a model: its export, which `--engine auto` takes.
+EXPORT_FOLDER = "ctranslate2"
 # Rows of a table of sinusoids, unless the model's own has more: 8 MB at d_model 512.
 MAX_POSITIONS = 4096
 # On GPUs, CTranslate2 may pad sources to a multiple of this, and wants positions for the padding too.
@@ -60,6 +62,7 @@ def export_ctranslate2(
     tokenizer: PreTrainedTokenizerBase | None = None,
     quantization: str | None = None,
     max_positions: int | None = None,
+    source: str | os.PathLike[str] | None = None,
 ) -> Path:
     """Writes a model for CTranslate2, with all that translating needs: the folder is complete or absent.
 
@@ -74,6 +77,8 @@ def export_ctranslate2(
         quantization: How weights are written, one of `QUANTIZATIONS`; `None`: as they are. Loading may choose again.
         max_positions: The most tokens of a text, for which a table of sinusoids is computed. `None`: 4,096, or as many
             as the model's own table has. Learned positions end where they end.
+        source: The folder that a loaded model comes from, unchanged. The digests of its weights are written down, by
+            which `--engine auto` knows whether it still holds the same. `None`: `model`, if that is a folder.
 
     Raises:
         ConversionError: If CTranslate2 cannot compute the model; lists all reasons.
@@ -85,6 +90,7 @@ def export_ctranslate2(
     if not isinstance(model, nn.Module):
         exported = AutoModelForSeq2SeqLM.from_pretrained(model, dtype="auto", trust_remote_code=False)
         tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer
+        source = model
     reasons = find_reasons(exported, tokenizer, max_positions)
     if quantization not in (None, *QUANTIZATIONS):
         reasons.append(f"quantization is {quantization!r} (can be: {', '.join(QUANTIZATIONS)})")
@@ -92,6 +98,9 @@ def export_ctranslate2(
     if exported is model and quantization is not None and quantization.startswith("int"):
         exported = copy.deepcopy(model)  # CTranslate2 makes integers of weights where they are
     spec = make_spec(exported, tokenizer, max_positions)
+    # What CTranslate2 has no use for, and `find_export` has.
+    spec.config.add_attribute("weights_sha256", {} if source is None else digest_weights(source))
+    spec.config.add_attribute("quantization", quantization)
     spec.validate()
     spec.optimize(quantization)
     with new_folder(folder) as partial:
@@ -109,7 +118,10 @@ def find_reasons(
     """Returns all reasons why a model cannot be exported to CTranslate2."""
     config = model.config
     if not isinstance(config, VanillaTransformerConfig):
-        return [f"it is {type(model).__name__}, not a model of this package"]
+        advice = "import vanilla_transformer before it is loaded"
+        if config.model_type != VanillaTransformerConfig.model_type:
+            advice = "`vanilla-transformer convert` makes one of MarianMT and FSMT"
+        return [f"it is {type(model).__name__}, not a model of this package ({advice})"]
     reasons = _find_strange_maps(model) or find_non_finite(model.state_dict())
     if config.activation_function not in ACTIVATIONS:
         names = ", ".join(map(repr, ACTIVATIONS))

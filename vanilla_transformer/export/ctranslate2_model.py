@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import importlib.util
 import json
 import logging
 import os
@@ -17,14 +18,14 @@ from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, Gene
 
 from vanilla_transformer.conversion.errors import refuse
 from vanilla_transformer.data.vocabularies import load_needed_tokenizer
-from vanilla_transformer.files import digest_files
-from vanilla_transformer.inference.loading import find_own_device, load_model_and_tokenizer
+from vanilla_transformer.files import digest_files, digest_weights, read_architecture, read_json
+from vanilla_transformer.inference.loading import find_own_device, load_model_and_tokenizer, select_device
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.generation_vanilla_transformer import MAX_EXTRA_TOKENS
 from vanilla_transformer.model.loss_vanilla_transformer import IGNORED_LABEL
 from vanilla_transformer.model.search_vanilla_transformer import LENGTH_PENALTIES
 
-from .ctranslate2 import CONFIG_FILE, export_ctranslate2, import_ctranslate2
+from .ctranslate2 import CONFIG_FILE, EXPORT_FOLDER, export_ctranslate2, import_ctranslate2
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,9 @@ logger = logging.getLogger(__name__)
 # penalty); with 1.5, 99.9%, in a tenth more time.
 PATIENCE = 1.5
 _ALMOST_NONE = 1e-9  # a length penalty by which nothing changes in float32
+
+# What torch computes in, too.
+FLOATS = ("float32", "bfloat16", "float16")
 
 # Settings of `generate` that are carried out here.
 _UNDERSTOOD = {
@@ -59,6 +63,37 @@ def read_exported_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
 def is_exported_to_ctranslate2(folder: str | os.PathLike[str]) -> bool:
     """Whether a folder holds a model that `export_ctranslate2` wrote."""
     return all((Path(folder) / name).is_file() for name in ("model.bin", CONFIG_FILE))
+
+
+def find_export(folder: str | os.PathLike[str], *, dtype: str = "auto") -> tuple[Path, str | None]:
+    """The export in a model's folder, and why it cannot take the place of that model; `None` if it can."""
+    path = Path(folder) / EXPORT_FOLDER
+    if not is_exported_to_ctranslate2(path):
+        return path, f"there is no export to CTranslate2 in {folder}"
+    exported = read_json(path / "config.json") or {}
+    own = digest_weights(folder)
+    files = (Path(folder) / "config.json", path / CONFIG_FILE)
+    now, then = (read_architecture(read_json(file) or {}) for file in files)
+    if not own or exported.get("weights_sha256") != own or now != then:
+        return path, f"{path} is not of the weights and config.json that are there now (delete it, and export again)"
+    quantization = exported.get("quantization")
+    if dtype in FLOATS and quantization not in (None, dtype):
+        return path, f"the weights in {path} are {quantization}, not {dtype}"
+    return path, None
+
+
+def find_reason_against(device: str, dtype: str) -> str | None:
+    """Why CTranslate2 cannot compute where, and in what, torch would; `None` if it can. Arguments as for torch."""
+    if importlib.util.find_spec("ctranslate2") is None:
+        return 'ctranslate2 is not installed (pip install "vanilla-transformer[export]")'
+    place = select_device(device).type
+    num_devices = import_ctranslate2().get_cuda_device_count()
+    if place not in ("cpu", "cuda") or (place == "cuda" and not num_devices):
+        return f"CTranslate2 cannot use {place} here"
+    place = "cuda" if device == "auto" and num_devices else place
+    if dtype != "auto" and dtype not in import_ctranslate2().get_supported_compute_types(place):
+        return f"CTranslate2 cannot compute in {dtype} here"
+    return None
 
 
 class _Search:
@@ -105,8 +140,11 @@ class CTranslate2Model(nn.Module):
         device: `"cpu"`, `"cuda"` or one such as `"cuda:1"`; `"auto"`: CUDA if CTranslate2 can use it, else the CPU.
         compute_type: What CTranslate2 computes in, such as `"float32"`, `"int8"` or `"float16"`, whatever the weights
             were saved in; `"default"`: as saved, where the device can.
-        intra_threads: Threads that work on a batch together, on a CPU. `None`: as many as torch has.
-        inter_threads, max_batch_size: Batches at a time, and their most sentences: larger ones are divided. 0: never.
+        intra_threads, inter_threads: Threads that work on a batch together, and batches at a time. `None`, on a CPU: as
+            many batches as torch has threads, of a thread each; for a large model that gets one sentence at a time,
+            `inter_threads=1` has all threads work on it.
+        max_batch_size: The most sentences of a batch: larger ones are divided. 0: never. `None`: on a CPU, they are
+            divided evenly among the batches at a time.
         patience: How long beam search goes on, at least 1: see above.
 
     Raises:
@@ -115,6 +153,8 @@ class CTranslate2Model(nn.Module):
     """
 
     digest: torch.Tensor
+    # What the library's pipelines tell of a model.
+    input_modalities = output_modalities = ("text",)
 
     def __init__(
         self,
@@ -123,8 +163,8 @@ class CTranslate2Model(nn.Module):
         device: str = "auto",
         compute_type: str = "default",
         intra_threads: int | None = None,
-        inter_threads: int = 1,
-        max_batch_size: int = 0,
+        inter_threads: int | None = None,
+        max_batch_size: int | None = None,
         patience: float = PATIENCE,
     ) -> None:
         super().__init__()
@@ -140,19 +180,23 @@ class CTranslate2Model(nn.Module):
         name, _, index = device.partition(":")
         if name == "auto":
             index = str(find_own_device(import_ctranslate2().get_cuda_device_count()))
+        threads = torch.get_num_threads()
+        is_on_cuda = name == "cuda" or (name == "auto" and import_ctranslate2().get_cuda_device_count() > 0)
+        if inter_threads is None:
+            inter_threads = 1 if is_on_cuda else max(threads // (intra_threads or 1), 1)
         try:
             self.translator: Any = import_ctranslate2().Translator(
                 str(path),
                 device=name,
                 device_index=int(index or 0),
                 compute_type=compute_type,
-                intra_threads=torch.get_num_threads() if intra_threads is None else intra_threads,
+                intra_threads=max(threads // inter_threads, 1) if intra_threads is None else intra_threads,
                 inter_threads=inter_threads,
             )
             self._read_settings(path)
         except Exception as error:  # what a damaged file provokes may be anything
             raise ValueError(f"{path} cannot be loaded on {device}: {type(error).__name__}: {error}") from error
-        self.max_batch_size = max_batch_size
+        self.max_batch_size = 0 if is_on_cuda and max_batch_size is None else max_batch_size
         self.patience = patience
         # So that the state tells one model from another, as that of a model with parameters does.
         identity = f"{digest_files([path / 'model.bin'])} {self.dtype} {patience}"
@@ -187,6 +231,14 @@ class CTranslate2Model(nn.Module):
         """The number of parameters of the model that was exported."""
         return self._num_parameters
 
+    def can_generate(self) -> bool:
+        """It can, as a model of the library says it."""
+        return True
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """Refuses: what is exported is a folder already."""
+        raise NotImplementedError("A model in CTranslate2 cannot be saved: save the one that it was made of.")
+
     @torch.inference_mode()
     def generate(
         self,
@@ -202,7 +254,8 @@ class CTranslate2Model(nn.Module):
         (B * num_return_sequences, longest), filled up with padding; with `return_dict_in_generate` an object with those
         as `sequences` and, from beam search, `sequences_scores`.
         """
-        chosen = self._choose(generation_config, settings)
+        chosen, reasons = self._choose(generation_config, settings)
+        refuse("CTranslate2 cannot generate as asked", reasons)
         search = _Search(chosen)
         # As in the library, pad tokens are padding unless they end sentences.
         padding = None if search.pad_id in search.end_ids else search.pad_id
@@ -225,20 +278,26 @@ class CTranslate2Model(nn.Module):
         # CTranslate2 puts the end symbol behind every target; where it is there already, it may not come twice.
         ended = [bool(target) and target[-1] == self._end_token for target in targets]
         bare = [target[:-1] if ends else target for target, ends in zip(targets, ended, strict=True)]
-        scored = self.translator.score_batch(sources, bare, max_batch_size=self.max_batch_size, max_input_length=0)
+        limits = {"max_batch_size": self._find_batch_size(len(sources)), "max_input_length": 0}
+        scored = self.translator.score_batch(sources, bare, **limits)
         pairs = zip(scored, ended, strict=True)
         return -sum(sum(result.log_probs if ends else result.log_probs[:-1]) for result, ends in pairs)
 
-    def _choose(self, generation_config: GenerationConfig | None, settings: dict[str, Any]) -> GenerationConfig:
-        """Puts all settings together, and refuses those that cannot be carried out."""
+    def find_refused(self, settings: dict[str, Any]) -> list[str]:
+        """Why `generate` would refuse such settings: all reasons, none if it takes them."""
+        return self._choose(None, settings)[1]
+
+    def _choose(
+        self, generation_config: GenerationConfig | None, settings: dict[str, Any]
+    ) -> tuple[GenerationConfig, list[str]]:
+        """Puts all settings together, and says which cannot be carried out."""
         chosen = copy.deepcopy(self.generation_config)
         given = {} if generation_config is None else generation_config.to_diff_dict()
         unknown = chosen.update(**{**given, **settings})
         if "length_penalty_type" in unknown:
             chosen.update(length_penalty_type=unknown.pop("length_penalty_type"), allow_custom_entries=True)
         reasons = [f"{name} is none of its settings" for name in unknown] + _find_reasons(chosen, self.max_positions)
-        refuse("CTranslate2 cannot generate as asked", reasons)
-        return chosen
+        return chosen, reasons
 
     def _read_sources(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None, pad_id: int | None
@@ -258,6 +317,12 @@ class CTranslate2Model(nn.Module):
                 f"A {side} of {longest} tokens is too long: the exported model has {self.max_positions} positions. "
                 "Where they are sinusoids, export it with a larger max_positions."
             )
+
+    def _find_batch_size(self, num_sentences: int) -> int:
+        """The most sentences that are computed together; 0: all."""
+        if self.max_batch_size is None:
+            return -(-num_sentences // self.translator.num_translators)
+        return self.max_batch_size
 
     def _search(self, sources: list[list[str]], search: _Search) -> list[list[_Found]]:
         """The wanted translations of each source, best first."""
@@ -281,7 +346,7 @@ class CTranslate2Model(nn.Module):
             return_end_token=True,
             suppress_sequences=[_name_tokens(ids, self.target_tokens) for ids in search.suppressed],
             no_repeat_ngram_size=search.no_repeat_ngram_size,
-            max_batch_size=self.max_batch_size,
+            max_batch_size=self._find_batch_size(len(sources)),
         )
         pairs = zip(results, limits, strict=True)
         return [self._read_result(result, search, limit)[: search.num_wanted] for result, limit in pairs]
@@ -312,7 +377,8 @@ def load_for_ctranslate2(
 ) -> tuple[CTranslate2Model, PreTrainedTokenizerBase]:
     """Loads a model for CTranslate2, and its tokenizer, from a folder that `export_ctranslate2` wrote.
 
-    A model of this package, a folder or a name on the Hub, is converted in passing. `dtype` is the `compute_type`.
+    Of a model of this package, the export in its folder is taken if it has these weights (see `find_export`), with what
+    else is in the folder now. Any other, of a folder or the Hub, is converted in passing. `dtype` is `compute_type`.
     """
     import_ctranslate2()
     settings: dict[str, Any] = {"device": device, "compute_type": "default" if dtype == "auto" else dtype}
@@ -320,15 +386,30 @@ def load_for_ctranslate2(
     if is_exported_to_ctranslate2(model_name_or_path):
         own = load_needed_tokenizer(model_name_or_path, **code)
         return CTranslate2Model(model_name_or_path, **settings), own
+    path, reason = find_export(model_name_or_path, dtype=dtype)
+    if reason is None:
+        exported = CTranslate2Model(path, **settings)
+        exported.config = VanillaTransformerConfig.from_pretrained(model_name_or_path)
+        if Path(model_name_or_path, "generation_config.json").is_file():
+            exported.generation_config = GenerationConfig.from_pretrained(model_name_or_path)
+        return exported, load_needed_tokenizer(model_name_or_path, **code)
     logger.info(
-        "%s is converted for CTranslate2, this time only. To have it converted once and for all: "
-        "vanilla-transformer export --model_name_or_path %s --format ctranslate2 --output_dir ...",
-        *(model_name_or_path, model_name_or_path),
+        "%s is converted for CTranslate2, this time only, since %s. To have it converted once and for all: "
+        "vanilla-transformer export --model_name_or_path %s --format ctranslate2%s",
+        *(model_name_or_path, reason, model_name_or_path),
+        "" if Path(model_name_or_path).is_dir() else " --output_dir ...",
     )
     model, tokenizer = load_model_and_tokenizer(model_name_or_path, device="cpu", revision=revision, **code)
+    return convert_to_ctranslate2(model, tokenizer, **settings), tokenizer
+
+
+def convert_to_ctranslate2(
+    model: Any, tokenizer: PreTrainedTokenizerBase | None, device: str = "auto", compute_type: str = "default"
+) -> CTranslate2Model:
+    """The same model in CTranslate2, without a folder that stays; the last arguments are of `CTranslate2Model`."""
     with tempfile.TemporaryDirectory() as folder:
-        export_ctranslate2(cast(Any, model), folder, tokenizer=tokenizer)
-        return CTranslate2Model(folder, **settings), tokenizer
+        export_ctranslate2(model, folder, tokenizer=tokenizer)
+        return CTranslate2Model(folder, device=device, compute_type=compute_type)
 
 
 def _round(num_beams: int, patience: float) -> int:

@@ -222,6 +222,8 @@ def _reason_to_leave_out(entry: Path, code: Iterable[str]) -> str | None:
 def _reason_to_leave_out_folder(folder: Path) -> str:
     if folder.name == "runs":
         return "logs of the training"
+    if (folder / "vanilla_transformer_config.json").is_file():  # as export/ctranslate2.py has it
+        return "exported to CTranslate2; `vanilla-transformer export` makes it again of what is pushed"
     if (folder / "config.json").is_file():
         return "a model of its own; it can be pushed on its own"
     if any((folder / name).is_file() for name in ("metrics.json", "hypotheses.txt", "comparison.json")):

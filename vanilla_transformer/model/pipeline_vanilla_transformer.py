@@ -7,6 +7,7 @@ checkpoint can carry it: with `trust_remote_code=True`, `pipeline()` then works 
 
 import copy
 import enum
+import importlib
 import re
 import warnings
 from bisect import bisect_left
@@ -205,7 +206,9 @@ class Text2TextGenerationPipeline(Pipeline):
     `min_new_tokens`). A `generation_config` given to the call replaces all of these but the model's own; one given to
     the constructor does so too, but for the settings of the call.
 
-    Keyword arguments are those of `transformers.Pipeline`, and any argument of a call, as its default.
+    Keyword arguments are those of `transformers.Pipeline`, any argument of a call, as its default, and `compute_type`:
+    CTranslate2 computes a model of type vanilla_transformer in that ("int8", "default": as it was saved, ...), for
+    which `pip install "vanilla-transformer[export]"` brings what is needed.
 
     Example:
         >>> pipeline("text2text-generation", model="google/flan-t5-small")("Is a horse an animal?")
@@ -230,6 +233,7 @@ class Text2TextGenerationPipeline(Pipeline):
             raise ValueError(f"{name} needs a model that can generate, such as AutoModelForSeq2SeqLM's: {type(model)}")
         if kwargs.pop("framework", None) not in (None, "pt"):
             raise ValueError('framework must be "pt" (PyTorch) or left out: transformers 5 has no other.')
+        compute_type = kwargs.pop("compute_type", None)
         # Kept from the base class, whose own treatment of these differs from version to version.
         generation_names = {"generation_config", *vars(model.generation_config)} & kwargs.keys()
         self._constructor_settings = {key: kwargs.pop(key) for key in generation_names}
@@ -243,6 +247,14 @@ class Text2TextGenerationPipeline(Pipeline):
         entry = copy.deepcopy(_task_specific_params(model).get(task) or {})
         self.prefix = entry.pop("prefix", self.prefix)
         self._task_settings = {key: value for key, value in entry.items() if hasattr(model.generation_config, key)}
+        if compute_type is not None:
+            try:  # by its name, since the package need not be where this file is
+                package: Any = importlib.import_module("vanilla_transformer.export.ctranslate2_model")
+            except ImportError as error:
+                raise ImportError('compute_type needs pip install "vanilla-transformer[export]"') from error
+            place = "cpu" if self.device.type == "mps" else str(self.device)  # the base class takes mps unasked
+            self.model = package.convert_to_ctranslate2(self.model, self.tokenizer, place, compute_type)
+            self.device = self.model.device
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Generates for one text or for many.
@@ -293,8 +305,7 @@ class Text2TextGenerationPipeline(Pipeline):
         collate = pad_collate_fn(self.tokenizer, None)
 
         def run(batch: list[Any]) -> list[Any]:
-            outputs = PipelineIterator([collate(batch)], self.forward, forward_params, loader_batch_size=len(batch))
-            return list(outputs)
+            return list(PipelineIterator([collate(batch)], self.forward, forward_params, loader_batch_size=len(batch)))
 
         known = self._known_settings(self._generation_settings(forward_params, {}))
         fits = partial(
