@@ -51,10 +51,13 @@ class BenchmarkArguments:
     singles: int = field(default=200, metadata={"help": "Sentences that one client sends. Default: 200."})
     seconds: float = field(default=20.0, metadata={"help": "Of half load and of twice the load. Default: 20."})
     max_queue: int = field(default=256, metadata={"help": "Of the server. Default: 256."})
+    workers: int = field(default=1, metadata={"help": "Processes of the server. Default: 1."})
     output_file: str | None = field(default=None, metadata={"help": "JSON file for the figures."})
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, ("num_beams", "max_lines", "rounds", "clients", "singles", "seconds", "max_queue"))
+        check_at_least_one(
+            self, ("num_beams", "max_lines", "rounds", "clients", "singles", "seconds", "max_queue", "workers")
+        )
 
 
 def read_sentences(arguments: BenchmarkArguments) -> list[str]:
@@ -175,7 +178,8 @@ def describe_load(found: list[tuple[float, Answer]]) -> dict[str, Any]:
 
 def measure(arguments: BenchmarkArguments, sentences: list[str]) -> dict[str, Any]:
     """Does all of it, and returns the figures."""
-    options = [f"--{name}={getattr(arguments, name)}" for name in ("model_name_or_path", "engine", "num_beams")]
+    names = ("model_name_or_path", "engine", "num_beams", "max_queue", "workers")
+    options = [f"--{name}={getattr(arguments, name)}" for name in names]
     pipe, process = start_process(serve_bare, arguments)
     languages = dict(zip(("source", "target"), pipe.recv(), strict=True))
 
@@ -187,7 +191,7 @@ def measure(arguments: BenchmarkArguments, sentences: list[str]) -> dict[str, An
         return float(pipe.recv())
 
     requests = list(map(make, sentences))
-    with ServerProcess([*options, f"--max_queue={arguments.max_queue}", "--no_split_sentences"]) as server:
+    with ServerProcess([*options, "--no_split_sentences"]) as server:
         port = server.port
         throughput = []
         for number in range(arguments.rounds + 1):
@@ -249,7 +253,9 @@ def main(argv: list[str] | None = None) -> None:
     except (FileNotFoundError, ValueError) as error:
         parser.error(str(error))
     results = measure(arguments, sentences)
-    print(f"\n{arguments.clients} clients, {arguments.num_beams} beams, {arguments.engine}\n")
+    print(
+        f"\n{arguments.clients} clients, {arguments.num_beams} beams, {arguments.engine}, {arguments.workers} workers\n"
+    )
     print(make_table(results))
     write_report(arguments.output_file, "benchmark_server.py", argv, DISTRIBUTIONS, arguments, results)
 

@@ -68,9 +68,12 @@ class ServerProcess:
 
     @property
     def megabytes(self) -> float:
-        """What it holds in memory."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmRSS"))
+        """What it and its own processes hold in memory."""
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        texts = [Path(f"/proc/{each}/status").read_text() for each in (pid, *children)]
+        lines = [line for text in texts for line in text.splitlines()]
+        return sum(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
 
 
 def make_request(path: str, fields: Any) -> bytes:

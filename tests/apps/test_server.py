@@ -65,7 +65,8 @@ class Served:
         self, names: list[str], limits: Limits = USUAL_LIMITS, detector: Detector | None = None, **options: Any
     ) -> None:
         self.metrics = Metrics()
-        self.translators = load_translators(ServingArguments(names, **options), self.metrics)  # type: ignore[arg-type]
+        arguments: Any = ServingArguments(names, **options)  # type: ignore[arg-type]
+        self.translators: Any = load_translators(arguments, self.metrics)
         app = make_app(self.translators, self.metrics, limits, detector)
         config = uvicorn.Config(app, port=0, log_level="warning")
         self.listener = config.bind_socket()

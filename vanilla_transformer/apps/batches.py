@@ -33,7 +33,7 @@ class BadTextError(ValueError):
 
 
 @dataclass(eq=False)
-class _Job:
+class Job:
     """The sentences of one request, and their translations as they come."""
 
     sentences: list[str]
@@ -46,13 +46,54 @@ class _Job:
 
 @dataclass(eq=False)
 class _Sentence:
-    job: _Job
+    job: Job
     position: int
     token_ids: list[int]
     since: float  # when it came, by the monotonic clock
 
 
-class BatchingTranslator:
+class Acceptance:
+    """Accepts sentences to translate while fewer than `max_queue` are pending; the same for threads and processes."""
+
+    def __init__(self, max_queue: int) -> None:
+        self.max_queue = max_queue
+        self.pending = 0  # sentences that are accepted and not yet translated
+        self._changed = threading.Condition()
+        self._stopping = False
+
+    def submit(self, sentences: Sequence[str]) -> "Future[list[list[str]]]":
+        """Accepts all of the sentences or none; each one's translations, best first, come in the same order."""
+        job = Job(list(sentences))
+        if not job.sentences:
+            job.future.set_result([])
+            return job.future
+        if len(job.sentences) > self.max_queue:
+            raise BadTextError(
+                f"The request has {len(job.sentences)} sentences; it must have at most {self.max_queue}."
+            )
+        with self._changed:
+            if self._stopping:
+                raise StoppedError("The server is ending.")
+            if self.pending + len(job.sentences) > self.max_queue:
+                raise QueueFullError(f"{self.pending} sentences are waiting, of at most {self.max_queue}.")
+            self._take(job)
+            self.pending += len(job.sentences)
+        return job.future
+
+    def _take(self, job: Job) -> None:
+        """Takes what is accepted, while the lock is held."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Accepts nothing more, and returns when all that was accepted is translated."""
+        raise NotImplementedError
+
+    def _release(self, count: int) -> None:
+        with self._changed:
+            self.pending -= count
+
+
+class BatchingTranslator(Acceptance):
     """Translates for many clients at once, in a thread of its own.
 
     Where `ContinuousBatch` can be had, sentences join a batch as they come, and are answered as each of them ends.
@@ -77,16 +118,13 @@ class BatchingTranslator:
         max_tokens: int,
         on_batch: Callable[[int, int], None] = lambda sentences, tokens: None,
     ) -> None:
+        super().__init__(max_queue)
         self.translator = translator
-        self.max_queue = max_queue
         self.max_wait = max_wait
         self.max_tokens = max_tokens
         self.on_batch = on_batch
-        self.pending = 0  # sentences that are accepted and not yet translated
-        self._new: deque[_Job] = deque()
+        self._new: deque[Job] = deque()
         self._waiting: list[_Sentence] = []  # oldest first; the thread's own
-        self._changed = threading.Condition()
-        self._stopping = False
         self._answered = 0  # requests, with the last batch
         self._continuous: ContinuousBatch[_Sentence] | None = None
         with suppress(ValueError):
@@ -94,25 +132,9 @@ class BatchingTranslator:
         self._thread = threading.Thread(target=self._work, name="translating")
         self._thread.start()
 
-    def submit(self, sentences: Sequence[str]) -> "Future[list[list[str]]]":
-        """Accepts all of the sentences or none; each one's translations, best first, come in the same order."""
-        job = _Job(list(sentences))
-        if not job.sentences:
-            job.future.set_result([])
-            return job.future
-        if len(job.sentences) > self.max_queue:
-            raise BadTextError(
-                f"The request has {len(job.sentences)} sentences; it must have at most {self.max_queue}."
-            )
-        with self._changed:
-            if self._stopping:
-                raise StoppedError("The server is ending.")
-            if self.pending + len(job.sentences) > self.max_queue:
-                raise QueueFullError(f"{self.pending} sentences are waiting, of at most {self.max_queue}.")
-            self.pending += len(job.sentences)
-            self._new.append(job)
-            self._changed.notify()
-        return job.future
+    def _take(self, job: Job) -> None:
+        self._new.append(job)
+        self._changed.notify()
 
     def stop(self) -> None:
         """Accepts nothing more, and returns when all that was accepted is translated."""
@@ -167,7 +189,7 @@ class BatchingTranslator:
         self._waiting = self._waiting[room:]
         return joining
 
-    def _take_jobs(self) -> list[_Job]:
+    def _take_jobs(self) -> list[Job]:
         """What has come; waits for something while there is nothing to do."""
         with self._changed:
             if not self._waiting and not self._continuous:
@@ -180,7 +202,7 @@ class BatchingTranslator:
             self._new.clear()
         return jobs
 
-    def _encode(self, job: _Job) -> None:
+    def _encode(self, job: Job) -> None:
         try:
             encoded = self.translator.encode(job.sentences, 1)
             longest = max(map(len, encoded))
@@ -240,14 +262,10 @@ class BatchingTranslator:
                     self._answered += 1
                     job.future.set_result(job.translations)
 
-    def _fail(self, job: _Job, error: Exception) -> None:
+    def _fail(self, job: Job, error: Exception) -> None:
         self._waiting = [sentence for sentence in self._waiting if sentence.job is not job]
         self._release(job.missing)
         job.future.set_exception(error)
-
-    def _release(self, count: int) -> None:
-        with self._changed:
-            self.pending -= count
 
 
 def find_max_tokens(model: Any, tokenizer: Any, given: int | None) -> int:

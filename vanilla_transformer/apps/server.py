@@ -21,7 +21,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .batches import BadTextError, BatchingTranslator, QueueFullError, StoppedError
+from .batches import Acceptance, BadTextError, QueueFullError, StoppedError
 from .detection import Detection, Detector
 from .rates import RateLimiter, find_network
 from .texts import Pieces, name_language
@@ -182,7 +182,7 @@ class _Server:
 
     def __init__(
         self,
-        translators: Mapping[Pair, BatchingTranslator],
+        translators: Mapping[Pair, Acceptance],
         metrics: Metrics,
         limits: Limits,
         detector: Detector | None,
@@ -385,7 +385,7 @@ def _describe_body(required: Sequence[str], fields: Mapping[str, Any]) -> dict[s
 
 
 def make_app(
-    translators: Mapping[Pair, BatchingTranslator],
+    translators: Mapping[Pair, Acceptance],
     metrics: Metrics,
     limits: Limits = USUAL_LIMITS,
     detector: Detector | None = None,

@@ -19,6 +19,7 @@ is for the languages that its configuration names, or for --source_lang and --ta
 import logging
 import signal
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -30,7 +31,7 @@ from vanilla_transformer.options import option
 from .command_line import make_argument_parser, make_main
 
 if TYPE_CHECKING:
-    from vanilla_transformer.apps.batches import BatchingTranslator
+    from vanilla_transformer.apps.batches import Acceptance, BatchingTranslator
 
 _PACKAGES = "fastapi fastapi-offline uvicorn prometheus_client python-multipart sentencex Babel"
 
@@ -62,11 +63,16 @@ class ServingArguments(GlossaryArguments, EngineArguments):
         "What detects languages, among those served: lingua. Default: nothing.", None
     )
     max_alternatives: int = option("The most other translations that a request may ask for; below num_beams.", 0)
+    workers: int = option(
+        "Processes for each model, which divide the threads; each holds the model. On a CPU, one for each core or two "
+        "serve many clients fastest.",
+        1,
+    )
     split_sentences: bool = option("Cut lines into sentences.", True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("max_queue", "max_request_bytes", "max_source_length", "rate_limit"):
+        for name in ("max_queue", "max_request_bytes", "max_source_length", "rate_limit", "workers"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1.")
@@ -95,41 +101,62 @@ class ServingArguments(GlossaryArguments, EngineArguments):
         return keys
 
 
-def load_translators(arguments: ServingArguments, metrics: Any) -> "dict[tuple[str, str], BatchingTranslator]":
-    """Loads the models, each with a thread of its own, by their source and target language."""
+def load_translator(
+    arguments: ServingArguments, one: EngineArguments, on_batch: Callable[[int, int], None]
+) -> "tuple[tuple[str, str], BatchingTranslator]":
+    """Loads one of the models, with a thread of its own; returns its source and target language, too."""
     from vanilla_transformer.apps.batches import BatchingTranslator, find_max_tokens
     from vanilla_transformer.inference.translate import Translator
 
-    loaded: dict[tuple[str, str], tuple[Translator, int]] = {}
     n_best = arguments.max_alternatives + 1 if arguments.max_alternatives else None
-    for one in arguments.divide():
-        name = one.model_name_or_path
-        model, tokenizer, settings = one.load()
-        given = None if one.source_lang is None else (one.source_lang, str(one.target_lang))
-        pair = given or tuple(getattr(model.config, "langs", None) or ())
-        if len(pair) != 2:
-            raise ValueError(
-                f"{name} does not say its languages (langs in config.json); give --source_lang and --target_lang."
-            )
-        if pair in loaded:
-            raise ValueError(f"{name} translates {' to '.join(pair)}, as another model here does; name one of them.")
-        most = find_max_tokens(model, tokenizer, arguments.max_source_length)
-        batches: Any = {"batch_size": one.batch_size, "max_batch_tokens": one.max_batch_tokens}
-        settings |= arguments.find_glossary(model, one.source_lang)
-        # Nothing is truncated: what is too long is refused.
-        sources: Any = {"source_prefix": one.find_prefix(model), "max_source_length": 10**9}
-        translator = Translator(model, tokenizer, n_best=n_best, **batches, **sources, **settings)
-        if n_best is not None and n_best > translator.num_beams:
-            found = (
-                f"max_alternatives is {arguments.max_alternatives} and num_beams of {name} is {translator.num_beams}"
-            )
-            raise ValueError(f"{found}; alternatives need more beams than there are of them.")
-        loaded[pair] = translator, most
+    name = one.model_name_or_path
+    model, tokenizer, settings = one.load()
+    given = None if one.source_lang is None else (one.source_lang, str(one.target_lang))
+    pair = given or tuple(getattr(model.config, "langs", None) or ())
+    if len(pair) != 2:
+        raise ValueError(
+            f"{name} does not say its languages (langs in config.json); give --source_lang and --target_lang."
+        )
+    batches: Any = {"batch_size": one.batch_size, "max_batch_tokens": one.max_batch_tokens}
+    settings |= arguments.find_glossary(model, one.source_lang)
+    # Nothing is truncated: what is too long is refused.
+    sources: Any = {"source_prefix": one.find_prefix(model), "max_source_length": 10**9}
+    translator = Translator(model, tokenizer, n_best=n_best, **batches, **sources, **settings)
+    if n_best is not None and n_best > translator.num_beams:
+        found = f"max_alternatives is {arguments.max_alternatives} and num_beams of {name} is {translator.num_beams}"
+        raise ValueError(f"{found}; alternatives need more beams than there are of them.")
+    most = find_max_tokens(model, tokenizer, arguments.max_source_length)
     queue: Any = {"max_queue": arguments.max_queue, "max_wait": arguments.max_wait / 1000}
-    return {
-        pair: BatchingTranslator(translator, max_tokens=most, on_batch=metrics.count_batches(pair), **queue)
-        for pair, (translator, most) in loaded.items()
-    }
+    return pair, BatchingTranslator(translator, max_tokens=most, on_batch=on_batch, **queue)
+
+
+def load_translators(arguments: ServingArguments, metrics: Any) -> "dict[tuple[str, str], Acceptance]":
+    """Loads the models, in this process or others, by their source and target language."""
+    from vanilla_transformer.apps.workers import TranslatingProcesses
+
+    loaded: dict[tuple[str, str], Acceptance] = {}
+    try:
+        for one in arguments.divide():
+            load = partial(load_translator, arguments, one)
+            translator: BatchingTranslator | TranslatingProcesses
+            if arguments.workers == 1:
+                pair, translator = load(lambda sentences, tokens: None)
+            else:
+                translator = TranslatingProcesses(load, num_processes=arguments.workers, max_queue=arguments.max_queue)
+                pair = translator.languages
+            translator.on_batch = metrics.count_batches(pair)
+            if pair in loaded:
+                translator.stop()
+                name = one.model_name_or_path
+                raise ValueError(
+                    f"{name} translates {' to '.join(pair)}, as another model here does; name one of them."
+                )
+            loaded[pair] = translator
+    except BaseException:
+        for each in loaded.values():
+            each.stop()
+        raise
+    return loaded
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -1,0 +1,146 @@
+"""A server whose model is in several processes: who translates, who waits, and what happens when one of them dies."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from letters import TOKENIZER, make_letters_model
+
+# ruff: noqa: E402 (what the server needs may be missing)
+for _name in ("fastapi", "fastapi_offline", "uvicorn", "prometheus_client", "python_multipart", "sentencex", "babel"):
+    pytest.importorskip(_name, reason=f"the server needs {_name}: pip install 'vanilla-transformer[serve,test]'")
+pytest.importorskip("libretranslatepy")
+
+from libretranslatepy import LibreTranslateAPI
+
+from vanilla_transformer.apps.batches import BadTextError, QueueFullError, StoppedError
+from vanilla_transformer.apps.workers import TranslatingProcesses
+from vanilla_transformer.commands.serve import ServingArguments, load_translator
+from vanilla_transformer.inference.loading import load_model_and_tokenizer
+from vanilla_transformer.inference.translate import translate
+
+TEXTS = [first + second + third for first in "abcd" for second in "efgh" for third in "abcd"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An untrained model."""
+    path = tmp_path_factory.mktemp("model")
+    make_letters_model(langs=["en", "de"]).save_pretrained(path)
+    TOKENIZER.save_pretrained(path)
+    return str(path)
+
+
+def start(folder: str, **options: Any) -> TranslatingProcesses:
+    arguments = ServingArguments([folder], **options)  # type: ignore[arg-type]
+    (one,) = arguments.divide()
+    return TranslatingProcesses(partial(load_translator, arguments, one), num_processes=2, max_queue=64)
+
+
+@pytest.fixture(scope="module")
+def running(folder: str) -> Iterator[TranslatingProcesses]:
+    translator = start(folder, max_source_length=20)
+    yield translator
+    translator.stop()
+
+
+@pytest.fixture(scope="module")
+def expected(folder: str) -> list[list[str]]:
+    model, tokenizer = load_model_and_tokenizer(folder)
+    return [[text] for text in translate(model, tokenizer, TEXTS, progress=False)]
+
+
+def test_a_job_is_divided_and_put_together(running: TranslatingProcesses, expected: list[list[str]]) -> None:
+    batches: list[tuple[int, int]] = []
+    running.on_batch = lambda sentences, tokens: batches.append((sentences, tokens))
+    assert running.languages == ("en", "de")
+    assert running.submit(TEXTS).result(60) == expected
+    assert running.submit([]).result(0) == []
+    assert running.submit(["", TEXTS[5], " "]).result(60) == [[""], expected[5], [""]]
+    assert running.pending == 0
+    assert sum(sentences for sentences, _ in batches) >= len(TEXTS)
+
+
+def test_many_clients_get_their_own(running: TranslatingProcesses, expected: list[list[str]]) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        found = pool.map(lambda text: running.submit([text]).result(60)[0], TEXTS)
+        assert list(found) == expected
+    assert all(not worker.parts for worker in running._workers)
+
+
+def test_what_cannot_be_accepted_is_refused(running: TranslatingProcesses) -> None:
+    with pytest.raises(BadTextError, match="65 sentences; it must have at most 64"):
+        running.submit(["a"] * 65)
+    with pytest.raises(BadTextError, match="A sentence has 42 tokens; it must have at most 20"):
+        running.submit(["a", "b" * 40, "c"]).result(60)
+    waiting = running.submit(TEXTS)
+    with pytest.raises(QueueFullError):
+        running.submit(TEXTS)
+    waiting.result(60)
+    assert running.pending == 0
+
+
+def test_a_process_that_dies_fails_its_own_sentences_and_another_takes_its_place(
+    running: TranslatingProcesses, expected: list[list[str]]
+) -> None:
+    first, second = running._workers
+    os.kill(first.process.pid or 0, signal.SIGSTOP)  # so that it has something to do when it dies
+    lost: list[Any] = []
+    found: list[Any] = []
+    for text in TEXTS[:8]:
+        is_first = first.num_pending <= second.num_pending
+        (lost if is_first else found).append(running.submit([text]))
+    assert lost
+    first.process.kill()
+    for future in lost:
+        with pytest.raises(RuntimeError, match="has ended"):
+            future.result(60)
+    for future in found:
+        assert future.result(60)
+    end = time.monotonic() + 120
+    while not all(worker.is_ready for worker in running._workers):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    assert running._workers[0].process.pid != first.process.pid
+    assert running._workers[1] is second
+    assert running.submit(TEXTS).result(60) == expected
+    assert running.pending == 0
+
+
+def test_what_was_accepted_is_translated_before_the_end(folder: str, expected: list[list[str]]) -> None:
+    translator = start(folder)
+    future = translator.submit(TEXTS)
+    translator.stop()
+    assert future.result(0) == expected
+    assert [worker.process.exitcode for worker in translator._workers] == [0, 0]
+    with pytest.raises(StoppedError):
+        translator.submit(["a"])
+
+
+def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=str(tmp_path / "nothing")):
+        start(str(tmp_path / "nothing"))
+
+
+def test_the_command_ends_in_order(folder: str, expected: list[list[str]]) -> None:
+    options = ["--model_name_or_path", folder, "--workers", "2", "--port", "0"]
+    command = [sys.executable, "-m", "vanilla_transformer", "serve", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        client = LibreTranslateAPI(process.stdout.readline().split()[4])
+        assert [[client.translate(text, "en", "de")] for text in TEXTS[:4]] == expected[:4]
+        process.send_signal(signal.SIGTERM)
+        rest, errors = process.communicate(timeout=60)
+        assert (process.returncode, rest) == (0, "The server has ended; what it accepted is answered.\n"), errors
+    finally:
+        process.kill()
+        process.communicate()
