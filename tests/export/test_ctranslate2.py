@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +267,16 @@ class Watched:
         return call if callable(found) else found
 
 
+@pytest.fixture
+def four_threads() -> Iterator[None]:
+    """As many threads as torch may use."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("four_threads")
 @pytest.mark.parametrize(
     ("given", "workers", "largest"),
     [
@@ -277,14 +288,14 @@ class Watched:
     ],
 )
 def test_a_batch_is_divided_among_the_threads(
-    given: dict[str, Any], workers: int, largest: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: dict[str, Any], workers: int, largest: int, tmp_path: Path
 ) -> None:
     ours = make()
     undivided = export(ours, tmp_path, inter_threads=1, max_batch_size=0)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     divided = CTranslate2Model(tmp_path / "exported", device="cpu", compute_type="float32", **given)
     divided.translator = Watched(divided.translator)
     assert divided.translator.num_translators == workers
+    assert torch.get_num_threads() == 4  # CTranslate2 would leave torch with as many as a worker has
     ids, mask = pad(make_sentences([9, 2, 5, 1, 30, 4, 8], seed=3))
     settings: dict[str, Any] = {"max_new_tokens": 12, "return_dict_in_generate": True}
     assert torch.equal(*(each.generate(ids, mask, **settings).sequences for each in (divided, undivided)))

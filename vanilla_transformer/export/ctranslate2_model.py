@@ -196,6 +196,8 @@ class CTranslate2Model(nn.Module):
             self._read_settings(path)
         except Exception as error:  # what a damaged file provokes may be anything
             raise ValueError(f"{path} cannot be loaded on {device}: {type(error).__name__}: {error}") from error
+        finally:
+            torch.set_num_threads(threads)  # CTranslate2 gives the thread that calls it as many as its own have
         self.max_batch_size = 0 if is_on_cuda and max_batch_size is None else max_batch_size
         self.patience = patience
         # So that the state tells one model from another, as that of a model with parameters does.
