@@ -94,18 +94,25 @@ def test_the_translations_differ() -> None:
     assert len(set(map(len, texts))) > 2
 
 
-def test_the_short_one_is_there_first_and_memory_does_not_grow() -> None:
+def test_memory_does_not_grow() -> None:
     model = make_model()
     translator = Translator(model, TOKENIZER, num_beams=2, max_new_tokens=8)
     batch: ContinuousBatch[int] = ContinuousBatch(translator)
-    columns, places = [], []
-    for number in range(200):
+    batch.add({-1: TOKENIZER("h" * 100)["input_ids"]})
+    sizes = []
+    for number in range(100):
         batch.add({number: TOKENIZER("abcd"[: 1 + number % 4])["input_ids"]})
         batch.step()
-        columns.append(batch._search.decoder.visible.shape[2])
-        places.append(len(batch._places))
-    assert max(columns) <= 2 * (8 + 1)  # beams * tokens of the longest, and those of the next
-    assert max(places) <= 16
+        search = batch._search
+        tokens, entries, source = search.open.tokens, search.decoder.visible, search.decoder.source_mask
+        sizes.append((len(batch._places), tokens.shape[2], entries.shape[2], source.shape[3]))
+    assert sizes[0][3] >= 100
+    most = [max(size) for size in zip(*sizes[20:], strict=True)]
+    # Tokens: of the longest with its prompt, twice where one joins as another ends; entries: two beams.
+    assert most[0] <= 16
+    assert most[1] <= 2 * 9
+    assert most[2] <= 2 * 9
+    assert most[3] <= 6
 
 
 @pytest.mark.parametrize(

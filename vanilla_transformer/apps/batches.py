@@ -178,15 +178,17 @@ class BatchingTranslator(Acceptance):
 
     def _find_joining(self, batch: ContinuousBatch[_Sentence]) -> list[_Sentence]:
         """Those that have waited longest; a few wait for others, so that an encoder's run serves more than one."""
-        if not self._waiting:
-            return []
-        longest = max(len(sentence.token_ids) for sentence in (*self._waiting, *batch.keys))
-        room = max(0, self.translator.fits(longest) - len(batch))
-        joining = self._waiting[:room]
+        sizes = [len(sentence.token_ids) for sentence in batch.keys]
+        for sentence in self._waiting:
+            longest = max([len(sentence.token_ids), *sizes])
+            if len(sizes) >= self.translator.fits(longest):
+                break
+            sizes.append(len(sentence.token_ids))
+        joining = self._waiting[: len(sizes) - len(batch)]
         is_early = joining and time.monotonic() - joining[0].since < self.max_wait
         if is_early and len(joining) * _WORTH_JOINING < len(batch):
             return []
-        self._waiting = self._waiting[room:]
+        self._waiting = self._waiting[len(joining) :]
         return joining
 
     def _take_jobs(self) -> list[Job]:

@@ -113,11 +113,15 @@ class GrowingDecoder:
             KeysAndValues(*(_take_places(states, staying, num_new) for states in source)) for source in self.sources
         ]
 
-    def drop_columns(self, columns: int) -> None:
-        """Forgets the first tokens of all places."""
+    def drop_columns(self, columns: int, places: list[int]) -> None:
+        """Forgets the first tokens of all places, and what is longer than the sources at these places."""
         self.visible = self.visible[:, :, columns * self.num_beams :]
         for history in self.histories:
             history.drop(columns * self.num_beams)
+        used = self.source_mask[places].any(dim=0).nonzero()
+        longest = int(used[-1, -1]) + 1 if len(used) else 0
+        self.source_mask = self.source_mask[..., :longest]
+        self.sources = [KeysAndValues(keys[:, :, :longest], values[:, :, :longest]) for keys, values in self.sources]
 
     def empty(self, places: torch.Tensor) -> None:
         """Lets these places (true in a mask (B,), or by number) see nothing but what they add themselves."""
@@ -205,14 +209,14 @@ class ContinuousSearch(BeamSearch):
         self.decoder.take_places(rows, num_new)
 
     def drop_columns(self, places: list[int]) -> None:
-        """Forgets the columns that mean nothing to the sentences at these places."""
-        columns = self.length - self.prompt_length
-        columns = min([columns, *self.joined_at[places].tolist()])
+        """Forgets the columns that the sentences at these places do not need: those before and behind them."""
+        columns = min([self.length - self.prompt_length, *self.joined_at[places].tolist()])
+        end = max([self.length, *(self.joined_at + cast(torch.Tensor, self.rules.limits))[places].tolist()])
         for hypotheses in (self.open, self.ended):
-            hypotheses.tokens = hypotheses.tokens[:, :, columns:]
+            hypotheses.tokens = hypotheses.tokens[:, :, columns:end]
         self.joined_at = self.joined_at - columns
         self.length -= columns
-        self.decoder.drop_columns(columns)
+        self.decoder.drop_columns(columns, places)
 
     def give_places(self, places: list[int], input_ids: torch.Tensor, attention_mask: torch.Tensor) -> None:
         """Begins to translate sentences (n, S), whose mask is (n, S), at places where nothing is translated."""
