@@ -106,6 +106,13 @@ def test_an_actor_that_is_killed_loses_nothing(cluster: Any, corpus: Path, tmp_p
     assert len(list(tmp_path.glob("killed-*"))) > 1, "another actor went on"
 
 
+def test_as_many_actors_as_cpus_leave_room_for_reading(cluster: Any, corpus: Path, tmp_path: Path) -> None:
+    cluster.cloudpickle.register_pickle_by_value(__import__(__name__))
+    cpus = int(cluster.cluster_resources()["CPU"])
+    translate_with_ray(lambda: (MODEL, TOKENIZER, {}), corpus, tmp_path / "out", actors=cpus, source_column="en")
+    check_translations(tmp_path / "out")
+
+
 def test_the_command(cluster: Any, corpus: Path, tmp_path: Path) -> None:
     words = [f"--model_name_or_path={save_model(tmp_path / 'model')}", "--ray", "--device=cpu", "--source_column=en"]
     command.main([*words, f"--input_file={corpus}/*.parquet", f"--output_file={tmp_path / 'out'}"])

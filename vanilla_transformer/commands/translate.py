@@ -86,7 +86,7 @@ class TranslationArguments(GlossaryArguments, EngineArguments):
     ray: bool = option(
         "Translate parquet or text with Ray Data into a new folder of parquet, on this machine or RAY_ADDRESS.", False
     )
-    ray_actors: int = option("Copies of the model that Ray keeps. Default: 2.", 2)
+    ray_actors: int = option("The most copies of the model that Ray keeps. Default: 2.", 2)
     ray_gpus: float = option("GPUs of each of them, less than 1 for a share. Default: 0.", 0.0)
     n_best: int | None = option("Write so many translations of each line, with scores; at least 2.", None)
     window_size: int | None = option(

@@ -102,7 +102,7 @@ def translate_with_ray(
         input_file: A file, a folder or a pattern; parquet, or text with a source on each line (its column is "text").
         output_dir: A new folder, which all machines of the cluster share, or a URL of a file system. A local one is
             complete or absent.
-        actors: Copies of the model, each of which has so many `cpus` and `gpus`.
+        actors: The most copies of the model, each of which has so many `cpus` and `gpus`. Reading needs a CPU besides.
         cpus: The threads of an actor.
         gpus: The GPUs of an actor, less than 1 for a share of one.
         source_column: As [`translate_file`] has it.
@@ -129,12 +129,15 @@ def translate_with_ray(
             corpus = ray.data.read_text(paths, drop_empty_lines=False)
         if "." in column:
             raise ValueError(f"{column!r} is a nested column; with Ray the sources must have a column of their own.")
+        # Actors keep their CPUs: were none left, the corpus could not be read. Ray adds actors as it finds room.
+        room = int((ray.cluster_resources().get("CPU", 0) - 1) // cpus) if cpus else actors
+        at_first = max(1, min(actors, room))
         constructor = {"model": model, "source_column": column, "target_column": target_column, **options}
         # Else a file, or a group of its rows, is all one actor's.
         corpus.repartition(target_num_rows_per_block=batch_rows).map_batches(
             Translator,
             fn_constructor_kwargs=constructor,
-            compute=ray.data.ActorPoolStrategy(min_size=1, max_size=actors, initial_size=actors),
+            compute=ray.data.ActorPoolStrategy(min_size=1, max_size=actors, initial_size=at_first),
             batch_size=batch_rows,
             batch_format="pyarrow",
             num_cpus=cpus,
