@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,13 @@ def start(folder: str, **options: Any) -> TranslatingProcesses:
     return TranslatingProcesses(partial(load_translator, arguments, one), num_processes=2, max_queue=64)
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 @pytest.fixture(scope="module")
 def running(folder: str) -> Iterator[TranslatingProcesses]:
     translator = start(folder, max_source_length=20)
@@ -81,6 +88,7 @@ def test_what_cannot_be_accepted_is_refused(running: TranslatingProcesses) -> No
         running.submit(["a"] * 65)
     with pytest.raises(BadTextError, match="A sentence has 42 tokens; it must have at most 20"):
         running.submit(["a", "b" * 40, "c"]).result(60)
+    wait_until(lambda: running.pending == 0)  # the other process still had one of those sentences
     waiting = running.submit(TEXTS)
     with pytest.raises(QueueFullError):
         running.submit(TEXTS)
@@ -105,10 +113,7 @@ def test_a_process_that_dies_fails_its_own_sentences_and_another_takes_its_place
             future.result(60)
     for future in found:
         assert future.result(60)
-    end = time.monotonic() + 120
-    while not all(worker.is_ready for worker in running._workers):
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    wait_until(lambda: all(worker.is_ready for worker in running._workers))
     assert running._workers[0].process.pid != first.process.pid
     assert running._workers[1] is second
     assert running.submit(TEXTS).result(60) == expected
