@@ -12,6 +12,7 @@ from functools import partial
 from itertools import count
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from .batches import Acceptance, BadTextError, BatchingTranslator, Job, QueueFullError
@@ -50,12 +51,24 @@ def work(connection: Connection, load: Load, num_processes: int) -> None:
     import torch
 
     torch.set_num_threads(max(1, torch.get_num_threads() // num_processes))
-    sending = threading.Lock()
+    # In a thread of its own, so that this one always takes what comes: neither side may wait for the other to read.
+    messages: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
+    sender = threading.Thread(target=_send_all, args=(connection, messages))
+    sender.start()
+    try:
+        _answer_all(connection, load, lambda *message: messages.put(message))
+    finally:
+        messages.put(None)
+        sender.join()
 
-    def send(*message: Any) -> None:
-        with sending:
+
+def _send_all(connection: Connection, messages: "SimpleQueue[tuple[Any, ...] | None]") -> None:
+    with suppress(OSError):  # if the server has gone
+        while (message := messages.get()) is not None:
             connection.send(message)
 
+
+def _answer_all(connection: Connection, load: Load, send: Callable[..., None]) -> None:
     try:
         languages, translator = load(partial(send, "batch"))
     except Exception as error:
