@@ -59,11 +59,11 @@ def test_the_loss_is_measured_in_a_process_of_its_own(monkeypatch: pytest.Monkey
     """A vocabulary so large that building all logits shows in the memory of the process, which is forked here."""
     context = multiprocessing.get_context("fork")
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
-    arguments = benchmark.BenchmarkArguments(d_model=64, vocab_size=20_000, sentence_length=32, rounds=1)
+    arguments = benchmark.BenchmarkArguments(d_model=64, vocab_size=40_000, sentence_length=32, rounds=1)
     workload = (arguments, "output layer and loss")
     sides = ("ours", "ours, with logits")
     (ours, *_), (plain, *_) = benchmark.measure(
         [benchmark.Workload(*workload, side, "float32", 1024) for side in sides]
     )
-    megabytes_of_logits = 1024 * 20_000 * 4 / 2**20
-    assert plain[2] > 0.95 * megabytes_of_logits > ours[2]  # Linux counts pages by the dozen
+    megabytes_of_logits = 1024 * 40_000 * 4 / 2**20
+    assert plain[2] > 1.5 * megabytes_of_logits > megabytes_of_logits > ours[2]  # about 3 and 0.7 times
