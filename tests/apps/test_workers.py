@@ -1,6 +1,7 @@
 """A server whose model is in several processes: who translates, who waits, and what happens when one of them dies."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,8 +21,10 @@ for _name in ("fastapi", "fastapi_offline", "uvicorn", "prometheus_client", "pyt
 pytest.importorskip("libretranslatepy")
 
 from libretranslatepy import LibreTranslateAPI
+from starlette.testclient import TestClient
 
 from vanilla_transformer.apps.batches import BadTextError, QueueFullError, StoppedError
+from vanilla_transformer.apps.server import Metrics, make_app
 from vanilla_transformer.apps.workers import TranslatingProcesses
 from vanilla_transformer.commands.serve import ServingArguments, load_translator
 from vanilla_transformer.inference.loading import load_model_and_tokenizer
@@ -118,6 +121,30 @@ def test_a_process_that_dies_fails_its_own_sentences_and_another_takes_its_place
     assert running._workers[1] is second
     assert running.submit(TEXTS).result(60) == expected
     assert running.pending == 0
+
+
+def test_a_model_that_cannot_be_loaded_again_is_tried_again(
+    folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    moving, away = tmp_path / "model", tmp_path / "away"
+    shutil.copytree(folder, moving)
+    translator = start(str(moving))
+    try:
+        assert translator.is_ready
+        moving.rename(away)
+        for worker in translator._workers:
+            worker.process.kill()
+        wait_until(lambda: not translator.is_ready)
+        with pytest.raises(QueueFullError, match="No process is ready"):
+            translator.submit(["a"])
+        answer = TestClient(make_app({("en", "de"): translator}, Metrics())).get("/health")
+        assert (answer.status_code, answer.json()) == (503, {"status": "failed", "languages": ["en to de"]})
+        wait_until(lambda: caplog.text.count("cannot be loaded again") >= 2)
+        away.rename(moving)
+        wait_until(lambda: translator.is_ready)
+        assert translator.submit(["a"]).result(60)
+    finally:
+        translator.stop()
 
 
 def test_what_was_accepted_is_translated_before_the_end(folder: str, expected: list[list[str]]) -> None:

@@ -61,6 +61,11 @@ class Acceptance:
         self._changed = threading.Condition()
         self._stopping = False
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether what is accepted will be translated."""
+        return True
+
     def submit(self, sentences: Sequence[str]) -> "Future[list[list[str]]]":
         """Accepts all of the sentences or none; each one's translations, best first, come in the same order."""
         job = Job(list(sentences))
@@ -165,11 +170,9 @@ class BatchingTranslator(Acceptance):
             if batch:
                 found = batch.step()
         except Exception as error:
-            logger.warning("A batch failed (%s: %s); each of its sentences is tried.", type(error).__name__, error)
-            failed = dict.fromkeys([*batch.keys, *joining])
+            failed = list(dict.fromkeys([*batch.keys, *joining]))
             batch.clear()
-            for sentence in failed:
-                self._translate([sentence])
+            self._try_each(failed, error)
             return
         if joining:
             self.on_batch(len(joining), sum(len(sentence.token_ids) for sentence in joining))
@@ -241,16 +244,20 @@ class BatchingTranslator(Acceptance):
         try:
             found = self.translator.run([sentence.token_ids for sentence in batch])
         except Exception as error:
-            if len(batch) > 1:  # one client's sentence must not cost others theirs
-                logger.warning("A batch failed (%s: %s); each of its sentences is tried.", type(error).__name__, error)
-                for sentence in batch:
-                    self._translate([sentence])
+            if len(batch) > 1:
+                self._try_each(batch, error)
             elif not batch[0].job.future.done():
                 logger.exception("A sentence could not be translated.")
                 self._fail(batch[0].job, error)
             return
         self.on_batch(len(batch), sum(len(sentence.token_ids) for sentence in batch))
         self._deliver(dict(zip(batch, found, strict=True)))
+
+    def _try_each(self, failed: list[_Sentence], error: Exception) -> None:
+        """One client's sentence must not cost others theirs."""
+        logger.warning("A batch failed (%s: %s); each of its sentences is tried.", type(error).__name__, error)
+        for sentence in failed:
+            self._translate([sentence])
 
     def _deliver(self, found: Mapping[_Sentence, list[Translation]]) -> None:
         self._answered = 0

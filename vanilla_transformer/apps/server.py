@@ -313,9 +313,10 @@ class _Server:
         common = {"charLimit": self.limits.request_bytes, "frontendTimeout": 500, "language": language}
         return {"apiKeys": has_keys, "keyRequired": has_keys, **common, **none}
 
-    async def health(self) -> dict[str, str]:
-        """That the server runs."""
-        return {"status": "ok"}
+    async def health(self) -> JSONResponse:
+        """Whether all of the models can translate."""
+        failed = [" to ".join(pair) for pair, translator in self.translators.items() if not translator.is_ready]
+        return JSONResponse({"status": "failed", "languages": failed}, 503) if failed else JSONResponse({"status": "ok"})
 
     async def show_metrics(self) -> Response:
         """Numbers for Prometheus."""

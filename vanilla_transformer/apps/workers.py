@@ -19,6 +19,8 @@ from .batches import Acceptance, BadTextError, BatchingTranslator, Job, QueueFul
 
 logger = logging.getLogger(__name__)
 
+_LONGEST_PAUSE = 60.0  # seconds between two tries to load the model
+
 # Loads a model: given what wants to know of batches, its languages and what translates.
 Load = Callable[[Callable[[int, int], None]], tuple[tuple[str, str], BatchingTranslator]]
 
@@ -97,7 +99,8 @@ def _answer_all(connection: Connection, load: Load, send: Callable[..., None]) -
 class TranslatingProcesses(Acceptance):
     """Translates for many clients at once, as `BatchingTranslator` does, in several processes.
 
-    Sentences go to the process that has least to do. If one ends unasked, its sentences fail, and another is started.
+    Sentences go to the process that has least to do. If one ends unasked, its sentences fail, and another is started;
+    if that one cannot load the model, one more after a pause, and so on.
 
     Args:
         load: What each process calls to load the model.
@@ -118,13 +121,15 @@ class TranslatingProcesses(Acceptance):
         self.on_batch: Callable[[int, int], None] = lambda sentences, tokens: None
         self.languages = ("", "")
         self._numbers = count()
-        self._failure: tuple[str, bool] | None = None
+        self._has_started = False
+        self._failure: tuple[str, bool] | None = None  # to start
         self._workers = [self._start(num_processes) for _ in range(num_processes)]
         self._threads = [threading.Thread(target=self._listen, args=(index,)) for index in range(num_processes)]
         for thread in self._threads:
             thread.start()
         with self._changed:
             self._changed.wait_for(lambda: self._failure or all(worker.is_ready for worker in self._workers))
+            self._has_started = not self._failure
         if self._failure:
             self.stop()
             message, is_users = self._failure
@@ -137,6 +142,11 @@ class TranslatingProcesses(Acceptance):
         process.start()
         theirs.close()  # so that the end of the process is the end of the connection
         return _Worker(process, connection)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether any process can translate."""
+        return any(worker.is_ready for worker in self._workers)
 
     def _take(self, job: Job) -> None:
         ready = [worker for worker in self._workers if worker.is_ready]
@@ -152,17 +162,21 @@ class TranslatingProcesses(Acceptance):
 
     def _listen(self, index: int) -> None:
         """Takes what a process says, and starts another in its place if it ends too early."""
+        pause = 0.0
         while True:
             worker = self._workers[index]
             try:
                 while True:
                     self._read(worker, *worker.connection.recv())
             except (EOFError, OSError):
+                pause = 0.0 if worker.is_ready else min(2 * pause + 1, _LONGEST_PAUSE)
                 self._bury(worker)
             with self._changed:
-                if self._stopping or self._failure:
+                if self._stopping or (self._failure and not self._has_started):
                     return
                 logger.error("A process that translates has ended (%s); another is started.", worker.process.exitcode)
+                if self._changed.wait_for(lambda: self._stopping, pause):
+                    return
                 self._workers[index] = self._start(len(self._workers))
 
     def _read(self, worker: _Worker, kind: str, *message: Any) -> None:
@@ -172,6 +186,8 @@ class TranslatingProcesses(Acceptance):
             with self._changed:
                 if kind == "ready":
                     (self.languages,), worker.is_ready = message, True
+                elif self._has_started:
+                    logger.error("The model cannot be loaded again: %s", message[0])
                 else:
                     self._failure = message
                 self._changed.notify_all()
@@ -190,15 +206,14 @@ class TranslatingProcesses(Acceptance):
             self.pending -= part.size
             job.translations[part.first : part.first + part.size] = translations
             job.missing -= part.size
-            is_whole = not job.missing and not job.future.done()
+            is_whole = not job.missing
         if is_whole:
             job.future.set_result(job.translations)
 
     def _fail(self, part: _Part, error: Exception) -> None:
         with self._changed:
             self.pending -= part.size
-            is_first = not part.job.future.done()
-            if is_first:
+            if not part.job.future.done():
                 part.job.future.set_exception(error)
 
     def _bury(self, worker: _Worker) -> None:
@@ -216,6 +231,7 @@ class TranslatingProcesses(Acceptance):
         with self._changed:
             if not self._stopping:
                 self._stopping = True
+                self._changed.notify_all()
                 for worker in self._workers:
                     with suppress(OSError):
                         worker.connection.send(None)

@@ -376,11 +376,13 @@ def load_for_ctranslate2(
     dtype: str = "auto",
     revision: str = "main",
     trust_remote_code: bool = False,
+    found: tuple[Path, str | None] | None = None,
 ) -> tuple[CTranslate2Model, PreTrainedTokenizerBase]:
     """Loads a model for CTranslate2, and its tokenizer, from a folder that `export_ctranslate2` wrote.
 
-    Of a model of this package, the export in its folder is taken if it has these weights (see `find_export`), with what
-    else is in the folder now. Any other, of a folder or the Hub, is converted in passing. `dtype` is `compute_type`.
+    Of a model of this package, the export in its folder is taken if it has these weights, with what else is in the
+    folder now; `found` is what `find_export` returned, where it was asked already. Any other, of a folder or the Hub,
+    is converted in passing. `dtype` is `compute_type`.
     """
     import_ctranslate2()
     settings: dict[str, Any] = {"device": device, "compute_type": "default" if dtype == "auto" else dtype}
@@ -388,7 +390,7 @@ def load_for_ctranslate2(
     if is_exported_to_ctranslate2(model_name_or_path):
         own = load_needed_tokenizer(model_name_or_path, **code)
         return CTranslate2Model(model_name_or_path, **settings), own
-    path, reason = find_export(model_name_or_path, dtype=dtype)
+    path, reason = found or find_export(model_name_or_path, dtype=dtype)
     if reason is None:
         exported = CTranslate2Model(path, **settings)
         exported.config = VanillaTransformerConfig.from_pretrained(model_name_or_path)

@@ -85,8 +85,8 @@ class EngineArguments(InferenceArguments):
             raise ValueError(f"{name} holds a model exported to {LABELS[own]}: it needs --engine {own}.")
         if self.engine != "auto":
             return self._load_with(self.engine)
-        self.engine, reason, level = self._choose(own)
-        loaded = self._load_with(self.engine)
+        self.engine, reason, level, found = self._choose(own)
+        loaded = self._load_with(self.engine, found)
         could_be_torch = self.engine == "ctranslate2" and own is None and self.dtype not in _integer_types()
         if could_be_torch and (refused := loaded[0].find_refused(loaded[2])):
             self.engine, reason = "transformers", f"CTranslate2 cannot generate as asked: {'; '.join(refused)}"
@@ -108,24 +108,29 @@ class EngineArguments(InferenceArguments):
         ensemble, tokenizer = load_ensemble(self.model_names, **self.place)
         return ensemble, tokenizer, self.collect_settings(ensemble, tokenizer)
 
-    def _choose(self, own: str | None) -> tuple[Any, str, int]:
-        """What `auto` stands for, why, and the level at which the log says so; `own` is the engine of the folder."""
+    def _choose(self, own: str | None) -> tuple[Any, str, int, tuple[Path, str | None] | None]:
+        """What `auto` stands for, why, the level at which the log says so, and the export where one was looked for.
+
+        `own` is the engine of the folder.
+        """
         from .ctranslate2_model import find_export, find_reason_against, is_exported_to_ctranslate2
 
         if own is not None:
-            return own, f"it was exported to {LABELS[own]}", logging.INFO
+            return own, f"it was exported to {LABELS[own]}", logging.INFO, None
         if self.dtype in _integer_types():
-            return "ctranslate2", f"--dtype is {self.dtype}", logging.INFO
+            return "ctranslate2", f"--dtype is {self.dtype}", logging.INFO, None
         reason = self.needs_torch or ("--revision is given" if self.revision != "main" else None)
         reason = reason or find_reason_against(self.device, self.dtype)
         if reason is not None:
-            return "transformers", reason, logging.INFO
-        path, reason = find_export(self.model_name_or_path, dtype=self.dtype)
+            return "transformers", reason, logging.INFO, None
+        path, reason = found = find_export(self.model_name_or_path, dtype=self.dtype)
         if reason is None:
-            return "ctranslate2", f"{path} has the same weights", logging.INFO
-        return "transformers", reason, logging.WARNING if is_exported_to_ctranslate2(path) else logging.INFO
+            return "ctranslate2", f"{path} has the same weights", logging.INFO, found
+        return "transformers", reason, logging.WARNING if is_exported_to_ctranslate2(path) else logging.INFO, None
 
-    def _load_with(self, engine: str) -> tuple[Any, PreTrainedTokenizerBase, dict[str, Any]]:
+    def _load_with(
+        self, engine: str, found: tuple[Path, str | None] | None = None
+    ) -> tuple[Any, PreTrainedTokenizerBase, dict[str, Any]]:
         name = self.model_name_or_path
         if engine == "transformers":
             return super().load()
@@ -141,7 +146,7 @@ class EngineArguments(InferenceArguments):
             from .ctranslate2_model import load_for_ctranslate2
 
             place |= {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
-            model, tokenizer = load_for_ctranslate2(name, **place)
+            model, tokenizer = load_for_ctranslate2(name, **place, found=found)
         return model, tokenizer, self.collect_settings(model, tokenizer)
 
 

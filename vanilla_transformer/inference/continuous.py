@@ -282,11 +282,13 @@ class ContinuousBatch(Generic[Key]):
         """How many sentences are being translated."""
         return len(self.keys)
 
+    def _find_used(self) -> list[int]:
+        return [place for place, key in enumerate(self._places) if key is not None]
+
     @torch.inference_mode()
     def add(self, sources: Mapping[Key, list[int]]) -> None:
         """Begins to translate sources, given by their token ids."""
-        used = [place for place, key in enumerate(self._places) if key is not None]
-        self._search.drop_columns(used)
+        self._search.drop_columns(self._find_used())
         num_missing = max(0, len(sources) - self._places.count(None))
         if num_missing:
             self._search.take_places(list(range(len(self._places))), num_missing)
@@ -308,7 +310,7 @@ class ContinuousBatch(Generic[Key]):
             if is_done and key is not None:
                 found[key] = self._decode(self._search.read(place))
                 self._places[place] = None
-        used = [place for place, key in enumerate(self._places) if key is not None]
+        used = self._find_used()
         if 2 * len(used) < len(self._places):  # a few free places wait for others
             self._search.take_places(used)
             self._places = [self._places[place] for place in used]

@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 _MOST_PARTS = 10_000
 _PARTS_OF_A_PROCESS = 4  # so that all end at about the same time
+_SMALL_PART = 512  # records; of fewer, batches are small, or have more padding
 _POLLING_SECONDS = 0.2
 _LOOKING_SECONDS = 2.0
 _ALONE = Processes()
@@ -143,7 +144,8 @@ def _prepare(
     total = sum(scan.count for scan in scans)
     size = max(window_size, -(-total // _MOST_PARTS))
     if processes.count > 1:
-        size = min(size, max(1, -(-total // (_PARTS_OF_A_PROCESS * processes.count))))
+        share = -(-total // processes.count)
+        size = min(size, max(1, min(share, _SMALL_PART), -(-share // _PARTS_OF_A_PROCESS)))
     divided = [file.divide(scan, size, file=i) for i, (file, scan) in enumerate(zip(files, scans, strict=True))]
     inputs = [(file.path, file.column) for file in files]
     work = Work(Path(tempfile.mkdtemp(prefix=beginning, dir=folder)), inputs, [*chain(*divided)], settings)
