@@ -316,7 +316,9 @@ class _Server:
     async def health(self) -> JSONResponse:
         """Whether all of the models can translate."""
         failed = [" to ".join(pair) for pair, translator in self.translators.items() if not translator.is_ready]
-        return JSONResponse({"status": "failed", "languages": failed}, 503) if failed else JSONResponse({"status": "ok"})
+        if failed:
+            return JSONResponse({"status": "failed", "languages": failed}, 503)
+        return JSONResponse({"status": "ok"})
 
     async def show_metrics(self) -> Response:
         """Numbers for Prometheus."""
