@@ -27,6 +27,7 @@ from transformers import (
 from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import logging
 
+from vanilla_transformer.data.mixtures import StreamMixture
 from vanilla_transformer.data.streams import sample_pairs
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
 from vanilla_transformer.files import LOCK_FILE, PARTIAL_FOLDER, read_json, replacing_files
@@ -66,7 +67,7 @@ def settle_prefix(model_arguments: ModelArguments, data_arguments: DataArguments
 
 def load_or_train_tokenizer(
     arguments: ModelArguments,
-    train_dataset: Dataset | IterableDataset,
+    train_dataset: Dataset | IterableDataset | StreamMixture,
     output_dir: str | os.PathLike[str],
     *,
     sample: int = 1_000_000,
@@ -84,7 +85,7 @@ def load_or_train_tokenizer(
     pairs = train_dataset if isinstance(train_dataset, Dataset) else sample_pairs(train_dataset, sample)
     sources, targets = pairs["source"], pairs["target"]
     sizes: dict[str, Any] = {"vocab_size": arguments.vocab_size, "model_max_length": model_max_length}
-    sizes["model_type"] = arguments.tokenizer_type
+    sizes |= {"model_type": arguments.tokenizer_type, "added_tokens": arguments.added_tokens or ()}
     if arguments.separate_vocabularies:
         sizes["target_model_type"] = arguments.target_tokenizer_type
         return train_separate_tokenizer(sources, targets, target_vocab_size=arguments.target_vocab_size, **sizes)
@@ -292,7 +293,7 @@ def build_trainer(
         )
     callbacks: list[TrainerCallback] = [
         KeepGenerationConfig(copy.deepcopy(model.generation_config)),
-        RecordWorldSize(streaming=isinstance(corpora["train"], IterableDataset)),
+        RecordWorldSize(streaming=not isinstance(corpora["train"], Dataset)),
         WarnOfWarmup(),
         WriteCurves(),
         ShipCode(),
@@ -301,7 +302,7 @@ def build_trainer(
     if training_arguments.early_stopping_patience is not None:
         callbacks.append(StopEarly(training_arguments.early_stopping_patience))
     pairs, train_lengths = corpora["train"], None
-    if isinstance(pairs, IterableDataset):
+    if not isinstance(pairs, Dataset):
         train_dataset = stream_batches(pairs, tokenizer, data_arguments, training_arguments)
     else:
         train_dataset, train_lengths = prepare_training_data(
