@@ -57,6 +57,7 @@ from vanilla_transformer.training.setup import (
     check_model_arguments,
     check_output_dir,
     check_streaming,
+    check_teacher,
     claim_output_dir,
     load_or_train_tokenizer,
     settle_prefix,
@@ -186,6 +187,8 @@ def prepare(
             name = f" ({config.architectures[0]})" if config.architectures else ""
             raise ValueError(f"{where} holds a single-stack model{name}; this command trains encoder-decoder models.")
         record_task(config, task, prefix=prefix, langs=langs)
+        if arguments.teacher_model:
+            check_teacher(arguments.teacher_model, config, tokenizer)
         if arguments.should_save:
             held.enter_context(locked(Path(output_dir) / LOCK_FILE, output_dir))
         files = describe_files(data_arguments) if arguments.should_save else None

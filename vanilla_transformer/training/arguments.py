@@ -167,7 +167,9 @@ class DataArguments:
     def train_files(self) -> list[list[str]]:
         """The files of each corpus: one list, or several where `train_file` was given several times."""
         files: list[Any] = self.train_file or []
-        return files if files and isinstance(files[0], list) else [files] if files else []
+        if any(isinstance(each, list) for each in files):
+            return [each if isinstance(each, list) else [each] for each in files]
+        return [files] if files else []
 
     @property
     def num_corpora(self) -> int:
@@ -204,6 +206,10 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     max_source_tokens: int | None = option("Fill a batch up to so many source tokens, with padding, per device.", None)
     max_target_tokens: int | None = option("The same on the target side. Default: max_source_tokens.", None)
     r_drop: float = option("Weight of R-Drop, two passes whose predictions are to agree; 5 is usual, 0: one pass.", 0.0)
+    teacher_model: str | None = option(
+        "A trained model with the same tokenizer, whose probabilities are learned, too.", None
+    )
+    teacher_weight: float = option("With teacher_model: the share of its probabilities in the loss.", 0.5)
     average_checkpoints: int = option("End with the average of the last so many checkpoints; 0: do not.", 0)
     train_sampling_strategy: str = option("Sentences of similar length in one batch, by default.", "group_by_length")
     eval_strategy: str = option("When to validate: no, steps or epoch.", "epoch")
@@ -251,6 +257,10 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
                 raise ValueError(f"{name}={value}: must be at least 1 token, or absent.")
         if self.r_drop < 0:
             raise ValueError(f"r_drop={self.r_drop}: must not be negative.")
+        if not 0 < self.teacher_weight <= 1:
+            raise ValueError(f"teacher_weight={self.teacher_weight}: must be above 0 and at most 1.")
+        if self.teacher_model and self.r_drop:
+            raise ValueError("Give teacher_model or r_drop, not both.")
         if self.average_checkpoints < 0:
             raise ValueError(f"average_checkpoints={self.average_checkpoints}: must not be negative.")
         if self.early_stopping_patience is not None:

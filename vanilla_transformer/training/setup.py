@@ -30,7 +30,8 @@ from transformers.utils import logging
 from vanilla_transformer.data.mixtures import StreamMixture
 from vanilla_transformer.data.streams import sample_pairs
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
-from vanilla_transformer.files import LOCK_FILE, PARTIAL_FOLDER, read_json, replacing_files
+from vanilla_transformer.data.vocabularies import get_vocabularies, load_needed_tokenizer
+from vanilla_transformer.files import LOCK_FILE, PARTIAL_FOLDER, explain_missing_model, read_json, replacing_files
 from vanilla_transformer.inference.evaluate import make_compute_metrics
 from vanilla_transformer.inference.scores import find_bleu_tokenizer
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -53,7 +54,7 @@ _WATCHED_ARGUMENTS = (
     *("weight_decay", "max_grad_norm", "label_smoothing_factor", "bf16", "fp16", "seed", "data_seed"),
     *("max_source_tokens", "max_target_tokens", "per_device_train_batch_size", "gradient_accumulation_steps"),
     "train_sampling_strategy",
-    "r_drop",
+    *("r_drop", "teacher_model", "teacher_weight"),
 )
 
 
@@ -311,8 +312,10 @@ def build_trainer(
         groups_by_length = training_arguments.train_sampling_strategy == "group_by_length"
         if training_arguments.max_source_tokens is None and groups_by_length:
             callbacks.append(MixLengthGroups(np.maximum(*train_lengths).tolist()))
+    name = training_arguments.teacher_model
     trainer = TranslationTrainer(
         model=model,
+        teacher=AutoModelForSeq2SeqLM.from_pretrained(name) if name else None,
         args=training_arguments,
         train_dataset=train_dataset,
         eval_dataset=tokenized.get("validation"),
@@ -324,6 +327,15 @@ def build_trainer(
     )
     use_token_progress(trainer)
     return trainer
+
+
+def check_teacher(name: str, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuses a model to learn from that writes other tokens than the one to train."""
+    with explain_missing_model(name):
+        teacher: Any = AutoConfig.from_pretrained(name)
+    sizes = [getattr(each, "decoder_vocab_size", None) or each.vocab_size for each in (teacher, config)]
+    if sizes[0] != sizes[1] or get_vocabularies(load_needed_tokenizer(name)) != get_vocabularies(tokenizer):
+        raise ValueError(f"teacher_model={name} has another vocabulary: train with tokenizer_name={name}.")
 
 
 def check_streaming(data_arguments: DataArguments, arguments: TranslationTrainingArguments) -> None:
