@@ -174,6 +174,8 @@ def check_data(arguments: Table3Arguments, data: DataArguments) -> None:
     """Makes sure that there is something to score on."""
     if data.streaming:
         raise ValueError("streaming: the rows of the table share a corpus that is read once, without --streaming.")
+    if data.num_corpora > 1:
+        raise ValueError(f"There are {data.num_corpora} corpora; the rows of the table share one.")
     if not (data.builtin_corpus or data.validation_file or (data.dataset_name and data.validation_split)):
         raise ValueError("validation_file is missing: the table's figures are those of a validation set.")
 

@@ -10,6 +10,8 @@ COMMANDS = {
     "train": "train a model on pairs of texts, or go on with one",
     "train-tokenizer": "train a tokenizer by itself",
     "translate": "translate text line by line",
+    "backtranslate": "make parallel text of text in the target language",
+    "distill": "make the training data of a smaller model",
     "evaluate": "score a model on a test set, or compare several",
     "convert": "bring a model of another system in, or take one of ours out",
     "export": "take a model to CTranslate2, ONNX or transformers.js",

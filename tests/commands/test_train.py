@@ -16,9 +16,10 @@ import pytest
 import torch
 import yaml
 from corpus_files import command_line
+from datasets import Dataset
 from many_processes import write_pairs
 from safetensors.torch import load_file
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from vanilla_transformer import (
     VanillaTransformerConfig,
@@ -28,6 +29,7 @@ from vanilla_transformer import (
 from vanilla_transformer.commands import train as script
 from vanilla_transformer.files import digest_weights, locked
 from vanilla_transformer.training import callbacks
+from vanilla_transformer.training.trainer import data_state_name
 
 pytestmark = pytest.mark.usefixtures("no_curves")
 
@@ -289,6 +291,66 @@ def test_two_vocabularies(settings: dict[str, Any], tmp_path: Path) -> None:
     assert AutoTokenizer.from_pretrained(tmp_path / "further").separate_vocabs
 
 
+def assert_same_weights(first: Path, second: Path | str) -> None:
+    """Of two runs of 6 steps."""
+    one, other = (load_file(Path(folder, "checkpoint-6", "model.safetensors")) for folder in (first, second))
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+class TestSeveralCorpora:
+    def test_pairs_are_repeated_and_a_run_goes_on_within_an_epoch(
+        self, settings: dict[str, Any], tmp_path: Path, capsys: Any, refuse: Refuse
+    ) -> None:
+        """60 pairs of each; stopped within an epoch and started again, it ends with the weights of an unbroken run."""
+        dataset = Dataset.from_dict({"source": [f"{row} two" for row in range(60)], "target": ["three four"] * 60})
+        dataset.save_to_disk(tmp_path / "saved")
+        more = ["--dataset_name", tmp_path / "saved", "--dataset_weights", 1, 1, "--added_tokens", "<BT>"]
+        settings |= {"max_steps": 6, "save_strategy": "steps", "save_steps": 2, "eval_strategy": "no"}
+        whole = [*command_line({**settings, "output_dir": str(tmp_path / "whole")}), *more]
+        script.main(list(map(str, whole)))
+        assert "pairs: 120 train" in capsys.readouterr().out
+        script.main(list(map(str, [*command_line({**settings, "max_steps": 2}), *more])))
+        script.main(list(map(str, [*command_line(settings), *more])))
+        assert_same_weights(tmp_path / "whole", settings["output_dir"])
+        tokenizer = AutoTokenizer.from_pretrained(settings["output_dir"])
+        assert tokenizer.tokenize("<BT> two")[0] == "<BT>"
+        assert len(tokenizer) == AutoConfig.from_pretrained(settings["output_dir"]).vocab_size
+        card = (tmp_path / "whole" / "README.md").read_text()
+        assert "`train.en`, `train.de` and `saved`, in the proportion 1.0 : 1.0" in card
+        message = refuse([*command_line(settings), *more[:3], 1, 2, *more[5:]])
+        assert "other arguments (dataset_weights: [1.0, 1.0] there, [1.0, 2.0] now)" in message
+
+    def test_files_of_arguments_have_lists_of_files(
+        self, settings: dict[str, Any], tmp_path: Path, capsys: Any
+    ) -> None:
+        corpora = [settings["train_file"], write_pairs(tmp_path, "more", 10)]
+        settings |= {"train_file": corpora, "dataset_temperature": 2, "max_steps": 1, "eval_strategy": "no"}
+        (tmp_path / "arguments.yaml").write_text(yaml.safe_dump(settings))
+        script.main([str(tmp_path / "arguments.yaml")])
+        # 10^0.5 : 30^0.5, where all 30 are there once.
+        assert f"pairs: {30 + round(30 / 3**0.5)} train" in capsys.readouterr().out
+        # On a command line, the same run.
+        del settings["train_file"]
+        words = command_line(settings)
+        script.main([*words, "--train_file", *corpora[0], "--train_file", *corpora[1]])
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["--dataset_weights", "1", "2"], "dataset_weights has 2 number(s), and there are 1 corpora"),
+            (["--dataset_weights", "-1"], "dataset_weights has -1.0; each must be"),
+            (
+                ["--dataset_weights", "1", "--dataset_temperature", "2"],
+                "dataset_weights or dataset_temperature, not both",
+            ),
+            (["--dataset_temperature", "0"], "dataset_temperature=0.0: must be above 0"),
+            (["--added_tokens", "a b"], "added_tokens has 'a b'"),
+        ],
+    )
+    def test_wrong_wishes(self, settings: dict[str, Any], words: list[str], message: str, refuse: Refuse) -> None:
+        assert message in refuse([*command_line(settings), *words])
+
+
 class TestStreaming:
     @pytest.fixture
     def streaming(self, settings: dict[str, Any]) -> dict[str, Any]:
@@ -301,9 +363,19 @@ class TestStreaming:
         run({**streaming, "output_dir": str(tmp_path / "whole")})
         run({**streaming, "max_steps": 3})
         run(streaming)
-        weights = [load_file(Path(folder) / "checkpoint-6" / "model.safetensors") for folder in
-                   (tmp_path / "whole", streaming["output_dir"])]  # fmt: skip
-        assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+        assert_same_weights(tmp_path / "whole", streaming["output_dir"])
+
+    def test_several_corpora_have_their_shares(self, streaming: dict[str, Any], tmp_path: Path, refuse: Refuse) -> None:
+        more = ["--train_file", *write_pairs(tmp_path, "more", 7)]
+        said = refuse([*command_line(streaming), *more])
+        assert "streaming 2 corpora needs dataset_weights" in said
+        more += ["--dataset_weights", "1", "3"]
+        script.main([*command_line({**streaming, "output_dir": str(tmp_path / "whole")}), *more])
+        script.main([*command_line({**streaming, "max_steps": 3}), *more])
+        script.main([*command_line(streaming), *more])
+        assert_same_weights(tmp_path / "whole", streaming["output_dir"])
+        position = json.loads(Path(streaming["output_dir"], "checkpoint-6", data_state_name(0)).read_text())
+        assert [corpus["pass_examples"] > 0 for corpus in (position["position"], *position["others"])] == [True, True]
 
     def test_bpe_dropout_on_the_fly(self, streaming: dict[str, Any]) -> None:
         run({**streaming, "bpe_dropout": 0.2, "eval_strategy": "no"})

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import check_processes
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -58,6 +59,36 @@ def test_a_killed_process_costs_its_part(
     if not (tmp_path / "out" / "output.txt").exists():
         group.run("run", {"command": "translate", "arguments": translate}, processes=others)
     check_output(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("backtranslate", ["--method=sampling", "--top_k=9", "--max_length_ratio=99", "--tag=<BT>"]),
+        ("backtranslate", ["--method=noised", "--max_length_ratio=99"]),
+        ("distill", ["--num_beams=3", "--n_best=3", "--max_new_tokens=5"]),
+    ],
+)
+def test_processes_make_the_pairs_of_one(
+    group: Launcher, translate: list[str], tmp_path: Path, command: str, options: list[str]
+) -> None:
+    references = random_sentences(23, seed=5)
+    (tmp_path / "references.txt").write_text("".join(f"{line}\n" for line in references))
+    options += [f"--reference_file={tmp_path}/references.txt"] if command == "distill" else []
+    words = [word for word in translate if not word.startswith("--output_file")] + options
+
+    def run(name: str, processes: int, **more: Any) -> Path:
+        path = tmp_path / name / "pairs.tsv"
+        arguments = [*words, f"--output_file={path}"]
+        group.run("run", {"command": command, "arguments": arguments, **more}, processes=processes, ends=(0, 1))
+        return path
+
+    alone = run("alone", 1).read_text(encoding="utf-8")
+    assert len(alone.splitlines()) > 15
+    killed = run("killed", 3, kill=(1, 7, str(tmp_path / "killed")))
+    if not killed.exists():
+        run("killed", 2)
+    assert killed.read_text(encoding="utf-8") == alone
 
 
 def test_a_folder_of_parquet_by_many(group: Launcher, translate: list[str], tmp_path: Path) -> None:

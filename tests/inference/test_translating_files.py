@@ -7,9 +7,7 @@ import io
 import itertools
 import json
 import logging
-import os
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,7 @@ from tiny_translations import (
     write_sources,
 )
 from tqdm import tqdm  # type: ignore[import-untyped]
-from translating_programs import kill_at
+from translating_programs import run_until
 
 from vanilla_transformer.data.records import Part
 from vanilla_transformer.files import locked
@@ -154,22 +152,6 @@ def test_an_output_that_was_taken_away_is_made_again(source_file: Path, monkeypa
     output.unlink()
     translate(source_file, output)
     assert output.read_text(encoding="utf-8") == expected_translation(source_file)
-
-
-def run_until(event: int, folder: Path, run: Callable[[], Any]) -> bool:
-    """Runs it in a child process, which is killed at that change of the folder; returns whether it came to that."""
-    child = os.fork()
-    if child == 0:
-        kill_at(event, folder)
-        status = 1
-        try:
-            run()
-            status = 0
-        finally:
-            os._exit(status)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert status in (0, -signal.SIGKILL)
-    return status != 0
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])

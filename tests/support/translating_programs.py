@@ -8,20 +8,21 @@ import itertools
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from tiny_seq2seq import make_tokenizer
 
-from vanilla_transformer.commands import evaluate, translate
-from vanilla_transformer.inference import files, parts, scores
+from vanilla_transformer.commands import backtranslate, distill, evaluate, translate
+from vanilla_transformer.inference import files, parts, scores, synthetic
 
 torch.set_num_threads(1)
 # What the commands import when they run.
 for _name in ("vanilla_transformer.export.engines", "vanilla_transformer.export.onnx_model", "sacrebleu", "datasets"):
     importlib.import_module(_name)
-_IMPORTED = (files, scores, make_tokenizer)
+_IMPORTED = (files, scores, synthetic, make_tokenizer)
 
 
 def kill_at(event: int, folder: Path) -> None:
@@ -35,6 +36,22 @@ def kill_at(event: int, folder: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(kill)
+
+
+def run_until(event: int, folder: Path, run: Callable[[], Any]) -> bool:
+    """Runs it in a child process, which is killed at that change of the folder; returns whether it came to that."""
+    child = os.fork()
+    if child == 0:
+        kill_at(event, folder)
+        status = 1
+        try:
+            run()
+            status = 0
+        finally:
+            os._exit(status)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, -signal.SIGKILL)
+    return status != 0
 
 
 def run(
@@ -54,4 +71,5 @@ def run(
         parts.Work.check = check_elsewhere  # type: ignore[assignment, method-assign]
     if kill is not None and int(os.environ.get("RANK", 0)) == kill[0]:
         kill_at(kill[1], Path(kill[2]))
-    {"translate": translate, "evaluate": evaluate}[command].main(arguments)
+    commands: dict[str, Any] = {"translate": translate, "backtranslate": backtranslate, "distill": distill}
+    (commands | {"evaluate": evaluate})[command].main(arguments)

@@ -5,6 +5,8 @@ r"""Trains a Transformer on pairs of texts, or fine-tunes one, with transformers
         --source_lang en --target_lang de --output_dir out/my-model
     vanilla-transformer train --recipe paper --preset base --train_file ... --output_dir out/base
     vanilla-transformer train --task summarization --preset small --dataset_name user/articles --output_dir out/short
+    vanilla-transformer train --model_name_or_path out/general --train_file domain.tsv --train_file general.tsv \
+        --dataset_weights 1 1 --output_dir out/domain
     vanilla-transformer train my_arguments.yaml
     vanilla-transformer train my_arguments.yaml --seed 2 --output_dir out/seed2
 
@@ -55,6 +57,7 @@ from vanilla_transformer.training.setup import (
     check_model_arguments,
     check_output_dir,
     check_streaming,
+    check_teacher,
     claim_output_dir,
     load_or_train_tokenizer,
     settle_prefix,
@@ -68,7 +71,16 @@ from .command_line import INTERRUPTED, USAGE, check_spelling, parser_options, se
 _FIRST_GROUP = "the most used options"
 _MOST_USED = (
     *("preset", "model_name_or_path", "builtin_corpus", "train_file", "validation_file", "dataset_name"),
-    *("source_lang", "target_lang", "vocab_size", "output_dir", "num_train_epochs", "max_steps", "max_source_tokens"),
+    *(
+        "dataset_weights",
+        "source_lang",
+        "target_lang",
+        "vocab_size",
+        "output_dir",
+        "num_train_epochs",
+        "max_steps",
+        "max_source_tokens",
+    ),
     *("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "warmup_steps", "logging_steps"),
     *("eval_strategy", "eval_steps", "save_strategy", "save_steps", "save_total_limit", "average_checkpoints"),
     *("seed", "bf16", "use_cpu", "disable_tqdm", "push_to_hub"),
@@ -164,7 +176,7 @@ def prepare(
     with arguments.main_process_first(local=False, desc="preparing data and output folder"):
         check_output_dir(output_dir, model_arguments, data_arguments)
         prefix = settle_prefix(model_arguments, data_arguments)
-        corpora = load_corpora(data_arguments, source_prefix=prefix)
+        corpora = load_corpora(data_arguments, source_prefix=prefix, seed=arguments.seed)
         limit = {"model_max_length": data_arguments.lengths[0]} if task.is_bounded else {}
         tokenizer = load_or_train_tokenizer(
             model_arguments, corpora["train"], output_dir, sample=data_arguments.tokenizer_sample, **limit
@@ -175,6 +187,8 @@ def prepare(
             name = f" ({config.architectures[0]})" if config.architectures else ""
             raise ValueError(f"{where} holds a single-stack model{name}; this command trains encoder-decoder models.")
         record_task(config, task, prefix=prefix, langs=langs)
+        if arguments.teacher_model:
+            check_teacher(arguments.teacher_model, config, tokenizer)
         if arguments.should_save:
             held.enter_context(locked(Path(output_dir) / LOCK_FILE, output_dir))
         files = describe_files(data_arguments) if arguments.should_save else None

@@ -68,6 +68,7 @@ class TokenizerArguments:
         "Default: 37000, as in the paper for 4.5 million pairs; 8000 suit tens of thousands.", 37000
     )
     target_vocab_size: int | None = option("With --separate_vocabularies. Default: --vocab_size, for either.", None)
+    added_tokens: list[str] | None = option("Words that are never cut, such as <BT>, besides --vocab_size.", None)
     min_frequency: int | None = option(
         "How often two tokens must meet to be merged (default: 2), or a word or character be there (default: 1).", None
     )
@@ -132,7 +133,7 @@ def train(arguments: TokenizerArguments, texts: Sequence[Texts]) -> "VanillaTran
 
     names = ("model_type", "vocab_size", "min_frequency", "model_max_length")
     options: dict[str, Any] = {name: getattr(arguments, name) for name in names}
-    options["show_progress"] = not arguments.disable_tqdm
+    options |= {"show_progress": not arguments.disable_tqdm, "added_tokens": arguments.added_tokens or ()}
     if not arguments.separate_vocabularies:
         sentences = [item.sentences for item in texts]
         return train_tokenizer(chain.from_iterable(sentences), length=sum(map(len, sentences)), **options)

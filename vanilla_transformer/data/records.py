@@ -112,11 +112,12 @@ class RecordFile:
     """A file of records with a source each: a line of text, or a `column` of a table (`translation.en` is nested).
 
     Without `column`, it is one called "source" or "text", or the only one; that of a table without names (`.tsv`) is
-    the first.
+    the first, or the one at another `place`, counted from 0.
     """
 
     path: str
     column: str | None = None
+    place: int = 0
 
     @cached_property
     def kind(self) -> str:
@@ -257,7 +258,7 @@ class RecordFile:
             return line
         if self.kind == "tsv":
             fields = line.split("\t")
-            place = self.header.index(str(self.source_column)) if self.header else 0
+            place = self.header.index(str(self.source_column)) if self.header else self.place
             if place >= len(fields):
                 where = f"{self.path}, line {number}"
                 raise ValueError(f"{where}: {len(fields)} column(s), and the sources are in column {place + 1}.")

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow  # type: ignore[import-untyped]
-from datasets import Dataset, Features, IterableDataset, List, Value
+from datasets import Dataset, Features, IterableDataset, List, Value, concatenate_datasets
 from transformers import PreTrainedTokenizerBase
 
 from .corpora import EmptyLines, Tally, good_pairs, open_corpus
+from .mixtures import StreamMixture
 from .readers import USUAL_COLUMNS, Columns, Part
 
 _READ_ROWS = 1000
@@ -20,6 +22,7 @@ _TOKENIZED_TOGETHER = 1000
 _SAMPLED_SHARDS = 16
 _TOKEN_COLUMNS = ("input_ids", "attention_mask", "labels")
 
+Stream = TypeVar("Stream", IterableDataset, StreamMixture)
 Encode = Callable[[dict[str, list[str]]], Mapping[str, Sequence[list[int]]]]
 
 
@@ -103,13 +106,13 @@ class _TokenizeBatch:
 
 
 def tokenize_stream(
-    dataset: IterableDataset,
+    dataset: Stream,
     tokenizer: PreTrainedTokenizerBase,
     *,
     max_source_length: int,
     max_target_length: int,
     encode: Encode | None = None,
-) -> IterableDataset:
+) -> Stream:
     """Turns the texts of a stream into "input_ids", "attention_mask" and "labels" while it is iterated.
 
     Texts are cut to so many tokens, with a warning. `encode` does it instead of the tokenizer, for BPE-dropout, say; a
@@ -124,8 +127,12 @@ def tokenize_stream(
     )
 
 
-def sample_pairs(dataset: IterableDataset, count: int, *, seed: int = 0) -> Dataset:
+def sample_pairs(dataset: IterableDataset | StreamMixture, count: int, *, seed: int = 0) -> Dataset:
     """Takes examples out of a stream, which stays as it is, from the beginnings of shards drawn at random by `seed`."""
+    if isinstance(dataset, StreamMixture):
+        counts = dataset.divide(count)
+        drawn = [sample_pairs(each, own, seed=seed) for each, own in zip(dataset.streams, counts, strict=True)]
+        return concatenate_datasets(drawn)
     # Streams made from each other share their position.
     dataset = copy.deepcopy(dataset)
     order = random.Random(seed).sample(range(dataset.num_shards), k=dataset.num_shards)

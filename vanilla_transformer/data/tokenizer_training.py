@@ -15,7 +15,7 @@ import logging
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import islice
 from typing import Any, Literal, get_args
 
@@ -173,6 +173,11 @@ def _check(
             raise ValueError(f"{name}={number}: must be at least 1.")
 
 
+def _check_added(tokens: Sequence[str]) -> None:
+    if isinstance(tokens, str) or (wrong := [token for token in tokens if len(token.split()) != 1]):
+        raise ValueError(f"added_tokens has {tokens if isinstance(tokens, str) else wrong[0]!r}: give a list of words.")
+
+
 def train_tokenizer(
     texts: Iterable[str],
     *,
@@ -182,6 +187,7 @@ def train_tokenizer(
     length: int | None = None,
     show_progress: bool = True,
     model_max_length: int = 1024,
+    added_tokens: Sequence[str] = (),
 ) -> VanillaTransformerTokenizer:
     """Trains a tokenizer on `texts`; for a shared vocabulary these are the source and the target sentences.
 
@@ -201,13 +207,18 @@ def train_tokenizer(
         show_progress: Whether to draw progress bars on a terminal's standard error.
         model_max_length: Tokens beyond which the tokenizer warns, and to which `truncation=True` cuts; the
             configuration's `max_position_embeddings`.
+        added_tokens: Words that are never cut, such as tags at the heads of sources ("<BT>"); they come on top of
+            `vocab_size`.
 
     Raises:
         ValueError: If `texts` is one string, holds something else than strings or no text at all, if there is no such
-            model type, or if a number is out of its range.
+            model type, if a number is out of its range, or if an added token is not one word.
     """
+    _check_added(added_tokens)
     _check([model_type], min_frequency, model_max_length, {"texts": texts}, {"vocab_size": vocab_size})
-    return _train(texts, "texts", model_type, vocab_size, length, min_frequency, show_progress, model_max_length)
+    tokenizer = _train(texts, "texts", model_type, vocab_size, length, min_frequency, show_progress, model_max_length)
+    tokenizer.add_tokens(list(added_tokens))
+    return tokenizer
 
 
 def train_separate_tokenizer(
@@ -223,14 +234,16 @@ def train_separate_tokenizer(
     target_length: int | None = None,
     show_progress: bool = True,
     model_max_length: int = 1024,
+    added_tokens: Sequence[str] = (),
 ) -> VanillaTransformerTokenizer:
     """Trains a tokenizer with a vocabulary for each side, as languages with different scripts may prefer.
 
     The model then needs two embedding tables: `vocab_size=len(tokenizer)`,
     `decoder_vocab_size=tokenizer.target_vocab_size`, `share_encoder_decoder_embeddings=False`. Arguments and errors are
     those of [`train_tokenizer`] for each side; without a `target_model_type` or a `target_vocab_size` the target's are
-    the source's.
+    the source's. Added tokens are added to both.
     """
+    _check_added(added_tokens)
     target_vocab_size = vocab_size if target_vocab_size is None else target_vocab_size
     target_model_type = target_model_type or model_type
     texts = {"source_texts": source_texts, "target_texts": target_texts}
@@ -239,8 +252,10 @@ def train_separate_tokenizer(
     shared = (min_frequency, show_progress, model_max_length)
     source = _train(source_texts, "source_texts", model_type, vocab_size, length, *shared)
     target = _train(target_texts, "target_texts", target_model_type, target_vocab_size, target_length, *shared)
-    return VanillaTransformerTokenizer(
+    tokenizer = VanillaTransformerTokenizer(
         tokenizer_object=source.backend_tokenizer,
         target_tokenizer_object=target.backend_tokenizer,
         model_max_length=model_max_length,
     )
+    tokenizer.add_tokens(list(added_tokens))
+    return tokenizer

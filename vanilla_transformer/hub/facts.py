@@ -408,7 +408,11 @@ def _base_name(path: str) -> str:
 
 def base_names(paths: Any) -> list[str]:
     """The last parts of paths, which tell nothing of this machine."""
-    return [_base_name(str(path)) for path in paths] if isinstance(paths, list) else []
+    if not isinstance(paths, list):
+        return []
+    return [
+        name for path in paths for name in (base_names(path) if isinstance(path, list) else [_base_name(str(path))])
+    ]
 
 
 def public_name(name: str) -> str:

@@ -14,7 +14,8 @@ import math
 import os
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -29,6 +30,7 @@ from vanilla_transformer.files import locked
 from vanilla_transformer.memory import release_kept_memory
 from vanilla_transformer.model.pipeline_vanilla_transformer import WINDOW_SIZE
 
+from .outputs import MakePairs
 from .parts import Output, Work, write_whole
 from .processes import Processes
 from .translate import TranslationModel, Translator, progress_bar
@@ -57,6 +59,8 @@ def translate_file(
     window_size: int = WINDOW_SIZE,
     progress: bool | str = True,
     processes: Processes = _ALONE,
+    seed: int | None = None,
+    make_pairs: MakePairs | None = None,
     **options: Any,
 ) -> int:
     """Translates a file, or the files of a folder, into another; an interrupted run is taken up where it stopped.
@@ -82,6 +86,9 @@ def translate_file(
             million records, parts are larger, so that there are 10,000 of them.
         progress: Whether the first process shows a bar of what all have done; a string is its description.
         processes: Which of many processes this is; each of them has to call this function.
+        seed: Seed of what is sampled (`do_sample=True` among the options): each part has its own, so that neither
+            interruptions nor processes change it. `None`: whatever torch's own random state gives.
+        make_pairs: Makes a parallel corpus of the translations (see [`synthetic`]), written as a table.
         **options: Those of [`translate`] and of `generate`.
 
     Returns:
@@ -96,11 +103,12 @@ def translate_file(
         raise ValueError(f"window_size is {window_size}; it must be at least 1 line.")
     translator = Translator(model, tokenizer, n_best=n_best, **options)
     translator.check_n_best()
-    output = Output(os.fspath(output_file), target_column, n_best, overwrite, parts_dir)
-    # What decides the translations; batches do not.
+    output = Output(os.fspath(output_file), target_column, n_best, overwrite, parts_dir, make_pairs)
+    # What decides the translations; batches do not, unless they are sampled.
     decisive = {"max_source_length": None, "source_prefix": "", "n_best": n_best, **options}
     decisive |= {"source_column": source_column, "target_column": target_column}
-    for name in ("batch_size", "max_batch_tokens"):
+    decisive |= {name: value for name, value in (("seed", seed), ("make_pairs", make_pairs)) if value is not None}
+    for name in ("batch_size", "max_batch_tokens") if seed is None else ():
         decisive.pop(name, None)
     settings = describe_settings(model, tokenizer, decisive)
     with ExitStack() as stack:
@@ -115,7 +123,7 @@ def translate_file(
         # None goes on before all have seen the folder, which may be gone soon.
         processes.call(lambda: work.check(settings, processes))
         if not work.is_published:
-            _translate_parts(work, translator, processes, progress)
+            _translate_parts(work, translator, processes, progress, seed)
         if processes.rank == 0:
             work.publish(output)
     return work.total
@@ -132,6 +140,8 @@ def _prepare(
     if not left:
         output.check_new()  # before a corpus is read
     scans = [file.scan() for file in files]
+    if output.make_pairs is not None:
+        output.make_pairs.check(files, scans)
     settings = {"input": [scan.sha256 for scan in scans], **settings}
     for path in left:
         work = Work.load(path)
@@ -143,7 +153,7 @@ def _prepare(
     output.check_new()
     total = sum(scan.count for scan in scans)
     size = max(window_size, -(-total // _MOST_PARTS))
-    if processes.count > 1:
+    if processes.count > 1 and "seed" not in settings["options"]:  # samples depend on the parts
         share = -(-total // processes.count)
         size = min(size, max(1, min(share, _SMALL_PART), -(-share // _PARTS_OF_A_PROCESS)))
     divided = [file.divide(scan, size, file=i) for i, (file, scan) in enumerate(zip(files, scans, strict=True))]
@@ -199,7 +209,9 @@ class _Progress:
             self.shown = max(self.shown, done)
 
 
-def _translate_parts(work: Work, translator: Translator, processes: Processes, progress: bool | str) -> None:
+def _translate_parts(
+    work: Work, translator: Translator, processes: Processes, progress: bool | str, seed: int | None
+) -> None:
     """Translates parts until none is left that nobody has; the first process waits until all are there."""
     share = processes.share(len(work.parts)).start
     order = [*range(share, len(work.parts)), *range(share)]
@@ -209,14 +221,14 @@ def _translate_parts(work: Work, translator: Translator, processes: Processes, p
             finished = work.find_finished()
             order = [number for number in order if number not in finished]
             found.show()
-            taken = sum(_translate_part(work, number, translator, found) for number in order)
+            taken = sum(_translate_part(work, number, translator, found, seed) for number in order)
             if not order or (processes.rank > 0 and not taken):
                 return
             if not taken:
                 time.sleep(_POLLING_SECONDS)
 
 
-def _translate_part(work: Work, number: int, translator: Translator, bar: _Progress) -> bool:
+def _translate_part(work: Work, number: int, translator: Translator, bar: _Progress, seed: int | None) -> bool:
     """Translates a part, unless another process has it or has finished it; returns whether it did."""
     if work.path(number).exists() or not work.is_open:
         return False
@@ -232,12 +244,24 @@ def _translate_part(work: Work, number: int, translator: Translator, bar: _Progr
         file = work.files[part.file]
         first_line = part.first + file.first_record + 1
         found = translator.translate(file.texts(part), first_line=first_line, window_size=None, bar=bar)
-        write_whole(work.path(number), (json.dumps(each, ensure_ascii=False) for each in found))
+        with _seeded(seed, part.file, part.first, device=translator.model.device):
+            write_whole(work.path(number), (json.dumps(each, ensure_ascii=False) for each in found))
         bar.end_part()
         release_kept_memory()
         return True
     finally:
         lock.release()
+
+
+@contextmanager
+def _seeded(seed: int | None, *place: int, device: torch.device) -> Iterator[None]:
+    """Draws what is sampled by a seed and a place; what is drawn afterwards is as if nothing had been drawn."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(int.from_bytes(hashlib.sha256(repr((seed, *place)).encode()).digest()[:8]))
+        yield
 
 
 def describe_settings(

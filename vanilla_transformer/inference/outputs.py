@@ -1,21 +1,22 @@
-"""Files of translations, of the kinds of [`records`]: beside what they translate, or by themselves."""
+"""Files of translations, of the kinds of [`records`]: beside what they translate, by themselves, or as pairs."""
 
 import json
-from collections.abc import Iterable
-from itertools import chain
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import fsspec
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from fsspec.utils import infer_compression
 
-from vanilla_transformer.data.records import Part, RecordFile, find_kind
+from vanilla_transformer.data.records import Part, RecordFile, Scan, find_kind
 
 from .translate import Translation, format_lines, one_line
 
 Translations: TypeAlias = list[Translation]
+_ROWS = 10_000  # of a row group of parquet
 
 
 class Piece(NamedTuple):
@@ -24,6 +25,16 @@ class Piece(NamedTuple):
     file: RecordFile
     part: Part
     translations: Iterable[Translations]
+
+
+class MakePairs(Protocol):
+    """Makes a parallel corpus of translations; what it prints as (`str`) says all that decides how."""
+
+    def check(self, files: list[RecordFile], scans: list[Scan]) -> None:
+        """Makes sure, before anything is translated, that pairs can be made of these files."""
+
+    def __call__(self, pieces: Iterable[Piece]) -> Iterable[tuple[str, str]]:
+        """Returns the source and the target of each pair of a file."""
 
 
 def check_columns(files: list[RecordFile], target_column: str) -> None:
@@ -37,15 +48,26 @@ def check_columns(files: list[RecordFile], target_column: str) -> None:
 
 
 def write_translations(
-    path: Path, pieces: Iterable[Piece], *, kinds: set[str], target_column: str, n_best: int | None
+    path: Path,
+    pieces: Iterable[Piece],
+    *,
+    kinds: set[str],
+    target_column: str,
+    n_best: int | None,
+    make_pairs: MakePairs | None = None,
 ) -> None:
     """Writes a file, whose suffix says its kind and compression.
 
     Where the sources have the same kind, the only one of `kinds`, their records are written as they are, and the
     translation added as the last column; else a table has the columns "source" and `target_column`, and text has the
     translation alone. With `n_best` there are so many lines for each source: its number, the score and the translation.
+    With `make_pairs` a table has what that makes, in the columns "source" and "target".
     """
     kind = find_kind(str(path))
+    if make_pairs is not None:
+        with fsspec.open(str(path), "wb", compression=infer_compression(str(path))) as output:
+            _write_pairs(output, kind, iter(make_pairs(pieces)))
+        return
     write = {"text": _write_text, "tsv": _write_tsv, "jsonl": _write_jsonl, "parquet": _write_parquet}[kind]
     with fsspec.open(str(path), "wb", compression=infer_compression(str(path))) as output:
         write(output, pieces, kinds == {kind}, target_column, n_best)
@@ -105,3 +127,18 @@ def _write_parquet(output: Any, pieces: Iterable[Piece], keep: bool, target_colu
         pq.write_table(pa.table(columns), output)
     else:
         writer.close()
+
+
+def _write_pairs(output: Any, kind: str, pairs: Iterator[tuple[str, str]]) -> None:
+    names = ("source", "target")
+    if kind == "parquet":
+        schema = pa.schema([(name, pa.string()) for name in names])
+        with pq.ParquetWriter(output, schema) as writer:
+            while rows := list(islice(pairs, _ROWS)):
+                writer.write_table(pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)), schema))
+    elif kind == "jsonl":
+        for pair in pairs:
+            output.write((json.dumps(dict(zip(names, pair, strict=True)), ensure_ascii=False) + "\n").encode())
+    else:
+        for pair in chain([names], pairs):
+            output.write(("\t".join(map(_cell, pair)) + "\n").encode())

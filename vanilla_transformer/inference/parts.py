@@ -15,7 +15,7 @@ from typing import Any
 from vanilla_transformer.data.records import Part, RecordFile, find_kind, is_local, open_path
 from vanilla_transformer.files import check_new_file, check_new_folder, new_file, new_folder
 
-from .outputs import Piece, check_columns, write_translations
+from .outputs import MakePairs, Piece, check_columns, write_translations
 from .processes import Processes
 from .translate import Translation
 
@@ -29,6 +29,7 @@ class Output:
     n_best: int | None
     overwrite: bool
     parts_dir: str | os.PathLike[str] | None
+    make_pairs: MakePairs | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -65,7 +66,9 @@ class Output:
     def check(self, files: list[RecordFile]) -> None:
         """Makes sure that it can be written as it is wanted; whether it is there is another question."""
         kinds = {find_kind(file.path) for file in files} if self.is_folder else {find_kind(self.name)}
-        if self.n_best is not None and kinds != {"text"}:
+        if self.make_pairs is not None and "text" in kinds:
+            raise ValueError(f"{self}: pairs are written to a table; its name must end with .tsv, .jsonl or .parquet.")
+        if self.make_pairs is None and self.n_best is not None and kinds != {"text"}:
             raise ValueError(f"n_best is {self.n_best}, and {self} is {', '.join(sorted(kinds))}; it must be text.")
         names = [PurePosixPath(file.path).name for file in files]
         if self.is_folder and len(set(names)) < len(names):
@@ -73,7 +76,8 @@ class Output:
         targets = [self.path / name for name in names] if self.is_folder else [self.path]
         if self.is_local and any(is_local(f.path) and Path(open_path(f.path)[1]) in targets for f in files):
             raise ValueError(f"{self}: the output file is the input file.")
-        check_columns(files, self.target_column)
+        if self.make_pairs is None:
+            check_columns(files, self.target_column)
 
     def check_new(self) -> None:
         """Makes sure that nothing is overwritten unasked."""
@@ -234,7 +238,8 @@ class Work:
             )
             sources = [file for file in self.files if not output.is_folder or PurePosixPath(file.path).name == name]
             options: dict[str, Any] = {"target_column": output.target_column, "n_best": output.n_best}
-            write_translations(unfinished / name, pieces, kinds={file.kind for file in sources}, **options)
+            options |= {"kinds": {file.kind for file in sources}, "make_pairs": output.make_pairs}
+            write_translations(unfinished / name, pieces, **options)
             with (unfinished / name).open("rb") as file:
                 os.fsync(file.fileno())
         (unfinished if output.is_folder else unfinished / name).replace(self.joined)

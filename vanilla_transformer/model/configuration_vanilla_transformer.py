@@ -100,6 +100,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "small": {**_BASE, "vocab_size": 8000, "d_model": 256, **_both(layers=3, attention_heads=4, ffn_dim=1024)},
     "iwslt": {**_BASE, "vocab_size": 10000, **_both(attention_heads=4, ffn_dim=1024), "dropout": 0.3},
+    # A deep encoder and a shallow decoder, which takes nearly all of the time (Kasai et al., 2021): for distillation.
+    "student": {**_BASE, "encoder_layers": 12, "decoder_layers": 2},
     "base": {**_BASE},
     "big": {**_BASE, "d_model": 1024, **_both(attention_heads=16, ffn_dim=4096), "dropout": 0.3},
     # Table 3: rows A (heads), B (size of keys), C (depth, width, inner width), D (regularisation), E (positions).

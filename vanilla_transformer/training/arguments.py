@@ -1,12 +1,13 @@
 """What the training script can be told: which recipe, which model, which sentence pairs, and how to train."""
 
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from transformers import Seq2SeqTrainingArguments
 from transformers.integrations.integration_utils import is_tensorboard_available
 
+from vanilla_transformer.data.mixtures import check_weights
 from vanilla_transformer.data.tokenizer_training import ModelType
 from vanilla_transformer.options import DISABLE_TQDM, option
 from vanilla_transformer.tasks import TASKS, TRANSLATION, Task, get_task
@@ -45,6 +46,10 @@ class ModelArguments:
     tokenizer_type: str = option("Of a new tokenizer: bpe, unigram, wordlevel (words as they stand) or char.", "bpe")
     target_tokenizer_type: str | None = option("With separate_vocabularies. Default: tokenizer_type.", None)
     vocab_size: int = option("Vocabulary size, where a tokenizer is trained.", 8000)
+    added_tokens: list[str] | None = field(
+        default=None,
+        metadata={"help": "Tokens of a new tokenizer that are never cut, such as <BT>, besides vocab_size."},
+    )
     separate_vocabularies: bool = option("Train a vocabulary for each language instead of one for both.", False)
     target_vocab_size: int | None = option("Size of the target's own vocabulary. Default: vocab_size.", None)
 
@@ -82,7 +87,21 @@ class DataArguments:
     builtin_corpus: bool = option("Train on generated numbers and dates, spelled out in two languages.", False)
     train_file: list[str] | None = field(
         default=None,
-        metadata={"help": "Two aligned text files, source first, or one .tsv, .csv, .json(l) or .parquet; .gz too."},
+        metadata={
+            "help": "Two aligned text files, source first, or one .tsv, .csv, .json(l) or .parquet; .gz too. Give it "
+            "again for each further corpus.",
+            "action": "append",
+        },
+    )
+    dataset_weights: list[float] | None = field(
+        default=None,
+        metadata={
+            "help": "A number for each corpus, dataset_name's before the files': pairs are trained on in this "
+            "proportion. Default: all as often."
+        },
+    )
+    dataset_temperature: float | None = option(
+        "Instead: weights that are the corpora's sizes to the power of 1/temperature; 5 is usual for languages.", None
     )
     validation_file: list[str] | None = field(default=None, metadata={"help": "The same for validation."})
     dataset_name: str | None = option("A dataset of the Hub, or a local folder of one.", None)
@@ -93,7 +112,7 @@ class DataArguments:
     target_column: str | None = option("Column of the target texts. Default: target, summary, output, ...", None)
     source_lang: str | None = option("Source language, as in the data: en.", None)
     target_lang: str | None = option("Target language, as in the data: de.", None)
-    max_train_samples: int | None = option("Train on the first so many pairs only.", None)
+    max_train_samples: int | None = option("Train on the first so many pairs only, of each corpus.", None)
     max_eval_samples: int | None = option("Validate on the first so many pairs only.", None)
     drop_empty_lines: bool = option("Leave out pairs that are empty on one side instead of stopping at them.", False)
     max_source_length: int | None = option(
@@ -120,7 +139,9 @@ class DataArguments:
             if alien:
                 verb = "belongs" if len(alien) == 1 else "belong"
                 raise ValueError(f"task={self.task}: {', '.join(alien)} {verb} to the task translation.")
-        _check_one(self, "builtin_corpus", "train_file", "dataset_name")
+        if self.train_file is not None and len(self.train_files) == 1:
+            self.train_file = self.train_files[0]
+        self._check_corpora()
         for name in ("max_source_length", "max_target_length", "streaming_window", "tokenizer_sample"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"{name}={value}: must be at least 1.")
@@ -128,6 +149,32 @@ class DataArguments:
             raise ValueError(f"bpe_dropout={self.bpe_dropout}: must be at least 0 and less than 1.")
         if self.streaming and self.builtin_corpus:
             raise ValueError("streaming reads train_file or dataset_name; the built-in corpus is made in memory.")
+
+    def _check_corpora(self) -> None:
+        if self.builtin_corpus or not (self.train_file and self.dataset_name):
+            _check_one(self, "builtin_corpus", "train_file", "dataset_name")
+        count = self.num_corpora
+        if self.dataset_weights is not None:
+            if self.dataset_temperature is not None:
+                raise ValueError("Give dataset_weights or dataset_temperature, not both.")
+            check_weights(self.dataset_weights, count)
+        if self.dataset_temperature is not None and self.dataset_temperature <= 0:
+            raise ValueError(f"dataset_temperature={self.dataset_temperature}: must be above 0.")
+        if self.streaming and count > 1 and self.dataset_weights is None:
+            raise ValueError(f"streaming {count} corpora needs dataset_weights: how large they are is not known.")
+
+    @property
+    def train_files(self) -> list[list[str]]:
+        """The files of each corpus: one list, or several where `train_file` was given several times."""
+        files: list[Any] = self.train_file or []
+        if any(isinstance(each, list) for each in files):
+            return [each if isinstance(each, list) else [each] for each in files]
+        return [files] if files else []
+
+    @property
+    def num_corpora(self) -> int:
+        """How many corpora there are to train on."""
+        return len(self.train_files) + bool(self.dataset_name) + self.builtin_corpus
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -159,6 +206,10 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     max_source_tokens: int | None = option("Fill a batch up to so many source tokens, with padding, per device.", None)
     max_target_tokens: int | None = option("The same on the target side. Default: max_source_tokens.", None)
     r_drop: float = option("Weight of R-Drop, two passes whose predictions are to agree; 5 is usual, 0: one pass.", 0.0)
+    teacher_model: str | None = option(
+        "A trained model with the same tokenizer, whose probabilities are learned, too.", None
+    )
+    teacher_weight: float = option("With teacher_model: the share of its probabilities in the loss.", 0.5)
     average_checkpoints: int = option("End with the average of the last so many checkpoints; 0: do not.", 0)
     train_sampling_strategy: str = option("Sentences of similar length in one batch, by default.", "group_by_length")
     eval_strategy: str = option("When to validate: no, steps or epoch.", "epoch")
@@ -206,6 +257,10 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
                 raise ValueError(f"{name}={value}: must be at least 1 token, or absent.")
         if self.r_drop < 0:
             raise ValueError(f"r_drop={self.r_drop}: must not be negative.")
+        if not 0 < self.teacher_weight <= 1:
+            raise ValueError(f"teacher_weight={self.teacher_weight}: must be above 0 and at most 1.")
+        if self.teacher_model and self.r_drop:
+            raise ValueError("Give teacher_model or r_drop, not both.")
         if self.average_checkpoints < 0:
             raise ValueError(f"average_checkpoints={self.average_checkpoints}: must not be negative.")
         if self.early_stopping_patience is not None:

@@ -13,6 +13,7 @@ from transformers.utils import logging
 from vanilla_transformer.data.batching import IntArray, pair_lengths
 from vanilla_transformer.data.bpe_dropout import BpeDropout, measure_length_growth
 from vanilla_transformer.data.corpora import load_parallel_corpus
+from vanilla_transformer.data.mixtures import StreamMixture, mix_corpora, temper
 from vanilla_transformer.data.readers import expand_files
 from vanilla_transformer.data.stream_batches import StreamingTokenBatches
 from vanilla_transformer.data.streams import stream_parallel_corpus, tokenize_stream
@@ -26,12 +27,15 @@ logger = logging.get_logger(__name__)
 LENGTH_GROWTH_FILE = "bpe_dropout_lengths.json"
 _GROWTH_SAMPLE = 2000  # pairs by which BPE-dropout's longer texts are measured
 
-Corpora = Mapping[str, Dataset | IterableDataset]
+Corpora = Mapping[str, Any]  # of Dataset, IterableDataset or StreamMixture
 
 
-def load_corpora(arguments: DataArguments, *, source_prefix: str = "") -> Corpora:
-    """Loads "train" and possibly "validation", with the columns "source", which has the prefix, and "target"."""
-    corpora = _generate_corpora(arguments) if arguments.builtin_corpus else _read_corpora(arguments)
+def load_corpora(arguments: DataArguments, *, source_prefix: str = "", seed: int = 0) -> Corpora:
+    """Loads "train" and possibly "validation", with the columns "source", which has the prefix, and "target".
+
+    `seed` draws which pairs are there once more where several corpora have weights.
+    """
+    corpora = _generate_corpora(arguments) if arguments.builtin_corpus else _read_corpora(arguments, seed)
     if not source_prefix:
         return corpora
 
@@ -41,18 +45,31 @@ def load_corpora(arguments: DataArguments, *, source_prefix: str = "") -> Corpor
     return {split: dataset.map(put, batched=True) for split, dataset in corpora.items()}
 
 
-def _read_corpora(arguments: DataArguments) -> Corpora:
-    names = ("dataset_name", "dataset_config_name", "source_column", "target_column", "source_lang", "target_lang")
+def _read_corpora(arguments: DataArguments, seed: int) -> Corpora:
+    names = ("source_column", "target_column", "source_lang", "target_lang")
     common: dict[str, Any] = {name: getattr(arguments, name) for name in names}
     common["usual_columns"] = get_task(arguments.task).columns
     common["empty_lines"] = "drop" if arguments.drop_empty_lines else "error"
     load_training: Callable[..., Any] = stream_parallel_corpus if arguments.streaming else load_parallel_corpus
-    files, split, count = arguments.train_file, arguments.train_split, arguments.max_train_samples
-    corpora = {"train": load_training(files=files, split=split, max_samples=count, **common)}
+    dataset: dict[str, Any] = {name: getattr(arguments, name) for name in ("dataset_name", "dataset_config_name")}
+    places = [dataset | {"split": arguments.train_split}] if arguments.dataset_name else []
+    places += [{"files": files} for files in arguments.train_files]
+    loaded = [load_training(**place, max_samples=arguments.max_train_samples, **common) for place in places]
+    corpora = {"train": loaded[0] if len(loaded) == 1 else _mix(loaded, arguments, seed)}
+    place = {"files": arguments.validation_file} if arguments.validation_file else dataset
     if arguments.validation_file or (arguments.dataset_name and arguments.validation_split):
-        files, split, count = arguments.validation_file, arguments.validation_split or "", arguments.max_eval_samples
-        corpora["validation"] = load_parallel_corpus(files=files, split=split, max_samples=count, **common)
+        place |= {"split": arguments.validation_split or "", "max_samples": arguments.max_eval_samples}
+        corpora["validation"] = load_parallel_corpus(**place, **common)
     return corpora
+
+
+def _mix(loaded: list[Any], arguments: DataArguments, seed: int) -> Dataset | StreamMixture:
+    if arguments.streaming:
+        return StreamMixture(loaded, arguments.dataset_weights or [])
+    weights = arguments.dataset_weights
+    if arguments.dataset_temperature is not None:
+        weights = temper(list(map(len, loaded)), arguments.dataset_temperature)
+    return mix_corpora(loaded, weights, seed=seed)
 
 
 def _generate_corpora(arguments: DataArguments) -> Corpora:
@@ -75,9 +92,9 @@ def _generate_corpora(arguments: DataArguments) -> Corpora:
 def describe_files(arguments: DataArguments) -> dict[str, str | int]:
     """What tells the files of the corpora from other content of the same names, by path: digests, of a stream sizes."""
     described: dict[str, str | int] = {}
-    for files in (arguments.train_file, arguments.validation_file):
-        is_stream = arguments.streaming and files is arguments.train_file
-        for path in map(Path, expand_files(files or [])):
+    for files in (*arguments.train_files, arguments.validation_file or []):
+        is_stream = arguments.streaming and files is not arguments.validation_file
+        for path in map(Path, expand_files(files)):
             described[str(path)] = path.stat().st_size if is_stream else digest_files([path])[path.name]
     return described
 
@@ -157,7 +174,7 @@ def _agree_on_growth(
 
 
 def stream_batches(
-    pairs: IterableDataset,
+    pairs: IterableDataset | StreamMixture,
     tokenizer: PreTrainedTokenizerBase,
     data_arguments: DataArguments,
     training_arguments: TranslationTrainingArguments,

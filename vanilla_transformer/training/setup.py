@@ -27,9 +27,11 @@ from transformers import (
 from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import logging
 
+from vanilla_transformer.data.mixtures import StreamMixture
 from vanilla_transformer.data.streams import sample_pairs
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
-from vanilla_transformer.files import LOCK_FILE, PARTIAL_FOLDER, read_json, replacing_files
+from vanilla_transformer.data.vocabularies import get_vocabularies, load_needed_tokenizer
+from vanilla_transformer.files import LOCK_FILE, PARTIAL_FOLDER, explain_missing_model, read_json, replacing_files
 from vanilla_transformer.inference.evaluate import make_compute_metrics
 from vanilla_transformer.inference.scores import find_bleu_tokenizer
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -52,7 +54,7 @@ _WATCHED_ARGUMENTS = (
     *("weight_decay", "max_grad_norm", "label_smoothing_factor", "bf16", "fp16", "seed", "data_seed"),
     *("max_source_tokens", "max_target_tokens", "per_device_train_batch_size", "gradient_accumulation_steps"),
     "train_sampling_strategy",
-    "r_drop",
+    *("r_drop", "teacher_model", "teacher_weight"),
 )
 
 
@@ -66,7 +68,7 @@ def settle_prefix(model_arguments: ModelArguments, data_arguments: DataArguments
 
 def load_or_train_tokenizer(
     arguments: ModelArguments,
-    train_dataset: Dataset | IterableDataset,
+    train_dataset: Dataset | IterableDataset | StreamMixture,
     output_dir: str | os.PathLike[str],
     *,
     sample: int = 1_000_000,
@@ -84,7 +86,7 @@ def load_or_train_tokenizer(
     pairs = train_dataset if isinstance(train_dataset, Dataset) else sample_pairs(train_dataset, sample)
     sources, targets = pairs["source"], pairs["target"]
     sizes: dict[str, Any] = {"vocab_size": arguments.vocab_size, "model_max_length": model_max_length}
-    sizes["model_type"] = arguments.tokenizer_type
+    sizes |= {"model_type": arguments.tokenizer_type, "added_tokens": arguments.added_tokens or ()}
     if arguments.separate_vocabularies:
         sizes["target_model_type"] = arguments.target_tokenizer_type
         return train_separate_tokenizer(sources, targets, target_vocab_size=arguments.target_vocab_size, **sizes)
@@ -292,7 +294,7 @@ def build_trainer(
         )
     callbacks: list[TrainerCallback] = [
         KeepGenerationConfig(copy.deepcopy(model.generation_config)),
-        RecordWorldSize(streaming=isinstance(corpora["train"], IterableDataset)),
+        RecordWorldSize(streaming=not isinstance(corpora["train"], Dataset)),
         WarnOfWarmup(),
         WriteCurves(),
         ShipCode(),
@@ -301,7 +303,7 @@ def build_trainer(
     if training_arguments.early_stopping_patience is not None:
         callbacks.append(StopEarly(training_arguments.early_stopping_patience))
     pairs, train_lengths = corpora["train"], None
-    if isinstance(pairs, IterableDataset):
+    if not isinstance(pairs, Dataset):
         train_dataset = stream_batches(pairs, tokenizer, data_arguments, training_arguments)
     else:
         train_dataset, train_lengths = prepare_training_data(
@@ -310,8 +312,10 @@ def build_trainer(
         groups_by_length = training_arguments.train_sampling_strategy == "group_by_length"
         if training_arguments.max_source_tokens is None and groups_by_length:
             callbacks.append(MixLengthGroups(np.maximum(*train_lengths).tolist()))
+    name = training_arguments.teacher_model
     trainer = TranslationTrainer(
         model=model,
+        teacher=AutoModelForSeq2SeqLM.from_pretrained(name) if name else None,
         args=training_arguments,
         train_dataset=train_dataset,
         eval_dataset=tokenized.get("validation"),
@@ -323,6 +327,15 @@ def build_trainer(
     )
     use_token_progress(trainer)
     return trainer
+
+
+def check_teacher(name: str, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuses a model to learn from that writes other tokens than the one to train."""
+    with explain_missing_model(name):
+        teacher: Any = AutoConfig.from_pretrained(name)
+    sizes = [getattr(each, "decoder_vocab_size", None) or each.vocab_size for each in (teacher, config)]
+    if sizes[0] != sizes[1] or get_vocabularies(load_needed_tokenizer(name)) != get_vocabularies(tokenizer):
+        raise ValueError(f"teacher_model={name} has another vocabulary: train with tokenizer_name={name}.")
 
 
 def check_streaming(data_arguments: DataArguments, arguments: TranslationTrainingArguments) -> None:

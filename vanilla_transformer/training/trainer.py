@@ -36,6 +36,7 @@ from vanilla_transformer.model.pretrained_vanilla_transformer import VanillaTran
 
 from .averaging import AverageCheckpoints
 from .checkpoints import delete_old_checkpoints, find_last_whole_checkpoint
+from .distillation import sum_divergences_from
 from .r_drop import repeat_rows, sum_divergences
 from .sharding import drop_tied_copies, is_sharded, keep_tables_together, unsharded_class
 
@@ -74,13 +75,22 @@ class TranslationTrainer(Seq2SeqTrainer):
     Args:
         *args, **kwargs: As `Seq2SeqTrainer` takes them.
         train_lengths: Source and target tokens of each training pair, (pairs,), where the dataset does not tell.
+        teacher: A model of the same vocabulary, whose probabilities have the share `teacher_weight` of the arguments in
+            the loss (word-level distillation). It stays as it is.
     """
 
     push_in_progress: Any = None
 
-    def __init__(self, *args: Any, train_lengths: tuple[IntArray, IntArray] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        train_lengths: tuple[IntArray, IntArray] | None = None,
+        teacher: PreTrainedModel | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.train_lengths = train_lengths
+        self.teacher: Any = None if teacher is None else cast(Any, teacher).to(self.args.device).eval()
         if self.args.learning_rate is None:
             # The caller's own may serve a model of another width next.
             self.args = copy.copy(self.args)
@@ -260,15 +270,26 @@ class TranslationTrainer(Seq2SeqTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """The library's, or with `r_drop` the mean of two passes' losses and how far their predictions are apart."""
+        """The library's, or with `r_drop` the mean of two passes' losses and how far their predictions are apart.
+
+        With a teacher it is their mean with how far the predictions are from the teacher's.
+        """
         weight = getattr(self.args, "r_drop", 0.0)
-        if not (weight and model.training):
+        if not (model.training and (weight or self.teacher)):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         count = inputs["labels"].ne(IGNORED_LABEL).sum() if num_items_in_batch is None else num_items_in_batch
-        twice = repeat_rows(inputs)
-        loss, outputs = super().compute_loss(model, {**twice, "skip_logits": False}, True, 2 * count)
         processes = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1  # as the loss is
-        loss = loss + weight * processes * sum_divergences(outputs.logits, twice["labels"]) / (2 * count)
+        if self.teacher is not None:
+            weight, labels = getattr(self.args, "teacher_weight", 0.5), inputs["labels"]
+            with torch.no_grad():
+                wanted = self.teacher(**inputs).logits
+            loss, outputs = super().compute_loss(model, {**inputs, "skip_logits": False}, True, count)
+            away = processes * sum_divergences_from(wanted, outputs.logits, labels) / count
+            loss = (1 - weight) * loss + weight * away
+        else:
+            twice = repeat_rows(inputs)
+            loss, outputs = super().compute_loss(model, {**twice, "skip_logits": False}, True, 2 * count)
+            loss = loss + weight * processes * sum_divergences(outputs.logits, twice["labels"]) / (2 * count)
         return (loss, outputs) if return_outputs else loss
 
     # Counting

@@ -1,0 +1,83 @@
+r"""Make the training data of a smaller model: a teacher translates the sources, as the student is to translate them.
+
+    vanilla-transformer distill --model_name_or_path out/teacher --input_file train.en --reference_file train.de \
+        --output_file distilled.tsv
+    vanilla-transformer distill --model_name_or_path out/seed1 out/seed2 --input_file train.tsv \
+        --output_file distilled.tsv --num_beams 8 --n_best 8 --min_similarity 40
+    vanilla-transformer distill --model_name_or_path out/teacher --input_file mono.en --output_file more.tsv \
+        --select best
+
+Of the n-best translations of each source, the one that is most like the reference is kept (--select chrf or bleu), or
+the best (--select best). Pairs whose translation is less like the reference than --min_similarity are left out, and
+counted. The output is a table of the columns source and target. Then train a student on it:
+
+    vanilla-transformer train --preset student --tokenizer_name out/teacher --train_file distilled.tsv ...
+
+The input is all that `translate` reads; torchrun and interruptions are as there: the same command goes on.
+"""
+
+from __future__ import annotations  # the types are not imported: --help does not wait for torch
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from vanilla_transformer.options import option
+
+from .backtranslate import CorpusArguments
+from .command_line import make_argument_parser, make_main
+
+
+@dataclass(kw_only=True)
+class DistillationArguments(CorpusArguments):
+    """What to translate, with which teacher, and what to keep."""
+
+    source_column: str | None = option(
+        "Column of the sources in tables. Default: source or text, the only one, or the first of a .tsv without names.",
+        None,
+    )
+    reference_file: str | None = option(
+        "The references, line by line those of the input. Default: a column of the input.", None
+    )
+    reference_column: str | None = option(
+        "Column of the references in tables. Default: target, or the second of a .tsv without names.", None
+    )
+    select: Literal["chrf", "bleu", "best"] = option(
+        "Keep the translation that is most like the reference, by chrF or BLEU of the sentence, or the best. "
+        "Default: chrf.",
+        "chrf",
+    )
+    n_best: int = option("So many translations of each source to choose from. Default: 4.", 4)
+    min_similarity: float = option("Leave out what is less like its reference, from 0 to 100. Default: 0.", 0.0)
+    bleu_tokenize: str | None = option("SacreBLEU's tokeniser. Default: that of the target language.", None)
+
+
+def run(arguments: DistillationArguments) -> None:
+    """Translates the sources, chooses, and writes the pairs."""
+    from vanilla_transformer.inference.files import translate_file
+    from vanilla_transformer.inference.scores import find_bleu_tokenizer
+    from vanilla_transformer.inference.synthetic import Distillation, find_references
+
+    names = (arguments.input_file, arguments.reference_file, arguments.reference_column)
+    is_free = arguments.select == "best" and not (arguments.min_similarity or any(names[1:]))
+    references = None if is_free else find_references(*names)
+    model, tokenizer, options = arguments.load_all()
+    target_lang = [arguments.target_lang] if arguments.target_lang else getattr(model.config, "langs", None)
+    tokenize = arguments.bleu_tokenize or find_bleu_tokenizer(target_lang)
+    make_pairs = Distillation(references, arguments.select, arguments.min_similarity, tokenize)
+    translate_file(
+        model,
+        tokenizer,
+        arguments.input_file,
+        arguments.output_file,
+        source_column=arguments.source_column,
+        n_best=arguments.n_best if arguments.select != "best" else None,
+        make_pairs=make_pairs,
+        **options,
+    )
+
+
+make_parser = partial(make_argument_parser, DistillationArguments, __doc__)
+main = make_main(
+    make_parser, run, "Interrupted: the same command goes on with the parts that are missing.", divides_work=True
+)

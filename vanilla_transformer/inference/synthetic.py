@@ -1,0 +1,219 @@
+"""Parallel corpora of which a model writes one side: back-translation, and the distillation of one model into another.
+
+[`translate_file`] translates, in parts, and gives the translations to one of these when it joins them:
+
+    translate_file(model, tokenizer, "mono.de", "pairs.tsv", make_pairs=BackTranslation(tokenizer, tag="<BT>"))
+    references = find_references("train.en", "train.de")
+    translate_file(teacher, tokenizer, "train.en", "pairs.tsv", n_best=4, make_pairs=Distillation(references))
+"""
+
+import logging
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby, repeat
+from operator import itemgetter
+from typing import Any, Literal, cast
+
+from transformers import PreTrainedTokenizerBase
+
+from vanilla_transformer.data.records import EVERYTHING, RecordFile, Scan, find_files
+
+from .outputs import Piece
+from .scores import import_sacrebleu
+
+logger = logging.getLogger(__name__)
+
+BLANK = "<BLANK>"
+# Scripts that put no space between words: Thai, Lao, Burmese, Khmer, kana, Han.
+_SPACELESS = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
+
+Pairs = Iterator[tuple[str, str]]
+
+
+def add_noise(
+    text: str,
+    generator: random.Random,
+    *,
+    drop: float = 0.1,
+    replace: float = 0.1,
+    distance: int = 3,
+    blank: str = BLANK,
+) -> str:
+    """Drops words, puts `blank` in the place of others, and shuffles them, none over more than `distance` others.
+
+    That is the noise of Edunov et al. (2018, "Understanding Back-Translation at Scale"), with their values. At least
+    one word stays. Words are what stands between spaces; in a text of a script without spaces, its characters.
+
+    Args:
+        text: The text.
+        generator: Draws what happens to which word.
+        drop: The probability that a word is dropped.
+        replace: The probability that one which is not dropped is replaced.
+        distance: How many places a word may move.
+        blank: What replaces words.
+    """
+    words, space = (list(text), "") if _SPACELESS.search(text) else (text.split(), " ")
+    kept = [word for word in words if generator.random() >= drop] or [generator.choice(words)]
+    kept = [blank if generator.random() < replace else word for word in kept]
+    places = [place + generator.uniform(0, distance + 1) for place in range(len(kept))]
+    return space.join(word for _, word in sorted(zip(places, kept, strict=True), key=itemgetter(0)))
+
+
+def _report(dropped: Counter[str], kept: int) -> None:
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(dropped.items()))
+    logger.log(logging.INFO if kept else logging.WARNING, "%s pairs; dropped: %s", f"{kept:,}", reasons or "none")
+
+
+@dataclass(frozen=True)
+class BackTranslation:
+    """Makes pairs of translations, which become the sources, and the texts that were translated, which are the targets.
+
+    Args:
+        tokenizer: That of the model which translates; it counts tokens.
+        tag: A token at the head of each source (Caswell et al., 2019, "Tagged Back-Translation"). The tokenizer of the
+            model that will be trained must keep it whole: `train_tokenizer(..., added_tokens=[tag])`.
+        noise: Whether to add the noise of [`add_noise`] to sources, and `blank` what it puts in the place of words.
+        seed: Seed of the noise. That of a pair depends on this and on its place in the corpus only.
+        max_length: A pair is dropped if a side has more tokens, those that end a text included.
+        max_length_ratio: A pair is dropped if the translation has more than so many times the tokens of its text.
+
+    Raises:
+        ValueError: For a tag or blank with white space in it, or a limit that leaves nothing.
+    """
+
+    tokenizer: PreTrainedTokenizerBase = field(repr=False)
+    tag: str | None = None
+    noise: bool = False
+    blank: str = BLANK
+    seed: int = 0
+    max_length: int = 250
+    max_length_ratio: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name, token in (("tag", self.tag), ("blank", self.blank)):
+            if token is not None and len(token.split()) != 1:
+                raise ValueError(f"{name} is {token!r}; it must be one word, such as <BT>.")
+        if self.max_length < 1 or self.max_length_ratio < 1:
+            limits = f"max_length is {self.max_length} and max_length_ratio is {self.max_length_ratio}"
+            raise ValueError(f"{limits}; each must be at least 1.")
+
+    def check(self, files: list[RecordFile], scans: list[Scan]) -> None:
+        """Nothing is needed besides the texts."""
+
+    def __call__(self, pieces: Iterable[Piece]) -> Pairs:
+        """Returns the source and the target of each pair that is not dropped."""
+        dropped: Counter[str] = Counter()
+        kept = 0
+        for file, part, translations in pieces:
+            targets, sources = list(file.texts(part)), [best.text for best, *_ in translations]
+            rows = zip(sources, targets, self._count(text_target=sources), self._count(text=targets), strict=True)
+            for number, (source, target, source_length, target_length) in enumerate(rows, start=part.first):
+                if not source.strip() or not target.strip():
+                    dropped["empty"] += 1
+                elif max(source_length, target_length) > self.max_length:
+                    dropped["too long"] += 1
+                elif source_length > self.max_length_ratio * target_length:
+                    dropped["too long for their text"] += 1
+                else:
+                    kept += 1
+                    if self.noise:
+                        generator = random.Random(f"{self.seed} {part.file} {number}")
+                        source = add_noise(source, generator, blank=self.blank)
+                    yield source if self.tag is None else f"{self.tag} {source}", target
+        _report(dropped, kept)
+
+    def _count(self, **texts: list[str]) -> list[int]:
+        return list(map(len, self.tokenizer(**texts, verbose=False)["input_ids"]))
+
+
+def find_references(input_file: str, reference_file: str | None = None, column: str | None = None) -> list[RecordFile]:
+    """The files of references: those named, aligned with the input's line by line, or another column of the input.
+
+    Without a `column`, that of the input is "target", or the second of a `.tsv` without names.
+    """
+    if reference_file is not None or column is not None:
+        return [RecordFile(path, column) for path in find_files(reference_file or input_file)]
+    files = [RecordFile(path) for path in find_files(input_file)]
+    if texts := [file.path for file in files if file.kind == "text"]:
+        raise ValueError(f"{texts[0]} has no references: name a file of them (--reference_file), or give a table.")
+    nameless = [file.kind == "tsv" and file.header is None for file in files]
+    return [
+        RecordFile(file.path, None, 1) if is_nameless else RecordFile(file.path, "target")
+        for file, is_nameless in zip(files, nameless, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """Makes pairs of sources and one translation each: the one most like the reference, or the best.
+
+    That is sequence-level knowledge distillation (Kim & Rush, 2016), or with references its interpolation.
+
+    Args:
+        references: For each file of the input, one with as many records; `None` if `select` is `"best"`.
+        select: What decides: `"chrf"` or `"bleu"` of a sentence against its reference, from 0 to 100, by sacreBLEU;
+            `"best"`: the first translation. Of equal ones the first is taken.
+        min_similarity: A pair is dropped whose translation has less (by chrF with `"best"`).
+        tokenize: How BLEU cuts words.
+    """
+
+    references: Sequence[RecordFile] | None
+    select: Literal["chrf", "bleu", "best"] = "chrf"
+    min_similarity: float = 0.0
+    tokenize: str = "13a"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_similarity <= 100:
+            raise ValueError(f"min_similarity is {self.min_similarity}; it must be from 0 to 100.")
+        if self.references is None and (self.select != "best" or self.min_similarity):
+            raise ValueError(f"Without references select must be best, and is {self.select}; min_similarity must be 0.")
+
+    @cached_property
+    def measure(self) -> Callable[[str, str], float]:
+        """How like a reference a translation is."""
+        metrics = import_sacrebleu().metrics
+        bleu = {"effective_order": True, "tokenize": self.tokenize}
+        metric: Any = metrics.BLEU(**bleu) if self.select == "bleu" else metrics.CHRF()
+        return lambda text, reference: cast(float, metric.sentence_score(text, [reference]).score)
+
+    def check(self, files: list[RecordFile], scans: list[Scan]) -> None:
+        """Makes sure that there is a reference for each source."""
+        if self.references is None:
+            return
+        if len(files) != len(self.references):
+            raise ValueError(f"There are {len(files)} files of sources and {len(self.references)} of references.")
+        for file, scan, reference in zip(files, scans, self.references, strict=True):
+            count = scan.count if reference.path == file.path else reference.scan().count
+            if count != scan.count:
+                raise ValueError(f"{file.path} has {scan.count:,} records, and {reference.path} has {count:,}.")
+
+    def __call__(self, pieces: Iterable[Piece]) -> Pairs:
+        """Returns the source and the chosen translation of each pair that is not dropped."""
+        dropped: Counter[str] = Counter()
+        kept = 0
+        for number, own in groupby(pieces, key=lambda piece: piece.part.file):
+            references: Iterator[str | None]
+            references = repeat(None) if self.references is None else self.references[number].texts(EVERYTHING)
+            for file, part, translations in own:
+                # The sources come first: they end with their part, and no reference is lost.
+                for source, reference, found in zip(file.texts(part), references, translations, strict=False):
+                    texts = [each.text for each in found if each.text.strip()]
+                    if not (texts and source.strip()) or (reference is not None and not reference.strip()):
+                        dropped["empty"] += 1
+                    elif (chosen := self._choose(texts, reference)) is None:
+                        dropped[f"less like their reference than {self.min_similarity:g}"] += 1
+                    else:
+                        kept += 1
+                        yield source, chosen
+        _report(dropped, kept)
+
+    def _choose(self, texts: list[str], reference: str | None) -> str | None:
+        texts = texts[:1] if self.select == "best" else texts
+        if reference is None or (self.select == "best" and not self.min_similarity):
+            return texts[0]
+        best, text = max(((self.measure(text, reference), text) for text in texts), key=itemgetter(0))
+        return text if best >= self.min_similarity else None
