@@ -7,6 +7,7 @@ import torch
 from transformers import Seq2SeqTrainingArguments
 from transformers.integrations.integration_utils import is_tensorboard_available
 
+from vanilla_transformer.data.subword_regularization import check_numbers
 from vanilla_transformer.data.tokenizer_training import ModelType
 from vanilla_transformer.options import DISABLE_TQDM, option
 from vanilla_transformer.tasks import TASKS, TRANSLATION, Task, get_task
@@ -108,6 +109,9 @@ class DataArguments:
     bleu_tokenize: str | None = option("SacreBLEU's tokeniser when validating. Default: the target language's.", None)
     remove_bpe: str | None = option("Join pieces that end with this (@@, say) before they are scored.", None)
     bpe_dropout: float = option("Probability of leaving out a merge of a training text (0.1 is usual).", 0.0)
+    unigram_alpha: float | None = option(
+        "Of unigram vocabularies: draw how a training text is cut by its probability to this power (0.1 to 0.5).", None
+    )
 
     def __post_init__(self) -> None:
         """Fills in the lengths, and checks the numbers, the task, and that exactly one corpus is named."""
@@ -124,8 +128,7 @@ class DataArguments:
         for name in ("max_source_length", "max_target_length", "streaming_window", "tokenizer_sample"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"{name}={value}: must be at least 1.")
-        if not 0 <= self.bpe_dropout < 1:
-            raise ValueError(f"bpe_dropout={self.bpe_dropout}: must be at least 0 and less than 1.")
+        check_numbers(self.bpe_dropout, self.unigram_alpha)
         if self.streaming and self.builtin_corpus:
             raise ValueError("streaming reads train_file or dataset_name; the built-in corpus is made in memory.")
 
@@ -134,6 +137,11 @@ class DataArguments:
         """The tokens that sources and targets are cut to."""
         task = get_task(self.task)
         return self.max_source_length or task.max_source_length, self.max_target_length or task.max_target_length
+
+    @property
+    def regularizes_subwords(self) -> bool:
+        """Whether training texts are cut into other tokens each time."""
+        return bool(self.bpe_dropout) or self.unigram_alpha is not None
 
 
 @dataclass

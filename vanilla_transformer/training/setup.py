@@ -346,7 +346,7 @@ def settle_training_arguments(
     config: PreTrainedConfig,
     *,
     validates: bool,
-    bpe_dropout: bool = False,
+    regularizes_subwords: bool = False,
     task: Task = TRANSLATION,
 ) -> None:
     """Fills in, in place, what depends on model and data; `validates` says whether there are validation data."""
@@ -358,7 +358,7 @@ def settle_training_arguments(
     # Every update uses all parameters of these models; the library's default looks for unused ones, and then warns.
     if arguments.ddp_find_unused_parameters is None and isinstance(config, VanillaTransformerConfig):
         arguments.ddp_find_unused_parameters = False
-    if bpe_dropout:  # the training data stay texts until a batch is made
+    if regularizes_subwords:  # the training data stay texts until a batch is made
         arguments.remove_unused_columns = False
     if not validates:
         if arguments.early_stopping_patience is not None:
