@@ -42,7 +42,10 @@ class ModelArguments:
     config_name: str | None = option("A new model with this configuration (path or id).", None)
     model_name_or_path: str | None = option("A trained model to go on from.", None)
     config_overrides: str | None = option("Fields to change, as in dropout=0.3,encoder_layers=4,d_k=null.", None)
-    tokenizer_name: str | None = option("A tokenizer (path or id). Default: the model's, or a new one.", None)
+    tokenizer_name: str | None = option(
+        "A tokenizer (path or id), or the .model file of sentencepiece. Default: the model's, or a new one.", None
+    )
+    target_tokenizer_name: str | None = option("With tokenizer_name a .model file: another one, for the target.", None)
     tokenizer_type: str = option("Of a new tokenizer: bpe, unigram, wordlevel (words as they stand) or char.", "bpe")
     target_tokenizer_type: str | None = option("With separate_vocabularies. Default: tokenizer_type.", None)
     vocab_size: int = option("Vocabulary size, where a tokenizer is trained.", 8000)
@@ -52,6 +55,8 @@ class ModelArguments:
     def __post_init__(self) -> None:
         """Checks that exactly one kind of model is named, and that a second vocabulary's size belongs to one."""
         _check_one(self, "preset", "config_name", "model_name_or_path")
+        if self.target_tokenizer_name is not None and self.tokenizer_name is None:
+            raise ValueError(f"target_tokenizer_name={self.target_tokenizer_name} needs tokenizer_name, the source's.")
         for name in ("target_vocab_size", "target_tokenizer_type"):
             if (value := getattr(self, name)) is not None and not self.separate_vocabularies:
                 raise ValueError(f"{name}={value} needs separate_vocabularies.")

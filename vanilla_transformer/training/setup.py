@@ -27,6 +27,7 @@ from transformers import (
 from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import logging
 
+from vanilla_transformer.conversion.tokenizers.sentencepiece import convert_sentencepiece
 from vanilla_transformer.data.streams import sample_pairs
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
 from vanilla_transformer.files import LOCK_FILE, PARTIAL_FOLDER, read_json, replacing_files
@@ -79,7 +80,14 @@ def load_or_train_tokenizer(
         name = str(output_dir)
         for file_name in ("tokenizer_config.json", "tokenizer.json"):
             _read_own_file(Path(output_dir) / file_name)
+    target = arguments.target_tokenizer_name
     if name is not None:
+        if os.path.isfile(name):
+            return convert_sentencepiece(name, target_model_file=target, model_max_length=model_max_length)
+        if target is not None:
+            raise ValueError(
+                f"target_tokenizer_name={target} is for two .model files of sentencepiece, and {name} is no file."
+            )
         return AutoTokenizer.from_pretrained(name)
     pairs = train_dataset if isinstance(train_dataset, Dataset) else sample_pairs(train_dataset, sample)
     sources, targets = pairs["source"], pairs["target"]
