@@ -139,7 +139,7 @@ def test_wrong_input_is_explained(
 def test_options_of_other_formats_are_refused(refuse: Callable[..., str], model: Path, tmp_path: Path) -> None:
     words = ["--model_name_or_path", model, "--output_dir", tmp_path / "x", "--format"]
     said = refuse("export_model", *words, "onnx", "--quantization", "int8", "--max_positions", 70)
-    assert "--quantization int8 is for --format ctranslate2 or web, --max_positions 70 is for" in said
+    assert "--quantization int8 is for --format ctranslate2 or web or argos, --max_positions 70 is for" in said
     said = refuse("export_model", *words, "ctranslate2", "--opset", 18)
     assert "--opset 18 is for --format onnx or transformersjs or web or explainer; this is --format ctranslate2" in said
 

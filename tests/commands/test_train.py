@@ -381,6 +381,11 @@ class TestStreaming:
         run({**streaming, "bpe_dropout": 0.2, "eval_strategy": "no"})
         assert '"global_step": 6,' in (Path(streaming["output_dir"]) / "trainer_state.json").read_text()
 
+    def test_a_vocabulary_that_cannot_be_sampled_is_refused(self, settings: dict[str, Any], refuse: Refuse) -> None:
+        message = refuse(command_line(settings, tokenizer_type="bpe", unigram_alpha=0.1))
+        assert "unigram_alpha needs a unigram vocabulary, but VanillaTransformerTokenizer is a BPE model" in message
+        assert not Path(settings["output_dir"]).exists()
+
     def test_what_a_stream_lacks_is_said_at_once(self, settings: dict[str, Any], refuse: Refuse) -> None:
         del settings["max_source_tokens"]
         message = refuse(command_line(settings, streaming=True))
@@ -402,6 +407,8 @@ class TestStreaming:
         ({"config_overrides": "dropuot=0.3"}, "dropuot not among the fields"),
         ({"tokens_per_batch": 1000}, "tokens_per_batch=1000 needs a recipe"),
         ({"bpe_dropout": 1}, "bpe_dropout=1.0: must be at least 0 and less than 1"),
+        ({"unigram_alpha": 0}, "unigram_alpha=0.0: must be greater than 0"),
+        ({"target_tokenizer_name": "de.model"}, "target_tokenizer_name=de.model needs tokenizer_name"),
         ({"target_vocab_size": 300}, "target_vocab_size=300 needs separate_vocabularies"),
         ({"max_source_tokens": 0}, "max_source_tokens=0: must be at least 1 token"),
         ({"average_checkpoints": 2, "load_best_model_at_end": True}, "two different models at the end"),

@@ -3,6 +3,7 @@
 import functools
 import io
 import json
+import pickle
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -14,12 +15,15 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2 as sentencepiece_protocol
+from tiny_vanilla import make_model
 from tokenizers import normalizers
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, MarianTokenizer
 
 from vanilla_transformer.conversion.errors import ConversionError
+from vanilla_transformer.conversion.systems.marian import save_as_marian
 from vanilla_transformer.conversion.tokenizers.sentencepiece import convert_sentencepiece
 from vanilla_transformer.conversion.tokenizers.sentencepiece_normalizer import convert_rules
+from vanilla_transformer.hub.files import select_files
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
 Converted = Callable[[str], tuple[VanillaTransformerTokenizer, Any]]
@@ -305,6 +309,74 @@ def test_it_is_saved_and_loaded_anywhere(converted: Converted, tmp_path: Path, w
     program = "import transformers\ntransformers.PreTrainedTokenizerFast.from_pretrained(folder)(texts).input_ids"
     for name, ids in expected.items():
         assert without_the_package.run(program, folder=str(tmp_path / name), texts=texts) == ids
+
+
+class TestTheFileItself:
+    """Other programs want the .model file: it stays with the tokenizer, byte for byte."""
+
+    def test_it_survives_saving_loading_and_copies(self, model_files: dict[str, Path], tmp_path: Path) -> None:
+        content = model_files["unigram"].read_bytes()
+        given = tmp_path / "given.model"
+        given.write_bytes(content)
+        tokenizer = convert_sentencepiece(given)
+        given.unlink()
+        tokenizer.save_pretrained(tmp_path / "first")
+        loaded = AutoTokenizer.from_pretrained(tmp_path / "first")
+        pickle.loads(pickle.dumps(loaded)).save_pretrained(tmp_path / "second")
+        for folder in ("first", "second"):
+            assert (tmp_path / folder / "source.spm").read_bytes() == content
+            assert not (tmp_path / folder / "target.spm").exists()
+        assert loaded.sentencepiece_model == loaded.target_tokenizer.sentencepiece_model == content
+        names = ("tokenizer_config.json", "tokenizer.json")
+        assert all(
+            (tmp_path / "first" / name).read_text() == (tmp_path / "second" / name).read_text() for name in names
+        )
+        assert {"source.spm", "tokenizer.json"} <= select_files(tmp_path / "second").files.keys()
+
+    def test_one_for_each_side(self, model_files: dict[str, Path], tmp_path: Path) -> None:
+        tokenizer = convert_sentencepiece(model_files["unigram"], target_model_file=model_files["bpe"])
+        tokenizer.save_pretrained(tmp_path / "both")
+        loaded = AutoTokenizer.from_pretrained(tmp_path / "both")
+        for name, kind in (("source.spm", "unigram"), ("target.spm", "bpe")):
+            assert (tmp_path / "both" / name).read_bytes() == model_files[kind].read_bytes()
+        assert loaded.source_tokenizer.sentencepiece_model == model_files["unigram"].read_bytes()
+        loaded.target_tokenizer.save_pretrained(tmp_path / "target")
+        assert (tmp_path / "target" / "source.spm").read_bytes() == model_files["bpe"].read_bytes()
+        assert not (tmp_path / "target" / "target.spm").exists()
+
+    def test_another_tokenizers_file_is_not_taken(self, model_files: dict[str, Path], tmp_path: Path) -> None:
+        tokenizer = convert_sentencepiece(model_files["unigram"], target_model_file=model_files["bpe"])
+        tokenizer.save_pretrained(tmp_path)
+        convert_sentencepiece(model_files["char"]).save_pretrained(tmp_path)
+        loaded: Any = AutoTokenizer.from_pretrained(tmp_path)
+        assert loaded.sentencepiece_model == loaded.target_tokenizer.sentencepiece_model
+        assert loaded.sentencepiece_model == model_files["char"].read_bytes()
+        VanillaTransformerTokenizer().save_pretrained(tmp_path)
+        loaded = AutoTokenizer.from_pretrained(tmp_path)
+        assert loaded.sentencepiece_model is None
+        trained = tokenizer.source_tokenizer.train_new_from_iterator(make_texts(50, seed=8), vocab_size=100)
+        assert trained.sentencepiece_model is None
+        assert "has_spm" not in trained.init_kwargs
+
+    @pytest.mark.parametrize("names", [("unigram",), ("bpe_bytes",), ("unigram", "bpe")])
+    def test_marian_takes_it(self, names: tuple[str, ...], model_files: dict[str, Path], tmp_path: Path) -> None:
+        files = [model_files[name] for name in names]
+        tokenizer = convert_sentencepiece(files[0], target_model_file=files[1] if len(files) > 1 else None)
+        sizes: dict[str, Any] = {"vocab_size": len(tokenizer), "langs": ["en", "de"]}
+        if tokenizer.separate_vocabs:
+            sizes |= {"decoder_vocab_size": tokenizer.target_vocab_size, "share_encoder_decoder_embeddings": False}
+        ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "pad", "eos")}
+        model = make_model(**sizes, **ids, decoder_start_token_id=tokenizer.bos_token_id)
+        folder = save_as_marian(model, tokenizer, tmp_path / "marian")
+        loaded: Any = AutoTokenizer.from_pretrained(folder)
+        assert type(loaded) is MarianTokenizer
+        assert (loaded.source_lang, loaded.target_lang) == ("en", "de")
+        texts = [*make_texts(50, seed=9), *(part for part in PARTS if part not in SPECIALS)]
+        ours, theirs = (each(texts, text_target=texts) for each in (tokenizer, loaded))
+        assert theirs["input_ids"] == ours["input_ids"]
+        assert theirs["labels"] == ours["labels"]
+        decoded = tokenizer.batch_decode(ours["labels"][:50], skip_special_tokens=True)
+        assert loaded.batch_decode(ours["labels"][:50], skip_special_tokens=True) == decoded
 
 
 def test_own_rules_are_kept(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models
 from torch.utils.data import DataLoader
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from vanilla_transformer.data.bpe_dropout import BpeDropout, measure_length_growth
+from vanilla_transformer.data.subword_regularization import BpeDropout, measure_length_growth
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
 
 SOURCES = ["a man rides a horse", "two men ride two horses", "the man is riding", "a horse is a horse"]
@@ -170,8 +170,8 @@ def test_growth_of_lengths() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"p": 1.0}, r"p=1\.0.*at least 0 and less than 1"),
-        ({"p": float("nan")}, "p=nan"),
+        ({"p": 1.0}, r"bpe_dropout=1\.0: must be at least 0 and less than 1"),
+        ({"p": float("nan")}, "bpe_dropout=nan"),
         ({"p": 0.1, "max_source_length": 0}, "max_source_length=0: must be at least 1"),
     ],
 )

@@ -1,6 +1,7 @@
 """Training: what is learned, at which rate, from which arguments, and what a stopped run leaves behind."""
 
 import copy
+import io
 import itertools
 import json
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sentencepiece
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
@@ -425,6 +427,42 @@ class TestTokenizing:
         named = ModelArguments(preset="tiny", tokenizer_name=str(tmp_path))
         for each, folder in ((arguments, tmp_path), (named, tmp_path / "elsewhere")):
             assert load_or_train_tokenizer(each, dataset, folder).get_vocab() == trained.get_vocab()
+
+    def test_sentencepiece_models_are_taken_as_they_are(self, tmp_path: Path) -> None:
+        texts = ["quick brown foxes", "schnelle braune Füchse", "the quick", "der schnelle"]
+        files = [str(tmp_path / "source.model"), str(tmp_path / "target.model")]
+        for file, kind in zip(files, ("unigram", "bpe"), strict=True):
+            written = io.BytesIO()
+            options: dict[str, Any] = {
+                "vocab_size": 40,
+                "hard_vocab_limit": False,
+                "minloglevel": 2,
+                "model_type": kind,
+            }
+            sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(texts), model_writer=written, **options)
+            Path(file).write_bytes(written.getvalue())
+        dataset = Dataset.from_dict({"source": texts, "target": texts})
+        both = ModelArguments(preset="tiny", tokenizer_name=files[0], target_tokenizer_name=files[1])
+        tokenizer: Any = load_or_train_tokenizer(both, dataset, tmp_path, model_max_length=77)
+        config: Any = build_config(both, tokenizer, langs=["en", "de"])
+        theirs = [sentencepiece.SentencePieceProcessor(model_file=file) for file in files]
+        for text in texts:
+            encoded = tokenizer(text, text_target=text)
+            assert encoded["input_ids"] == [*theirs[0].encode(text), theirs[0].eos_id()]
+            assert encoded["labels"] == [*theirs[1].encode(text), theirs[1].eos_id()]
+        assert (tokenizer.model_max_length, config.vocab_size) == (77, len(tokenizer))
+        assert config.decoder_vocab_size == tokenizer.target_vocab_size
+        assert (config.bos_token_id, config.eos_token_id, config.decoder_start_token_id) == (1, 2, 1)
+        assert config.pad_token_id == max(processor.get_piece_size() for processor in theirs)
+        claim_output_dir(tmp_path / "run", both, TestOutputDir.DATA, make_arguments(tmp_path / "run"), tokenizer)
+        for name, file in zip(("source.spm", "target.spm"), files, strict=True):
+            assert (tmp_path / "run" / name).read_bytes() == Path(file).read_bytes()
+        shared = ModelArguments(preset="tiny", tokenizer_name=files[1])
+        assert load_or_train_tokenizer(shared, dataset, tmp_path)("the")["input_ids"] == [*theirs[1].encode("the"), 2]
+        tokenizer.save_pretrained(tmp_path / "folder")
+        folder = ModelArguments(preset="tiny", tokenizer_name=f"{tmp_path}/folder", target_tokenizer_name=files[1])
+        with pytest.raises(ValueError, match=r"target\.model is for two \.model files .*, and .* is no file"):
+            load_or_train_tokenizer(folder, dataset, tmp_path)
 
 
 class TestOutputDir:

@@ -27,6 +27,7 @@ from vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer.data.stream_batches import StreamingTokenBatches
+from vanilla_transformer.data.tokenizer_training import train_tokenizer
 from vanilla_transformer.training.arguments import DataArguments, TranslationTrainingArguments
 from vanilla_transformer.training.records import explain_choice
 from vanilla_transformer.training.setup import build_trainer, settle_training_arguments
@@ -245,14 +246,16 @@ class TestCounts:
         assert trainer.state.log_history[-1]["eval_perplexity"] == metrics["eval_perplexity"]
 
 
-def test_bpe_dropout_cuts_texts_anew_in_each_epoch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", [{"bpe_dropout": 0.5}, {"unigram_alpha": 0.1}])
+def test_texts_are_cut_anew_in_each_epoch(option: dict[str, Any], tmp_path: Path) -> None:
     texts = [f"{'ab' * (number % 5 + 1)} cd" for number in range(40)]
     corpora = {"train": Dataset.from_dict({"source": texts, "target": texts[::-1]})}
-    tokenizer = TOKENIZER.train_new_from_iterator(texts, vocab_size=290, show_progress=False)
+    kind: Any = "bpe" if "bpe_dropout" in option else "unigram"
+    tokenizer = train_tokenizer(texts, model_type=kind, vocab_size=290, show_progress=False)
     arguments = TranslationTrainingArguments(output_dir=str(tmp_path), use_cpu=True, max_source_tokens=100)
     model = make_model(vocab_size=len(tokenizer))
-    settle_training_arguments(arguments, model.config, validates=False, bpe_dropout=True)
-    data_arguments = DataArguments(train_file=["in memory"], bpe_dropout=0.5, max_target_length=40)
+    settle_training_arguments(arguments, model.config, validates=False, regularizes_subwords=True)
+    data_arguments = DataArguments(train_file=["in memory"], max_target_length=40, **option)
     trainer = build_trainer(model, tokenizer, corpora, data_arguments, arguments)
     epochs = [pairs_of(trainer.get_train_dataloader()) for _ in range(2)]
     assert epochs[0] != epochs[1]

@@ -8,10 +8,14 @@ r"""Take a trained model to another runtime.
     vanilla-transformer export --model_name_or_path out/my-model --format transformersjs --output_dir out/my-model-js
     vanilla-transformer export --model_name_or_path out/my-model --format web --output_dir out/my-page
     vanilla-transformer export --model_name_or_path out/my-model --format explainer --output_dir out/my-explainer
+    vanilla-transformer export --model_name_or_path out/my-model --format argos --quantization int8 \
+        --output_dir out/my-package
 
 The output folder must be new or empty; it is complete when the command ends well, and not there otherwise. It holds
 what translating needs besides: the tokenizer and the generation config. The first command writes to
-out/my-model/ctranslate2, which `translate`, `serve` and `evaluate` then take by themselves for out/my-model.
+out/my-model/ctranslate2, which `translate`, `serve` and `evaluate` then take by themselves for out/my-model. The last
+one writes a package for Argos Translate and LibreTranslate, of a model with a sentencepiece vocabulary (train
+--tokenizer_name spm.model).
 """
 
 import importlib
@@ -32,6 +36,7 @@ OPTIONS = {
     "transformersjs": ("opset",),
     "web": ("quantization", "opset", "node_modules", "examples"),
     "explainer": ("opset", "node_modules", "examples"),
+    "argos": ("quantization", "max_positions", "source_lang", "target_lang", "package_version", "sentence_splitter"),
 }
 # As export/ctranslate2.py has them.
 Quantization = Literal[
@@ -44,10 +49,11 @@ class ExportArguments:
     """Which model becomes what, and where."""
 
     model_name_or_path: str = option("Folder or Hub name of a model of this package.")
-    format: Literal["ctranslate2", "onnx", "transformersjs", "web", "explainer"] = option(
+    format: Literal["ctranslate2", "onnx", "transformersjs", "web", "explainer", "argos"] = option(
         "ctranslate2: for CTranslate2; onnx: for ONNX Runtime and others; transformersjs: for JavaScript, in float32 "
         "and 8 bits; web: a page that translates in the browser; explainer: a page that shows every number on the way. "
-        "All but the first are compared with the original in the end."
+        "argos: a package for Argos Translate and LibreTranslate. "
+        "All but the first and the last are compared with the original in the end."
     )
     output_dir: str | None = option(
         "Folder for the exported model: a new one, or an empty one. Default, for --format ctranslate2: a folder of "
@@ -57,17 +63,25 @@ class ExportArguments:
     revision: str = option("Branch, tag or commit on the Hub. Default: main.", "main")
     trust_remote_code: bool = option("Let code from the checkpoint run.", False)
     quantization: Quantization | None = option(
-        "How weights are written. CTranslate2: as saved by default. web: int8 (default) or float32.", None
+        "How weights are written. CTranslate2, argos: as saved by default. web: int8 (default) or float32.", None
     )
-    max_positions: int | None = option("CTranslate2: the most tokens of a text with sinusoids. Default: 4096.", None)
+    max_positions: int | None = option(
+        "CTranslate2, argos: the most tokens of a text with sinusoids. Default: 4096.", None
+    )
     opset: int | None = option(
-        "All but CTranslate2: version of ONNX's operators. Default: 18, the oldest that torch writes.", None
+        "ONNX and what is made of it: version of ONNX's operators. Default: 18, the oldest that torch writes.", None
     )
     node_modules: str | None = option(
         "web, explainer: where npm installed onnxruntime-web and @huggingface/tokenizers. Default: node_modules here.",
         None,
     )
     examples: list[str] | None = option("web, explainer: texts to click on.", None)
+    source_lang: str | None = option("argos: code of the source language, as en. Default: the model's.", None)
+    target_lang: str | None = option("argos: code of the target language. Default: the model's.", None)
+    package_version: str | None = option("argos: the package's version. Default: 1.0.", None)
+    sentence_splitter: str | None = option(
+        "argos: a model of MiniSBD (.onnx) to pack. Default: argostranslate fetches one at the first translation.", None
+    )
 
     def __post_init__(self) -> None:
         owners: dict[str, list[str]] = {}

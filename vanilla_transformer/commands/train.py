@@ -47,7 +47,13 @@ from vanilla_transformer.training.arguments import (
     TranslationTrainingArguments,
 )
 from vanilla_transformer.training.checkpoints import find_last_whole_checkpoint, find_problem, list_checkpoints
-from vanilla_transformer.training.examples import Corpora, describe_files, known_languages, load_corpora
+from vanilla_transformer.training.examples import (
+    Corpora,
+    describe_files,
+    known_languages,
+    load_corpora,
+    make_regularization,
+)
 from vanilla_transformer.training.recipe import paper_recipe
 from vanilla_transformer.training.records import close_progress, explain_choice, write_metrics
 from vanilla_transformer.training.setup import (
@@ -181,6 +187,7 @@ def prepare(
         tokenizer = load_or_train_tokenizer(
             model_arguments, corpora["train"], output_dir, sample=data_arguments.tokenizer_sample, **limit
         )
+        make_regularization(tokenizer, data_arguments)  # better refused now than when the folder is taken
         config = build_config(model_arguments, tokenizer, langs=langs)
         if not config.is_encoder_decoder:
             where = model_arguments.model_name_or_path or model_arguments.config_name
@@ -277,9 +284,9 @@ def set_up(
             check_token(arguments.hub_token)
         set_seed(arguments.seed)
         corpora, tokenizer, config = prepare(model_arguments, data_arguments, arguments, held)
-        task, bpe_dropout = get_task(data_arguments.task), bool(data_arguments.bpe_dropout)
+        task, draws = get_task(data_arguments.task), data_arguments.regularizes_subwords
         validates = "validation" in corpora
-        settle_training_arguments(arguments, config, validates=validates, bpe_dropout=bpe_dropout, task=task)
+        settle_training_arguments(arguments, config, validates=validates, regularizes_subwords=draws, task=task)
         checkpoint = find_checkpoint(arguments)
         state = TrainerState.load_from_json(str(Path(checkpoint, TRAINER_STATE_NAME))) if checkpoint else TrainerState()
     except PushError as error:

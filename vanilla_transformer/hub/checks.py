@@ -223,6 +223,8 @@ def _load_tokenizer(stage: Path) -> Any:
         raise FileNotFoundError("tokenizer_config.json is missing: save the tokenizer into the folder too.")
     tokenizer = AutoTokenizer.from_pretrained(stage, local_files_only=True, trust_remote_code=False)
     names = ["tokenizer.json", *tokenizer.vocab_files_names.values()]
+    if tokenizer.is_fast:  # which reads no sentencepiece model: it is there for other programs
+        names = [name for name in names if not name.endswith(".spm")]
     if not any((stage / name).is_file() for name in names):  # some tokenizers start untrained then
         raise FileNotFoundError(f"{' or '.join(sorted(set(names)))} is missing: save the tokenizer again.")
     return tokenizer

@@ -20,12 +20,14 @@ What happens to a text, in this order:
 All of it is stored in `tokenizer.json`, so that everything that reads it with the tokenizers library gives the same
 tokens. transformers.js 4.3.1 does not: it puts a space before each piece (step 4), so its ids are others; for it,
 `export --format transformersjs` writes another file. Where source and target have a vocabulary each, that file is the
-source's, and `target_tokenizer.json` is its like for the target.
+source's, and `target_tokenizer.json` is its like for the target. A tokenizer that was made from sentencepiece models
+keeps them for other programs, unread, and saves them as `source.spm` and `target.spm`.
 """
 
 import copy
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import transformers
@@ -48,6 +50,7 @@ _PIECES = (
 )
 _SPACE = "Ġ"  # how a byte-level vocabulary writes the space
 _TARGET_FILE = "target_tokenizer.json"
+_SPM_FILES = {"source_spm": "source.spm", "target_spm": "target.spm"}  # as MarianTokenizer has them
 
 
 def _spell(text: str) -> str:
@@ -109,6 +112,9 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         target_tokenizer_object, target_tokenizer_file: The target's, if it has a vocabulary of its own.
         separate_vocabs: Saved by a tokenizer with two vocabularies. Without it, a target's file is not read: another
             tokenizer may have left it in the folder.
+        source_spm, target_spm: Files of the sentencepiece models that the vocabularies were made from
+            (`convert_sentencepiece`); they are kept and saved for other programs.
+        has_spm: Saved by a tokenizer that has such files, likewise.
         kwargs: Whatever `PreTrainedTokenizerFast` takes. Whether `<s>` begins and `</s>` ends a text (`add_bos_token`,
             `add_eos_token`) is saved; either can be given anew without the other.
 
@@ -121,9 +127,14 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         >>> batch = tokenizer(["Ein Mann."], text_target=["A man."], padding=True, return_tensors="pt")
     """
 
-    vocab_files_names = {"tokenizer_file": "tokenizer.json", "target_tokenizer_file": _TARGET_FILE}
+    vocab_files_names = {
+        "tokenizer_file": "tokenizer.json",
+        "target_tokenizer_file": _TARGET_FILE,
+        **_SPM_FILES,
+    }
     model_input_names = ["input_ids", "attention_mask"]
     _target_backend: Tokenizer | None = None
+    _spm_models: tuple[bytes | None, bytes | None] = (None, None)
 
     def __init__(
         self,
@@ -139,6 +150,9 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         target_tokenizer_object: Tokenizer | None = None,
         target_tokenizer_file: str | None = None,
         separate_vocabs: bool = False,
+        source_spm: str | None = None,
+        target_spm: str | None = None,
+        has_spm: bool = False,
         **kwargs: Any,
     ) -> None:
         if (vocab is None) != (merges is None):
@@ -180,13 +194,19 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
             self._check_special_tokens(self.backend_tokenizer, target.backend_tokenizer)
             self._target_backend = target.backend_tokenizer
             self.init_kwargs["separate_vocabs"] = True
+        source, other = (None if file is None else Path(file).read_bytes() for file in (source_spm, target_spm))
+        self._spm_models = source, other
+        if source is not None:
+            self.init_kwargs["has_spm"] = True
 
     @classmethod
     def convert_to_native_format(cls, trust_remote_code: bool = False, **kwargs: Any) -> dict[str, Any]:
         """Leaves `tokenizer.json` whole: the library would keep its vocabulary only, if `__init__` can take one."""
-        if not kwargs.get("separate_vocabs"):  # another tokenizer, saved to this folder before, may have left the file
-            kwargs.pop("target_tokenizer_file", None)
-        return kwargs
+        # Another tokenizer, saved to this folder before, may have left these files.
+        strange = set() if kwargs.get("separate_vocabs") else {"target_tokenizer_file", "target_spm"}
+        if not kwargs.get("has_spm"):
+            strange |= _SPM_FILES.keys()
+        return {key: value for key, value in kwargs.items() if key not in strange}
 
     @property
     def separate_vocabs(self) -> bool:
@@ -196,22 +216,29 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
     @property
     def source_tokenizer(self) -> Self:
         """The source's side, as a tokenizer of one vocabulary. What is added to it is added to that one alone."""
-        return self if self._target_backend is None else self._one_side(self.backend_tokenizer)
+        return self if self._target_backend is None else self._one_side(self.backend_tokenizer, self._spm_models[0])
 
     @property
     def target_tokenizer(self) -> Self:
         """The target's side, as a tokenizer of one vocabulary. What is added to it is added to that one alone."""
-        return self if self._target_backend is None else self._one_side(self._target_backend)
+        return self if self._target_backend is None else self._one_side(self._target_backend, self._spm_models[1])
 
     @property
     def target_vocab_size(self) -> int:
         """Number of target tokens, added ones included: `len(target_tokenizer)`, the model's `decoder_vocab_size`."""
         return len(self.target_tokenizer)
 
-    def _one_side(self, backend: Tokenizer) -> Self:
+    @property
+    def sentencepiece_model(self) -> bytes | None:
+        """The content of the sentencepiece model that the source's vocabulary was made from, if it was."""
+        return self._spm_models[0]
+
+    def _one_side(self, backend: Tokenizer, spm_model: bytes | None = None) -> Self:
         side = copy.copy(self)
         side._tokenizer, side._target_backend = backend, None
-        side.init_kwargs = {key: value for key, value in self.init_kwargs.items() if key != "separate_vocabs"}
+        side._spm_models = spm_model, None
+        strange = {"separate_vocabs"} if spm_model is not None else {"separate_vocabs", "has_spm"}
+        side.init_kwargs = {key: value for key, value in self.init_kwargs.items() if key not in strange}
         side._special_tokens_map = dict(self._special_tokens_map)
         side._extra_special_tokens = list(self._extra_special_tokens)
         return side
@@ -350,8 +377,12 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
             side.backend_tokenizer.no_padding()
             side.backend_tokenizer.no_truncation()
         file_names = super()._save_pretrained(save_directory, file_names, legacy_format, filename_prefix)
-        if self._target_backend is None:
-            return file_names
-        target_file = os.path.join(save_directory, (filename_prefix + "-" if filename_prefix else "") + _TARGET_FILE)
-        self._target_backend.save(target_file)
-        return (*file_names, target_file)
+        start = os.path.join(save_directory, filename_prefix + "-" if filename_prefix else "")
+        if self._target_backend is not None:
+            self._target_backend.save(start + _TARGET_FILE)
+            file_names = (*file_names, start + _TARGET_FILE)
+        for name, content in zip(_SPM_FILES.values(), self._spm_models, strict=True):
+            if content is not None:
+                Path(start + name).write_bytes(content)
+                file_names = (*file_names, start + name)
+        return file_names

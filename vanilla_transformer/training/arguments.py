@@ -8,6 +8,7 @@ from transformers import Seq2SeqTrainingArguments
 from transformers.integrations.integration_utils import is_tensorboard_available
 
 from vanilla_transformer.data.mixtures import check_weights
+from vanilla_transformer.data.subword_regularization import check_numbers
 from vanilla_transformer.data.tokenizer_training import ModelType
 from vanilla_transformer.options import DISABLE_TQDM, option
 from vanilla_transformer.tasks import TASKS, TRANSLATION, Task, get_task
@@ -42,7 +43,10 @@ class ModelArguments:
     config_name: str | None = option("A new model with this configuration (path or id).", None)
     model_name_or_path: str | None = option("A trained model to go on from.", None)
     config_overrides: str | None = option("Fields to change, as in dropout=0.3,encoder_layers=4,d_k=null.", None)
-    tokenizer_name: str | None = option("A tokenizer (path or id). Default: the model's, or a new one.", None)
+    tokenizer_name: str | None = option(
+        "A tokenizer (path or id), or the .model file of sentencepiece. Default: the model's, or a new one.", None
+    )
+    target_tokenizer_name: str | None = option("With tokenizer_name a .model file: another one, for the target.", None)
     tokenizer_type: str = option("Of a new tokenizer: bpe, unigram, wordlevel (words as they stand) or char.", "bpe")
     target_tokenizer_type: str | None = option("With separate_vocabularies. Default: tokenizer_type.", None)
     vocab_size: int = option("Vocabulary size, where a tokenizer is trained.", 8000)
@@ -56,6 +60,8 @@ class ModelArguments:
     def __post_init__(self) -> None:
         """Checks that exactly one kind of model is named, and that a second vocabulary's size belongs to one."""
         _check_one(self, "preset", "config_name", "model_name_or_path")
+        if self.target_tokenizer_name is not None and self.tokenizer_name is None:
+            raise ValueError(f"target_tokenizer_name={self.target_tokenizer_name} needs tokenizer_name, the source's.")
         for name in ("target_vocab_size", "target_tokenizer_type"):
             if (value := getattr(self, name)) is not None and not self.separate_vocabularies:
                 raise ValueError(f"{name}={value} needs separate_vocabularies.")
@@ -127,6 +133,9 @@ class DataArguments:
     bleu_tokenize: str | None = option("SacreBLEU's tokeniser when validating. Default: the target language's.", None)
     remove_bpe: str | None = option("Join pieces that end with this (@@, say) before they are scored.", None)
     bpe_dropout: float = option("Probability of leaving out a merge of a training text (0.1 is usual).", 0.0)
+    unigram_alpha: float | None = option(
+        "Of unigram vocabularies: draw how a training text is cut by its probability to this power (0.1 to 0.5).", None
+    )
 
     def __post_init__(self) -> None:
         """Fills in the lengths, and checks the numbers, the task, and that exactly one corpus is named."""
@@ -145,8 +154,7 @@ class DataArguments:
         for name in ("max_source_length", "max_target_length", "streaming_window", "tokenizer_sample"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"{name}={value}: must be at least 1.")
-        if not 0 <= self.bpe_dropout < 1:
-            raise ValueError(f"bpe_dropout={self.bpe_dropout}: must be at least 0 and less than 1.")
+        check_numbers(self.bpe_dropout, self.unigram_alpha)
         if self.streaming and self.builtin_corpus:
             raise ValueError("streaming reads train_file or dataset_name; the built-in corpus is made in memory.")
 
@@ -181,6 +189,11 @@ class DataArguments:
         """The tokens that sources and targets are cut to."""
         task = get_task(self.task)
         return self.max_source_length or task.max_source_length, self.max_target_length or task.max_target_length
+
+    @property
+    def regularizes_subwords(self) -> bool:
+        """Whether training texts are cut into other tokens each time."""
+        return bool(self.bpe_dropout) or self.unigram_alpha is not None
 
 
 @dataclass

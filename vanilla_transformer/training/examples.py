@@ -11,12 +11,12 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from vanilla_transformer.data.batching import IntArray, pair_lengths
-from vanilla_transformer.data.bpe_dropout import BpeDropout, measure_length_growth
 from vanilla_transformer.data.corpora import load_parallel_corpus
 from vanilla_transformer.data.mixtures import StreamMixture, mix_corpora, temper
 from vanilla_transformer.data.readers import expand_files
 from vanilla_transformer.data.stream_batches import StreamingTokenBatches
 from vanilla_transformer.data.streams import stream_parallel_corpus, tokenize_stream
+from vanilla_transformer.data.subword_regularization import SubwordRegularization, measure_length_growth
 from vanilla_transformer.files import digest_files, replacing_files
 from vanilla_transformer.tasks import get_task
 
@@ -25,7 +25,7 @@ from .arguments import DataArguments, TranslationTrainingArguments
 logger = logging.get_logger(__name__)
 
 LENGTH_GROWTH_FILE = "bpe_dropout_lengths.json"
-_GROWTH_SAMPLE = 2000  # pairs by which BPE-dropout's longer texts are measured
+_GROWTH_SAMPLE = 2000  # pairs by which it is measured how much longer regularised texts are
 
 Corpora = Mapping[str, Any]  # of Dataset, IterableDataset or StreamMixture
 
@@ -143,30 +143,47 @@ def prepare_training_data(
     arguments: DataArguments,
     training_arguments: TranslationTrainingArguments,
 ) -> tuple[Dataset, tuple[IntArray, IntArray]]:
-    """Returns what to train on, which BPE-dropout tokenizes whenever it is read, and the expected lengths (pairs,)."""
+    """Returns what to train on, which is tokenized whenever it is read if so asked, and expected lengths (pairs,)."""
     source_lengths, target_lengths = pair_lengths(tokenized)
-    if not arguments.bpe_dropout:
-        return tokenized, (source_lengths, target_lengths)
     limits = arguments.lengths
-    dropout = BpeDropout(tokenizer, arguments.bpe_dropout, *limits)
-    growth = _agree_on_growth(pairs, tokenizer, arguments.bpe_dropout, training_arguments)
+    draw = make_regularization(tokenizer, arguments, max_source_length=limits[0], max_target_length=limits[1])
+    if draw is None:
+        return tokenized, (source_lengths, target_lengths)
+    growth = _agree_on_growth(pairs, tokenizer, arguments, training_arguments)
     expected = [
         np.minimum(np.ceil(lengths * factor), limit).astype(np.int64)
         for lengths, factor, limit in zip((source_lengths, target_lengths), growth, limits, strict=True)
     ]
     lengths = np.maximum(*expected)
-    return pairs.add_column("length", lengths).with_transform(dropout), (expected[0], expected[1])
+    return pairs.add_column("length", lengths).with_transform(draw), (expected[0], expected[1])
+
+
+def make_regularization(
+    tokenizer: PreTrainedTokenizerBase, arguments: DataArguments, **limits: Any
+) -> SubwordRegularization | None:
+    """Makes what draws the tokens of training texts, if so asked; a `ValueError` if the tokenizer cannot."""
+    if not arguments.regularizes_subwords:
+        return None
+    return SubwordRegularization(
+        tokenizer, bpe_dropout=arguments.bpe_dropout or None, unigram_alpha=arguments.unigram_alpha, **limits
+    )
 
 
 def _agree_on_growth(
-    pairs: Dataset, tokenizer: PreTrainedTokenizerBase, p: float, training_arguments: TranslationTrainingArguments
+    pairs: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    arguments: DataArguments,
+    training_arguments: TranslationTrainingArguments,
 ) -> tuple[float, float]:
-    """Measures how much BPE-dropout lengthens texts, once: all processes, now and later, must plan the same batches."""
+    """Measures how much longer texts get, once: all processes, now and later, must plan the same batches."""
     path = Path(str(training_arguments.output_dir)) / LENGTH_GROWTH_FILE
-    with training_arguments.main_process_first(local=False, desc="measuring BPE-dropout"):
+    with training_arguments.main_process_first(local=False, desc="measuring subword regularisation"):
         if not path.is_file():
             sample = pairs.take(min(len(pairs), _GROWTH_SAMPLE))
-            growth = measure_length_growth(tokenizer, p, sample["source"], sample["target"])
+            growth = measure_length_growth(
+                *(tokenizer, arguments.bpe_dropout or None, sample["source"], sample["target"]),
+                unigram_alpha=arguments.unigram_alpha,
+            )
             with replacing_files(path.parent) as partial:
                 (partial / path.name).write_text(json.dumps(growth), encoding="utf-8")
         source, target = json.loads(path.read_text(encoding="utf-8"))
@@ -182,7 +199,7 @@ def stream_batches(
     """Makes an endless stream of token batches for this process from a stream with "source" and "target"."""
     limits = dict(zip(("max_source_length", "max_target_length"), data_arguments.lengths, strict=True))
     # Without limits: what is too long is cut, and reported, further on.
-    encode = BpeDropout(tokenizer, data_arguments.bpe_dropout) if data_arguments.bpe_dropout else None
+    encode = make_regularization(tokenizer, data_arguments)
     seed = training_arguments.data_seed
     return StreamingTokenBatches(
         tokenize_stream(pairs, tokenizer, **limits, encode=encode),

@@ -27,6 +27,7 @@ from transformers import (
 from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import logging
 
+from vanilla_transformer.conversion.tokenizers.sentencepiece import convert_sentencepiece
 from vanilla_transformer.data.mixtures import StreamMixture
 from vanilla_transformer.data.streams import sample_pairs
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
@@ -81,7 +82,14 @@ def load_or_train_tokenizer(
         name = str(output_dir)
         for file_name in ("tokenizer_config.json", "tokenizer.json"):
             _read_own_file(Path(output_dir) / file_name)
+    target = arguments.target_tokenizer_name
     if name is not None:
+        if os.path.isfile(name):
+            return convert_sentencepiece(name, target_model_file=target, model_max_length=model_max_length)
+        if target is not None:
+            raise ValueError(
+                f"target_tokenizer_name={target} is for two .model files of sentencepiece, and {name} is no file."
+            )
         return AutoTokenizer.from_pretrained(name)
     pairs = train_dataset if isinstance(train_dataset, Dataset) else sample_pairs(train_dataset, sample)
     sources, targets = pairs["source"], pairs["target"]
@@ -359,7 +367,7 @@ def settle_training_arguments(
     config: PreTrainedConfig,
     *,
     validates: bool,
-    bpe_dropout: bool = False,
+    regularizes_subwords: bool = False,
     task: Task = TRANSLATION,
 ) -> None:
     """Fills in, in place, what depends on model and data; `validates` says whether there are validation data."""
@@ -371,7 +379,7 @@ def settle_training_arguments(
     # Every update uses all parameters of these models; the library's default looks for unused ones, and then warns.
     if arguments.ddp_find_unused_parameters is None and isinstance(config, VanillaTransformerConfig):
         arguments.ddp_find_unused_parameters = False
-    if bpe_dropout:  # the training data stay texts until a batch is made
+    if regularizes_subwords:  # the training data stay texts until a batch is made
         arguments.remove_unused_columns = False
     if not validates:
         if arguments.early_stopping_patience is not None:

@@ -7,6 +7,7 @@ with its table (`max_position_embeddings`); this package's go on.
 import json
 import logging
 import os
+import tempfile
 from pathlib import Path
 from typing import Any, cast
 
@@ -155,12 +156,15 @@ def save_as_marian(
 ) -> Path:
     """Saves a model as MarianMT (see [`to_marian`]), for those who have transformers and not this package.
 
-    This package's tokenizer is saved as `PreTrainedTokenizerFast`, others as they are; a `ConversionError` if the
-    library has no such tokenizer. The folder is complete or absent; where there is something already, it is a
+    A tokenizer of this package that was made from sentencepiece models is saved as a `MarianTokenizer` of these, any
+    other of this package's as `PreTrainedTokenizerFast`, others as they are; a `ConversionError` if the library has no
+    such tokenizer. The folder is complete or absent; where there is something already, it is a
     `FileExistsError`. With `check`, logits of a random batch are compared before anything is saved.
     """
     reasons = find_excess_tokens(tokenizer, model.config)
-    if isinstance(tokenizer, VanillaTransformerTokenizer) and tokenizer.separate_vocabs:
+    own = tokenizer if isinstance(tokenizer, VanillaTransformerTokenizer) else None
+    is_marians = own is not None and _is_marians(own)
+    if own is not None and own.separate_vocabs and not is_marians:
         reasons.append("it has two vocabularies (separate_vocabs=True), and the library's fast tokenizers have one")
     refuse("The tokenizer cannot be saved for use without this package", reasons)
     with new_folder(folder) as partial:
@@ -172,11 +176,49 @@ def save_as_marian(
         if check:
             check_counterpart(compute, model, "MarianMT")
         marian.save_pretrained(partial)
-        if tokenizer is not None:
+        if own is not None and is_marians:
+            _save_marian_tokenizer(own, partial, getattr(model.config, "langs", None))
+        elif tokenizer is not None:
             tokenizer.save_pretrained(partial)
-            if isinstance(tokenizer, VanillaTransformerTokenizer):
+            if own is not None:
                 _make_plain(partial)
     return Path(folder)
+
+
+def _is_marians(tokenizer: VanillaTransformerTokenizer) -> bool:
+    """Whether sentencepiece models and vocabularies are all that there is to a tokenizer."""
+    named = {str(token) for token in tokenizer._special_tokens_map.values() if token is not None}
+    sides = (tokenizer.source_tokenizer, tokenizer.target_tokenizer)
+    added = {token.content for side in sides for token in side.added_tokens_decoder.values()}
+    is_made_so = all(side.sentencepiece_model is not None for side in sides)
+    return is_made_so and added <= named and tokenizer.add_eos_token and not tokenizer.add_bos_token
+
+
+def _save_marian_tokenizer(tokenizer: VanillaTransformerTokenizer, folder: Path, langs: list[str] | None) -> None:
+    from transformers import MarianTokenizer  # it needs sentencepiece
+
+    sides = (tokenizer.source_tokenizer, tokenizer.target_tokenizer)
+    with tempfile.TemporaryDirectory() as place:
+        files = [Path(place, name) for name in ("source.spm", "target.spm", "vocab.json", "target_vocab.json")]
+        for file, side in zip(files[:2], sides, strict=True):
+            file.write_bytes(cast(bytes, side.sentencepiece_model))
+        for file, side in zip(files[2:], sides, strict=True):
+            file.write_text(json.dumps(side.get_vocab()), encoding="utf-8")
+        source_lang, target_lang = langs if langs is not None and len(langs) == 2 else (None, None)
+        marian = MarianTokenizer(
+            source_spm=str(files[0]),
+            target_spm=str(files[1]),
+            vocab=cast(Any, str(files[2])),
+            target_vocab_file=str(files[3]) if tokenizer.separate_vocabs else None,
+            separate_vocabs=tokenizer.separate_vocabs,
+            source_lang=source_lang,
+            target_lang=target_lang,
+            unk_token=tokenizer.unk_token,
+            eos_token=tokenizer.eos_token,
+            pad_token=tokenizer.pad_token,
+            model_max_length=tokenizer.model_max_length,
+        )
+        marian.save_pretrained(folder)
 
 
 def _make_plain(folder: Path) -> None:

@@ -64,7 +64,8 @@ def convert_sentencepiece(
     """Makes a sentencepiece model, or one for each side, a fast tokenizer that gives the same ids and `</s>` behind.
 
     Where ids or decoded texts may differ is told at the top of this module. `target_model_file` and `target_vocabulary`
-    are the target's; `None`: the source's.
+    are the target's; `None`: the source's. The tokenizer keeps the files, and saves them as `source.spm` and
+    `target.spm`, as MarianMT has them.
 
     `vocabulary` has all tokens by their ids, special ones included; `None`: the model's own ids, and behind them those
     of `<s>`, `</s>` and `<pad>` that it lacks. What is no piece of the model is never produced, unless it is a row of
@@ -100,6 +101,7 @@ def convert_sentencepiece(
         for model, tokens in zip(sides, vocabularies, strict=True)
     ]
     specials["target_tokenizer_object"] = backends[1] if len(backends) > 1 else None
+    specials |= dict(zip(("source_spm", "target_spm"), (str(model.path) for model in sides), strict=False))
     return VanillaTransformerTokenizer(tokenizer_object=backends[0], model_max_length=model_max_length, **specials)
 
 
