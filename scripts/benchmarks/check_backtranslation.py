@@ -70,7 +70,9 @@ def call(*words: str | Path) -> None:
     """Runs a command of the package, and shows it."""
     command = [str(word) for word in words]
     print("vanilla-transformer", shlex.join(command), flush=True)
-    subprocess.run([sys.executable, "-m", "vanilla_transformer", *command], check=True)
+    status = subprocess.run([sys.executable, "-m", "vanilla_transformer", *command], check=False).returncode
+    if status:
+        raise SystemExit(f"That ended with status {status}. What is finished stays: the same command goes on.")
 
 
 class Runs:
