@@ -145,6 +145,12 @@ def test_opus_mt_becomes_a_package(spm_files: dict[str, Path], tmp_path: Path) -
     package = unpack(export_argos(model, tmp_path / "exported", tokenizer=tokenizer), tmp_path)
     assert translate_by_package(package, texts) == expected
     assert model.lm_head.bias[tokenizer.pad_token_id] == 9
+    tokenizer.supported_language_codes = [">>de<<", ">>nl<<"]
+    with pytest.raises(ConversionError, match="it wants one of >>de<<, >>nl<< before each source"):
+        export_argos(model, tmp_path / "several", tokenizer=tokenizer)
+    model.config.lm_head_bias = False
+    with pytest.raises(ConversionError, match="its search forbids tokens"):
+        export_argos(model, tmp_path / "several", tokenizer=tokenizer)
 
 
 def test_what_the_package_says_of_itself(spm_files: dict[str, Path], tmp_path: Path) -> None:

@@ -120,6 +120,8 @@ def _find_reasons(model: Any, tokenizer: PreTrainedTokenizerBase | None) -> Iter
     known, written = get_vocabularies(tokenizer)
     if "<0x00>" in written and "<0x00>" not in known:
         yield "its target's sentencepiece model spells characters in bytes, and the source's, which is packed, does not"
+    if codes := getattr(tokenizer, "supported_language_codes", None):
+        yield f"it wants one of {', '.join(codes)} before each source, which Argos Translate does not put there"
     if prefix := find_prefix(model.config, TRANSLATION, langs=getattr(model.config, "langs", None)):
         yield f"it wants {prefix!r} before each source, which Argos Translate does not put there"
 
