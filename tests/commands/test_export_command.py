@@ -13,8 +13,10 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import sentencepiece
 from tiny_vanilla import make_model
 
+from vanilla_transformer.conversion.tokenizers.sentencepiece import convert_sentencepiece
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
 
 pytest.importorskip("ctranslate2")
@@ -134,6 +136,23 @@ def test_wrong_input_is_explained(
     assert "61 new tokens are asked for" in refuse("evaluate_translation", *evaluated)
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     assert 'pip install "vanilla-transformer[export]"' in refuse("translate", *from_exported)
+
+
+def test_packages_for_argos_translate(main: Any, refuse: Refuse, model: Path, tmp_path: Path) -> None:
+    words = ["--model_name_or_path", model, "--format", "argos", "--output_dir", tmp_path / "package"]
+    said = refuse("export_model", *words, "--source_lang", "english")
+    assert re.search(
+        "not made from a sentencepiece model.*source_lang is 'english'.*target_lang is None", said, re.DOTALL
+    )
+    with (tmp_path / "spm.model").open("wb") as file:
+        options: dict[str, Any] = {"vocab_size": 40, "hard_vocab_limit": False, "minloglevel": 2}
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(TEXTS), model_writer=file, **options)
+    tokenizer = convert_sentencepiece(tmp_path / "spm.model")
+    make_model(vocab_size=len(tokenizer), langs=["en", "de"]).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    words[1] = tmp_path / "model"
+    main("export_model")(*words, "--quantization", "int8", "--target_lang", "nl", "--package_version", "1.2")
+    assert [path.name for path in (tmp_path / "package").iterdir()] == ["translate-en_nl-1_2.argosmodel"]
 
 
 def test_options_of_other_formats_are_refused(refuse: Callable[..., str], model: Path, tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 import torch
 from tiny_vanilla import make_model
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, MarianTokenizer
 
 from vanilla_transformer.conversion.errors import ConversionError
+from vanilla_transformer.conversion.systems.marian import convert_marian, save_as_marian
 from vanilla_transformer.conversion.tokenizers.sentencepiece import convert_sentencepiece
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
 from vanilla_transformer.export.argos import export_argos
@@ -54,14 +55,14 @@ def spm_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return files
 
 
-def make(tokenizer: Any, steps: int = 0) -> Any:
+def make(tokenizer: Any, steps: int = 0, *, normalize_before: bool = True) -> Any:
     """A small model, which in some steps learns to write sentences of the known words, and to end them."""
     sizes: dict[str, Any] = {"vocab_size": len(tokenizer), "d_model": 48, "max_position_embeddings": 300}
     if tokenizer.separate_vocabs:
         sizes |= {"decoder_vocab_size": tokenizer.target_vocab_size, "share_encoder_decoder_embeddings": False}
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "pad", "eos")}
     start = {"decoder_start_token_id": tokenizer.bos_token_id, "langs": ["en", "de"]}
-    model = make_model(**sizes, **ids, **start, normalize_before=True, scale=0.1).train()
+    model = make_model(**sizes, **ids, **start, normalize_before=normalize_before, scale=0.1).train()
     batch = tokenizer(SENTENCES, text_target=SENTENCES, padding=True, return_tensors="pt")
     batch["labels"][batch["labels"] == tokenizer.pad_token_id] = -100
     optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
@@ -82,6 +83,18 @@ def translate_by_engine(model: Any, tokenizer: Any, folder: Path, texts: list[st
     return [str(text) for text in found]
 
 
+def translate_by_package(package: Path, texts: list[str]) -> list[str]:
+    """By the calls that argostranslate makes (1.11, `translate.apply_packaged_translation`)."""
+    import ctranslate2
+
+    processor: Any = sentencepiece.SentencePieceProcessor(model_file=str(package / "sentencepiece.model"))
+    translator = ctranslate2.Translator(str(package / "model"))
+    cut = [processor.encode(text, out_type=str) for text in texts]
+    settings = {"max_batch_size": 32, "batch_type": "tokens", "beam_size": 4, "length_penalty": 0.2}
+    found = translator.translate_batch(cut, replace_unknowns=True, **settings)
+    return [processor.decode_pieces(each.hypotheses[0]).replace("▁", " ").removeprefix(" ") for each in found]
+
+
 def unpack(folder: Path, place: Path) -> Path:
     [package] = folder.iterdir()
     with zipfile.ZipFile(package) as archive:
@@ -91,9 +104,6 @@ def unpack(folder: Path, place: Path) -> Path:
 
 @pytest.mark.parametrize("sides", [["unigram"], ["bytes"], ["unigram", "bpe"]])
 def test_a_package_translates_as_the_engine_does(sides: list[str], spm_files: dict[str, Path], tmp_path: Path) -> None:
-    """By the calls that argostranslate makes (1.11, `translate.apply_packaged_translation`)."""
-    import ctranslate2
-
     own = spm_files[sides[1]] if len(sides) > 1 else None
     tokenizer = convert_sentencepiece(spm_files[sides[0]], target_model_file=own)
     model = make(tokenizer, steps=150)
@@ -115,14 +125,32 @@ def test_a_package_translates_as_the_engine_does(sides: list[str], spm_files: di
         *vocabularies,
     }
     assert (package / "sentencepiece.model").read_bytes() == spm_files[sides[0]].read_bytes()
-    processor: Any = sentencepiece.SentencePieceProcessor(model_file=str(package / "sentencepiece.model"))
-    translator = ctranslate2.Translator(str(package / "model"))
-    cut = [processor.encode(text, out_type=str) for text in TEXTS]
-    settings = {"max_batch_size": 32, "batch_type": "tokens", "beam_size": 4, "length_penalty": 0.2}
-    found = translator.translate_batch(cut, replace_unknowns=True, **settings)
-    texts = [processor.decode_pieces(each.hypotheses[0]).replace("▁", " ").removeprefix(" ") for each in found]
-    # The engine leaves empty texts to nobody.
-    assert texts[:-1] == expected[:-1]
+    # An empty text is none to the engine, and a sentence here.
+    assert translate_by_package(package, TEXTS)[:-1] == expected[:-1]
+
+
+def test_opus_mt_becomes_a_package(spm_files: dict[str, Path], tmp_path: Path) -> None:
+    """With a `MarianTokenizer`, and padding that is never written."""
+    own = convert_sentencepiece(spm_files["unigram"], target_model_file=spm_files["bpe"])
+    marian = save_as_marian(make(own, steps=150, normalize_before=False), own, tmp_path / "marian")
+    converted = convert_marian(str(marian))
+    model, tokenizer = converted.model, converted.tokenizer
+    assert isinstance(tokenizer, MarianTokenizer)
+    with torch.no_grad():
+        model.lm_head.bias[tokenizer.pad_token_id] = 9.0  # it would be written
+    model.generation_config.update(bad_words_ids=[[tokenizer.pad_token_id]], renormalize_logits=True)
+    texts = [text for text in TEXTS if text and "</s>" not in text]
+    expected = translate_by_engine(model, tokenizer, tmp_path / "engine", texts)
+    assert len(set(expected)) > 10
+    package = unpack(export_argos(model, tmp_path / "exported", tokenizer=tokenizer), tmp_path)
+    assert translate_by_package(package, texts) == expected
+    assert model.lm_head.bias[tokenizer.pad_token_id] == 9
+    tokenizer.supported_language_codes = [">>de<<", ">>nl<<"]
+    with pytest.raises(ConversionError, match="it wants one of >>de<<, >>nl<< before each source"):
+        export_argos(model, tmp_path / "several", tokenizer=tokenizer)
+    model.config.lm_head_bias = False
+    with pytest.raises(ConversionError, match="its search forbids tokens"):
+        export_argos(model, tmp_path / "several", tokenizer=tokenizer)
 
 
 def test_what_the_package_says_of_itself(spm_files: dict[str, Path], tmp_path: Path) -> None:
@@ -228,7 +256,7 @@ def write_splitter(path: Path) -> Path:
     return path
 
 
-@pytest.mark.skipif(find_spec("argostranslate") is None, reason="argostranslate is not installed")
+@pytest.mark.skipif(find_spec("argostranslate") is None, reason="pip install --no-deps argos-translate-lt minisbd")
 @pytest.mark.parametrize("sides", [["unigram"], ["bpe", "unigram"]])
 def test_argostranslate_installs_and_runs_it(sides: list[str], spm_files: dict[str, Path], tmp_path: Path) -> None:
     own = spm_files[sides[1]] if len(sides) > 1 else None

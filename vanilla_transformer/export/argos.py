@@ -9,6 +9,7 @@ Translations are those of `CTranslate2Model` with this search, except that
 - argostranslate writes each "_" of a translation as a space.
 """
 
+import copy
 import json
 import os
 import re
@@ -17,14 +18,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 
 from vanilla_transformer.conversion.errors import refuse
-from vanilla_transformer.data.vocabularies import load_tokenizer
+from vanilla_transformer.data.vocabularies import get_vocabularies, load_tokenizer
 from vanilla_transformer.files import check_new_folder, new_folder
 from vanilla_transformer.hub.words import name_language
 from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.tasks import TRANSLATION, find_prefix
 
 from .ctranslate2 import export_ctranslate2
@@ -54,7 +55,8 @@ def export_argos(
     Args:
         model: The model, or the folder or Hub name of one.
         folder: Where to: a folder that is not there yet, or an empty one.
-        tokenizer: The model's tokenizer, made from sentencepiece models; `None`: the one saved with the model.
+        tokenizer: The model's tokenizer, made from sentencepiece models, or a `MarianTokenizer`; `None`: the one saved
+            with the model.
         source_lang: Code of the source language, as Argos Translate has it: ISO 639's, or "zt" (traditional Chinese),
             "pb" (Brazilian Portuguese). `None`: the model's own.
         target_lang: The same of the target language.
@@ -85,13 +87,12 @@ def export_argos(
     metadata = {"package_version": package_version, "argos_version": ARGOS_VERSION}
     metadata |= {"from_code": source, "from_name": names[0], "to_code": target, "to_name": names[1]}
     name = f"translate-{source}_{target}-{package_version.replace('.', '_')}"
-    own = cast(VanillaTransformerTokenizer, tokenizer)
     with new_folder(folder) as partial:
         package = partial / name
         options: dict[str, Any] = {"quantization": quantization, "max_positions": max_positions}
-        exported = export_ctranslate2(loaded, partial / "exported", tokenizer=own, **options)
-        _pack_model(exported, package / "model", own)
-        (package / "sentencepiece.model").write_bytes(cast(bytes, own.sentencepiece_model))
+        exported = export_ctranslate2(_forbid(loaded), partial / "exported", tokenizer=tokenizer, **options)
+        _pack_model(exported, package / "model", tokenizer)
+        (package / "sentencepiece.model").write_bytes(cast(bytes, _read_sentencepiece_model(tokenizer)))
         (package / "metadata.json").write_text(json.dumps(metadata, indent=4, ensure_ascii=False), encoding="utf-8")
         (package / "README.md").write_text(_README.format(**metadata), encoding="utf-8")
         if splitter is not None:
@@ -106,7 +107,7 @@ def export_argos(
 
 def _find_reasons(model: Any, tokenizer: PreTrainedTokenizerBase | None) -> Iterator[str]:
     """Yields why what argostranslate does to a text would not be what this model's tokenizer does."""
-    if not isinstance(tokenizer, VanillaTransformerTokenizer) or tokenizer.sentencepiece_model is None:
+    if tokenizer is None or _read_sentencepiece_model(tokenizer) is None:
         kind = "no tokenizer" if tokenizer is None else f"a {type(tokenizer).__name__}"
         yield (
             f"it has {kind} that was not made from a sentencepiece model, the only kind that Argos Translate knows "
@@ -116,11 +117,40 @@ def _find_reasons(model: Any, tokenizer: PreTrainedTokenizerBase | None) -> Iter
     added = [token.content for token in tokenizer.added_tokens_decoder.values() if not token.special]
     if added:
         yield f"{len(added):,} tokens that sentencepiece does not know were added to its tokenizer, first {added[0]!r}"
-    known, written = tokenizer.get_vocab(), tokenizer.target_tokenizer.get_vocab()
+    known, written = get_vocabularies(tokenizer)
     if "<0x00>" in written and "<0x00>" not in known:
         yield "its target's sentencepiece model spells characters in bytes, and the source's, which is packed, does not"
+    if codes := getattr(tokenizer, "supported_language_codes", None):
+        yield f"it wants one of {', '.join(codes)} before each source, which Argos Translate does not put there"
     if prefix := find_prefix(model.config, TRANSLATION, langs=getattr(model.config, "langs", None)):
         yield f"it wants {prefix!r} before each source, which Argos Translate does not put there"
+
+    if _list_forbidden(model) and not model.config.lm_head_bias:
+        yield "its search forbids tokens, which a package can do with lm_head_bias=True alone"
+
+
+def _read_sentencepiece_model(tokenizer: Any) -> bytes | None:
+    """The content of the source's model."""
+    if hasattr(tokenizer, "spm_files"):  # MarianTokenizer
+        return Path(tokenizer.spm_files[0]).read_bytes()
+    return getattr(tokenizer, "sentencepiece_model", None)
+
+
+def _list_forbidden(model: Any) -> list[int]:
+    """The tokens that the model's own search never writes, such as the padding of opus-mt."""
+    settings = model.generation_config
+    return [*(ids[0] for ids in settings.bad_words_ids or [] if len(ids) == 1), *(settings.suppress_tokens or [])]
+
+
+def _forbid(model: Any) -> Any:
+    """The model, or a copy that never writes what its own search forbids, since argostranslate forbids nothing."""
+    forbidden = _list_forbidden(model)
+    if not forbidden:
+        return model
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        model.lm_head.bias[forbidden] = torch.finfo(torch.float16).min
+    return model
 
 
 def _find_wrong_settings(codes: list[str | None], package_version: str, splitter: Path | None) -> Iterator[str]:
@@ -133,11 +163,13 @@ def _find_wrong_settings(codes: list[str | None], package_version: str, splitter
         yield f"sentence_splitter is {str(splitter)!r} (can be: an .onnx file of MiniSBD)"
 
 
-def _pack_model(exported: Path, folder: Path, tokenizer: VanillaTransformerTokenizer) -> None:
+def _pack_model(exported: Path, folder: Path, tokenizer: Any) -> None:
     """Takes what CTranslate2 itself reads, and has it add the special tokens that the tokenizer adds to sources."""
     folder.mkdir(parents=True)
     for file in (exported / "model.bin", *exported.glob("*_vocabulary.json")):
         file.rename(folder / file.name)
     config = json.loads((exported / "config.json").read_text(encoding="utf-8"))
-    config |= {"add_source_bos": tokenizer.add_bos_token, "add_source_eos": tokenizer.add_eos_token}
+    added = tokenizer("")["input_ids"]
+    ends = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id}
+    config |= {f"add_source_{name}": index in added for name, index in ends.items()}
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
