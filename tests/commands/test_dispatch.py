@@ -23,6 +23,7 @@ SCRIPTS = {
         name: name.replace("-", "_")
         for name in ("train", "train-tokenizer", "translate", "app", "serve", "plot-attention")
     },
+    "clean": "clean_corpus",
     "evaluate": "evaluate_translation",
     "convert": "convert_checkpoint",
     "export": "export_model",
@@ -230,7 +231,7 @@ def test_the_names_in_help_are_those_of_the_package() -> None:
     assert train_tokenizer.TokenizerArguments("x", files=["x"]).vocab_size == 37000
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("train", "translate", "evaluate")])
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("clean", "train", "translate", "evaluate")])
 def test_few_commands_run_in_several_processes(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,12 +14,18 @@ from typing import Any
 import torch
 from tiny_seq2seq import make_tokenizer
 
-from vanilla_transformer.commands import evaluate, translate
+from vanilla_transformer.commands import clean, evaluate, translate
 from vanilla_transformer.inference import files, parts, scores
 
 torch.set_num_threads(1)
 # What the commands import when they run.
-for _name in ("vanilla_transformer.export.engines", "vanilla_transformer.export.onnx_model", "sacrebleu", "datasets"):
+for _name in (
+    "vanilla_transformer.export.engines",
+    "vanilla_transformer.export.onnx_model",
+    "vanilla_transformer.inference.cleaning",
+    "sacrebleu",
+    "datasets",
+):
     importlib.import_module(_name)
 _IMPORTED = (files, scores, make_tokenizer)
 
@@ -54,4 +60,4 @@ def run(
         parts.Work.check = check_elsewhere  # type: ignore[assignment, method-assign]
     if kill is not None and int(os.environ.get("RANK", 0)) == kill[0]:
         kill_at(kill[1], Path(kill[2]))
-    {"translate": translate, "evaluate": evaluate}[command].main(arguments)
+    {"clean": clean, "translate": translate, "evaluate": evaluate}[command].main(arguments)

@@ -143,8 +143,8 @@ def explaining_errors(
         if count != "1" and not divides_work:
             raise ValueError(
                 f"torchrun, accelerate or the like started {count} processes (WORLD_SIZE={count}), and each would do "
-                "all the work and write the same files. Run the command without them: only train, translate and "
-                "evaluate divide their work."
+                "all the work and write the same files. Run the command without them: only clean, train, "
+                "translate and evaluate divide their work."
             )
         yield
     except (ImportError, OSError, ValueError) as error:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from vanilla_transformer.files import explain_missing
@@ -28,6 +29,19 @@ def find_iso_code(language: str) -> str:
     return str(get_global("language_aliases").get(base, base))
 
 
+def is_known_to_lingua(language: str) -> bool:
+    """Whether lingua can tell the language from others."""
+    with _explain():
+        import lingua
+
+        return hasattr(lingua.IsoCode639_1, find_iso_code(language).upper())
+
+
+def _explain() -> AbstractContextManager[None]:
+    packages = "lingua-language-detector Babel"
+    return explain_missing("Detecting languages needs lingua and Babel", extra="clean", packages=packages)
+
+
 def load_lingua(languages: Iterable[str], *, among_all: bool = False, low_accuracy: bool = False) -> Detector:
     """Makes a detector of `lingua-language-detector`, which brings its data with it.
 
@@ -37,9 +51,7 @@ def load_lingua(languages: Iterable[str], *, among_all: bool = False, low_accura
     Raises:
         ValueError: If it knows less than two of the languages.
     """
-    with explain_missing(
-        "Detecting languages needs lingua and Babel", extra="clean", packages="lingua-language-detector Babel"
-    ):
+    with _explain():
         import lingua
 
         codes = {language: find_iso_code(language).upper() for language in languages}
