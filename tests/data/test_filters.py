@@ -80,6 +80,7 @@ def test_rules_keep_and_remove(
 
 def test_what_is_found_in_texts() -> None:
     assert find_numbers("007 agents, 1'000 or 1\u202f000 at 2:30, ٣ x10") == {"7", "1000", "230", "3", "10"}
+    assert find_numbers("1 234 567,8 men, 1984 200, 12 3456") == {"12345678", "1984", "200", "12", "3456"}
     assert find_numbers("no 0 or 00") == {"0"}
     assert find_tags('<a href="x">y</a><br/>') == ["a", "/a", "br", "/br"]
 

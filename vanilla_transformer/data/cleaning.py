@@ -138,7 +138,7 @@ def default_rules(source_lang: str, target_lang: str) -> list[dict[str, Any]]:
         {"AlphabetRatioFilter": {"threshold": 0.4, "exclude_whitespace": True}},
         {"SimilarityFilter": {"threshold": 1.0, "lowercase": True}},
         {"TerminalPunctuationFilter": {"threshold": -2}},
-        {"num_mismatch": {"ratio": 1.0}},
+        {"num_mismatch": {"ratio": 0.5}},  # one number may be written in words
         {"url_mismatch": {}},
         {"RemoveDuplicates": {"name": "duplicates"}},
         {"RemoveDuplicates": {"name": "near_duplicates", "lowercase": True, "alphanumeric_only": True}},

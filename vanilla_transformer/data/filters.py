@@ -21,8 +21,8 @@ from vanilla_transformer.files import explain_missing
 from .detection import DETECTORS, Detector, is_known_to_lingua, load_lingua
 
 _ADDRESS = regex.compile(r"(?:[a-z][a-z0-9+.-]*://|www\.)[^\s<>\"]+|[\w.+-]+@[\w-]+(?:\.[\w-]+)+", regex.IGNORECASE)
-# Of 1,234.5 and 1.234,5, and of what a narrow space divides.
-_NUMBER = regex.compile(r"\p{Nd}+(?:[.,:'\u00a0\u202f]\p{Nd}+)*")
+# Of 1,234.5 and 1.234,5; a space divides groups of three digits.
+_NUMBER = regex.compile(r"(?:\p{Nd}{1,3}(?:\s\p{Nd}{3})+(?!\p{Nd})|\p{Nd}+)(?:[.,:']\p{Nd}+)*")
 _NOT_ALPHABETIC = regex.compile(r"\p{Alphabetic=No}")
 _WHITESPACE = regex.compile(r"\s+")
 _TERMINAL = ".?!…"
