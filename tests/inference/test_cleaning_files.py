@@ -19,10 +19,11 @@ from datasets import Dataset
 from many_processes import Launcher, launcher
 from translating_programs import kill_at
 
+from vanilla_transformer.data import readers
 from vanilla_transformer.data.cleaning import clean_pairs, make_rules
 from vanilla_transformer.data.corpora import load_parallel_corpus
 from vanilla_transformer.inference import files, parts
-from vanilla_transformer.inference.cleaning import clean_corpus
+from vanilla_transformer.inference.cleaning import Corpus, clean_corpus
 
 CONFIG: list[dict[str, Any]] = [
     {"WhitespaceNormalizer": {}},
@@ -155,6 +156,32 @@ def test_texts_that_no_line_can_hold(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     clean_corpus([], [tmp_path / "out.tsv"], files=[tmp_path / "in.jsonl"], progress=False)
     assert read([tmp_path / "out.tsv"]) == [("a b c", "half \ufffd")]
+
+
+def test_parts_that_follow_each_other_are_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    pairs = readers.AlignedLines.pairs
+
+    def count(lines: readers.AlignedLines) -> Any:
+        begun.append(lines.name)
+        return pairs(lines)
+
+    monkeypatch.setattr(readers.AlignedLines, "pairs", count)
+    options = make_gzip(tmp_path / "in")
+    corpus = Corpus(readers.divide_files(options["files"], readers.Columns(None, None, None, None)))
+    contents = corpus.scan(progress=False)
+    assert contents.total == len(PAIRS)
+    begun.clear()
+    parts = list(contents.divide(5))
+    assert [pair for part in parts for pair in corpus.read(part)] == PAIRS
+    assert len(begun) == 1
+    assert corpus.read(parts[1]) == PAIRS[5:10]
+    assert corpus.read(parts[3]) == PAIRS[15:20], "what others have taken is skipped"
+    assert len(begun) == 2
+    Path(options["files"][0]).write_bytes(gzip.compress(b"a\n"))
+    Path(options["files"][1]).write_bytes(gzip.compress(b"x\n"))
+    with pytest.raises(ValueError, match="has changed while it is in use"):
+        corpus.read(parts[0])
 
 
 # Sudden ends

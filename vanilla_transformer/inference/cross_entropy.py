@@ -75,7 +75,7 @@ class DualCrossEntropyFilter(CorpusRule):
         return [abs(one - other) + (one + other) / 2 for one, other in zip(*entropies, strict=True)]
 
     def decide(self, values: Iterable[npt.NDArray[Any]]) -> Iterator[Flags]:
-        """Which scores are low enough; for a share, all of them are held, in 4 bytes each."""
+        """Which scores are low enough; for a share, all of them are held, in up to 12 bytes each."""
         limit = self.threshold
         if self.share is not None:
             values = list(values)
