@@ -59,7 +59,7 @@ create_environment() {
 
 # set_up_environment ENVIRONMENT CONSTRAINTS [EXTRAS]: brings ENVIRONMENT in step with pyproject.toml and the file CONSTRAINTS.
 set_up_environment() {
-  local environment=$1 constraints=$2 extras=${3:-train,convert,export,glossary,demo,serve,test} key
+  local environment=$1 constraints=$2 extras=${3:-train,convert,export,glossary,clean,demo,serve,test} key
   if [ -e "$environment/incomplete" ] || ! is_supported_python "$environment/bin/python"; then
     create_environment "$environment"
   fi

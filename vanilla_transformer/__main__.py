@@ -9,6 +9,7 @@ from vanilla_transformer.commands.command_line import utf8_to_a_reader_who_may_l
 COMMANDS = {
     "train": "train a model on pairs of texts, or go on with one",
     "train-tokenizer": "train a tokenizer by itself",
+    "clean": "remove what is no translation from a parallel corpus",
     "translate": "translate text line by line",
     "backtranslate": "make parallel text of text in the target language",
     "distill": "make the training data of a smaller model",

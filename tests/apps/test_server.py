@@ -34,9 +34,9 @@ import uvicorn
 from libretranslatepy import LibreTranslateAPI
 
 from vanilla_transformer.apps import server as serving
-from vanilla_transformer.apps.detection import Detector, load_lingua
 from vanilla_transformer.apps.server import USUAL_LIMITS, Limits, Metrics, make_app
 from vanilla_transformer.commands.serve import ServingArguments, load_translators, main
+from vanilla_transformer.data.detection import Detector, load_lingua
 from vanilla_transformer.export.ctranslate2 import CONFIG_FILE, export_ctranslate2
 from vanilla_transformer.inference.loading import load_model_and_tokenizer
 from vanilla_transformer.inference.translate import translate, translate_n_best
@@ -356,7 +356,7 @@ class TestDetection:
 
     def test_a_detector_needs_languages_that_it_knows(self) -> None:
         assert {each.language for each in load_lingua(["deu_Latn", "pt-BR"])(GERMAN)} == {"deu_Latn", "pt-BR"}
-        with pytest.raises(ValueError, match="needs two languages that it knows; of those served: en"):
+        with pytest.raises(ValueError, match="needs two languages that it knows; of those given: en"):
             load_lingua(["en", "tlh"])
 
 

@@ -13,7 +13,8 @@ for _name in ("sentencex", "babel"):
     pytest.importorskip(_name, reason=f"the server needs {_name}: pip install 'vanilla-transformer[serve]'")
 
 from vanilla_transformer.apps.sentences import KEPT
-from vanilla_transformer.apps.texts import Pieces, find_iso_code, name_language
+from vanilla_transformer.apps.texts import Pieces, name_language
+from vanilla_transformer.data.detection import find_iso_code
 
 
 class TestPieces:

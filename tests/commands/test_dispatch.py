@@ -32,6 +32,7 @@ SCRIPTS = {
             "plot-attention",
         )
     },
+    "clean": "clean_corpus",
     "evaluate": "evaluate_translation",
     "convert": "convert_checkpoint",
     "export": "export_model",
@@ -240,7 +241,7 @@ def test_the_names_in_help_are_those_of_the_package() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", sorted(COMMANDS.keys() - {"train", "translate", "backtranslate", "distill", "evaluate"})
+    "name", sorted(COMMANDS.keys() - {"clean", "train", "translate", "backtranslate", "distill", "evaluate"})
 )
 def test_few_commands_run_in_several_processes(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -14,7 +14,7 @@ from typing import Any
 import evaluate
 import numpy as np
 import pytest
-import regex  # type: ignore[import-untyped]
+import regex
 import sacrebleu
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -363,7 +363,7 @@ def test_the_bar_counts_what_other_processes_have_done(tmp_path: Path, monkeypat
     monkeypatch.setattr(files, "_LOOKING_SECONDS", -1.0)
     work = Work(tmp_path, parts=[Part(0, 0, 5), Part(0, 5, 5), Part(0, 10, 2)])
     with tqdm(total=work.total, file=io.StringIO()) as bar:
-        progress = files._Progress(work, bar)
+        progress = files.Progress(work, bar)
         shown = []
         for act in (
             lambda: progress.update(3),

@@ -15,12 +15,18 @@ from typing import Any
 import torch
 from tiny_seq2seq import make_tokenizer
 
-from vanilla_transformer.commands import backtranslate, distill, evaluate, translate
+from vanilla_transformer.commands import backtranslate, clean, distill, evaluate, translate
 from vanilla_transformer.inference import files, parts, scores, synthetic
 
 torch.set_num_threads(1)
 # What the commands import when they run.
-for _name in ("vanilla_transformer.export.engines", "vanilla_transformer.export.onnx_model", "sacrebleu", "datasets"):
+for _name in (
+    "vanilla_transformer.export.engines",
+    "vanilla_transformer.export.onnx_model",
+    "vanilla_transformer.inference.cleaning",
+    "sacrebleu",
+    "datasets",
+):
     importlib.import_module(_name)
 _IMPORTED = (files, scores, synthetic, make_tokenizer)
 
@@ -72,4 +78,4 @@ def run(
     if kill is not None and int(os.environ.get("RANK", 0)) == kill[0]:
         kill_at(kill[1], Path(kill[2]))
     commands: dict[str, Any] = {"translate": translate, "backtranslate": backtranslate, "distill": distill}
-    (commands | {"evaluate": evaluate})[command].main(arguments)
+    (commands | {"clean": clean, "evaluate": evaluate})[command].main(arguments)

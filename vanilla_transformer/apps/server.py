@@ -21,8 +21,9 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from vanilla_transformer.data.detection import Detection, Detector
+
 from .batches import Acceptance, BadTextError, QueueFullError, StoppedError
-from .detection import Detection, Detector
 from .rates import RateLimiter, find_network
 from .texts import Pieces, name_language
 

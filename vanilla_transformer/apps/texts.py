@@ -5,8 +5,10 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
-from babel.core import Locale, get_global
+from babel.core import Locale
 from sentencex import segment
+
+from vanilla_transformer.data.detection import find_iso_code
 
 from .sentences import KEPT, Kind, Piece, Sentence, divide_text
 
@@ -21,12 +23,6 @@ _INLINE = frozenset({"code", "kbd", "samp", "var", "a", "abbr", "acronym", "b", 
 _INLINE |= {"del", "dfn", "em", "font", "i", "ins", "mark", "q", "s", "small", "span", "strike", "strong", "sub", "sup"}
 _INLINE |= {"time", "tt", "u"}
 _CHARACTERS = 2000  # given to sentencex at a time, whose time grows with their square in the worst case
-
-
-def find_iso_code(language: str) -> str:
-    """The code of two letters, where there is one: "de" of "de_DE", "deu" and "deu_Latn"."""
-    base = re.split("[-_]", language)[0].lower()
-    return str(get_global("language_aliases").get(base, base))
 
 
 def name_language(language: str) -> str:

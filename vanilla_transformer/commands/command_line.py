@@ -143,7 +143,7 @@ def explaining_errors(
         if count != "1" and not divides_work:
             raise ValueError(
                 f"torchrun, accelerate or the like started {count} processes (WORLD_SIZE={count}), and each would do "
-                "all the work and write the same files. Run the command without them: only train, translate, "
+                "all the work and write the same files. Run the command without them: only clean, train, translate, "
                 "backtranslate, distill and evaluate divide their work."
             )
         yield

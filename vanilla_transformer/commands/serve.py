@@ -178,8 +178,8 @@ def run(arguments: ServingArguments) -> None:
         import python_multipart  # noqa: F401 (starlette reads forms with it)
         import uvicorn
 
-        from vanilla_transformer.apps.detection import DETECTORS
         from vanilla_transformer.apps.server import Limits, Metrics, make_app
+        from vanilla_transformer.data.detection import DETECTORS
 
     metrics = Metrics()
     translators = load_translators(arguments, metrics)

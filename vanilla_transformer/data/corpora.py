@@ -52,6 +52,32 @@ class Tally:
             logger.warning("%s (%s so far)", message, f"{self.count:,}")
 
 
+def _check_texts(part: Part, number: int, source: object, target: object) -> str:
+    """Makes sure that each is a text or missing; returns where they are."""
+    where = f"{part.name}, {part.unit} {number}:"
+    for side, value in (("source", source), ("target", target)):
+        if value is not None and not isinstance(value, str):
+            raise ValueError(f"{where} the {side} is {value!r} ({type(value).__name__}), not a string.")
+    return where
+
+
+def read_pairs(part: Part) -> Iterator[tuple[str, str]]:
+    """Yields all pairs, whatever is in them; a missing text is an empty one, half a character (in JSON) is U+FFFD."""
+    for number, *texts in part.pairs():
+        if not all(isinstance(text, str) for text in texts):
+            _check_texts(part, number, *texts)
+        source, target = (_without_surrogates(str(text)) if text else "" for text in texts)
+        yield source, target
+
+
+def _without_surrogates(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
 def good_pairs(parts: Iterable[Part], *, empty_lines: EmptyLines, dropped: Tally) -> Iterator[tuple[int, str, str]]:
     """Yields the pairs that have text on both sides; the others are an error, or are counted in `dropped`."""
     for part in parts:
@@ -59,10 +85,7 @@ def good_pairs(parts: Iterable[Part], *, empty_lines: EmptyLines, dropped: Tally
             if isinstance(source, str) and isinstance(target, str) and source.strip() and target.strip():
                 yield number, source, target
                 continue
-            where = f"{part.name}, {part.unit} {number}:"
-            for side, value in (("source", source), ("target", target)):
-                if value is not None and not isinstance(value, str):
-                    raise ValueError(f"{where} the {side} is {value!r} ({type(value).__name__}), not a string.")
+            where = _check_texts(part, number, source, target)
             if empty_lines == "error":
                 mend = 'Mend the corpus, or drop such pairs with empty_lines="drop" (the scripts: --drop_empty_lines).'
                 raise ValueError(f"{where} empty on one side or both. {mend}")

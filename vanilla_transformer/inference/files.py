@@ -14,24 +14,24 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from filelock import FileLock, Timeout
 from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer.data.records import RecordFile, find_files
+from vanilla_transformer.data.records import Part, RecordFile, find_files
 from vanilla_transformer.data.vocabularies import get_vocabularies
 from vanilla_transformer.files import locked
 from vanilla_transformer.memory import release_kept_memory
 from vanilla_transformer.model.pipeline_vanilla_transformer import WINDOW_SIZE
 
 from .outputs import MakePairs
-from .parts import Output, Work, write_whole
+from .parts import Output, Product, Work, find_lock, write_whole
 from .processes import Processes
 from .translate import TranslationModel, Translator, progress_bar
 
@@ -113,75 +113,114 @@ def translate_file(
     settings = describe_settings(model, tokenizer, decisive)
     with ExitStack() as stack:
 
-        def prepare() -> Work:
-            stack.enter_context(locked(output.lock, str(output)))
+        def plan() -> Work:
+            stack.enter_context(locked(find_lock(output), str(output)))
             files = [RecordFile(path, source_column) for path in find_files(os.fspath(input_file))]
             output.check(files)
-            return _prepare(output, files, settings, window_size, processes)
+            is_exact = seed is not None  # samples depend on the parts
+            return prepare(
+                output, settings, lambda: _scan(files, make_pairs), window_size, processes, is_exact=is_exact
+            )
 
-        work = processes.agree(prepare)
+        def translate_part(number: int, bar: Progress) -> Iterator[str]:
+            part = work.parts[number]
+            file = work.files[part.file]
+            first_line = part.first + file.first_record + 1
+            found = translator.translate(file.texts(part), first_line=first_line, window_size=None, bar=bar)
+            with _seeded(seed, part.file, part.first, device=translator.model.device):
+                yield from (json.dumps(each, ensure_ascii=False) for each in found)
+
+        work = processes.agree(plan)
         # None goes on before all have seen the folder, which may be gone soon.
         processes.call(lambda: work.check(settings, processes))
         if not work.is_published:
-            _translate_parts(work, translator, processes, progress, seed)
+            do_parts(work, translate_part, processes, progress)
         if processes.rank == 0:
             work.publish(output)
     return work.total
 
 
-def _prepare(
-    output: Output, files: list[RecordFile], settings: dict[str, Any], window_size: int, processes: Processes
+class Contents(NamedTuple):
+    """What one reading of the input finds: what tells it from another, its files, how to cut it, and its length."""
+
+    identity: Any
+    files: list[tuple[str, str | None]]
+    divide: Callable[[int], Iterable[Part]]  # into parts of about so many records
+    total: int
+
+
+def _scan(files: list[RecordFile], make_pairs: MakePairs | None) -> Contents:
+    scans = [file.scan() for file in files]
+    if make_pairs is not None:
+        make_pairs.check(files, scans)
+
+    def divide(size: int) -> Iterable[Part]:
+        each = enumerate(zip(files, scans, strict=True))
+        return chain.from_iterable(file.divide(scan, size, file=number) for number, (file, scan) in each)
+
+    found = [(file.path, file.column) for file in files]
+    return Contents([scan.sha256 for scan in scans], found, divide, sum(scan.count for scan in scans))
+
+
+def prepare(
+    product: Product,
+    settings: dict[str, Any],
+    read: Callable[[], Contents],
+    window_size: int,
+    processes: Processes,
+    unit: str = "line",
+    *,
+    is_exact: bool = False,
 ) -> Work:
-    """Finds what an interrupted run has left, or makes a new plan."""
-    folder = output.place.parent.absolute()
+    """Finds what an interrupted run has left, or makes a new plan; called with the product's lock, by one process.
+
+    Parts have `window_size` records, or fewer where there would be too few for the processes, unless `is_exact`.
+    """
+    folder = product.place.parent.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    beginning = f"{output.place.name}.parts-"
+    beginning = f"{product.place.name}.parts-"
     left = sorted(path for path in folder.iterdir() if path.name.startswith(beginning) and path.is_dir())
     if not left:
-        output.check_new()  # before a corpus is read
-    scans = [file.scan() for file in files]
-    if output.make_pairs is not None:
-        output.make_pairs.check(files, scans)
-    settings = {"input": [scan.sha256 for scan in scans], **settings}
+        product.check_new()  # before a corpus is read
+    contents = read()
+    settings = {"input": contents.identity, **settings}
     for path in left:
         work = Work.load(path)
-        if _can_go_on(work, output, settings, processes):
+        if _can_go_on(work, product, settings, processes):
             done = sum(work.parts[number].count for number in work.find_finished())
-            logger.info("%s: %d of %d lines are done, going on", output, done, work.total)
+            logger.info("%s: %d of %d %ss are done, going on", product, done, work.total, unit)
             return work
         work.discard()
-    output.check_new()
-    total = sum(scan.count for scan in scans)
-    size = max(window_size, -(-total // _MOST_PARTS))
-    if processes.count > 1 and "seed" not in settings["options"]:  # samples depend on the parts
-        share = -(-total // processes.count)
+    product.check_new()
+    size = max(window_size, -(-contents.total // _MOST_PARTS))
+    if processes.count > 1 and not is_exact:
+        share = -(-contents.total // processes.count)
         size = min(size, max(1, min(share, _SMALL_PART), -(-share // _PARTS_OF_A_PROCESS)))
-    divided = [file.divide(scan, size, file=i) for i, (file, scan) in enumerate(zip(files, scans, strict=True))]
-    inputs = [(file.path, file.column) for file in files]
-    work = Work(Path(tempfile.mkdtemp(prefix=beginning, dir=folder)), inputs, [*chain(*divided)], settings)
+    place = Path(tempfile.mkdtemp(prefix=beginning, dir=folder))
+    work = Work(place, contents.files, list(contents.divide(size)), settings)
     work.save()
     return work
 
 
-def _can_go_on(work: Work, output: Output, settings: dict[str, Any], processes: Processes) -> bool:
+def _can_go_on(work: Work, product: Product, settings: dict[str, Any], processes: Processes) -> bool:
     """Whether an interrupted run is taken up; one that is neither that nor to be replaced is an error."""
-    if not work.settings or (output.overwrite and not processes.restarted):
+    if not work.settings or (product.overwrite and not processes.restarted):
         return False
     is_over = work.is_published and not work.joined.exists()
-    if is_over and not output.exists():  # somebody has taken it away since
+    if is_over and not product.exists():  # somebody has taken it away since
         return False
     changed = sorted(name for name in settings if settings[name] != work.settings.get(name))
-    if changed and not is_over and not output.overwrite:
+    if changed and not is_over and not product.overwrite:
         raise FileExistsError(
             f"{work.folder} was begun with other settings ({', '.join(changed)}); delete it or give --overwrite "
             "(overwrite=True)."
         )
     if not changed and not work.is_published:
-        output.check_new()
+        product.check_new()
     return not changed
 
 
-class _Progress:
+class Progress:
     """Moves a bar by what all processes have done: by batches in this one, by parts in the others."""
 
     def __init__(self, work: Work, bar: Any) -> None:
@@ -209,27 +248,29 @@ class _Progress:
             self.shown = max(self.shown, done)
 
 
-def _translate_parts(
-    work: Work, translator: Translator, processes: Processes, progress: bool | str, seed: int | None
-) -> None:
-    """Translates parts until none is left that nobody has; the first process waits until all are there."""
+# Makes the lines of a part, of which it is given the number, and says how far it is.
+DoPart = Callable[[int, Progress], Iterable[str]]
+
+
+def do_parts(work: Work, do: DoPart, processes: Processes, progress: bool | str, unit: str = "line") -> None:
+    """Does parts until none is left that nobody has; the first process waits until all are there."""
     share = processes.share(len(work.parts)).start
     order = [*range(share, len(work.parts)), *range(share)]
-    with progress_bar(progress if processes.rank == 0 else False, total=work.total, unit="line") as bar:
-        found = _Progress(work, bar)
+    with progress_bar(progress if processes.rank == 0 else False, total=work.total, unit=unit) as bar:
+        found = Progress(work, bar)
         while work.is_open:
             finished = work.find_finished()
             order = [number for number in order if number not in finished]
             found.show()
-            taken = sum(_translate_part(work, number, translator, found, seed) for number in order)
+            taken = sum(_do_part(work, number, do, found) for number in order)
             if not order or (processes.rank > 0 and not taken):
                 return
             if not taken:
                 time.sleep(_POLLING_SECONDS)
 
 
-def _translate_part(work: Work, number: int, translator: Translator, bar: _Progress, seed: int | None) -> bool:
-    """Translates a part, unless another process has it or has finished it; returns whether it did."""
+def _do_part(work: Work, number: int, do: DoPart, bar: Progress) -> bool:
+    """Does a part, unless another process has it or has finished it; returns whether it did."""
     if work.path(number).exists() or not work.is_open:
         return False
     lock = FileLock(work.folder / f"{number:06d}.lock")
@@ -240,12 +281,7 @@ def _translate_part(work: Work, number: int, translator: Translator, bar: _Progr
     try:
         if work.path(number).exists() or not work.is_open:
             return False
-        part = work.parts[number]
-        file = work.files[part.file]
-        first_line = part.first + file.first_record + 1
-        found = translator.translate(file.texts(part), first_line=first_line, window_size=None, bar=bar)
-        with _seeded(seed, part.file, part.first, device=translator.model.device):
-            write_whole(work.path(number), (json.dumps(each, ensure_ascii=False) for each in found))
+        write_whole(work.path(number), do(number, bar))
         bar.end_part()
         release_kept_memory()
         return True

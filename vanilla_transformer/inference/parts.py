@@ -1,4 +1,4 @@
-"""A file or folder of translations that is made from parts, each of which is complete or absent."""
+"""Files that are made from parts, each of which is complete or absent: translations, or a corpus that is cleaned."""
 
 import errno
 import json
@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Protocol
 
 from vanilla_transformer.data.records import Part, RecordFile, find_kind, is_local, open_path
 from vanilla_transformer.files import check_new_file, check_new_folder, new_file, new_folder
@@ -20,9 +20,38 @@ from .processes import Processes
 from .translate import Translation
 
 
+class Product(Protocol):
+    """What is made from parts."""
+
+    @property
+    def overwrite(self) -> bool:
+        """Whether it may replace what is there."""
+
+    @property
+    def place(self) -> Path:
+        """What stands beside the unfinished parts."""
+
+    def check_new(self) -> None:
+        """Makes sure that nothing is overwritten unasked."""
+
+    def exists(self) -> bool:
+        """Whether it is there."""
+
+    def write(self, work: "Work", folder: Path) -> Path:
+        """Writes it from all parts into an empty folder; returns its path there, or the folder."""
+
+    def put(self, joined: Path) -> None:
+        """Moves what was written to where it belongs; what was moved before a sudden end is not in it any more."""
+
+
+def find_lock(product: Product) -> Path:
+    """The file that says that a run is at work."""
+    return product.place.with_name(product.place.name + ".partial.lock")
+
+
 @dataclass(frozen=True)
 class Output:
-    """What is to be written."""
+    """A file or folder of translations."""
 
     name: str
     target_column: str
@@ -58,11 +87,6 @@ class Output:
             raise ValueError(f"{self}: give a folder for unfinished parts (--parts_dir), which all processes share.")
         return self.path
 
-    @property
-    def lock(self) -> Path:
-        """The file that says that a run is at work."""
-        return self.place.with_name(self.place.name + ".partial.lock")
-
     def check(self, files: list[RecordFile]) -> None:
         """Makes sure that it can be written as it is wanted; whether it is there is another question."""
         kinds = {find_kind(file.path) for file in files} if self.is_folder else {find_kind(self.name)}
@@ -91,6 +115,25 @@ class Output:
         """Whether it is there; an empty folder is not."""
         system, path = open_path(self.name)
         return bool(system.exists(path)) and not (self.is_folder and not system.ls(path, detail=False))
+
+    def write(self, work: "Work", folder: Path) -> Path:
+        """Writes the output, or the files of it, from all parts."""
+        every = range(len(work.parts))
+        name = PurePosixPath(self.name).name
+        wanted = {name: list(every)}
+        if self.is_folder:
+            names = [PurePosixPath(file.path).name for file in work.files]
+            wanted = {name: [i for i in every if work.parts[i].file == file] for file, name in enumerate(names)}
+        for name, numbers in wanted.items():
+            pieces = (
+                Piece(work.files[work.parts[number].file], work.parts[number], work.translations([number]))
+                for number in numbers
+            )
+            sources = [file for file in work.files if not self.is_folder or PurePosixPath(file.path).name == name]
+            options: dict[str, Any] = {"target_column": self.target_column, "n_best": self.n_best}
+            options |= {"kinds": {file.kind for file in sources}, "make_pairs": self.make_pairs}
+            write_translations(folder / name, pieces, **options)
+        return folder if self.is_folder else folder / name
 
     def put(self, joined: Path) -> None:
         """Moves what was written to where it belongs, or copies it there if that is another file system."""
@@ -205,44 +248,31 @@ class Work:
                 for line in file:
                     yield [Translation(*each) for each in json.loads(line)]
 
-    def publish(self, output: Output) -> None:
-        """Joins the parts, puts the output in its place, and removes the folder."""
+    def publish(self, product: Product) -> None:
+        """Joins the parts, puts what is made of them in its place, and removes the folder."""
         if not self.is_published:
             if not self.joined.exists():
-                self.join(output)
-            output.check_new()
+                self.join(product)
+            product.check_new()
             (self.folder / "plan.json").rename(self.folder / "published.json")
         if self.joined.exists():
-            output.put(self.joined)
+            product.put(self.joined)
         for path in self.folder.iterdir():
             if path.name != "published.json":
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         (self.folder / "published.json").unlink()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def join(self, output: Output) -> None:
-        """Writes the output, or the files of it, from all parts."""
+    def join(self, product: Product) -> None:
+        """Writes it from all parts, to what is complete or absent."""
         unfinished = self.folder / "unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
-        every = range(len(self.parts))
-        name = PurePosixPath(output.name).name
-        wanted = {name: list(every)}
-        if output.is_folder:
-            names = [PurePosixPath(file.path).name for file in self.files]
-            wanted = {name: [i for i in every if self.parts[i].file == file] for file, name in enumerate(names)}
-        for name, numbers in wanted.items():
-            pieces = (
-                Piece(self.files[self.parts[number].file], self.parts[number], self.translations([number]))
-                for number in numbers
-            )
-            sources = [file for file in self.files if not output.is_folder or PurePosixPath(file.path).name == name]
-            options: dict[str, Any] = {"target_column": output.target_column, "n_best": output.n_best}
-            options |= {"kinds": {file.kind for file in sources}, "make_pairs": output.make_pairs}
-            write_translations(unfinished / name, pieces, **options)
-            with (unfinished / name).open("rb") as file:
+        written = product.write(self, unfinished)
+        for path in unfinished.iterdir():
+            with path.open("rb") as file:
                 os.fsync(file.fileno())
-        (unfinished if output.is_folder else unfinished / name).replace(self.joined)
+        written.replace(self.joined)
 
 
 def write_whole(path: Path, lines: Iterable[str]) -> None:

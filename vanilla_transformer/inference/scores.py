@@ -19,7 +19,7 @@ import inspect
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
@@ -470,6 +470,52 @@ def score_loss(
     """
     if len(sources) != len(targets) or not targets:
         raise ValueError(f"{len(sources)} sources and {len(targets)} targets; there must be as many, and at least one.")
+    limits = {"max_source_length": max_source_length, "max_target_length": max_target_length}
+    total, tokens = 0.0, 0
+    with inference(model), progress_bar(progress, total=len(targets)) as bar:
+        for batch, inputs, labels in _make_batches(
+            model, tokenizer, sources, targets, batch_size=batch_size, first_line=first_line, **limits
+        ):
+            total += _sum_losses(model, inputs, labels)
+            tokens += int((labels != IGNORED_LABEL).sum())
+            bar.update(len(batch))
+    return {"loss": total / tokens, "perplexity": to_perplexity(total / tokens), "tokens": tokens}
+
+
+def score_pairs(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    *,
+    batch_size: int = 32,
+) -> list[float]:
+    """The cross-entropy of each target given its source, in nats per target token, `</s>` included.
+
+    Truncates as [`score_loss`] does. The model is one of the library, and not an exported one.
+    """
+    losses = [0.0] * len(targets)
+    with inference(model):
+        for batch, inputs, labels in _make_batches(model, tokenizer, sources, targets, batch_size=batch_size):
+            sums = _find_losses(model, inputs, labels).sum(dim=1).tolist()
+            counts = (labels != IGNORED_LABEL).sum(dim=1).tolist()
+            for index, loss, count in zip(batch, sums, counts, strict=True):
+                losses[index] = loss / count
+    return losses
+
+
+def _make_batches(
+    model: TranslationModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    *,
+    batch_size: int,
+    max_source_length: int | None = None,
+    max_target_length: int | None = None,
+    first_line: int = 1,
+) -> Iterator[tuple[list[int], Any, torch.Tensor]]:
+    """Yields the indices of pairs, longest first, with the model's inputs and their labels (batch, target_length)."""
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1 sentence pair.")
     lines = range(first_line, first_line + len(sources))
@@ -478,18 +524,13 @@ def score_loss(
     target_ids = encode_texts(tokenizer, targets, limit=limits[1], line_numbers=lines, side="target")
     order = range(len(sources))
     longest_first = sorted(order, key=lambda index: (len(source_ids[index]), len(target_ids[index])), reverse=True)
-    total = 0.0
-    with inference(model), progress_bar(progress, total=len(targets)) as bar:
-        for start in range(0, len(targets), batch_size):
-            batch = longest_first[start : start + batch_size]
-            ids = {"input_ids": [source_ids[index] for index in batch]}
-            inputs = tokenizer.pad(ids, return_attention_mask=True, return_tensors="pt")
-            rows = [torch.tensor(target_ids[index], dtype=torch.long) for index in batch]
-            labels = pad_sequence(rows, batch_first=True, padding_value=IGNORED_LABEL)
-            total += _sum_losses(model, inputs.to(model.device), labels.to(model.device))
-            bar.update(len(batch))
-    tokens = sum(map(len, target_ids))
-    return {"loss": total / tokens, "perplexity": to_perplexity(total / tokens), "tokens": tokens}
+    for start in range(0, len(targets), batch_size):
+        batch = longest_first[start : start + batch_size]
+        ids = {"input_ids": [source_ids[index] for index in batch]}
+        inputs = tokenizer.pad(ids, return_attention_mask=True, return_tensors="pt")
+        rows = [torch.tensor(target_ids[index], dtype=torch.long) for index in batch]
+        labels = pad_sequence(rows, batch_first=True, padding_value=IGNORED_LABEL)
+        yield batch, inputs.to(model.device), labels.to(model.device)
 
 
 def join_losses(losses: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -510,6 +551,11 @@ def _sum_losses(model: Any, inputs: Any, labels: torch.Tensor) -> float:
     """Negative log-likelihood of `labels` (batch, target_length), summed over its tokens; -100 marks padding."""
     if hasattr(model, "sum_losses"):  # CTranslate2 gives no logits
         return float(model.sum_losses(**inputs, labels=labels))
+    return float(_find_losses(model, inputs, labels).sum())
+
+
+def _find_losses(model: Any, inputs: Any, labels: torch.Tensor) -> torch.Tensor:
+    """Negative log-likelihood of each of the `labels` (batch, target_length), 0 where -100 marks padding."""
     # The model's own loss may be smoothed or a mean over its batch: only its logits are used. Models without this
     # method shift the labels in their forward pass.
     shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
@@ -517,4 +563,4 @@ def _sum_losses(model: Any, inputs: Any, labels: torch.Tensor) -> float:
     inputs["decoder_attention_mask"] = (labels != IGNORED_LABEL).long()
     logits = model(**inputs, use_cache=False).logits.float().flatten(0, 1)
     losses = cross_entropy(logits, labels.flatten(), ignore_index=IGNORED_LABEL, reduction="none")
-    return float(losses.cpu().double().sum())
+    return losses.cpu().double().view(labels.shape)

@@ -1,0 +1,86 @@
+"""Pairs filtered by what translation models think of them: dual conditional cross-entropy.
+
+Junczys-Dowmunt (2018), Dual Conditional Cross-Entropy Filtering of Noisy Parallel Corpora: with H the cross-entropy of
+a text given the other one, per token, pairs are good where |H_forward - H_reverse| + (H_forward + H_reverse) / 2 is
+low: both models find the pair likely, and as likely as each other.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vanilla_transformer.data.duplicates import CorpusRule, Flags
+
+from .files import describe_settings
+from .loading import is_multilingual, load_model_and_tokenizer, set_languages
+from .scores import score_pairs
+
+
+@dataclass(kw_only=True)
+class DualCrossEntropyFilter(CorpusRule):
+    """Keeps the pairs whose score is at most `threshold`, in nats per token, or the `share` of them that is best.
+
+    `model` translates the source to the target, `reverse_model` back; without that one, the score is H_forward.
+    `languages` are needed by multilingual models.
+    """
+
+    model: str = ""
+    reverse_model: str | None = None
+    threshold: float | None = None
+    share: float | None = None
+    languages: Any = None
+    batch_size: int = 32
+    device: str = "auto"
+    dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.model:
+            raise ValueError(f"{self}: model must be given, a folder or a name on the Hub.")
+        if (self.threshold is None) == (self.share is None):
+            given = f"threshold is {self.threshold} and share is {self.share}"
+            raise ValueError(f"{self}: {given}; one of them must be given.")
+        if self.share is not None and not 0 < self.share <= 1:
+            raise ValueError(f"{self}: share is {self.share}; it must be above 0, and at most 1.")
+
+    def identify(self) -> dict[str, Any]:
+        """The parameters, and which weights and vocabularies the models have."""
+        return self.parameters | {"models": [describe_settings(*each, {}) for each in self._models]}
+
+    @cached_property
+    def _models(self) -> list[tuple[Any, Any]]:
+        names = [self.model] if self.reverse_model is None else [self.model, self.reverse_model]
+        models = [load_model_and_tokenizer(name, device=self.device, dtype=self.dtype) for name in names]
+        for step, (_, tokenizer) in zip((1, -1), models, strict=False):
+            if is_multilingual(tokenizer):
+                if self.languages is None:
+                    raise ValueError(f"{self}: languages must be given, since a model knows more than two.")
+                source_lang, target_lang = self.languages[::step]
+                set_languages(tokenizer, source_lang=source_lang, target_lang=target_lang)
+        return models
+
+    def find_values(self, pairs: list[tuple[str, str]]) -> list[Any]:
+        """The scores, the lower the better."""
+        texts = [[source for source, _ in pairs], [target for _, target in pairs]]
+        entropies = [
+            score_pairs(*model, *texts[::step], batch_size=self.batch_size)
+            for step, model in zip((1, -1), self._models, strict=False)
+        ]
+        if len(entropies) == 1:
+            return entropies[0]
+        return [abs(one - other) + (one + other) / 2 for one, other in zip(*entropies, strict=True)]
+
+    def decide(self, values: Iterable[npt.NDArray[Any]]) -> Iterator[Flags]:
+        """Which scores are low enough; for a share, all of them are held, in up to 12 bytes each."""
+        limit = self.threshold
+        if self.share is not None:
+            values = list(values)
+            scores = np.sort(np.concatenate([*values, np.array([], dtype=np.float32)]))
+            kept = round(self.share * len(scores))
+            limit = float(scores[kept - 1]) if kept else -np.inf
+        for part in values:
+            yield part <= limit
