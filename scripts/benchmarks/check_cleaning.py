@@ -1,6 +1,6 @@
 r"""Check what `clean` removes: put noise into pairs of Tatoeba, and print precision and recall by rule and by noise.
 
-    python scripts/benchmarks/check_cleaning.py --folder ../shared/data/tatoeba --num_pairs 20000
+    python scripts/benchmarks/check_cleaning.py --folder data/tatoeba --num_pairs 20000
 
 Of the noisy corpus, --noise is noise, as much of each kind: targets of other pairs (shuffled), an English sentence or a
 Chinese one for a target (other language, other script), the source for a target (copied), the first half of a target
@@ -16,10 +16,10 @@ training of each says what cleaning is worth in BLEU (for --reverse_model..., sw
 
     for name in clean noisy cleaned; do
         vanilla-transformer train --train_file out/cleaning/$name.tsv --output_dir out/cleaning/$name --preset small \
-            --validation_file ../shared/data/tatoeba/val.en-de.tsv.gz --source_lang en --target_lang de \
+            --validation_file data/tatoeba/val.en-de.tsv.gz --source_lang en --target_lang de \
             --vocab_size 8000 --max_source_tokens 4096 --max_steps 10000 --warmup_steps 1000 --seed 1
         vanilla-transformer evaluate --model_name_or_path out/cleaning/$name --num_beams 4 \
-            --test_file ../shared/data/tatoeba/test.en-de.tsv.gz --output_dir out/cleaning/$name/test
+            --test_file data/tatoeba/test.en-de.tsv.gz --output_dir out/cleaning/$name/test
     done
     vanilla-transformer evaluate --compare out/cleaning/noisy/test out/cleaning/cleaned/test
 
@@ -53,7 +53,7 @@ class Noisy(NamedTuple):
 class CheckArguments:
     """Which pairs, how much noise, and what judges them beside the rules."""
 
-    folder: str = option("Of Tatoeba's files.", "../shared/data/tatoeba")
+    folder: str = option("Of Tatoeba's files.", "data/tatoeba")
     num_pairs: int = option("Pairs of the noisy corpus.", 20000)
     noise: float = option("The share of noise.", 0.3)
     seed: int = option("Of the choice of pairs and noise.", 0)
