@@ -30,6 +30,7 @@ METHODS = {
     "sampling": ["--method", "sampling"],
     "noised": ["--method", "noised"],
 }
+_MAY_CHANGE = ("data", "output_dir", "methods")  # when a command is given again
 LEAST_GAIN, MOST_CHANCE = 2.0, 0.05  # what is aimed at, in BLEU, and the p-value of the test
 
 Pairs = list[tuple[str, str]]
@@ -114,8 +115,18 @@ class Runs:
         """Where to translate, if the trainings were told."""
         return ["--device", "cpu"] if "--use_cpu" in self.options else []
 
+    def check_settings(self) -> None:
+        """Refuses a folder whose trainings are others, which could not be compared."""
+        own = {name: value for name, value in vars(self.arguments).items() if name not in _MAY_CHANGE}
+        path, text = self.out / "settings.json", json.dumps(own | {"options": self.options}, indent=2)
+        if path.is_file() and path.read_text(encoding="utf-8") != text:
+            raise SystemExit(f"{path} has other settings: give those, or another --output_dir.")
+        self.out.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
     def run(self) -> None:
         """Trains, translates, scores and compares."""
+        self.check_settings()
         arguments, there = self.arguments, tuple(self.arguments.languages)
         if not (self.data / "mono.txt").is_file():
             size = {"pairs": arguments.pairs, "texts": arguments.texts, "seed": arguments.seed}

@@ -69,6 +69,8 @@ def test_everything_runs_and_is_not_run_twice(data: Path, monkeypatch: pytest.Mo
     called.clear()
     script.main(list(map(str, words)))
     assert [each[:2] for each in called] == [["evaluate", "--compare"]]
+    with pytest.raises(SystemExit, match=r"settings\.json has other settings"):
+        script.main([*map(str, words), "--steps", "3"])
 
 
 def test_missing_data_are_said(tmp_path: Path, capsys: Any) -> None:
