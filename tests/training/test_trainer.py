@@ -248,7 +248,7 @@ class TestCounts:
 
 @pytest.mark.parametrize("option", [{"bpe_dropout": 0.5}, {"unigram_alpha": 0.1}])
 def test_texts_are_cut_anew_in_each_epoch(option: dict[str, Any], tmp_path: Path) -> None:
-    texts = [f"{'ab' * (number % 5 + 1)} cd" for number in range(40)]
+    texts = [f"{'ab' * (number % 5 + 1)} cd" for number in range(400)]
     corpora = {"train": Dataset.from_dict({"source": texts, "target": texts[::-1]})}
     kind: Any = "bpe" if "bpe_dropout" in option else "unigram"
     tokenizer = train_tokenizer(texts, model_type=kind, vocab_size=290, show_progress=False)
@@ -272,7 +272,7 @@ def test_texts_are_cut_anew_in_each_epoch(option: dict[str, Any], tmp_path: Path
     again = build_trainer(model, tokenizer, corpora, data_arguments, arguments)
     assert again.train_lengths is not None
     assert [list(lengths) for lengths in again.train_lengths] == [list(lengths) for lengths in trainer.train_lengths]
-    assert 0.9 * drawn < sum(trainer.train_lengths[0]) < 1.5 * drawn
+    assert 0.85 * drawn < sum(trainer.train_lengths[0]) < 1.5 * drawn  # lengths are rounded
 
 
 class TestWarningsAfterLoading:
