@@ -5,8 +5,6 @@ import gzip
 import itertools
 import json
 import logging
-import os
-import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,7 +15,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from datasets import Dataset
 from many_processes import Launcher, launcher
-from translating_programs import kill_at
+from translating_programs import run_until
 
 from vanilla_transformer.data import readers
 from vanilla_transformer.data.cleaning import clean_pairs, make_rules
@@ -185,22 +183,6 @@ def test_parts_that_follow_each_other_are_read_on(tmp_path: Path, monkeypatch: p
 
 
 # Sudden ends
-
-
-def run_until(event: int, folder: Path, run: Callable[[], Any]) -> bool:
-    """Runs it in a child process, which is killed at that change of the folder; returns whether it came to that."""
-    child = os.fork()
-    if child == 0:
-        kill_at(event, folder)
-        status = 1
-        try:
-            run()
-            status = 0
-        finally:
-            os._exit(status)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert status in (0, -signal.SIGKILL)
-    return status != 0
 
 
 def test_killed_at_any_change_of_the_files(tmp_path: Path) -> None:
