@@ -125,6 +125,16 @@ def record_task(config: PreTrainedConfig, task: Task, *, prefix: str = "", langs
         config.task_specific_params = entries or None
 
 
+def record_directions(config: PreTrainedConfig, directions: Mapping[tuple[str, str], str]) -> None:
+    """Writes into a configuration which languages its model translates, each pair with the prefix that it wants."""
+    entries = {name: entry for name, entry in _entries(config).items() if name.startswith("translation_")}
+    for (source, target), prefix in directions.items():
+        entries.setdefault(f"translation_{source}_to_{target}", {})["prefix"] = prefix
+    config.task_specific_params = entries
+    if hasattr(config, "langs"):  # they are one pair
+        config.langs = list(next(iter(directions))) if len(directions) == 1 else None
+
+
 @dataclass(frozen=True)
 class SingleStack:
     """A kind of model that is one stack of the Transformer."""

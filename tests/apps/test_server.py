@@ -404,7 +404,7 @@ class TestQueue:
         self, folders: list[str], translating: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with serve(folders[:1], max_queue=3) as served, ThreadPoolExecutor(2) as pool:
-            translator = served.translators["en", "de"]
+            translator = served.translators["en", "de"].translator
             computing, name = (
                 (translator._continuous, "step") if translating == "continuous" else (translator.translator, "run")
             )
@@ -438,13 +438,13 @@ class TestQueue:
             start = time.monotonic()
             assert [served.translate(text)[0] for text in "abc"] == [200] * 3  # one client never waits
             assert time.monotonic() - start < 59
-            served.translators["en", "de"]._answered = 3
+            served.translators["en", "de"].translator._answered = 3
             first = [pool.submit(served.translate, text) for text in "ab"]
             time.sleep(1)
             assert not any(each.done() for each in first)
             third = pool.submit(served.translate, "c")
             assert [each.result(50)[0] for each in (*first, third)] == [200] * 3
-            assert served.translators["en", "de"]._answered == 3  # they were together
+            assert served.translators["en", "de"].translator._answered == 3  # they were together
 
     def test_too_many_requests_at_once_are_refused(self, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(serving, "_MOST_RUNNING", 0)
@@ -457,7 +457,7 @@ class TestQueue:
         self, folders: list[str], translating: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with serve(folders[:1], max_wait=200.0) as served, ThreadPoolExecutor(4) as pool:
-            translator = served.translators["en", "de"].translator
+            translator = served.translators["en", "de"].translator.translator
             original, bad = translator.run, TOKENIZER("ha")["input_ids"]
             sizes: list[int] = []
 
@@ -469,10 +469,10 @@ class TestQueue:
 
             monkeypatch.setattr(translator, "run", fail)
             if translating == "continuous":
-                batch: Any = served.translators["en", "de"]._continuous
+                batch: Any = served.translators["en", "de"].translator._continuous
                 add = batch.add
                 monkeypatch.setattr(batch, "add", lambda sources: (fail([*sources.values()]), add(sources)))
-            served.translators["en", "de"]._answered = 4  # as if so many had just been: they are waited for
+            served.translators["en", "de"].translator._answered = 4  # as if so many had just been: they are waited for
             answers = list(pool.map(served.translate, ["ab", "ha", "cd", "ef"]))
             assert [status for status, _ in answers] == [200, 500, 200, 200]
             assert [answers[index][1]["translatedText"] for index in (0, 2, 3)] == ["ba", "dc", "fe"]

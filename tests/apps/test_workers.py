@@ -23,7 +23,7 @@ pytest.importorskip("libretranslatepy")
 from libretranslatepy import LibreTranslateAPI
 from starlette.testclient import TestClient
 
-from vanilla_transformer.apps.batches import BadTextError, QueueFullError, StoppedError
+from vanilla_transformer.apps.batches import BadTextError, Direction, QueueFullError, StoppedError
 from vanilla_transformer.apps.server import Metrics, make_app
 from vanilla_transformer.apps.workers import TranslatingProcesses
 from vanilla_transformer.commands.serve import ServingArguments, load_translator
@@ -71,7 +71,7 @@ def expected(folder: str) -> list[list[str]]:
 def test_a_job_is_divided_and_put_together(running: TranslatingProcesses, expected: list[list[str]]) -> None:
     batches: list[tuple[int, int]] = []
     running.on_batch = lambda sentences, tokens: batches.append((sentences, tokens))
-    assert running.languages == ("en", "de")
+    assert running.directions == {("en", "de"): ""}
     assert running.submit(TEXTS).result(60) == expected
     assert running.submit([]).result(0) == []
     assert running.submit(["", TEXTS[5], " "]).result(60) == [[""], expected[5], [""]]
@@ -137,7 +137,7 @@ def test_a_model_that_cannot_be_loaded_again_is_tried_again(
         wait_until(lambda: not translator.is_ready)
         with pytest.raises(QueueFullError, match="No process is ready"):
             translator.submit(["a"])
-        answer = TestClient(make_app({("en", "de"): translator}, Metrics())).get("/health")
+        answer = TestClient(make_app({("en", "de"): Direction(translator)}, Metrics())).get("/health")
         assert (answer.status_code, answer.json()) == (503, {"status": "failed", "languages": ["en to de"]})
         wait_until(lambda: caplog.text.count("cannot be loaded again") >= 2)
         away.rename(moving)

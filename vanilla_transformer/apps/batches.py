@@ -37,6 +37,7 @@ class Job:
     """The sentences of one request, and their translations as they come."""
 
     sentences: list[str]
+    source_prefix: str = ""  # what the model wants before each
     future: "Future[list[list[str]]]" = field(default_factory=Future)
 
     def __post_init__(self) -> None:
@@ -66,9 +67,9 @@ class Acceptance:
         """Whether what is accepted will be translated."""
         return True
 
-    def submit(self, sentences: Sequence[str]) -> "Future[list[list[str]]]":
+    def submit(self, sentences: Sequence[str], source_prefix: str = "") -> "Future[list[list[str]]]":
         """Accepts all of the sentences or none; each one's translations, best first, come in the same order."""
-        job = Job(list(sentences))
+        job = Job(list(sentences), source_prefix)
         if not job.sentences:
             job.future.set_result([])
             return job.future
@@ -96,6 +97,36 @@ class Acceptance:
     def _release(self, count: int) -> None:
         with self._changed:
             self.pending -= count
+
+
+class Direction:
+    """One of the pairs of languages of a model, whose sentences are translated together with those of all others."""
+
+    def __init__(self, translator: Acceptance, source_prefix: str = "") -> None:
+        self.translator = translator
+        self.source_prefix = source_prefix  # tells the model the languages
+        self.pending = 0  # sentences of this pair
+        self._lock = threading.Lock()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether what is accepted will be translated."""
+        return self.translator.is_ready
+
+    def submit(self, sentences: Sequence[str]) -> "Future[list[list[str]]]":
+        """As `Acceptance.submit`."""
+        future = self.translator.submit(sentences, self.source_prefix)
+        self._count(len(sentences))
+        future.add_done_callback(lambda _: self._count(-len(sentences)))
+        return future
+
+    def _count(self, number: int) -> None:
+        with self._lock:
+            self.pending += number
+
+    def stop(self) -> None:
+        """Stops the model, with all of its pairs."""
+        self.translator.stop()
 
 
 class BatchingTranslator(Acceptance):
@@ -209,7 +240,7 @@ class BatchingTranslator(Acceptance):
 
     def _encode(self, job: Job) -> None:
         try:
-            encoded = self.translator.encode(job.sentences, 1)
+            encoded = self.translator.encode(job.sentences, 1, job.source_prefix)
             longest = max(map(len, encoded))
             if longest > self.max_tokens:
                 raise BadTextError(f"A sentence has {longest} tokens; it must have at most {self.max_tokens}.")

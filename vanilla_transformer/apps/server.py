@@ -7,7 +7,7 @@ import math
 import re
 import time
 import urllib.parse
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vanilla_transformer.data.detection import Detection, Detector
 
-from .batches import Acceptance, BadTextError, QueueFullError, StoppedError
+from .batches import BadTextError, Direction, QueueFullError, StoppedError
 from .rates import RateLimiter, find_network
 from .texts import Pieces, name_language
 
@@ -81,8 +81,9 @@ class Metrics:
         self.batches = Histogram("batch_sentences", "Sentences of a batch.", labels, **sizes)
         self.pending = Gauge("pending_sentences", "Accepted and not yet translated.", labels, registry=registry)
 
-    def count_batches(self, pair: Pair) -> Callable[[int, int], None]:
-        """What a `BatchingTranslator` of these languages tells of its batches."""
+    def count_batches(self, pairs: Iterable[Pair]) -> Callable[[int, int], None]:
+        """What a `BatchingTranslator` of these languages tells of its batches, which may have sentences of any pair."""
+        pair = [",".join(dict.fromkeys(side)) for side in zip(*pairs, strict=True)]
 
         def count(sentences: int, tokens: int) -> None:
             self.sentences.labels(*pair).inc(sentences)
@@ -183,7 +184,7 @@ class _Server:
 
     def __init__(
         self,
-        translators: Mapping[Pair, Acceptance],
+        translators: Mapping[Pair, Direction],
         metrics: Metrics,
         limits: Limits,
         detector: Detector | None,
@@ -389,7 +390,7 @@ def _describe_body(required: Sequence[str], fields: Mapping[str, Any]) -> dict[s
 
 
 def make_app(
-    translators: Mapping[Pair, Acceptance],
+    translators: Mapping[Pair, Direction],
     metrics: Metrics,
     limits: Limits = USUAL_LIMITS,
     detector: Detector | None = None,

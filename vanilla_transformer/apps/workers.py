@@ -21,8 +21,9 @@ logger = logging.getLogger(__name__)
 
 _LONGEST_PAUSE = 60.0  # seconds between two tries to load the model
 
-# Loads a model: given what wants to know of batches, its languages and what translates.
-Load = Callable[[Callable[[int, int], None]], tuple[tuple[str, str], BatchingTranslator]]
+# Loads a model: given what wants to know of batches, its pairs of languages with their prefixes, and what translates.
+Directions = dict[tuple[str, str], str]
+Load = Callable[[Callable[[int, int], None]], tuple[Directions, BatchingTranslator]]
 
 
 class _Part(NamedTuple):
@@ -72,12 +73,12 @@ def _send_all(connection: Connection, messages: "SimpleQueue[tuple[Any, ...] | N
 
 def _answer_all(connection: Connection, load: Load, send: Callable[..., None]) -> None:
     try:
-        languages, translator = load(partial(send, "batch"))
+        directions, translator = load(partial(send, "batch"))
     except Exception as error:
         is_users = isinstance(error, ValueError | OSError)
         send("failed", str(error) if is_users else f"{type(error).__name__}: {error}", is_users)
         return
-    send("ready", languages)
+    send("ready", directions)
 
     def answer(number: int, future: "Future[list[list[str]]]") -> None:
         error = future.exception()
@@ -88,8 +89,8 @@ def _answer_all(connection: Connection, load: Load, send: Callable[..., None]) -
 
     try:
         while (message := connection.recv()) is not None:
-            number, sentences = message
-            translator.submit(sentences).add_done_callback(partial(answer, number))
+            number, *asked = message
+            translator.submit(*asked).add_done_callback(partial(answer, number))
     except EOFError:
         logger.error("The server has gone.")
     finally:
@@ -108,7 +109,7 @@ class TranslatingProcesses(Acceptance):
         max_queue: The most sentences that are accepted and not yet translated.
 
     Attributes:
-        languages: Those of the model.
+        directions: The model's pairs of languages, and what it wants before a source of each.
         on_batch: Is told of each batch: how many sentences and source tokens it has.
 
     Raises:
@@ -119,7 +120,7 @@ class TranslatingProcesses(Acceptance):
         super().__init__(max_queue)
         self.load = load
         self.on_batch: Callable[[int, int], None] = lambda sentences, tokens: None
-        self.languages = ("", "")
+        self.directions: Directions = {}
         self._numbers = count()
         self._has_started = False
         self._failure: tuple[str, bool] | None = None  # to start
@@ -158,7 +159,7 @@ class TranslatingProcesses(Acceptance):
             worker, number = min(ready, key=lambda each: each.num_pending), next(self._numbers)
             worker.parts[number] = _Part(job, first, len(sentences))
             with suppress(OSError):  # if the process has just ended, whoever listens to it knows what to do
-                worker.connection.send((number, sentences))
+                worker.connection.send((number, sentences, job.source_prefix))
 
     def _listen(self, index: int) -> None:
         """Takes what a process says, and starts another in its place if it ends too early."""
@@ -185,7 +186,7 @@ class TranslatingProcesses(Acceptance):
         elif kind in ("ready", "failed"):
             with self._changed:
                 if kind == "ready":
-                    (self.languages,), worker.is_ready = message, True
+                    (self.directions,), worker.is_ready = message, True
                 elif self._has_started:
                     logger.error("The model cannot be loaded again: %s", message[0])
                 else:

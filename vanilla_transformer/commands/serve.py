@@ -3,6 +3,7 @@ r"""Serve translations over HTTP with LibreTranslate's API, so that its clients 
     pip install "vanilla-transformer[serve]"
     vanilla-transformer serve --model_name_or_path out/my-model
     vanilla-transformer serve --model_name_or_path out/en-de out/de-en --dtype int8 --num_beams 4
+    vanilla-transformer serve --model_name_or_path out/many
     vanilla-transformer serve --model_name_or_path Helsinki-NLP/opus-mt-en-de --source_lang en --target_lang de
 
     curl 127.0.0.1:5000/translate -d q="Good morning." -d source=en -d target=de
@@ -13,7 +14,7 @@ POST /translate takes a text or a list of texts, in JSON or a form; GET /languag
 answer is 503 with Retry-After, and beyond --rate_limit 429. SIGTERM ends the server when what it accepted is answered.
 
 Only this machine can reach it unless --host says otherwise; for encrypted connections put a proxy before it. Each model
-is for the languages that its configuration names, or for --source_lang and --target_lang.
+is for the languages that its configuration names, one pair or many, or for --source_lang and --target_lang.
 """
 
 import logging
@@ -31,7 +32,7 @@ from vanilla_transformer.options import option
 from .command_line import make_argument_parser, make_main
 
 if TYPE_CHECKING:
-    from vanilla_transformer.apps.batches import Acceptance, BatchingTranslator
+    from vanilla_transformer.apps.batches import BatchingTranslator, Direction
 
 _PACKAGES = "fastapi fastapi-offline uvicorn prometheus_client python-multipart sentencex Babel"
 
@@ -41,7 +42,7 @@ class ServingArguments(GlossaryArguments, EngineArguments):
     """What to serve, to whom, and how much of it."""
 
     IS_ENSEMBLE: ClassVar[bool] = False
-    model_name_or_path: str = option("Folders or Hub names of sequence-to-sequence models, a pair each.", nargs="+")
+    model_name_or_path: str = option("Folders or Hub names of sequence-to-sequence models.", nargs="+")
     max_source_length: int | None = option(
         "The most tokens of a sentence; longer ones are refused. Default: what is known of the model, at most 1024.",
         None,
@@ -103,55 +104,59 @@ class ServingArguments(GlossaryArguments, EngineArguments):
 
 def load_translator(
     arguments: ServingArguments, one: EngineArguments, on_batch: Callable[[int, int], None]
-) -> "tuple[tuple[str, str], BatchingTranslator]":
-    """Loads one of the models, with a thread of its own; returns its source and target language, too."""
+) -> "tuple[dict[tuple[str, str], str], BatchingTranslator]":
+    """Loads one of the models, with a thread of its own; returns its pairs of languages and their prefixes, too."""
     from vanilla_transformer.apps.batches import BatchingTranslator, find_max_tokens
     from vanilla_transformer.inference.translate import Translator
+    from vanilla_transformer.model.pipeline_vanilla_transformer import find_directions
 
     n_best = arguments.max_alternatives + 1 if arguments.max_alternatives else None
     name = one.model_name_or_path
     model, tokenizer, settings = one.load()
-    given = None if one.source_lang is None else (one.source_lang, str(one.target_lang))
-    pair = given or tuple(getattr(model.config, "langs", None) or ())
-    if len(pair) != 2:
+    directions = find_directions(model.config)
+    if one.source_lang is not None:
+        directions = {(one.source_lang, str(one.target_lang)): one.find_prefix(model)}
+    elif one.source_prefix is not None:
+        directions = dict.fromkeys(directions, one.source_prefix)
+    if not directions:
         raise ValueError(
             f"{name} does not say its languages (langs in config.json); give --source_lang and --target_lang."
         )
     batches: Any = {"batch_size": one.batch_size, "max_batch_tokens": one.max_batch_tokens}
     settings |= arguments.find_glossary(model, one.source_lang)
     # Nothing is truncated: what is too long is refused.
-    sources: Any = {"source_prefix": one.find_prefix(model), "max_source_length": 10**9}
-    translator = Translator(model, tokenizer, n_best=n_best, **batches, **sources, **settings)
+    translator = Translator(model, tokenizer, n_best=n_best, max_source_length=10**9, **batches, **settings)
     if n_best is not None and n_best > translator.num_beams:
         found = f"max_alternatives is {arguments.max_alternatives} and num_beams of {name} is {translator.num_beams}"
         raise ValueError(f"{found}; alternatives need more beams than there are of them.")
     most = find_max_tokens(model, tokenizer, arguments.max_source_length)
     queue: Any = {"max_queue": arguments.max_queue, "max_wait": arguments.max_wait / 1000}
-    return pair, BatchingTranslator(translator, max_tokens=most, on_batch=on_batch, **queue)
+    return directions, BatchingTranslator(translator, max_tokens=most, on_batch=on_batch, **queue)
 
 
-def load_translators(arguments: ServingArguments, metrics: Any) -> "dict[tuple[str, str], Acceptance]":
+def load_translators(arguments: ServingArguments, metrics: Any) -> "dict[tuple[str, str], Direction]":
     """Loads the models, in this process or others, by their source and target language."""
+    from vanilla_transformer.apps.batches import Direction
     from vanilla_transformer.apps.workers import TranslatingProcesses
 
-    loaded: dict[tuple[str, str], Acceptance] = {}
+    loaded: dict[tuple[str, str], Direction] = {}
     try:
         for one in arguments.divide():
             load = partial(load_translator, arguments, one)
             translator: BatchingTranslator | TranslatingProcesses
             if arguments.workers == 1:
-                pair, translator = load(lambda sentences, tokens: None)
+                directions, translator = load(lambda sentences, tokens: None)
             else:
                 translator = TranslatingProcesses(load, num_processes=arguments.workers, max_queue=arguments.max_queue)
-                pair = translator.languages
-            translator.on_batch = metrics.count_batches(pair)
-            if pair in loaded:
+                directions = translator.directions
+            translator.on_batch = metrics.count_batches(directions)
+            if pair := next(filter(loaded.get, directions), None):
                 translator.stop()
                 name = one.model_name_or_path
                 raise ValueError(
                     f"{name} translates {' to '.join(pair)}, as another model here does; name one of them."
                 )
-            loaded[pair] = translator
+            loaded |= {pair: Direction(translator, prefix) for pair, prefix in directions.items()}
     except BaseException:
         for each in loaded.values():
             each.stop()

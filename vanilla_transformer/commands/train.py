@@ -39,7 +39,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from vanilla_transformer.files import AVERAGED_FOLDER, LOCK_FILE, explain_missing_model, locked
 from vanilla_transformer.hub.push import PushError, check_token
 from vanilla_transformer.memory import keep_freed_memory
-from vanilla_transformer.tasks import get_task, record_task
+from vanilla_transformer.tasks import get_task, record_directions, record_task
 from vanilla_transformer.training.arguments import (
     DataArguments,
     ModelArguments,
@@ -63,9 +63,11 @@ from vanilla_transformer.training.setup import (
     check_model_arguments,
     check_output_dir,
     check_streaming,
+    check_target_tokens,
     check_teacher,
     claim_output_dir,
     load_or_train_tokenizer,
+    settle_directions,
     settle_prefix,
     settle_training_arguments,
 )
@@ -79,6 +81,7 @@ _MOST_USED = (
     *("preset", "model_name_or_path", "builtin_corpus", "train_file", "validation_file", "dataset_name"),
     *(
         "dataset_weights",
+        "lang_pairs",
         "source_lang",
         "target_lang",
         "vocab_size",
@@ -182,18 +185,23 @@ def prepare(
     with arguments.main_process_first(local=False, desc="preparing data and output folder"):
         check_output_dir(output_dir, model_arguments, data_arguments)
         prefix = settle_prefix(model_arguments, data_arguments)
-        corpora = load_corpora(data_arguments, source_prefix=prefix, seed=arguments.seed)
+        directions = settle_directions(model_arguments, data_arguments)
+        added = dict.fromkeys(each.strip() for each in directions.values())
+        corpora = load_corpora(data_arguments, source_prefix=prefix, directions=directions, seed=arguments.seed)
         limit = {"model_max_length": data_arguments.lengths[0]} if task.is_bounded else {}
-        tokenizer = load_or_train_tokenizer(
-            model_arguments, corpora["train"], output_dir, sample=data_arguments.tokenizer_sample, **limit
-        )
+        options: Any = {"sample": data_arguments.tokenizer_sample, "added_tokens": added, **limit}
+        tokenizer = load_or_train_tokenizer(model_arguments, corpora["train"], output_dir, **options)
+        check_target_tokens(tokenizer, directions)
         make_regularization(tokenizer, data_arguments)  # better refused now than when the folder is taken
         config = build_config(model_arguments, tokenizer, langs=langs)
         if not config.is_encoder_decoder:
             where = model_arguments.model_name_or_path or model_arguments.config_name
             name = f" ({config.architectures[0]})" if config.architectures else ""
             raise ValueError(f"{where} holds a single-stack model{name}; this command trains encoder-decoder models.")
-        record_task(config, task, prefix=prefix, langs=langs)
+        if directions:
+            record_directions(config, directions)
+        elif langs is None or getattr(config, "langs", langs) is not None:  # else it has several pairs, and keeps them
+            record_task(config, task, prefix=prefix, langs=langs)
         if arguments.teacher_model:
             check_teacher(arguments.teacher_model, config, tokenizer)
         if arguments.should_save:

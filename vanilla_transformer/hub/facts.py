@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from huggingface_hub import EvalResult
@@ -15,6 +16,8 @@ from tokenizers import Tokenizer
 from transformers.utils import logging
 
 from vanilla_transformer.files import AVERAGED_FOLDER, AVERAGING_FILE, digest_weights, read_architecture, read_json
+from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.model.pipeline_vanilla_transformer import find_directions
 from vanilla_transformer.tasks import TASKS, TRANSLATION, find_prefix, find_single_stack, find_task
 
 from .words import NOT_RECORDED, as_code, describe_search, escape, format_value, quote, to_number
@@ -153,9 +156,26 @@ class ModelFolder:
         """Whether they are the library's placeholders."""
         return all(map(_UNNAMED_LABEL.fullmatch, self.labels))
 
+    @cached_property
+    def directions(self) -> dict[tuple[str, str], str]:
+        """The pairs of languages of a model that has several, each with its prefix."""
+        if self.stack is not None or self.config.get("model_type") != VanillaTransformerConfig.model_type:
+            return {}
+        found = find_directions(SimpleNamespace(**self.config))
+        return found if len(found) > 1 else {}
+
+    @property
+    def unseen_directions(self) -> list[tuple[str, str]]:
+        """Those that it was not trained on, where it is known which it was."""
+        pairs = [pair.split("-") for pair in self.data.get("lang_pairs") or []]
+        trained = {*map(tuple, pairs), *(tuple(pair[::-1]) for pair in pairs if self.data.get("both_directions"))}
+        return [pair for pair in self.directions if trained and pair not in trained]
+
     @property
     def languages(self) -> list[str] | None:
-        """Source and target; of a single stack the language of its side."""
+        """Source and target, or those of all pairs; of a single stack the language of its side."""
+        if self.directions:
+            return list(dict.fromkeys(language for pair in self.directions for language in pair))
         pair = self.config.get("langs")
         if not pair and self.data.get("builtin_corpus"):
             pair = [self.data.get("source_lang") or "en", self.data.get("target_lang") or "de"]
@@ -240,7 +260,7 @@ class ModelFolder:
             notes.append(f"first {format_value(arguments['max_samples'])} pairs")
         note = ", ".join(notes)
         if arguments.get("builtin_corpus"):
-            sides = "-".join(self.languages) if self.languages else None
+            sides = "-".join(self.languages) if self.languages and not self.directions else None
             return _Evaluation(folder, scores, f"numbers and dates in words ({split})", "generated", sides, split, note)
         if name := arguments.get("dataset_name"):
             public = public_name(str(name))
@@ -287,7 +307,9 @@ class ModelFolder:
 
     @property
     def prefix(self) -> str:
-        """What is put before each source."""
+        """What is put before each source, or the choice of it."""
+        if self.directions:
+            return ", ".join(dict.fromkeys(prefix.strip() for prefix in self.directions.values()))
         return find_prefix(self.config, find_task(self.config), langs=self.languages)
 
     @property

@@ -341,7 +341,10 @@ def _complete_config(folder: Path, language: str | Sequence[str] | None) -> dict
         return None
     if settings.get("langs") or "translation" not in tasks:
         return None
-    languages = ModelFolder(folder).languages
+    model = ModelFolder(folder)
+    languages = model.languages
+    if model.directions:
+        return None
     if languages is None and not isinstance(language, str | None) and len(language) == 2:
         languages = [*language]
     if languages is None:

@@ -62,10 +62,15 @@ class InferenceArguments:
 
     def find_prefix(self, model: PreTrainedModel) -> str:
         """What to put before each source: what was given, or else what the model wants for the task."""
+        from vanilla_transformer.model.pipeline_vanilla_transformer import find_directions, is_vanilla
         from vanilla_transformer.tasks import find_prefix
 
         if self.source_prefix is not None:
             return self.source_prefix
+        pairs = find_directions(model.config)
+        if self.source_lang is None and is_vanilla(model) and len(pairs) > 1:
+            known = ", ".join(map(" to ".join, pairs))
+            raise ValueError(f"The model translates {known}: name the languages with --source_lang and --target_lang.")
         langs = None if self.source_lang is None or self.target_lang is None else [self.source_lang, self.target_lang]
         return find_prefix(model.config, self.find_task(model), langs=langs)
 

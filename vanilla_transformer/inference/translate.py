@@ -191,10 +191,10 @@ class Translator:
 
         return map_by_length(run, read, fits=self.fits, window_size=window_size)
 
-    def encode(self, texts: list[str], first_line: int) -> list[list[int]]:
-        """The sources' token ids; none for a text without words."""
+    def encode(self, texts: list[str], first_line: int, source_prefix: str = "") -> list[list[int]]:
+        """The sources' token ids, after one more prefix; none for a text without words."""
         filled = [index for index, text in enumerate(texts) if text.strip()]
-        sources = [self.source_prefix + texts[index] for index in filled]
+        sources = [self.source_prefix + source_prefix + texts[index] for index in filled]
         lines = [first_line + index for index in filled]
         encoded = encode_texts(self.tokenizer, sources, limit=self.limit, line_numbers=lines)
         token_ids: list[list[int]] = [[] for _ in texts]

@@ -19,14 +19,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import IterableDataset
-from transformers import (
-    BatchEncoding,
-    GenerationConfig,
-    Pipeline,
-    PreTrainedModel,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import BatchEncoding, GenerationConfig, Pipeline, PreTrainedModel
+from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
 from transformers.pipelines.base import pad_collate_fn
 from transformers.pipelines.pt_utils import PipelineIterator
 from transformers.utils import logging
@@ -130,13 +124,24 @@ def is_vanilla(model: PreTrainedModel) -> bool:
     return model.config.model_type == "vanilla_transformer"
 
 
+def find_directions(config: Any, source: str | None = None, target: str | None = None) -> dict[tuple[str, str], str]:
+    """The prefix of sources, by pair of languages: those of `langs`, else of T5's kind of tasks; or the pairs asked."""
+    entries = {task: entry or {} for task, entry in (getattr(config, "task_specific_params", None) or {}).items()}
+    matches = [match for task in entries if (match := re.fullmatch("translation_(.+?)_to_(.+)", task))]
+    found = {(match[1], match[2]): entries[match[0]].get("prefix") or "" for match in matches}
+    if len(langs := tuple(getattr(config, "langs", None) or ())) == 2:  # XLM has more
+        found = {langs: found.get(langs) or entries.get("translation", {}).get("prefix") or ""}
+    return {pair: found[pair] for pair in found if source in (None, pair[0]) and target in (None, pair[1])}
+
+
 def check_languages(model: PreTrainedModel, source_lang: str | None, target_lang: str | None) -> bool:
     """Whether a model of this package says its languages; refuses others (None: not given)."""
-    langs = getattr(model.config, "langs", None) if is_vanilla(model) else None
-    if langs and (asked := [source_lang or langs[0], target_lang or langs[1]]) != langs:
-        own, other = " to ".join(langs), " to ".join(asked)
-        raise ValueError(f"The model translates {own} (langs in its config.json), not {other}.")
-    return bool(langs)
+    known = list(find_directions(model.config)) if is_vanilla(model) else []
+    if known and not find_directions(model.config, source_lang, target_lang):
+        own, place = ", ".join(map(" to ".join, known)), "langs" if model.config.langs else "task_specific_params"
+        asked = f"{source_lang or known[0][0]} to {target_lang or known[0][1]}"
+        raise ValueError(f"The model translates {own} ({place} in its config.json), not {asked}.")
+    return bool(known)
 
 
 def sequence_score_settings(model: PreTrainedModel) -> dict[str, bool]:
@@ -308,12 +313,9 @@ class Text2TextGenerationPipeline(Pipeline):
             return list(PipelineIterator([collate(batch)], self.forward, forward_params, loader_batch_size=len(batch)))
 
         known = self._known_settings(self._generation_settings(forward_params, {}))
-        fits = partial(
-            count_sentences,
-            batch_size=None if batch_size == 1 else batch_size,
-            max_batch_tokens=max_tokens,
-            rows=max(known.get("num_beams") or 1, known.get("num_return_sequences") or 1),
-        )
+        limits: Any = {"batch_size": None if batch_size == 1 else batch_size, "max_batch_tokens": max_tokens}
+        limits["rows"] = max(known.get("num_beams") or 1, known.get("num_return_sequences") or 1)
+        fits = partial(count_sentences, **limits)
         outputs = _ModelOutputs(one_by_one.loader.loader, run, fits)
         return PipelineIterator(outputs, self.postprocess, postprocess_params)
 
@@ -387,11 +389,8 @@ class Text2TextGenerationPipeline(Pipeline):
         if return_type is None and return_tensors is not None:
             return_type = ReturnType.TENSORS if return_tensors else ReturnType.TEXT
         postprocess = {"return_type": return_type, "clean_up_tokenization_spaces": clean_up_tokenization_spaces}
-        return (
-            {} if truncation is None else {"truncation": truncation},
-            generate_kwargs,
-            {name: value for name, value in postprocess.items() if value is not None},
-        )
+        preprocess = {} if truncation is None else {"truncation": truncation}
+        return preprocess, generate_kwargs, {name: value for name, value in postprocess.items() if value is not None}
 
     def _tokenize(self, text: str, **arguments: Any) -> BatchEncoding:
         return self.tokenizer((self.prefix or "") + text, **arguments)
@@ -479,10 +478,8 @@ class Text2TextGenerationPipeline(Pipeline):
         return limit if limit < _UNLIMITED else None
 
     def _position_limit(self) -> int | None:
-        config = self.model.config
-        encoder_config = getattr(config, "encoder", config)  # composite models keep one config for each stack
-        names = ("max_encoder_position_embeddings", "max_position_embeddings")
-        limits = [getattr(encoder_config, name, None) for name in names]
+        config = getattr(self.model.config, "encoder", self.model.config)  # composite models have one for each stack
+        limits = [getattr(config, f"max_{name}position_embeddings", None) for name in ("encoder_", "")]
         return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
 
 
@@ -520,10 +517,10 @@ class TranslationPipeline(Text2TextGenerationPipeline):
     """Translates texts (tasks `"translation"` and `"translation_xx_to_yy"`).
 
     Multilingual models (M2M100, NLLB, mBART, ...) need `src_lang` and `tgt_lang`, in their tokenizer's own codes, in
-    the constructor, the call or the task's name. Of models for one pair of languages, those of type vanilla_transformer
-    refuse others than the `langs` of their config; the rest ignore them. T5 finds its prefix by the task's name;
-    `"translation"` alone stands for `"translation_{src_lang}_to_{tgt_lang}"` or, without languages, for the first
-    translation task of its config. Other arguments are those of `Text2TextGenerationPipeline`.
+    the constructor, the call or the task's name. So do those, such as T5, whose config has tasks
+    `"translation_{src_lang}_to_{tgt_lang}"` with a prefix each; `"translation"` alone is the first of them. Models of
+    type vanilla_transformer refuse languages that their config does not have (in `langs`, a pair, or such tasks); those
+    of other types ignore them. Other arguments are those of `Text2TextGenerationPipeline`.
 
     Example:
         >>> translator = pipeline("translation", model="facebook/nllb-200-distilled-600M", src_lang="eng_Latn")
@@ -537,8 +534,6 @@ class TranslationPipeline(Text2TextGenerationPipeline):
             task = self._task_of_config(model, kwargs.get("src_lang"), kwargs.get("tgt_lang"))
         pair = parse_language_pair(task)
         check_languages(model, *(pair or (None, None)))
-        if pair == (kwargs.get("src_lang"), kwargs.get("tgt_lang")):
-            del kwargs["src_lang"], kwargs["tgt_lang"]  # the task says the same, and its prefix makes use of it
         super().__init__(model=model, tokenizer=tokenizer, task=task, **kwargs)
         if pair is not None:
             self._preprocess_params = {"src_lang": pair[0], "tgt_lang": pair[1], **self._preprocess_params}
@@ -560,8 +555,9 @@ class TranslationPipeline(Text2TextGenerationPipeline):
         preprocess_params, forward_params, postprocess_params = super()._sanitize_parameters(**kwargs)
         languages = {"src_lang": src_lang, "tgt_lang": tgt_lang}
         given = {key: value for key, value in languages.items() if value is not None}
-        is_checked = check_languages(self.model, src_lang, tgt_lang)
-        if given and not is_checked and not hasattr(self.tokenizer, "_build_translation_inputs"):
+        check_languages(self.model, src_lang, tgt_lang)
+        is_known = bool(find_directions(self.model.config, src_lang, tgt_lang))
+        if given and not is_known and not hasattr(self.tokenizer, "_build_translation_inputs"):
             logger.warning(f"{type(self.tokenizer).__name__} knows no languages, so {given} has no effect")
         return {**preprocess_params, **given}, forward_params, postprocess_params
 
@@ -570,7 +566,7 @@ class TranslationPipeline(Text2TextGenerationPipeline):
     ) -> BatchEncoding:
         build = getattr(self.tokenizer, "_build_translation_inputs", None)
         if build is None:
-            return super()._tokenize(text, **arguments)
+            return self.tokenizer(self._choose_prefix(src_lang, tgt_lang) + text, **arguments)
         name = type(self.tokenizer).__name__
         try:
             inputs: BatchEncoding = build(text, src_lang=src_lang, tgt_lang=tgt_lang, **arguments)
@@ -583,18 +579,22 @@ class TranslationPipeline(Text2TextGenerationPipeline):
                 raise ValueError(f"{argument}={language!r} is not a language code in the vocabulary of {name}")
         return inputs
 
+    def _choose_prefix(self, src_lang: str | None, tgt_lang: str | None) -> str:
+        """That of the languages, or else of the task."""
+        is_known = check_languages(self.model, src_lang, tgt_lang) or src_lang or tgt_lang
+        found = find_directions(self.model.config, src_lang, tgt_lang) if is_known else {}
+        if len(prefixes := set(found.values()) or {self.prefix or ""}) > 1:
+            raise ValueError(f"Give src_lang and tgt_lang, such as those of {', '.join(map(' to '.join, found))}.")
+        return prefixes.pop()
+
     @staticmethod
     def _task_of_config(model: PreTrainedModel, src_lang: str | None, tgt_lang: str | None) -> str:
         """The translation task that a model such as T5 wants instead of `"translation"`."""
         tasks = [task for task in _task_specific_params(model) if task.startswith("translation")]
-        if f"translation_{src_lang}_to_{tgt_lang}" in tasks:
-            return f"translation_{src_lang}_to_{tgt_lang}"
+        asked = f"translation_{src_lang}_to_{tgt_lang}"
         if not tasks or src_lang is not None or tgt_lang is not None:
-            return "translation"
+            return asked if asked in tasks else "translation"
         if tasks[0] != "translation":
-            warnings.warn(
-                f"'translation' names no languages, so '{tasks[0]}' is used, the first of the model's tasks: {tasks}",
-                UserWarning,
-                stacklevel=3,
-            )
+            reason = f"'translation' names no languages, so '{tasks[0]}' is used, the first of its tasks: {tasks}"
+            warnings.warn(reason, UserWarning, stacklevel=3)
         return tasks[0]

@@ -1,5 +1,6 @@
 """What the training script can be told: which recipe, which model, which sentence pairs, and how to train."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -84,6 +85,12 @@ def _describe_lengths(name: str) -> str:
     return "Default: " + ", ".join(f"{getattr(task, name)} ({task.name})" for task in TASKS.values()) + "."
 
 
+def _list_files(files: list[Any] | None) -> list[list[str]]:
+    if any(isinstance(each, list) for each in files or []):
+        return [each if isinstance(each, list) else [each] for each in files or []]
+    return [files] if files else []
+
+
 @dataclass
 class DataArguments:
     """What to learn, and which pairs of texts to train and validate on."""
@@ -109,7 +116,21 @@ class DataArguments:
     dataset_temperature: float | None = option(
         "Instead: weights that are the corpora's sizes to the power of 1/temperature; 5 is usual for languages.", None
     )
-    validation_file: list[str] | None = field(default=None, metadata={"help": "The same for validation."})
+    validation_file: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "The same for validation, on all corpora together; with lang_pairs, in the order of train_file.",
+            "action": "append",
+        },
+    )
+    lang_pairs: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "For one model of several languages: source and target of each corpus, such as en-de en-fr. A "
+            "token for the target, such as <2de>, is put before each source. Default: one pair, without it."
+        },
+    )
+    both_directions: bool = option("With lang_pairs: learn each corpus from its target to its source, too.", False)
     dataset_name: str | None = option("A dataset of the Hub, or a local folder of one.", None)
     dataset_config_name: str | None = option("The dataset's configuration.", None)
     train_split: str = option("The dataset's split to train on.", "train")
@@ -119,7 +140,7 @@ class DataArguments:
     source_lang: str | None = option("Source language, as in the data: en.", None)
     target_lang: str | None = option("Target language, as in the data: de.", None)
     max_train_samples: int | None = option("Train on the first so many pairs only, of each corpus.", None)
-    max_eval_samples: int | None = option("Validate on the first so many pairs only.", None)
+    max_eval_samples: int | None = option("Validate on the first so many pairs only, of each corpus.", None)
     drop_empty_lines: bool = option("Leave out pairs that are empty on one side instead of stopping at them.", False)
     max_source_length: int | None = option(
         f"Longer sources are cut to so many tokens. {_describe_lengths('max_source_length')}", None
@@ -150,7 +171,10 @@ class DataArguments:
                 raise ValueError(f"task={self.task}: {', '.join(alien)} {verb} to the task translation.")
         if self.train_file is not None and len(self.train_files) == 1:
             self.train_file = self.train_files[0]
+        if self.validation_file is not None and len(self.validation_files) == 1:
+            self.validation_file = self.validation_files[0]
         self._check_corpora()
+        self._check_languages()
         for name in ("max_source_length", "max_target_length", "streaming_window", "tokenizer_sample"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"{name}={value}: must be at least 1.")
@@ -171,13 +195,50 @@ class DataArguments:
         if self.streaming and count > 1 and self.dataset_weights is None:
             raise ValueError(f"streaming {count} corpora needs dataset_weights: how large they are is not known.")
 
+    def _check_languages(self) -> None:
+        if self.lang_pairs is None:
+            if self.both_directions:
+                raise ValueError("both_directions needs lang_pairs.")
+            return
+        others = ("builtin_corpus", "source_lang", "target_lang", "source_prefix", "source_column", "target_column")
+        if alien := [name for name in others if getattr(self, name)]:
+            raise ValueError(f"Give lang_pairs or {' and '.join(alien)}, not both.")
+        if self.task != TRANSLATION.name:
+            raise ValueError(f"task={self.task}: lang_pairs belongs to the task translation.")
+        for pair in self.lang_pairs:
+            source, *targets = pair.split("-")
+            if len(targets) != 1 or not re.fullmatch(r"\w+", source) or not re.fullmatch(r"\w+", targets[0]):
+                raise ValueError(f"lang_pairs has {pair!r}: must be of the form en-de, or pt_BR-de.")
+            if source == targets[0]:
+                raise ValueError(f"lang_pairs has {pair!r}: the languages must differ.")
+        if len(self.lang_pairs) != self.num_corpora:
+            raise ValueError(
+                f"lang_pairs has {len(self.lang_pairs)} pair(s), and there are {self.num_corpora} corpora: give one "
+                "each, of dataset_name first."
+            )
+        if len(self.validation_files) > len(self.lang_pairs):
+            raise ValueError("There are more corpora for validation than lang_pairs.")
+
     @property
     def train_files(self) -> list[list[str]]:
         """The files of each corpus: one list, or several where `train_file` was given several times."""
-        files: list[Any] = self.train_file or []
-        if any(isinstance(each, list) for each in files):
-            return [each if isinstance(each, list) else [each] for each in files]
-        return [files] if files else []
+        return _list_files(self.train_file)
+
+    @property
+    def validation_files(self) -> list[list[str]]:
+        """The same for validation."""
+        return _list_files(self.validation_file)
+
+    @property
+    def corpus_languages(self) -> list[tuple[str, str]]:
+        """Source and target language of each corpus, where `lang_pairs` says them."""
+        return [(source, target) for source, _, target in (pair.partition("-") for pair in self.lang_pairs or [])]
+
+    @property
+    def directions(self) -> list[tuple[str, str]]:
+        """The pairs of languages that a model of several is trained on, each once."""
+        ways = [pair for one in self.corpus_languages for pair in ([one, one[::-1]] if self.both_directions else [one])]
+        return list(dict.fromkeys(ways))
 
     @property
     def num_corpora(self) -> int:

@@ -28,14 +28,25 @@ LENGTH_GROWTH_FILE = "bpe_dropout_lengths.json"
 _GROWTH_SAMPLE = 2000  # pairs by which it is measured how much longer regularised texts are
 
 Corpora = Mapping[str, Any]  # of Dataset, IterableDataset or StreamMixture
+Pair = tuple[str, str]  # source and target language
 
 
-def load_corpora(arguments: DataArguments, *, source_prefix: str = "", seed: int = 0) -> Corpora:
+def load_corpora(
+    arguments: DataArguments,
+    *,
+    source_prefix: str = "",
+    directions: Mapping[Pair, str] | None = None,
+    seed: int = 0,
+) -> Corpora:
     """Loads "train" and possibly "validation", with the columns "source", which has the prefix, and "target".
 
-    `seed` draws which pairs are there once more where several corpora have weights.
+    `directions` are the prefixes by source and target language, of a model of several. `seed` draws which pairs are
+    there once more where several corpora have weights.
     """
-    corpora = _generate_corpora(arguments) if arguments.builtin_corpus else _read_corpora(arguments, seed)
+    if arguments.builtin_corpus:
+        corpora = _generate_corpora(arguments)
+    else:
+        corpora = _read_corpora(arguments, directions or {}, seed)
     if not source_prefix:
         return corpora
 
@@ -45,28 +56,53 @@ def load_corpora(arguments: DataArguments, *, source_prefix: str = "", seed: int
     return {split: dataset.map(put, batched=True) for split, dataset in corpora.items()}
 
 
-def _read_corpora(arguments: DataArguments, seed: int) -> Corpora:
-    names = ("source_column", "target_column", "source_lang", "target_lang")
-    common: dict[str, Any] = {name: getattr(arguments, name) for name in names}
+def _read_corpora(arguments: DataArguments, directions: Mapping[Pair, str], seed: int) -> Corpora:
+    common: dict[str, Any] = {name: getattr(arguments, name) for name in ("source_column", "target_column")}
     common["usual_columns"] = get_task(arguments.task).columns
     common["empty_lines"] = "drop" if arguments.drop_empty_lines else "error"
     load_training: Callable[..., Any] = stream_parallel_corpus if arguments.streaming else load_parallel_corpus
     dataset: dict[str, Any] = {name: getattr(arguments, name) for name in ("dataset_name", "dataset_config_name")}
     places = [dataset | {"split": arguments.train_split}] if arguments.dataset_name else []
     places += [{"files": files} for files in arguments.train_files]
-    loaded = [load_training(**place, max_samples=arguments.max_train_samples, **common) for place in places]
+
+    def load(load_one: Callable[..., Any], places: list[dict[str, Any]]) -> list[Any]:
+        loaded = []
+        languages: Any = arguments.corpus_languages or [(arguments.source_lang, arguments.target_lang)] * len(places)
+        for place, (source, target) in zip(places, languages, strict=False):
+            corpus = load_one(**place, **common, source_lang=source, target_lang=target)
+            loaded += _point(corpus, (source, target), arguments, directions) if arguments.lang_pairs else [corpus]
+        return loaded
+
+    loaded = load(load_training, [place | {"max_samples": arguments.max_train_samples} for place in places])
     corpora = {"train": loaded[0] if len(loaded) == 1 else _mix(loaded, arguments, seed)}
-    place = {"files": arguments.validation_file} if arguments.validation_file else dataset
-    if arguments.validation_file or (arguments.dataset_name and arguments.validation_split):
-        place |= {"split": arguments.validation_split or "", "max_samples": arguments.max_eval_samples}
-        corpora["validation"] = load_parallel_corpus(**place, **common)
+    places = [{"files": files} for files in arguments.validation_files]
+    if not places and arguments.dataset_name and arguments.validation_split:
+        places = [dataset | {"split": arguments.validation_split}]
+    if places:
+        limit = {"max_samples": arguments.max_eval_samples}
+        corpora["validation"] = mix_corpora(load(load_parallel_corpus, [place | limit for place in places]))
     return corpora
 
 
+def _point(corpus: Any, pair: Pair, arguments: DataArguments, directions: Mapping[Pair, str]) -> list[Any]:
+    """A corpus whose sources say by their prefix which language to translate into; and the same backwards, if asked."""
+
+    def put(batch: dict[str, list[str]], source: str, target: str, prefix: str) -> dict[str, list[str]]:
+        return {"source": [prefix + text for text in batch[source]], "target": batch[target]}
+
+    ways = [("source", "target", directions[pair])]
+    if arguments.both_directions:
+        ways.append(("target", "source", directions[pair[::-1]]))
+    names = ("source", "target", "prefix")
+    return [corpus.map(put, batched=True, fn_kwargs=dict(zip(names, way, strict=True))) for way in ways]
+
+
 def _mix(loaded: list[Any], arguments: DataArguments, seed: int) -> Dataset | StreamMixture:
-    if arguments.streaming:
-        return StreamMixture(loaded, arguments.dataset_weights or [])
     weights = arguments.dataset_weights
+    if weights and len(loaded) > len(weights):
+        weights = [weight for weight in weights for _ in range(2)]  # one for each direction
+    if arguments.streaming:
+        return StreamMixture(loaded, weights or [1.0] * len(loaded))
     if arguments.dataset_temperature is not None:
         weights = temper(list(map(len, loaded)), arguments.dataset_temperature)
     return mix_corpora(loaded, weights, seed=seed)
@@ -92,9 +128,8 @@ def _generate_corpora(arguments: DataArguments) -> Corpora:
 def describe_files(arguments: DataArguments) -> dict[str, str | int]:
     """What tells the files of the corpora from other content of the same names, by path: digests, of a stream sizes."""
     described: dict[str, str | int] = {}
-    for files in (*arguments.train_files, arguments.validation_file or []):
-        is_stream = arguments.streaming and files is not arguments.validation_file
-        for path in map(Path, expand_files(files)):
+    for corpora, is_stream in ((arguments.train_files, arguments.streaming), (arguments.validation_files, False)):
+        for path in map(Path, expand_files([file for files in corpora for file in files])):
             described[str(path)] = path.stat().st_size if is_stream else digest_files([path])[path.name]
     return described
 

@@ -3,7 +3,7 @@
 import copy
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, fields
 from itertools import chain
@@ -36,13 +36,14 @@ from vanilla_transformer.files import LOCK_FILE, PARTIAL_FOLDER, explain_missing
 from vanilla_transformer.inference.evaluate import make_compute_metrics
 from vanilla_transformer.inference.scores import find_bleu_tokenizer
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.model.pipeline_vanilla_transformer import find_directions
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.tasks import TRANSLATION, Task, find_prefix, get_task
 
 from .arguments import DataArguments, ModelArguments, TranslationTrainingArguments
 from .callbacks import KeepGenerationConfig, MixLengthGroups, ReleaseMemory, ShipCode, StopEarly, WarnOfWarmup
 from .checkpoints import RecordWorldSize
-from .examples import Corpora, known_languages, prepare_training_data, stream_batches, tokenize_pairs
+from .examples import Corpora, Pair, known_languages, prepare_training_data, stream_batches, tokenize_pairs
 from .records import WriteCurves, use_token_progress
 from .trainer import TranslationTrainer
 
@@ -64,7 +65,38 @@ def settle_prefix(model_arguments: ModelArguments, data_arguments: DataArguments
     if data_arguments.source_prefix is not None or model_arguments.model_name_or_path is None:
         return data_arguments.source_prefix or ""
     config = AutoConfig.from_pretrained(model_arguments.model_name_or_path)
-    return find_prefix(config, get_task(data_arguments.task), langs=known_languages(data_arguments))
+    langs, known = known_languages(data_arguments), find_directions(config)
+    is_own = config.model_type == VanillaTransformerConfig.model_type
+    if langs is not None and is_own and len(known) > 1 and tuple(langs) not in known:
+        own = ", ".join(map(" to ".join, known))
+        raise ValueError(f"The model translates {own}, not {' to '.join(langs)}: lang_pairs may add a pair to it.")
+    return find_prefix(config, get_task(data_arguments.task), langs=langs)
+
+
+def settle_directions(model_arguments: ModelArguments, data_arguments: DataArguments) -> dict[Pair, str]:
+    """What is to stand before each source of a model of several languages, by source and target; empty for one pair.
+
+    It is what the model that is to be trained further has there, or else a token of the target language (Johnson et
+    al., 2017), which makes known also pairs of its languages that are not in the data.
+    """
+    trained = data_arguments.directions
+    sources, targets = ([pair[side] for pair in trained] for side in (0, 1))
+    unseen = [(source, target) for source in sources for target in targets if source != target]
+    directions = {pair: f"<2{pair[1]}> " for pair in (*trained, *unseen)}
+    if trained and model_arguments.model_name_or_path is not None:
+        directions |= find_directions(AutoConfig.from_pretrained(model_arguments.model_name_or_path))
+    return directions
+
+
+def check_target_tokens(tokenizer: PreTrainedTokenizerBase, directions: Mapping[Pair, str]) -> None:
+    """Refuses a tokenizer that would cut the tokens by which a model of several languages is told the target."""
+    tokens = dict.fromkeys(prefix.strip() for prefix in directions.values() if prefix.startswith("<2"))
+    if missing := [token for token in tokens if tokenizer.tokenize(token) != [token]]:
+        quoted = " ".join(f'"{token}"' for token in missing)
+        raise ValueError(
+            f"lang_pairs: the tokenizer does not have {', '.join(missing)} as a token each. `vanilla-transformer "
+            f"train-tokenizer --added_tokens {quoted}` makes one that has, and so does a training that is given none."
+        )
 
 
 def load_or_train_tokenizer(
@@ -74,6 +106,7 @@ def load_or_train_tokenizer(
     *,
     sample: int = 1_000_000,
     model_max_length: int = 1024,
+    added_tokens: Iterable[str] = (),
 ) -> PreTrainedTokenizerBase:
     """Loads the tokenizer that is named, or the one that this run trained before it was stopped, or trains one."""
     name = arguments.tokenizer_name or arguments.model_name_or_path
@@ -94,7 +127,7 @@ def load_or_train_tokenizer(
     pairs = train_dataset if isinstance(train_dataset, Dataset) else sample_pairs(train_dataset, sample)
     sources, targets = pairs["source"], pairs["target"]
     sizes: dict[str, Any] = {"vocab_size": arguments.vocab_size, "model_max_length": model_max_length}
-    sizes |= {"model_type": arguments.tokenizer_type, "added_tokens": arguments.added_tokens or ()}
+    sizes |= {"model_type": arguments.tokenizer_type, "added_tokens": [*(arguments.added_tokens or ()), *added_tokens]}
     if arguments.separate_vocabularies:
         sizes["target_model_type"] = arguments.target_tokenizer_type
         return train_separate_tokenizer(sources, targets, target_vocab_size=arguments.target_vocab_size, **sizes)
@@ -156,7 +189,7 @@ def build_config(
         for name in ("bos_token_id", "pad_token_id", "eos_token_id"):
             settings[name] = getattr(tokenizer, name)
         settings["decoder_start_token_id"] = tokenizer.bos_token_id
-    if langs is not None and "langs" in legal:
+    if langs is not None and "langs" in legal and len(find_directions(base)) < 2:
         settings["langs"] = langs
     for name, value in overrides.items():
         settings[base.attribute_map.get(name, name)] = value
@@ -296,7 +329,8 @@ def build_trainer(
     if training_arguments.predict_with_generate and "validation" in tokenized:
         langs = known_languages(data_arguments) or getattr(model.config, "langs", None)
         task = get_task(data_arguments.task)
-        bleu_tokenize = data_arguments.bleu_tokenize or find_bleu_tokenizer(langs)
+        kinds = {find_bleu_tokenizer(pair) for pair in data_arguments.directions} or {find_bleu_tokenizer(langs)}
+        bleu_tokenize = data_arguments.bleu_tokenize or (kinds.pop() if len(kinds) == 1 else find_bleu_tokenizer(None))
         compute_metrics = make_compute_metrics(
             tokenizer, task, bleu_tokenize=bleu_tokenize, remove_bpe=data_arguments.remove_bpe
         )

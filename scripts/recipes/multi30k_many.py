@@ -1,0 +1,102 @@
+r"""Multi30k in English, German and French: one model for all six directions beside a model for each of them.
+
+    python scripts/recipes/multi30k_many.py --data data/multi30k --output_dir out/multi30k_many --seeds 1 2 3
+
+DATA holds train, val and test_2016_flickr of each language, such as train.en.gz. The model of all is trained on English
+with German and with French, both ways, but not on German with French, which is zero-shot; each of the others on its one
+direction. All have the same size and the settings of multi30k_many.yaml beside this file. The commands are printed as
+they run. What is finished is not done again. Scores are BLEU on test_2016_flickr (sacreBLEU, 13a).
+"""
+
+import argparse
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from itertools import permutations
+from pathlib import Path
+
+RECIPE = Path(__file__).with_suffix(".yaml")
+LANGUAGES = ("en", "de", "fr")
+ZERO_SHOT = (("de", "fr"), ("fr", "de"))
+MANY = "many"
+
+
+def call(*words: str | Path) -> None:
+    """Runs a command of the package, and shows it."""
+    command = [str(word) for word in words]
+    print("vanilla-transformer", shlex.join(command), flush=True)
+    subprocess.run([sys.executable, "-m", "vanilla_transformer", *command], check=True)
+
+
+def find_files(data: Path, part: str, pair: Sequence[str]) -> list[Path]:
+    """The two files of a part of the corpus."""
+    return [data / f"{part}.{language}.gz" for language in pair]
+
+
+def train(data: Path, folder: Path, seed: int, pairs: Sequence[Sequence[str]], options: Sequence[str]) -> None:
+    """Trains on these pairs of languages, several of them both ways."""
+    if (folder / "metrics.json").is_file():
+        return
+    files: list[str | Path] = []
+    for option, part in (("--train_file", "train"), ("--validation_file", "val")):
+        for pair in pairs:
+            files += [option, *find_files(data, part, pair)]
+    both = str(len(pairs) > 1).lower()
+    languages = ["--lang_pairs", *("-".join(pair) for pair in pairs), "--both_directions", both]
+    call("train", RECIPE, "--seed", str(seed), "--output_dir", folder, *languages, *files, *options)
+
+
+def score(data: Path, model: Path, pair: Sequence[str]) -> float:
+    """BLEU of a direction, in percent."""
+    metrics = model / f"test.{'-'.join(pair)}" / "metrics.json"
+    if not metrics.is_file():
+        test: list[str | Path] = ["--test_file", *find_files(data, "test_2016_flickr", pair)]
+        test += ["--source_lang", pair[0], "--target_lang", pair[1], "--output_dir", metrics.parent]
+        call("evaluate", "--model_name_or_path", model, *test)
+    return float(json.loads(metrics.read_text(encoding="utf-8"))["bleu"])
+
+
+def make_table(scores: dict[tuple[str, str], dict[str, list[float]]]) -> str:
+    """A row a direction: the mean and the standard deviation of the seeds."""
+    rows = ["| | one model | one a direction |", "|---|---|---|"]
+    for pair, found in scores.items():
+        cells = []
+        for values in (found[MANY], found["single"]):
+            spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+            cells.append(f"{statistics.fmean(values):.2f}{spread}")
+        rows.append(f"| {' to '.join(pair)}{' (zero-shot)' if pair in ZERO_SHOT else ''} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Trains, scores and prints the table, also into results.md of the output folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="the folder of the corpus")
+    parser.add_argument("--output_dir", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="a training each, of seven models")
+    arguments, options = parser.parse_known_args(argv)  # what else there is, `train` takes
+    data, out = arguments.data, arguments.output_dir
+    directions = list(permutations(LANGUAGES, 2))
+    parts = ("train", "val", "test_2016_flickr")
+    files = [path for part in parts for path in find_files(data, part, LANGUAGES)]
+    if missing := [str(path) for path in files if not path.is_file()]:
+        raise SystemExit(f"{', '.join(missing)} missing.")
+    scores: dict[tuple[str, str], dict[str, list[float]]] = {pair: {MANY: [], "single": []} for pair in directions}
+    for seed in arguments.seeds:
+        many = out / MANY / f"seed{seed}"
+        train(data, many, seed, [("en", "de"), ("en", "fr")], options)
+        for pair, found in scores.items():
+            single = out / "-".join(pair) / f"seed{seed}"
+            train(data, single, seed, [pair], options)
+            found[MANY].append(score(data, many, pair))
+            found["single"].append(score(data, single, pair))
+    table = make_table(scores)
+    (out / "results.md").write_text(table + "\n", encoding="utf-8")
+    print(table)
+
+
+if __name__ == "__main__":
+    main()
