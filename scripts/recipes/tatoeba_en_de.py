@@ -23,20 +23,29 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+
+def count(name: str, default: int, least: int = 1) -> int:
+    """The whole number that a variable of the environment has, or the default."""
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal() or int(text) < least:
+        raise SystemExit(f"{name} is {text!r}; it must be a whole number of at least {least}.")
+    return int(text)
+
+
 # Settings; each may be given as a variable of the environment.
 DATA = Path(os.environ.get("DATA", "data/tatoeba")).absolute()
 OUT = Path(os.environ.get("OUT", "out/tatoeba_en_de"))
-PAIRS = int(os.environ.get("PAIRS", "20000"))  # that are right
-NOISE = float(os.environ.get("NOISE", "0.3"))  # of the lines of train.en and train.de
-TEXTS = int(os.environ.get("TEXTS", "100000"))  # in German alone
-VOCABULARY = int(os.environ.get("VOCABULARY", "6000"))  # tokens
-STEPS = int(os.environ.get("STEPS", "4000"))  # updates of 2,048 source and 2,048 target tokens, padding included
+PAIRS = count("PAIRS", 20_000)  # that are right
+NOISE = count("NOISE", 30, least=0)  # percent of the lines of train.en and train.de; below 100
+TEXTS = count("TEXTS", 100_000)  # in German alone
+VOCABULARY = count("VOCABULARY", 6000)  # tokens
+STEPS = count("STEPS", 4000)  # updates of 2,048 source and 2,048 target tokens, padding included
 PRESET = os.environ.get("PRESET", "small")  # 3 + 3 layers, d_model 256
 STUDENT = "encoder_layers=6,d_model=128,encoder_ffn_dim=512,decoder_ffn_dim=512,"  # and 2 decoder layers
 STUDENT += "encoder_attention_heads=4,decoder_attention_heads=4"
-RATIO = os.environ.get("RATIO", "2")  # of tokens, at most, of a back-translation and its text
-SIMILARITY = os.environ.get("SIMILARITY", "30")  # to the references, in chrF, of what the student learns
-BEAMS = int(os.environ.get("BEAMS", "1"))  # of the tests and of the server
+RATIO = count("RATIO", 2)  # of tokens, at most, of a back-translation and its text
+SIMILARITY = count("SIMILARITY", 30, least=0)  # to the references, in chrF, of what the student learns
+BEAMS = count("BEAMS", 1)  # of the tests and of the server
 
 FILES = [*(f"{part}.{language}" for part in ("train", "val", "test") for language in ("en", "de")), "mono.de"]
 
@@ -172,7 +181,11 @@ def write_data() -> None:
         return
     train, val, test = (read_pairs(DATA / f"{part}.en-de.tsv.gz") for part in ("train", "val", "test"))
     kept, mono = divide(train, [*val, *test], pairs=PAIRS, texts=TEXTS, seed=1)
-    parts = {"train": add_noise(kept, noise=NOISE, seed=1), "val": val, "test": test}
+    if len(kept) < PAIRS or len(mono) < TEXTS:
+        raise SystemExit(
+            f"{DATA} has {len(kept):,} pairs and {len(mono):,} other texts; {PAIRS:,} and {TEXTS:,} are asked for."
+        )
+    parts = {"train": add_noise(kept, noise=NOISE / 100, seed=1), "val": val, "test": test}
     texts = {
         f"{part}.{name}": [pair[side] for pair in rows]
         for part, rows in parts.items()
@@ -239,6 +252,8 @@ def main() -> None:
     if not here and (absent := [str(path) for path in sources if not path.is_file()]):
         print(f"Skipped, since there is no {' and no '.join(absent)}.")
         return
+    if NOISE > 99:
+        raise SystemExit(f"NOISE is {NOISE}; it must be below 100.")
     (OUT / "corpora").mkdir(parents=True, exist_ok=True)
     print(f"cd {shlex.quote(str(OUT))}")
     os.chdir(OUT)

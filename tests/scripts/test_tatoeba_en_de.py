@@ -19,7 +19,7 @@ from vanilla_transformer.__main__ import main as command
 from vanilla_transformer.apps.server import Metrics
 from vanilla_transformer.commands import serve
 
-SIZES = {"PAIRS": 40, "NOISE": 0.2, "TEXTS": 20, "VOCABULARY": 300, "STEPS": 2, "PRESET": "tiny"}
+SIZES = {"PAIRS": 40, "NOISE": 20, "TEXTS": 20, "VOCABULARY": 300, "STEPS": 2, "PRESET": "tiny"}
 # Models that were hardly trained do not end, and have nothing of the references.
 SIZES |= {"RATIO": 99, "SIMILARITY": 0}
 WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf", "six": "sechs", "ten": "zehn"}
@@ -136,3 +136,22 @@ def test_missing_data_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     absent = " and no ".join(str(tmp_path / f"{part}.en-de.tsv.gz") for part in ("val", "test"))
     assert capsys.readouterr().out == f"Skipped, since there is no {absent}.\n"
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("STEPS", "0", "STEPS is '0'; it must be a whole number of at least 1."),
+        ("NOISE", "-5", "NOISE is '-5'; it must be a whole number of at least 0."),
+        ("NOISE", "100", "NOISE is 100; it must be below 100."),
+        ("PAIRS", "91", "has 90 pairs and 0 other texts; 91 and 20 are asked for."),
+    ],
+)
+def test_wrong_settings_are_named(
+    name: str, value: str, message: str, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, own in (SIZES | {"DATA": data, "OUT": data / "out", name: value}).items():
+        monkeypatch.setenv(key, str(own))
+    monkeypatch.chdir(data)
+    with pytest.raises(SystemExit, match=re.escape(message)):
+        importlib.reload(script).main()
