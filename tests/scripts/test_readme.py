@@ -35,6 +35,7 @@ FOLDERS = ("vanilla_transformer/conversion", "vanilla_transformer/export")
 FILES = (
     README,
     "scripts/README.md",
+    "scripts/from_text_to_server.md",
     "scripts/production.md",
     "scripts/results.md",
     "scripts/tutorial/README.md",
