@@ -39,7 +39,7 @@ PAIRS = count("PAIRS", 20_000)  # that are right
 NOISE = count("NOISE", 30, least=0)  # percent of the lines of train.en and train.de; below 100
 TEXTS = count("TEXTS", 100_000)  # in German alone
 VOCABULARY = count("VOCABULARY", 6000)  # tokens
-STEPS = count("STEPS", 3500)  # updates of 2,048 source and 2,048 target tokens, padding included
+STEPS = count("STEPS", 3600)  # updates of 2,048 source and 2,048 target tokens, padding included
 PRESET = os.environ.get("PRESET", "small")  # 3 + 3 layers, d_model 256
 STUDENT = "encoder_layers=6,d_model=128,encoder_ffn_dim=512,decoder_ffn_dim=512,"  # and 2 decoder layers
 STUDENT += "encoder_attention_heads=4,decoder_attention_heads=4"
