@@ -110,6 +110,7 @@ def test_from_text_to_server(data: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert settings["langs"] == ["de", "en"]
 
     called.clear()
+    monkeypatch.setattr(script, "DATA", data / "nowhere")  # which own text has no need of
     script.main()
     assert not called
     check_server(shlex.split(said.splitlines()[-2])[2:])
