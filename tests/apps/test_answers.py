@@ -101,6 +101,24 @@ class TestTranslation:
             together = list(pool.map(lambda request: translate_text(nllb, *request).translations, requests))
         assert together == alone
 
+    def test_a_model_of_several_pairs_is_told_which(self) -> None:
+        prefixes = {"de": "<2de> ", "fr": "<2fr> "}
+        tasks = {f"translation_en_to_{target}": {"prefix": prefix} for target, prefix in prefixes.items()}
+        model = make_letters_model()
+        model.config.task_specific_params = tasks
+        many = DemoModel("many", model, TOKENIZER)
+        assert many.languages == ["de", "en", "fr"]
+        assert many.settings.source_prefix == ""
+        assert (many.settings.source_lang, many.settings.target_lang) == ("en", "de")
+        plain = DemoModel("plain", make_letters_model(), TOKENIZER)
+        found = {}
+        for target, prefix in prefixes.items():
+            found[target] = translate_text(many, "abc", Settings(source_lang="en", target_lang=target)).translations
+            assert found[target] == translate_text(plain, "abc", Settings(source_prefix=prefix)).translations
+        assert found["de"] != found["fr"]
+        with pytest.raises(DemoError, match="translates en to de, en to fr, not 'de' to 'en'"):
+            translate_text(many, "abc", Settings(source_lang="de", target_lang="en"))
+
     def test_says_what_is_wrong_with_a_request(self) -> None:
         nllb = make_nllb()
         pair = {"source_lang": "eng_Latn", "target_lang": "deu_Latn"}

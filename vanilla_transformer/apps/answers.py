@@ -15,7 +15,7 @@ from vanilla_transformer.hub.facts import public_name
 from vanilla_transformer.hub.words import as_code, escape
 from vanilla_transformer.inference.loading import is_multilingual, set_languages
 from vanilla_transformer.inference.translate import Translation, length_limit, one_line, translate_n_best
-from vanilla_transformer.model.pipeline_vanilla_transformer import is_vanilla
+from vanilla_transformer.model.pipeline_vanilla_transformer import find_directions, is_vanilla
 from vanilla_transformer.tasks import TRANSLATION, Task, find_prefix, find_task
 from vanilla_transformer.visualization.attention import AttentionMap, collect_attention
 
@@ -75,6 +75,8 @@ class DemoModel:
         num_beams = min(getattr(config, "num_beams", None) or DEFAULT_BEAMS, MAX_BEAMS)
         source, target = (getattr(self.tokenizer, name, None) for name in ("src_lang", "tgt_lang"))
         prefix = find_prefix(self.model.config, self.task, langs=self._find_langs())
+        if self.directions:
+            (source, target), prefix = next(iter(self.directions)), ""
         penalty = 1.0 if length_penalty is None else float(length_penalty)
         self.settings = Settings(num_beams, penalty, source, target, prefix)
 
@@ -97,8 +99,16 @@ class DemoModel:
         return _CHARACTERS_PER_TOKEN * self.count_most_tokens(max_source_tokens)
 
     @property
+    def directions(self) -> dict[tuple[str, str], str]:
+        """What a model of this package for several pairs of languages wants before a source of each; of others none."""
+        found = find_directions(self.model.config) if is_vanilla(self.model) else {}
+        return found if len(found) > 1 else {}
+
+    @property
     def languages(self) -> list[str]:
-        """The languages of a multilingual tokenizer, in its own spelling; none for one that has a fixed pair."""
+        """The languages of a model for several, of a tokenizer in its own spelling; none for a fixed pair."""
+        if self.directions:
+            return sorted({language for pair in self.directions for language in pair})
         if not is_multilingual(self.tokenizer):
             return []
         found = (_LANGUAGE_TOKEN.fullmatch(str(token)) for token in self.tokenizer.all_special_tokens)
@@ -130,7 +140,7 @@ def translate_text(demo: DemoModel, text: str, settings: Settings) -> Answer:
 
     A model for translation gets each line as a sentence, without white space around it; others get the text as it is.
     """
-    settings = _check_settings(settings)
+    settings = _name_languages(demo, _check_settings(settings))
     sources = _check_text(demo, settings, text)
     with demo.lock:
         start = time.perf_counter()
@@ -159,6 +169,17 @@ def _check_settings(settings: Settings) -> Settings:
     if not isinstance(penalty, int | float) or not math.isfinite(penalty):
         raise DemoError(f"The length penalty is {penalty}; it must be a number.")
     return replace(settings, num_beams=int(settings.num_beams))
+
+
+def _name_languages(demo: DemoModel, settings: Settings) -> Settings:
+    """Puts before the prefix that by which a model of several pairs of languages is told which."""
+    if not demo.directions:
+        return settings
+    pair = (settings.source_lang or "", settings.target_lang or "")
+    if pair not in demo.directions:
+        known = ", ".join(map(" to ".join, demo.directions))
+        raise DemoError(f"This model translates {known}, not {pair[0]!r} to {pair[1]!r}.")
+    return replace(settings, source_prefix=demo.directions[pair] + settings.source_prefix)
 
 
 def _check_text(demo: DemoModel, settings: Settings, text: str) -> list[str]:

@@ -25,6 +25,7 @@ from vanilla_transformer.model.generation_vanilla_transformer import (
     MAX_EXTRA_TOKENS,
     VanillaTransformerForConditionalGeneration,
 )
+from vanilla_transformer.model.pipeline_vanilla_transformer import find_directions
 
 PAGE_FOLDER = Path(__file__).resolve().parent
 PAGE_FILES = (
@@ -95,7 +96,10 @@ def export_web(
         raise ValueError(f"quantization is {quantization!r}; for a page it must be one of ['int8', 'float32'].")
     runtime = find_runtime(node_modules)
     copied, tokenizer = prepare_export(model, folder, tokenizer=tokenizer, opset=opset)
-    refuse("A page cannot run this model", find_reasons(copied, KNOWN))
+    reasons = [*find_reasons(copied, KNOWN)]
+    if len(find_directions(copied.config)) > 1:
+        reasons.append("it translates several pairs of languages, and the page has no choice of them")
+    refuse("A page cannot run this model", reasons)
     contents = rewrite_for_javascript(tokenizer)
     settings = make_settings(copied, tokenizer) | {"examples": list(examples)}
     with new_folder(folder) as partial:
