@@ -124,7 +124,7 @@ def check_server(words: list[str]) -> None:
     try:
         assert languages == ("en", "de")
         assert len(translator.submit(["one two", "ten"]).result(timeout=60)) == 2
-        assert "CTranslate2" in type(translator.translator.model).__name__
+        assert "CTranslate2" in type(translator.translator.translator.model).__name__
     finally:
         translator.stop()
 
