@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -162,17 +162,32 @@ def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
         start(str(tmp_path / "nothing"))
 
 
-def test_the_command_ends_in_order(folder: str, expected: list[list[str]]) -> None:
+@pytest.mark.parametrize("whom", ["the server", "all processes"])
+def test_the_command_ends_in_order(whom: str, folder: str, expected: list[list[str]]) -> None:
     options = ["--model_name_or_path", folder, "--workers", "2", "--port", "0"]
     command = [sys.executable, "-m", "vanilla_transformer", "serve", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    process = subprocess.Popen(command, **pipes)
     try:
         assert process.stdout is not None
         client = LibreTranslateAPI(process.stdout.readline().split()[4])
         assert [[client.translate(text, "en", "de")] for text in TEXTS[:4]] == expected[:4]
-        process.send_signal(signal.SIGTERM)
-        rest, errors = process.communicate(timeout=60)
+        with ThreadPoolExecutor(16) as pool:
+            asked = [pool.submit(client.translate, text, "en", "de") for text in TEXTS[:16]]
+            wait([asked[0]])
+            if whom == "the server":
+                process.send_signal(signal.SIGTERM)
+            else:  # as systemd does
+                os.killpg(process.pid, signal.SIGTERM)
+            rest, errors = process.communicate(timeout=60)
         assert (process.returncode, rest) == (0, "The server has ended; what it accepted is answered.\n"), errors
+        # Others came too late for a server that takes no more.
+        answers = [future.exception() or future.result() for future in asked]
+        assert all(
+            answer == text or "503" in str(answer) or "refused" in str(answer)
+            for answer, [text] in zip(answers, expected, strict=False)
+        )
+        assert errors.count("The engine for") == 1, "each process tells the same"
     finally:
         process.kill()
         process.communicate()

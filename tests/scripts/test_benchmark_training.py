@@ -66,4 +66,5 @@ def test_the_loss_is_measured_in_a_process_of_its_own(monkeypatch: pytest.Monkey
         [benchmark.Workload(*workload, side, "float32", 1024) for side in sides]
     )
     megabytes_of_logits = 1024 * 40_000 * 4 / 2**20
-    assert plain[2] > 1.5 * megabytes_of_logits > megabytes_of_logits > ours[2]  # about 3 and 0.7 times
+    # About 3 and 0.7 times as much, and in both what a forked process reads of the libraries anew.
+    assert plain[2] - ours[2] > 1.5 * megabytes_of_logits

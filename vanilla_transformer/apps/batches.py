@@ -24,6 +24,14 @@ class QueueFullError(Exception):
     """There is no place for these sentences now."""
 
 
+class NotReadyError(QueueFullError):
+    """Nothing translates now; it may again after a while."""
+
+
+class LostError(RuntimeError):
+    """What translated the sentences has ended; they may be sent again."""
+
+
 class StoppedError(Exception):
     """The server is ending and takes no more."""
 

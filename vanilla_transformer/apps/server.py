@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vanilla_transformer.data.detection import Detection, Detector
 
-from .batches import BadTextError, Direction, QueueFullError, StoppedError
+from .batches import BadTextError, Direction, LostError, NotReadyError, QueueFullError, StoppedError
 from .rates import RateLimiter, find_network
 from .texts import Pieces, name_language
 
@@ -329,21 +329,23 @@ class _Server:
 
 def _add_errors(app: FastAPI) -> None:
     """Lets every error be answered as LibreTranslate does: `{"error": ...}`."""
-    statuses = {BadTextError: 400, QueueFullError: 503, StoppedError: 503}
+    # 503, and in how many seconds to ask again.
+    seconds = {QueueFullError: "1", LostError: "1", StoppedError: "1", NotReadyError: "10"}
 
     async def answer_refusal(request: Request, error: Any) -> JSONResponse:
         return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
 
     async def answer_text(request: Request, error: Any) -> JSONResponse:
-        status = statuses[type(error)]
-        return JSONResponse({"error": str(error)}, status, _RETRY_AFTER if status == 503 else None)
+        if isinstance(error, BadTextError):
+            return JSONResponse({"error": str(error)}, 400)
+        return JSONResponse({"error": str(error)}, 503, {"Retry-After": seconds[type(error)]})
 
     async def answer_failure(request: Request, error: Any) -> JSONResponse:
         return JSONResponse({"error": "The server failed; its log says why."}, 500)
 
     app.add_exception_handler(Exception, answer_failure)
     app.add_exception_handler(AnyHTTPException, answer_refusal)
-    for kind in statuses:
+    for kind in (BadTextError, *seconds):
         app.add_exception_handler(kind, answer_text)
 
 

@@ -15,7 +15,9 @@ from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from .batches import Acceptance, BadTextError, BatchingTranslator, Job, QueueFullError
+from transformers.utils import logging as transformers_logging
+
+from .batches import Acceptance, BadTextError, BatchingTranslator, Job, LostError, NotReadyError
 
 logger = logging.getLogger(__name__)
 
@@ -48,10 +50,17 @@ class _Worker:
         return sum(part.size for part in self.parts.values())
 
 
-def work(connection: Connection, load: Load, num_processes: int) -> None:
+def work(connection: Connection, load: Load, num_processes: int, level: int, shows_bars: bool) -> None:
     """What a process does: it answers parts of jobs by their numbers until the connection ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which then ends its processes in order
+    # Ctrl-C, and what systemd sends to all processes, are for the server, which then ends its processes in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     import torch
+
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    logging.getLogger("vanilla_transformer").setLevel(level)
+    if not shows_bars:
+        transformers_logging.disable_progress_bar()
 
     torch.set_num_threads(max(1, torch.get_num_threads() // num_processes))
     # In a thread of its own, so that this one always takes what comes: neither side may wait for the other to read.
@@ -124,22 +133,29 @@ class TranslatingProcesses(Acceptance):
         self._numbers = count()
         self._has_started = False
         self._failure: tuple[str, bool] | None = None  # to start
-        self._workers = [self._start(num_processes) for _ in range(num_processes)]
+        self._workers = [self._start(num_processes, index) for index in range(num_processes)]
         self._threads = [threading.Thread(target=self._listen, args=(index,)) for index in range(num_processes)]
         for thread in self._threads:
             thread.start()
-        with self._changed:
-            self._changed.wait_for(lambda: self._failure or all(worker.is_ready for worker in self._workers))
-            self._has_started = not self._failure
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._failure or all(worker.is_ready for worker in self._workers))
+                self._has_started = not self._failure
+        except BaseException:  # Ctrl-C
+            self.stop()
+            raise
         if self._failure:
             self.stop()
             message, is_users = self._failure
             raise ValueError(message) if is_users else RuntimeError(message)
 
-    def _start(self, num_processes: int) -> _Worker:
+    def _start(self, num_processes: int, index: int) -> _Worker:
+        # One process tells for all what there is to tell of a model.
+        level = logging.getLogger("vanilla_transformer").getEffectiveLevel() if index == 0 else logging.ERROR
+        shows_bars = index == 0 and transformers_logging.is_progress_bar_enabled()
         context = multiprocessing.get_context("spawn")
         connection, theirs = context.Pipe()
-        process = context.Process(target=work, args=(theirs, self.load, num_processes), daemon=True)
+        process = context.Process(target=work, args=(theirs, self.load, num_processes, level, shows_bars), daemon=True)
         process.start()
         theirs.close()  # so that the end of the process is the end of the connection
         return _Worker(process, connection)
@@ -152,7 +168,7 @@ class TranslatingProcesses(Acceptance):
     def _take(self, job: Job) -> None:
         ready = [worker for worker in self._workers if worker.is_ready]
         if not ready:
-            raise QueueFullError("No process is ready to translate.")
+            raise NotReadyError("No process is ready to translate.")
         size = -(-len(job.sentences) // len(ready))
         for first in range(0, len(job.sentences), size):
             sentences = job.sentences[first : first + size]
@@ -178,7 +194,7 @@ class TranslatingProcesses(Acceptance):
                 logger.error("A process that translates has ended (%s); another is started.", worker.process.exitcode)
                 if self._changed.wait_for(lambda: self._stopping, pause):
                     return
-                self._workers[index] = self._start(len(self._workers))
+                self._workers[index] = self._start(len(self._workers), index)
 
     def _read(self, worker: _Worker, kind: str, *message: Any) -> None:
         if kind == "batch":
@@ -187,6 +203,8 @@ class TranslatingProcesses(Acceptance):
             with self._changed:
                 if kind == "ready":
                     (self.directions,), worker.is_ready = message, True
+                    if self._has_started:
+                        logger.info("Process %d is ready to translate.", worker.process.pid)
                 elif self._has_started:
                     logger.error("The model cannot be loaded again: %s", message[0])
                 else:
@@ -225,7 +243,7 @@ class TranslatingProcesses(Acceptance):
         worker.connection.close()
         worker.process.join()
         for part in parts:
-            self._fail(part, RuntimeError("The process that translated has ended."))
+            self._fail(part, LostError("The process that translated has ended."))
 
     def stop(self) -> None:
         """Accepts nothing more, and returns when all that was accepted is translated."""

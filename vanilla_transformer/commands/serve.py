@@ -69,7 +69,7 @@ class ServingArguments(GlossaryArguments, EngineArguments):
         "serve many clients fastest.",
         1,
     )
-    split_sentences: bool = option("Cut lines into sentences.", True)
+    split_sentences: bool = option("Cut lines into sentences; --no_split_sentences: do not.", True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -214,5 +214,5 @@ def run(arguments: ServingArguments) -> None:
     print("The server has ended; what it accepted is answered.", flush=True)
 
 
-make_parser = partial(make_argument_parser, ServingArguments, __doc__)
+make_parser = partial(make_argument_parser, ServingArguments, __doc__, shows_defaults=True)
 main = make_main(make_parser, run, "The server has ended; what it accepted is answered.")

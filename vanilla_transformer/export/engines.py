@@ -76,8 +76,12 @@ class EngineArguments(InferenceArguments):
         """
         from vanilla_transformer.files import check_model_name
 
+        from .ctranslate2 import QUANTIZATIONS
+
         for each in self.model_names:
             check_model_name(each)
+        if self.dtype not in ("auto", *QUANTIZATIONS):
+            raise ValueError(f"dtype is {self.dtype!r}; it must be one of {', '.join(['auto', *QUANTIZATIONS])}.")
         if len(self.model_names) > 1:
             return self._load_ensemble()
         name, own = self.model_name_or_path, find_engine_of(self.model_name_or_path)
