@@ -126,7 +126,8 @@ def test_wrong_input_is_explained(
         assert f"{exported} holds a model exported to CTranslate2: it needs --engine ctranslate2" in said
     from_exported += ["--engine", "ctranslate2"]
     for arguments, message in (
-        (["--dtype", "int4"], f"{exported} cannot be loaded on cpu: "),
+        (["--dtype", "int4"], "dtype is 'int4'; it must be one of auto, float32, "),
+        (["--dtype", "float16"], f"{exported} cannot be loaded on cpu: "),
         (["--max_new_tokens", 61], "61 new tokens are asked for (can be: 1 to 60, for so many it has positions)"),
         (["--revision", "v1"], "--revision v1 is for models on the Hub"),
     ):
