@@ -131,7 +131,8 @@ def check(arguments: CheckArguments) -> None:
     """Makes noise, cleans, and prints the table."""
     from vanilla_transformer.data.cleaning import clean_pairs, default_rules, make_rule, make_rules
     from vanilla_transformer.data.corpora import load_parallel_corpus
-    from vanilla_transformer.inference.cleaning import ALL_RULES, open_table
+    from vanilla_transformer.inference.cleaning import ALL_RULES
+    from vanilla_transformer.inference.outputs import open_table
 
     folder = Path(arguments.folder)
     if absent := [name for name in FILES if not (folder / name).is_file()]:

@@ -220,15 +220,16 @@ class BatchingTranslator(Acceptance):
 
     def _find_joining(self, batch: ContinuousBatch[_Sentence]) -> list[_Sentence]:
         """Those that have waited longest; a few wait for others, so that an encoder's run serves more than one."""
-        sizes = [len(sentence.token_ids) for sentence in batch.keys]
+        size, count = len(batch), 0
+        longest = max((len(sentence.token_ids) for sentence in batch.keys), default=0)
         for sentence in self._waiting:
-            longest = max([len(sentence.token_ids), *sizes])
-            if len(sizes) >= self.translator.fits(longest):
+            longest = max(longest, len(sentence.token_ids))
+            if size + count >= self.translator.fits(longest):
                 break
-            sizes.append(len(sentence.token_ids))
-        joining = self._waiting[: len(sizes) - len(batch)]
+            count += 1
+        joining = self._waiting[:count]
         is_early = joining and time.monotonic() - joining[0].since < self.max_wait
-        if is_early and len(joining) * _WORTH_JOINING < len(batch):
+        if is_early and len(joining) * _WORTH_JOINING < size:
             return []
         self._waiting = self._waiting[len(joining) :]
         return joining

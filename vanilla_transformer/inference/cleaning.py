@@ -11,19 +11,15 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
-from fsspec.utils import infer_compression
 
 from vanilla_transformer.data import readers
 from vanilla_transformer.data.cleaning import RULES, Outcome, Rules, apply_rules, decide
@@ -34,9 +30,10 @@ from vanilla_transformer.model.pipeline_vanilla_transformer import WINDOW_SIZE
 
 from .cross_entropy import DualCrossEntropyFilter
 from .files import Contents, Progress, do_parts, prepare
+from .outputs import open_table
 from .parts import Work, find_lock
 from .processes import Processes
-from .translate import one_line, progress_bar
+from .translate import progress_bar
 
 ALL_RULES = RULES | {"DualCrossEntropyFilter": DualCrossEntropyFilter}
 _ALONE = Processes()
@@ -79,38 +76,6 @@ class Corpus:
                     yield Part(file, first, min(size, count - first))
 
         return Contents([digest.hexdigest(), *counts], [], divide, sum(counts))
-
-
-@contextmanager
-def open_table(paths: Sequence[Path], columns: Sequence[str]) -> Iterator[Callable[[Sequence[tuple[str, ...]]], None]]:
-    """Opens a table of texts, or a text file for each column; yields a function that writes rows of them."""
-    kind = find_kind(str(paths[0]))
-    with ExitStack() as stack:
-        files: Any = [
-            stack.enter_context(fsspec.open(str(path), "wb", compression=infer_compression(str(path))))
-            for path in paths
-        ]
-        if kind == "parquet":
-            schema = pa.schema([(name, pa.string()) for name in columns])
-            table = stack.enter_context(pq.ParquetWriter(files[0], schema))
-
-        def write(rows: Sequence[tuple[str, ...]]) -> None:
-            if kind == "parquet":
-                texts = [[row[index] for row in rows] for index in range(len(columns))]
-                table.write_table(pa.table(texts, schema=schema))
-            elif kind == "jsonl":
-                lines = (json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False) for row in rows)
-                files[0].write("".join(f"{line}\n" for line in lines).encode())
-            elif kind == "tsv":
-                lines = ("\t".join(one_line(text).replace("\t", " ") for text in row) for row in rows)
-                files[0].write("".join(f"{line}\n" for line in lines).encode())
-            else:
-                for index, file in enumerate(files):
-                    file.write("".join(f"{one_line(row[index])}\n" for row in rows).encode())
-
-        if kind == "tsv":
-            write([tuple(columns)])
-        yield write
 
 
 @dataclass(frozen=True)

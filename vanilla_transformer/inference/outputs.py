@@ -1,7 +1,8 @@
 """Files of translations, of the kinds of [`records`]: beside what they translate, by themselves, or as pairs."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -16,7 +17,7 @@ from vanilla_transformer.data.records import Part, RecordFile, Scan, find_kind
 from .translate import Translation, format_lines, one_line
 
 Translations: TypeAlias = list[Translation]
-_ROWS = 10_000  # of a row group of parquet
+_ROWS = 10_000  # that are written together, a row group of parquet
 
 
 class Piece(NamedTuple):
@@ -63,11 +64,13 @@ def write_translations(
     translation alone. With `n_best` there are so many lines for each source: its number, the score and the translation.
     With `make_pairs` a table has what that makes, in the columns "source" and "target".
     """
-    kind = find_kind(str(path))
     if make_pairs is not None:
-        with fsspec.open(str(path), "wb", compression=infer_compression(str(path))) as output:
-            _write_pairs(output, kind, iter(make_pairs(pieces)))
+        pairs = iter(make_pairs(pieces))
+        with open_table([path], ("source", "target")) as write_rows:
+            while rows := list(islice(pairs, _ROWS)):
+                write_rows(rows)
         return
+    kind = find_kind(str(path))
     write = {"text": _write_text, "tsv": _write_tsv, "jsonl": _write_jsonl, "parquet": _write_parquet}[kind]
     with fsspec.open(str(path), "wb", compression=infer_compression(str(path))) as output:
         write(output, pieces, kinds == {kind}, target_column, n_best)
@@ -129,16 +132,33 @@ def _write_parquet(output: Any, pieces: Iterable[Piece], keep: bool, target_colu
         writer.close()
 
 
-def _write_pairs(output: Any, kind: str, pairs: Iterator[tuple[str, str]]) -> None:
-    names = ("source", "target")
-    if kind == "parquet":
-        schema = pa.schema([(name, pa.string()) for name in names])
-        with pq.ParquetWriter(output, schema) as writer:
-            while rows := list(islice(pairs, _ROWS)):
-                writer.write_table(pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)), schema))
-    elif kind == "jsonl":
-        for pair in pairs:
-            output.write((json.dumps(dict(zip(names, pair, strict=True)), ensure_ascii=False) + "\n").encode())
-    else:
-        for pair in chain([names], pairs):
-            output.write(("\t".join(map(_cell, pair)) + "\n").encode())
+@contextmanager
+def open_table(paths: Sequence[Path], columns: Sequence[str]) -> Iterator[Callable[[Sequence[tuple[str, ...]]], None]]:
+    """Opens a table of texts, or a text file for each column; yields a function that writes rows of them."""
+    kind = find_kind(str(paths[0]))
+    with ExitStack() as stack:
+        files: Any = [
+            stack.enter_context(fsspec.open(str(path), "wb", compression=infer_compression(str(path))))
+            for path in paths
+        ]
+        if kind == "parquet":
+            schema = pa.schema([(name, pa.string()) for name in columns])
+            table = stack.enter_context(pq.ParquetWriter(files[0], schema))
+
+        def write(rows: Sequence[tuple[str, ...]]) -> None:
+            if kind == "parquet":
+                texts = [[row[index] for row in rows] for index in range(len(columns))]
+                table.write_table(pa.table(texts, schema=schema))
+            elif kind == "jsonl":
+                lines = (json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False) for row in rows)
+                files[0].write("".join(f"{line}\n" for line in lines).encode())
+            elif kind == "tsv":
+                lines = ("\t".join(map(_cell, row)) for row in rows)
+                files[0].write("".join(f"{line}\n" for line in lines).encode())
+            else:
+                for index, file in enumerate(files):
+                    file.write("".join(f"{one_line(row[index])}\n" for row in rows).encode())
+
+        if kind == "tsv":
+            write([tuple(columns)])
+        yield write
