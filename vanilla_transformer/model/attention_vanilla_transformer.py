@@ -16,7 +16,7 @@ from transformers.utils.generic import TransformersKwargs
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .linear_vanilla_transformer import project
 
-# With more keys torch's kernel for half precision is as fast as the one for float32.
+# Beyond this, the weights of all heads would take more memory than the rest of a layer.
 _MOST_KEYS = 256
 
 AttentionFunction = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
@@ -40,11 +40,12 @@ def scaled_dot_product_attention(
     """
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
     if attention_mask is not None and attention_mask.dtype is torch.bool:
-        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
-    elif attention_mask is not None:
+        least = torch.finfo(scores.dtype).min
+        attention_mask = torch.zeros_like(attention_mask, dtype=scores.dtype).masked_fill(~attention_mask, least)
+    if attention_mask is not None:
         scores = scores + attention_mask
-    weights = nn.functional.softmax(scores, dim=-1)
-    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    weights = nn.functional.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+    weights = nn.functional.dropout(weights.to(value.dtype), p=dropout, training=module.training)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
 
 
@@ -147,7 +148,7 @@ def choose_attention(module: MultiHeadAttention, key: torch.Tensor) -> Attention
     """Returns what computes equation 1 for keys (B, H, K, d_k), as `attn_implementation` says; "eager" is ours."""
     implementation = module.config._attn_implementation
     attention: AttentionFunction = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, scaled_dot_product_attention)
-    return in_float32(attention) if is_faster_in_float32(implementation, module, key) else attention
+    return attend_without_kernel if is_slow_kernel(implementation, module, key) else attention
 
 
 def check_cache_implementation(implementation: str | None, cache_implementation: str | None) -> None:
@@ -175,32 +176,27 @@ def unfold_weights(weights: torch.Tensor | None, rows: int, length: int) -> torc
     return weights.unflatten(2, (-1, length)).transpose(1, 2).flatten(0, 1)
 
 
-def is_faster_in_float32(implementation: str | None, module: nn.Module, key: torch.Tensor) -> bool:
-    """Whether "sdpa" trains faster by way of float32: half precision makes a CPU's backward pass four times as long."""
+def is_slow_kernel(implementation: str | None, module: nn.Module, key: torch.Tensor) -> bool:
+    """Whether "sdpa" is the slow kernel of bfloat16 in training on a CPU: ten times as long as equation 1."""
     return (
         implementation == "sdpa"
         and key.device.type == "cpu"
-        and key.dtype in (torch.bfloat16, torch.float16)
+        and key.dtype is torch.bfloat16
         and module.training
         and key.shape[2] <= _MOST_KEYS
     )
 
 
-def in_float32(attention: AttentionFunction) -> AttentionFunction:
-    """Returns the same attention computed in float32, with its context (B, L, H, d) in the queries' type."""
-
-    def attend(
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if attention_mask is not None and attention_mask.is_floating_point():
-            attention_mask = attention_mask.float()
-        with torch.autocast(query.device.type, enabled=False):
-            context, weights = attention(module, query.float(), key.float(), value.float(), attention_mask, **kwargs)
-        return context.to(query.dtype), weights
-
-    return attend
+def attend_without_kernel(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Equation 1 with the masks of "sdpa", which are `None` where only the future is hidden, and with no weights."""
+    length, keys = query.shape[2], key.shape[2]
+    if attention_mask is None and module.is_causal and length > 1:
+        attention_mask = torch.ones(1, 1, length, keys, dtype=torch.bool, device=query.device).tril()
+    return scaled_dot_product_attention(module, query, key, value, attention_mask, **kwargs)[0], None

@@ -125,9 +125,9 @@ def fused_cross_entropy(
         return label_smoothed_cross_entropy(
             output_layer(hidden_states[:1, :1]), labels[None, :1], label_smoothing, num_items_in_batch
         )
-    # Types are chosen here, and not by autocast.
+    dtype, is_training = _product_dtype(hidden_states), torch.is_grad_enabled()
+    # That is the type which autocast asks for; from here on it does nothing.
     with torch.autocast(hidden_states.device.type, enabled=False):
-        dtype, is_training = _product_dtype(hidden_states), torch.is_grad_enabled()
         total: torch.Tensor = _LossInChunks.apply(
             rows, output_layer.weight, output_layer.bias, targets, label_smoothing, dtype, is_training
         )
