@@ -137,7 +137,7 @@ class TestContent:
             "training": "`train.en`, `train.de`",
             "validation": "`val.en`, `val.de`",
             "number of training pairs": str(metrics["metrics"]["train_samples"]),
-            "tokenizer": "trained on the training data",
+            "tokenizer": "byte pairs, trained on the training data",
             "updates": f"{metrics['steps']} (2 epochs)",
             "batch": "at most 60 source and 60 target tokens, padding included",
             "learning rate": "peak 0.003; schedule `inverse_sqrt`, 2 warm-up updates",
@@ -169,6 +169,21 @@ class TestContent:
         validation = read(trained / "metrics.json")["metrics"]["eval_bleu"]
         assert f"BLEU {validation:.2f}," in text
         assert "(greedy). Such figures compare checkpoints" in text
+
+    def test_words_as_tokens_and_a_training_without_translations(self, trained: Path) -> None:
+        arguments = read(trained / "arguments.json")
+        arguments["model"]["tokenizer_type"] = "wordlevel"
+        arguments["training"]["predict_with_generate"] = False
+        change(trained / "arguments.json", **arguments)
+        files = {"test_file": ["a/test.2016.en", "a/test.2016.de"]}
+        change(trained / "test" / "metrics.json", arguments=files)
+        card = build_model_card(trained)
+        assert rows_of(card)["tokenizer"] == "whole words, trained on the training data"
+        assert "- Its tokens are words as they stand between spaces." in part(card, "Limits")
+        text = part(card, "Evaluation")
+        assert "| test.2016 | 7 | 2 beams" in text
+        assert "perplexity" in text.partition("The trainer's last evaluation")[2]
+        assert "(greedy). Such figures" not in text
 
     def test_signatures_that_differ_name_their_rows(self, trained: Path) -> None:
         change(trained / "val" / "metrics.json", bleu_signature="tok:char")

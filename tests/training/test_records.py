@@ -214,13 +214,31 @@ class TestMetrics:
     def test_those_of_a_part_say_where_it_began(self, tmp_path: Path) -> None:
         make_trainer(tmp_path, trainer_class=TranslationTrainer, max_steps=4).train()
         trainer = make_trainer(tmp_path, trainer_class=TranslationTrainer)
-        metrics = trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4")).metrics
+        checkpoint = tmp_path / "checkpoint-4"
+        state = json.loads((checkpoint / "trainer_state.json").read_text())
+        state["stateful_callbacks"].pop("TranslationTrainer")  # as older code left it
+        (checkpoint / "trainer_state.json").write_text(json.dumps(state))
+        metrics = trainer.train(resume_from_checkpoint=str(checkpoint)).metrics
         assert metrics["train_resumed_at_step"] == 4
         content = write(trainer, tmp_path, trainer.state, metrics)
         assert (content["resumed_at_step"], content["steps"]) == (4, STEPS)
         # The last two of three updates of the second pass, four sentences each.
         every = sum(map(len, make_dataset()["input_ids"]))
         assert 0 < content["tokens_seen"]["source"] < every
+
+    def test_of_a_training_in_parts_all_parts_count(self, tmp_path: Path) -> None:
+        first = make_trainer(tmp_path, trainer_class=TranslationTrainer, max_steps=4).train().metrics
+        state = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
+        seconds = state["stateful_callbacks"]["TranslationTrainer"]["seconds"]
+        assert 0 < seconds <= first["train_runtime"] * 1.1
+        trainer = make_trainer(tmp_path, trainer_class=TranslationTrainer)
+        metrics = trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4")).metrics
+        content = write(trainer, tmp_path, trainer.state, metrics)
+        assert content["resumed_at_step"] is None
+        assert content["tokens_seen"]["source"] == 2 * sum(map(len, make_dataset()["input_ids"]))
+        assert content["runtime_seconds"] == metrics["train_runtime"] > seconds
+        pairs = 2 * len(make_dataset())
+        assert metrics["train_samples_per_second"] == pytest.approx(pairs / metrics["train_runtime"], rel=0.01)
 
     def write(self, folder: Path, metrics: dict[str, Any], **changes: Any) -> Any:
         return write(make_trainer(folder), folder, TrainerState(**{"global_step": 10, **changes}), metrics)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +40,7 @@ _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 # The Hub wants ISO 639 codes; corpora say en, en_XX, eng_Latn or en-US.
 _LANGUAGE = re.compile(r"([A-Za-z]{2,3})([-_].*)?")
+_NAME_PART = re.compile(r"[^._-]*[._-]?")
 _UNNAMED_LABEL = re.compile(r"LABEL_\d+")
 # What a person who opens the repository reads of its code.
 _READABLE = ("configuration", "modeling", "attention", "positions")
@@ -266,8 +267,7 @@ class ModelFolder:
             public = public_name(str(name))
             kind, config = public if is_hub_name(name) else "local", arguments.get("dataset_config_name")
             return _Evaluation(folder, scores, f"{public} ({split})", kind, config, split, note)
-        stems = {name.partition(".")[0] for name in files}
-        name = stems.pop() if len(stems) == 1 else ", ".join(files) or NOT_RECORDED
+        name = _common_name(files) or ", ".join(files) or NOT_RECORDED
         return _Evaluation(folder, scores, name, "local", name, None, note)
 
     def metadata(self, name: str) -> dict[str, Any]:
@@ -435,6 +435,14 @@ def base_names(paths: Any) -> list[str]:
     return [
         name for path in paths for name in (base_names(path) if isinstance(path, list) else [_base_name(str(path))])
     ]
+
+
+def _common_name(files: list[str]) -> str:
+    """What a test set's files are called: "test.2016" if they are "test.2016.en" and "test.2016.de"."""
+    if len(files) == 1:
+        return files[0].partition(".")[0]
+    places = takewhile(lambda place: len(set(place)) == 1, zip(*map(_NAME_PART.findall, files), strict=False))
+    return "".join(place[0] for place in places).rstrip("._-")
 
 
 def public_name(name: str) -> str:

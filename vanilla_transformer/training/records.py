@@ -159,8 +159,8 @@ def write_metrics(
     - "metrics": `metrics` under the Trainer's own names ("train_loss", "eval_bleu", ...);
     - "last_log": what was logged last while training (loss, learning rate, tokens per second, ...);
     - "best": "metric", "value", "step" and "checkpoint" (relative to the folder) of the best evaluation, or null;
-    - "resumed_at_step": the update after which the last part of a [`TranslationTrainer`]'s training began, or null. The
-      metrics whose names begin with "train_", "tokens_seen" (without padding) and "runtime_seconds" are of that part;
+    - "tokens_seen" (without padding) and "runtime_seconds": if "resumed_at_step" is null, of all parts of a
+      [`TranslationTrainer`]'s training that was resumed, or else of those since that update;
     - "parameters" and "trainable_parameters": their number, shared ones counted once;
     - "steps" (updates), "epochs", "device", "device_name", "processes" and "versions".
 

@@ -42,6 +42,9 @@ from .sharding import drop_tied_copies, is_sharded, keep_tables_together, unshar
 
 logger = logging.get_logger(__name__)
 
+# Where a checkpoint's state says what led to it: pairs, tokens and seconds.
+_SPENT = "TranslationTrainer"
+
 
 class _SetEpoch(TrainerCallback):
     """Tells a sampler which epoch begins."""
@@ -66,7 +69,8 @@ class TranslationTrainer(Seq2SeqTrainer):
     counted from 0, and as `epoch` the share of `max_steps` that is done. The evaluation loss is a mean over tokens, so
     that `eval_perplexity`, its exponential, does not depend on the batches. With `average_checkpoints` it averages the
     last ones at the end ([`AverageCheckpoints`]). Without a learning rate it takes the paper's, (d_model *
-    warmup_steps)^-0.5. What `train` returns counts tokens and seconds since the update `train_resumed_at_step`.
+    warmup_steps)^-0.5. What `train` returns counts the tokens and seconds of all parts of a training that was resumed,
+    or those since the update `train_resumed_at_step`, where the checkpoint of older code does not tell what led to it.
 
     With `push_to_hub` every push is a model with code and card, and nothing that says where things are on this machine
     ([`select_files`]), except in the checkpoints that `hub_strategy` "checkpoint" or "all_checkpoints" adds. A push
@@ -102,8 +106,10 @@ class TranslationTrainer(Seq2SeqTrainer):
         if self.stream is not None and self.args.dataloader_num_workers:
             raise ValueError(f"dataloader_num_workers={self.args.dataloader_num_workers}: must be 0 for a stream.")
         self._counts: dict[str, int | torch.Tensor] = {}
+        self._since_log: dict[str, int] = {}
         self._totals = dict.fromkeys(("pairs", "source", "target"), 0)
-        self._resumed_step = 0
+        self._resumed_step = self._counted_from = 0
+        self._seconds_before = self._begin = 0.0
         self._interval_start: float | None = None
         self._pause = 0.0
         self._loss_sums: list[torch.Tensor] = []
@@ -197,12 +203,15 @@ class TranslationTrainer(Seq2SeqTrainer):
             if found is None:
                 raise ValueError(f"resume_from_checkpoint=True, but {folder} holds no whole checkpoint.")
             resume_from_checkpoint = str(found)
-        self._resumed_step = 0
+        self._resumed_step, spent = 0, {}
         if resume_from_checkpoint:
             state = TrainerState.load_from_json(str(Path(str(resume_from_checkpoint)) / TRAINER_STATE_NAME))
             self._resumed_step = state.global_step
+            spent = cast(dict[str, Any], state.stateful_callbacks).get(_SPENT, {})
         self._interval_start, self._pause = None, 0.0
-        self._totals = dict.fromkeys(self._totals, 0)
+        self._counted_from = 0 if spent else self._resumed_step
+        self._totals = {name: spent.get(name, 0) for name in self._totals}
+        self._seconds_before, self._begin = spent.get("seconds", 0.0), time.perf_counter()
         skips = self.args.ignore_data_skip
         try:
             if self.stream is not None and resume_from_checkpoint:
@@ -312,24 +321,25 @@ class TranslationTrainer(Seq2SeqTrainer):
                 self._counts[name] = self._counts.get(name, 0) + count
         return super().training_step(model, inputs, *args, **kwargs)
 
-    def _take_counts(self) -> dict[str, int]:
-        """Returns what all processes counted since the last time."""
+    def _add_counts(self) -> None:
+        """Adds up what all processes counted since the last time."""
         if not self._counts:
-            return {}
+            return
         counts = torch.stack([torch.as_tensor(count, device=self.args.device) for count in self._counts.values()])
         if self.args.world_size > 1:
             counts = self.accelerator.reduce(counts, reduction="sum")
-        taken = dict(zip(self._counts, map(int, counts.tolist()), strict=True))
+        for name, count in zip(self._counts, map(int, counts.tolist()), strict=True):
+            self._since_log[name] = self._since_log.get(name, 0) + count
+            if name in self._totals:
+                self._totals[name] += count
         self._counts = {}
-        for name in self._totals:
-            self._totals[name] += taken[name]
-        return taken
 
     def _speed(self) -> dict[str, float]:
         now = time.perf_counter()
         seconds = now - (self._interval_start or now) - self._pause
         self._interval_start, self._pause = now, 0.0
-        counts = self._take_counts()
+        self._add_counts()
+        counts, self._since_log = self._since_log, {}
         if not counts:
             return {}
         return {
@@ -344,13 +354,13 @@ class TranslationTrainer(Seq2SeqTrainer):
             logs.update(self._speed())
         if "train_runtime" in logs:
             # The library multiplies the number of updates by per_device_train_batch_size.
-            self._take_counts()
-            runtime = logs["train_runtime"]
-            logs["train_samples_per_second"] = round(self._totals["pairs"] / runtime, 3)
+            self._add_counts()
+            logs["train_runtime"] += self._seconds_before
+            logs["train_samples_per_second"] = round(self._totals["pairs"] / logs["train_runtime"], 3)
             for side in ("source", "target"):
                 logs[f"train_{side}_tokens"] = self._totals[side]
-            if self._resumed_step:
-                logs["train_resumed_at_step"] = self._resumed_step
+            if self._counted_from:
+                logs["train_resumed_at_step"] = self._counted_from
         if self.stream is not None:
             # A stream has no length: what has been done of it is a share of max_steps.
             self.state.epoch = self.state.global_step / self.state.max_steps
@@ -361,6 +371,10 @@ class TranslationTrainer(Seq2SeqTrainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         start = time.perf_counter()
         name = f"checkpoint-{self.state.global_step}"
+        self._add_counts()
+        if not self._counted_from:
+            seconds = self._seconds_before + start - self._begin
+            cast(dict[str, Any], self.state.stateful_callbacks)[_SPENT] = {**self._totals, "seconds": seconds}
         try:
             # The library would delete by the folders' times.
             with _put_away(self.args, "save_total_limit"), _explaining_failure(name):
