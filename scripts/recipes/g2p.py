@@ -12,15 +12,13 @@ The errors are percentages: WER of words that are not right in full, PER of soun
 17.5 of the task's Transformers, one a language, 13.8 of the best system, an ensemble (Gorman et al., 2020).
 """
 
-import argparse
 import json
-import shlex
 import statistics
-import subprocess
-import sys
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
+
+from steps import call, describe, format_table, make_parser
 
 RECIPE = Path(__file__).with_suffix(".yaml")
 
@@ -61,13 +59,6 @@ def write_data(data: Path, folder: Path) -> list[str]:
     return languages
 
 
-def call(*words: str | Path) -> None:
-    """Runs a command of the package, and shows it."""
-    command = [str(word) for word in words]
-    print("vanilla-transformer", shlex.join(command), flush=True)
-    subprocess.run([sys.executable, "-m", "vanilla_transformer", *command], check=True)
-
-
 def score(models: Sequence[Path], languages: Sequence[str], data: Path, folder: Path) -> dict[str, tuple[float, float]]:
     """WER and PER of each language; several models answer together."""
     scores = {}
@@ -86,26 +77,23 @@ def make_table(languages: Sequence[str], runs: Sequence[dict[str, tuple[float, f
     singles = runs[:-1] if together else runs
     columns = [("one model", singles), *([(f"{len(singles)} together", runs[-1:])] if together else [])]
     heads = [f"{kind}, {name}" for name, _ in columns for kind in ("WER", "PER")]
-    rows = [["", *heads], ["---"] * (len(heads) + 1)]
+    rows = [["", *heads]]
     for language in [*languages, "macro average"]:
         cells = []
         for _, scores in columns:
             for kind in range(2):
                 chosen = languages if language == "macro average" else [language]
                 values = [statistics.fmean(each[code][kind] for code in chosen) for each in scores]
-                spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-                cells.append(f"{statistics.fmean(values):.1f}{spread}")
+                cells.append(describe(values, 1))
         rows.append([language, *cells])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return format_table(rows)
 
 
 def main(argv: list[str] | None = None) -> None:
     """Trains, scores and prints the table, also into results.md of the output folder."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, seeds="")
     parser.add_argument("--data", type=Path, required=True, help="the folder of the task's files")
-    parser.add_argument("--output_dir", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="a training each")
-    arguments, options = parser.parse_known_args(argv)  # what else there is, `train` takes
+    arguments, options = parser.parse_known_args(argv)
     out = arguments.output_dir
     languages = write_data(arguments.data, out / "data")
     models = []

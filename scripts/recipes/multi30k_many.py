@@ -8,27 +8,17 @@ direction. All have the same size and the settings of multi30k_many.yaml beside 
 they run. What is finished is not done again. Scores are BLEU on test_2016_flickr (sacreBLEU, 13a).
 """
 
-import argparse
 import json
-import shlex
-import statistics
-import subprocess
-import sys
 from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
+
+from steps import call, describe, format_table, make_parser
 
 RECIPE = Path(__file__).with_suffix(".yaml")
 LANGUAGES = ("en", "de", "fr")
 ZERO_SHOT = (("de", "fr"), ("fr", "de"))
 MANY = "many"
-
-
-def call(*words: str | Path) -> None:
-    """Runs a command of the package, and shows it."""
-    command = [str(word) for word in words]
-    print("vanilla-transformer", shlex.join(command), flush=True)
-    subprocess.run([sys.executable, "-m", "vanilla_transformer", *command], check=True)
 
 
 def find_files(data: Path, part: str, pair: Sequence[str]) -> list[Path]:
@@ -61,23 +51,18 @@ def score(data: Path, model: Path, pair: Sequence[str]) -> float:
 
 def make_table(scores: dict[tuple[str, str], dict[str, list[float]]]) -> str:
     """A row a direction: the mean and the standard deviation of the seeds."""
-    rows = ["| | one model | one a direction |", "|---|---|---|"]
+    rows = [["", "one model", "one a direction"]]
     for pair, found in scores.items():
-        cells = []
-        for values in (found[MANY], found["single"]):
-            spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-            cells.append(f"{statistics.fmean(values):.2f}{spread}")
-        rows.append(f"| {' to '.join(pair)}{' (zero-shot)' if pair in ZERO_SHOT else ''} | {' | '.join(cells)} |")
-    return "\n".join(rows)
+        name = f"{' to '.join(pair)}{' (zero-shot)' if pair in ZERO_SHOT else ''}"
+        rows.append([name, describe(found[MANY], 2), describe(found["single"], 2)])
+    return format_table(rows)
 
 
 def main(argv: list[str] | None = None) -> None:
     """Trains, scores and prints the table, also into results.md of the output folder."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, seeds=" of seven models")
     parser.add_argument("--data", type=Path, required=True, help="the folder of the corpus")
-    parser.add_argument("--output_dir", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="a training each, of seven models")
-    arguments, options = parser.parse_known_args(argv)  # what else there is, `train` takes
+    arguments, options = parser.parse_known_args(argv)
     data, out = arguments.data, arguments.output_dir
     directions = list(permutations(LANGUAGES, 2))
     parts = ("train", "val", "test_2016_flickr")

@@ -1,0 +1,110 @@
+r"""What each change to a recipe is worth: rows of changes, trained with several seeds and scored on validation data.
+
+    python scripts/recipes/ablation.py --recipe scripts/recipes/multi30k_en_de.yaml \
+        --changes scripts/recipes/multi30k_table3.yaml --output_dir out/table3 --seeds 1 2 3
+
+RECIPE is a file of arguments for `vanilla-transformer train`. CHANGES has the rows by name: `options`, which take the
+place of the recipe's (of `config_overrides` those that are named), and `columns`, which stand beside what is measured,
+such as published figures. `--rows` chooses some of them. All seeds of the first number are trained before the second.
+The commands are printed as they run, the table after each of them. What is finished is not done again, and a training
+that was interrupted goes on.
+
+Perplexity and BLEU are those of the recipe's validation data, which also chose when to end: they compare rows, not
+systems. Minutes are those of a training, in all its parts.
+"""
+
+import json
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from steps import call, describe, format_table, make_parser
+
+NUM_BEAMS = 4
+
+
+def read_changes(path: Path, names: Sequence[str] | None) -> dict[str, dict[str, Any]]:
+    """The rows of a file, or those of these names."""
+    rows = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(rows, dict) or not all(isinstance(row, dict | None) for row in rows.values()):
+        raise SystemExit(f"{path} must hold rows by name, each with `options`, `columns` or nothing.")
+    for name, row in rows.items():
+        if unknown := set(row or {}) - {"options", "columns"}:
+            raise SystemExit(f"{path}, row {name}: {', '.join(sorted(unknown))} is neither `options` nor `columns`.")
+    if unknown := set(names or ()) - rows.keys():
+        raise SystemExit(f"--rows {' '.join(sorted(unknown))}: the rows of {path} are {', '.join(rows)}.")
+    return {name: rows[name] or {} for name in names or rows}
+
+
+def merge_options(recipe: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, str]:
+    """Options for the command line; fields of the configuration that a row does not name stay the recipe's."""
+    merged = {name: json.dumps(value) if isinstance(value, bool) else str(value) for name, value in options.items()}
+    fields = [option.get("config_overrides") or "" for option in (recipe, options)]
+    pairs = dict(pair.split("=", 1) for text in fields for pair in text.split(",") if pair)
+    if "config_overrides" in merged:
+        merged["config_overrides"] = ",".join(f"{name}={value}" for name, value in pairs.items())
+    return merged
+
+
+def measure(
+    arguments: Namespace, recipe: Mapping[str, Any], row: Mapping[str, Any], folder: Path, seed: int
+) -> dict[str, float]:
+    """Trains and scores, as far as it is not done; returns what the table tells."""
+    if not (folder / "metrics.json").is_file():
+        options = merge_options(recipe, row.get("options", {}))
+        words = [word for name, value in options.items() for word in (f"--{name}", value)]
+        call("train", arguments.recipe, *words, *arguments.options, "--seed", str(seed), "--output_dir", folder)
+    metrics = folder / "validation" / "metrics.json"
+    if not metrics.is_file():
+        words = ["--test_file", *recipe["validation_file"], "--num_beams", str(NUM_BEAMS)]
+        for name in ("bleu_tokenize", "remove_bpe"):
+            words += [f"--{name}", recipe[name]] if recipe.get(name) else []
+        call("evaluate", "--model_name_or_path", folder, *words, "--output_dir", metrics.parent)
+    scores, costs = (json.loads(path.read_text(encoding="utf-8")) for path in (metrics, folder / "metrics.json"))
+    return {
+        "perplexity": scores["perplexity"],
+        "BLEU": scores["bleu"],
+        "parameters, millions": costs["parameters"] / 1e6,
+        "updates": costs["steps"],
+        "minutes": (costs["runtime_seconds"] or float("nan")) / 60,
+    }
+
+
+def make_table(rows: Mapping[str, Mapping[str, Any]], results: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
+    """A row each, of those that have results."""
+    columns = list(dict.fromkeys(name for row in rows.values() for name in row.get("columns", {})))
+    digits = {"perplexity": 2, "BLEU": 2, "parameters, millions": 2, "updates": 0, "minutes": 0}
+    table = [["", *columns, *digits, "seeds"]]
+    for name, found in results.items():
+        told = [str(rows[name].get("columns", {}).get(column, "")) for column in columns]
+        measured = [describe([result[column] for result in found], places) for column, places in digits.items()]
+        table.append([name, *told, *measured, str(len(found))])
+    return format_table(table)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Trains, scores, and writes the table so far into results.md of the output folder."""
+    parser = make_parser(__doc__, seeds=" of each row")
+    parser.add_argument("--recipe", type=Path, required=True, help="a YAML file of arguments of `train`")
+    parser.add_argument("--changes", type=Path, required=True, help="a YAML file of rows")
+    parser.add_argument("--rows", nargs="+", help="names of rows, in this order (default: all)")
+    arguments, options = parser.parse_known_args(argv)
+    arguments.options = options
+    rows = read_changes(arguments.changes, arguments.rows)
+    recipe = yaml.safe_load(arguments.recipe.read_text(encoding="utf-8"))
+    if not recipe.get("validation_file"):
+        raise SystemExit(f"{arguments.recipe} names no validation_file, which rows are compared on.")
+    results: dict[str, list[dict[str, float]]] = {}
+    for seed in arguments.seeds:
+        for name, row in rows.items():
+            folder = arguments.output_dir / name / f"seed{seed}"
+            results.setdefault(name, []).append(measure(arguments, recipe, row, folder, seed))
+            table = make_table(rows, results)
+            (arguments.output_dir / "results.md").write_text(table + "\n", encoding="utf-8")
+            print(table, flush=True)
+
+
+if __name__ == "__main__":
+    main()
