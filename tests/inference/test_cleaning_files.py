@@ -156,6 +156,44 @@ def test_texts_that_no_line_can_hold(tmp_path: Path) -> None:
     assert read([tmp_path / "out.tsv"]) == [("a b c", "half \ufffd")]
 
 
+def read_json_lines(path: Path) -> list[tuple[str, str]]:
+    return [(record["source"], record["target"]) for record in map(json.loads, path.read_text().splitlines())]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line", "expected"),
+    [
+        ("in.tsv", b"a\tx\nthree\tcells\there\nb\ty\n", 2, ("three cells here", "")),
+        ("in.tsv", b"a\tx\ncaf\xe9\tkaffee\nb\ty\n", 2, ("caf\ufffd", "kaffee")),
+        ("in.csv", b'a,x\none cell\n"a ""quote,y\n', 2, ("one cell", "")),
+        ("in.jsonl", b'{"en": "a", "de": "x"}\n{"en": "b"}\n{"en": "b", "de": "y"}\n', 2, ("b", "")),
+        ("in.jsonl", b'{"en": "a", "de": "x"}\n{"en": "b", "de": "y"}\n{"en": "a', 3, ('{"en": "a', "")),
+        ("in.jsonl", b'{"en": "a", "de": "x"}\n{"en": 3, "de": "d"}\n{"en": "b", "de": "y"}\n', 2, ("3 d", "")),
+    ],
+)
+def test_damaged_lines_are_left_to_the_rules(
+    name: str, content: bytes, line: int, expected: tuple[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    options: dict[str, Any] = {"source_lang": "en", "target_lang": "de", "progress": False, "window_size": 1}
+    clean_corpus([], [tmp_path / "out.jsonl"], files=[tmp_path / name], **options)
+    found = read_json_lines(tmp_path / "out.jsonl")
+    assert len(found) == 3
+    assert tuple(" ".join(text.split()) for text in found[line - 1]) == expected
+    assert len([record for record in caplog.records if f"{name}, line {line}" in record.message]) == 1
+    with pytest.raises(ValueError, match=f"line {line}"):
+        load_parallel_corpus(files=[tmp_path / name], source_lang="en", target_lang="de")
+
+
+def test_bytes_that_are_not_utf8_in_aligned_files(tmp_path: Path) -> None:
+    inputs = write_texts(tmp_path)
+    first, second, *others = inputs[1].read_bytes().splitlines(keepends=True)
+    inputs[1].write_bytes(b"".join([first, b"\xff" + second, *others]))
+    clean_corpus([], [tmp_path / "out.jsonl"], files=inputs, progress=False)
+    found = [target for _, target in read_json_lines(tmp_path / "out.jsonl")]
+    assert found[:2] == [PAIRS[0][1], "\ufffd" + PAIRS[1][1]]
+
+
 def test_parts_that_follow_each_other_are_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
     pairs = readers.AlignedLines.pairs

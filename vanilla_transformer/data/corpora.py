@@ -13,7 +13,7 @@ from typing import Literal
 
 from datasets import Dataset, DatasetDict, Features, Value, load_dataset, load_from_disk
 
-from .readers import USUAL_COLUMNS, AlignedLines, Columns, DatasetPart, Part, divide_dataset, divide_files
+from .readers import USUAL_COLUMNS, AlignedLines, Columns, DatasetPart, OnDamage, Part, divide_dataset, divide_files
 from .readers import open_text as open_text
 from .readers import read_lines as read_lines
 
@@ -61,11 +61,20 @@ def _check_texts(part: Part, number: int, source: object, target: object) -> str
     return where
 
 
-def read_pairs(part: Part) -> Iterator[tuple[str, str]]:
-    """Yields all pairs, whatever is in them; a missing text is an empty one, half a character (in JSON) is U+FFFD."""
-    for number, *texts in part.pairs():
+def read_pairs(part: Part, on_damage: OnDamage | None = None) -> Iterator[tuple[str, str]]:
+    """Yields all pairs, whatever is in them; a missing text is an empty one, half a character (in JSON) is U+FFFD.
+
+    With `on_damage`, which is told of each, a line that is no pair is a source without a target.
+    """
+    for number, *texts in (part if on_damage is None else part.tolerating(on_damage)).pairs():
         if not all(isinstance(text, str) for text in texts):
-            _check_texts(part, number, *texts)
+            try:
+                _check_texts(part, number, *texts)
+            except ValueError as error:
+                if on_damage is None:
+                    raise
+                on_damage(str(error))
+                texts = ["\t".join(map(str, texts)), None]
         source, target = (_without_surrogates(str(text)) if text else "" for text in texts)
         yield source, target
 

@@ -13,9 +13,9 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -48,6 +48,9 @@ _MISALIGNED = (
 
 # One record as read: its number (counted from 1) and both texts, not yet checked. None stands for a missing value.
 Pair = tuple[int, object, object]
+
+# Is told what is wrong with a line, which is read all the same; without one, that is an error.
+OnDamage = Callable[[str], None]
 
 # Looked for before any others.
 USUAL_COLUMNS = (("source", "target"),)
@@ -118,17 +121,23 @@ def _strip_line_end(line: str) -> str:
     return line.removesuffix("\n").removesuffix("\r") if line.endswith("\n") else line
 
 
-def decode_lines(file: Iterable[bytes], name: str | Path, first: int = 1) -> Generator[str, None, int]:
+def decode_lines(
+    file: Iterable[bytes], name: str | Path, first: int = 1, on_damage: OnDamage | None = None
+) -> Generator[str, None, int]:
     """Yields lines of UTF-8, without a byte order mark, with their line ends; returns the last one's number."""
     number = first - 1
     try:
         for number, line in enumerate(file, start=first):
-            yield line.removeprefix(_BYTE_ORDER_MARK).decode() if number == 1 else line.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{name}, line {number}: byte 0x{error.object[error.start]:02x} at position {error.start} of the "
-            "line is not UTF-8. Convert the file to UTF-8 first."
-        ) from error
+            line = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+            try:
+                text = line.decode()
+            except UnicodeDecodeError as error:
+                where = f"{name}, line {number}: byte 0x{line[error.start]:02x} at position {error.start} of the line"
+                if on_damage is None:
+                    raise ValueError(f"{where} is not UTF-8. Convert the file to UTF-8 first.") from error
+                on_damage(f"{where} is not UTF-8.")
+                text = line.decode(errors="replace")
+            yield text
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{name}, after line {number}: truncated or damaged gzip file ({error}).") from error
     return number
@@ -149,12 +158,13 @@ class Lines:
     offset: int = 0
     first: int = 1
     count: int | None = None
+    on_damage: OnDamage | None = field(default=None, compare=False)
 
     def __iter__(self) -> Iterator[str]:
         """Yields them with their line ends."""
         with _open_bytes(self.path) as file:
             file.seek(self.offset)
-            number = yield from decode_lines(islice(file, self.count), self.path, self.first)
+            number = yield from decode_lines(islice(file, self.count), self.path, self.first, self.on_damage)
         if number == 0:
             raise ValueError(f"{self.path}: the file is empty.")
         if self.count is not None and number != self.first + self.count - 1:
@@ -202,6 +212,11 @@ class AlignedLines:
         """What errors call it."""
         return f"{self.source.path} and {self.target.path}"
 
+    def tolerating(self, on_damage: OnDamage) -> "AlignedLines":
+        """The same, where bytes that are not UTF-8 are U+FFFD."""
+        source, target = (replace(lines, on_damage=on_damage) for lines in (self.source, self.target))
+        return replace(self, source=source, target=target)
+
     def pairs(self) -> Iterator[Pair]:
         """Line n of the one with line n of the other."""
         for number, (source, target) in enumerate(zip_longest(self.source, self.target), self.source.first):
@@ -213,7 +228,10 @@ class AlignedLines:
 
 
 def _records(lines: Lines) -> Iterator[tuple[int, Any]]:
-    """Yields each record of a table, fields or a JSON object, with its line; None where there is nothing in it."""
+    """Yields each record of a table, fields or a JSON object, with its line; None where there is nothing in it.
+
+    A line that is no JSON object is itself a record, where that is no error.
+    """
     kind = _kind(lines.path)
     if kind == ".csv":
         yield from _csv_records(lines)
@@ -224,12 +242,19 @@ def _records(lines: Lines) -> Iterator[tuple[int, Any]]:
         elif kind == ".tsv":
             yield number, _strip_line_end(line).split("\t")
         else:
-            yield number, _json_record(line, f"{lines.path}, line {number}")
+            try:
+                record: Any = _json_record(line, f"{lines.path}, line {number}")
+            except ValueError as error:
+                if lines.on_damage is None:
+                    raise
+                lines.on_damage(str(error))
+                record = line
+            yield number, record
 
 
 def _csv_records(lines: Lines) -> Iterator[tuple[int, list[str] | None]]:
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CSV_FIELD))
-    reader = csv.reader(lines, strict=True)
+    reader = csv.reader(lines, strict=lines.on_damage is None)
     start = 1
     try:
         for row in reader:
@@ -272,6 +297,10 @@ class TableLines:
         """The file."""
         return str(self.lines.path)
 
+    def tolerating(self, on_damage: OnDamage) -> "TableLines":
+        """The same, where bytes that are not UTF-8 are U+FFFD, and a row that is no pair is a source alone."""
+        return replace(self, lines=replace(self.lines, on_damage=on_damage))
+
     def pairs(self) -> Iterator[Pair]:
         """Its rows but for the header; lines with nothing in them are pairs of nothing."""
         source, target = self.columns
@@ -281,17 +310,27 @@ class TableLines:
             if record is None:
                 yield number, None, None
                 continue
-            if isinstance(record, dict):
-                missing = [name for name in self.columns if name not in record]
-                if missing:
-                    keys = ", ".join(map(repr, record))
-                    raise ValueError(f"{self.name}, line {number}: no {missing[0]!r}; the keys are {keys}.")
-            elif len(record) != self.width:
-                raise ValueError(
-                    f"{self.name}, line {number}: {len(record)} column(s) instead of {self.width} as in the lines "
-                    f"before; columns are separated by a {_SEPARATORS[_kind(self.name)]}."
-                )
-            yield number, record[source], record[target]
+            if isinstance(record, str):
+                yield number, record, None
+            elif problem := self._find_problem(record):
+                message = f"{self.name}, line {number}: {problem}"
+                if self.lines.on_damage is None:
+                    raise ValueError(message)
+                self.lines.on_damage(message)
+                yield number, "\t".join(map(str, record.values() if isinstance(record, dict) else record)), None
+            else:
+                yield number, record[source], record[target]
+
+    def _find_problem(self, record: dict[str, Any] | list[str]) -> str | None:
+        """What keeps a record from being a pair."""
+        if isinstance(record, dict):
+            missing = [name for name in self.columns if name not in record]
+            return f"no {missing[0]!r}; the keys are {', '.join(map(repr, record))}." if missing else None
+        if len(record) == self.width:
+            return None
+        separator = _SEPARATORS[_kind(self.name)]
+        count = f"{len(record)} column(s) instead of {self.width} as in the lines before"
+        return f"{count}; columns are separated by a {separator}."
 
 
 @dataclass(frozen=True)
@@ -309,6 +348,10 @@ class DatasetPart:
     def name(self) -> str:
         """The dataset, and which part of it."""
         return self.dataset_name + (f", part {self.index + 1} of {self.num_parts}" if self.num_parts > 1 else "")
+
+    def tolerating(self, on_damage: OnDamage) -> "DatasetPart":
+        """Itself: its reader has made texts of the bytes."""
+        return self
 
     def pairs(self) -> Iterator[Pair]:
         """Its records, numbered within the part."""
@@ -411,11 +454,11 @@ def _check_parquet_columns(path: str) -> None:
     schema = pyarrow.parquet.read_schema(path)
     if twice := [name for name, count in Counter(schema.names).items() if count > 1]:
         raise ValueError(f"{path}: several columns are called {', '.join(map(repr, twice))}; rename all but one.")
-    for field in schema:
+    for column in schema:
         try:
-            Features.from_arrow_schema(pyarrow.schema([field]))
+            Features.from_arrow_schema(pyarrow.schema([column]))
         except ValueError as error:
-            message = f"{path}: the column {field.name!r} is a {field.type}, which cannot be read."
+            message = f"{path}: the column {column.name!r} is a {column.type}, which cannot be read."
             raise ValueError(f"{message} Leave it out, or make it a struct or a string.") from error
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from vanilla_transformer.data import readers
 from vanilla_transformer.data.cleaning import RULES, Outcome, Rules, apply_rules, decide
-from vanilla_transformer.data.corpora import open_corpus, read_pairs
+from vanilla_transformer.data.corpora import Tally, open_corpus, read_pairs
 from vanilla_transformer.data.records import Part, find_kind
 from vanilla_transformer.files import check_new_file, locked, new_file
 from vanilla_transformer.model.pipeline_vanilla_transformer import WINDOW_SIZE
@@ -53,7 +53,7 @@ class Corpus:
         """The pairs of a part; `file` is one of what the corpus was divided into."""
         file, position = self._next
         if file != part.file or position > part.first:
-            self._pairs, position = read_pairs(self.parts[part.file]), 0
+            self._pairs, position = read_pairs(self.parts[part.file], on_damage=lambda _: None), 0
         found = list(islice(self._pairs, part.first - position, part.first - position + part.count))
         self._next = (part.file, part.first + part.count)
         if len(found) < part.count:
@@ -61,11 +61,11 @@ class Corpus:
         return found
 
     def scan(self, progress: bool | str) -> Contents:
-        """Reads it once, for its digest and the number of its pairs."""
-        digest, counts = hashlib.sha256(), [0] * len(self.parts)
+        """Reads it once, for its digest and the number of its pairs; warns of lines that are damaged."""
+        digest, counts, damaged = hashlib.sha256(), [0] * len(self.parts), Tally()
         with progress_bar(progress and "reading", total=None, unit="pair") as bar:
             for file, part in enumerate(self.parts):
-                for source, target in read_pairs(part):
+                for source, target in read_pairs(part, damaged.add):
                     digest.update(f"{len(source)} {len(target)} {source}{target}".encode())
                     counts[file] += 1
                 bar.update(counts[file])
@@ -256,8 +256,9 @@ def clean_corpus(
         rules: As [`data.cleaning.make_rules`] makes them, with `ALL_RULES` as the known ones.
         output_files: Two text files, the source's first, or one `.tsv`, `.jsonl` or `.parquet` with the columns
             "source" and "target"; all but the last also compressed (`.gz`, `.bz2`, `.xz`).
-        files: The corpus: two text files or tables, as [`data.corpora.load_parallel_corpus`] reads them. Missing texts
-            count as empty ones, which rules may remove.
+        files: The corpus: two text files or tables, as [`data.corpora.load_parallel_corpus`] reads them. Damage is no
+            error, but left to the rules: bytes that are not UTF-8 are U+FFFD, missing texts are empty, and a line of a
+            table that is no pair is a source without a target. A warning names the first such lines.
         dataset_name: A dataset instead, of the Hub or a local folder.
         dataset_config_name: Its configuration.
         split: Its split.
