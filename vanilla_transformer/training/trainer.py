@@ -209,6 +209,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             self._resumed_step = state.global_step
             spent = cast(dict[str, Any], state.stateful_callbacks).get(_SPENT, {})
         self._interval_start, self._pause = None, 0.0
+        self._counts, self._since_log = {}, {}
         self._counted_from = 0 if spent else self._resumed_step
         self._totals = {name: spent.get(name, 0) for name in self._totals}
         self._seconds_before, self._begin = spent.get("seconds", 0.0), time.perf_counter()
