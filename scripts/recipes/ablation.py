@@ -1,7 +1,7 @@
 r"""What each change to a recipe is worth: rows of changes, trained with several seeds and scored on validation data.
 
     python scripts/recipes/ablation.py --recipe scripts/recipes/multi30k_en_de.yaml \
-        --changes scripts/recipes/multi30k_table3.yaml --output_dir out/table3 --seeds 1 2 3
+        --changes scripts/recipes/ablations/multi30k_table3.yaml --output_dir out/table3 --seeds 1 2 3
 
 RECIPE is a file of arguments for `vanilla-transformer train`. CHANGES has the rows by name: `options`, which take the
 place of the recipe's (of `config_overrides` those that are named), and `columns`, which stand beside what is measured,

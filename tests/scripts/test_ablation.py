@@ -79,7 +79,7 @@ def test_what_is_no_file_of_rows(recipe: Path, tmp_path: Path, text: str, more: 
 def test_rows_of_table_3_change_the_recipe_as_the_paper_changes_its_model() -> None:
     """Each row differs from base in the very fields in which the preset of its name does."""
     recipe = yaml.safe_load((RECIPES / "multi30k_en_de.yaml").read_text(encoding="utf-8"))
-    rows = ablation.read_changes(RECIPES / "multi30k_table3.yaml", None)
+    rows = ablation.read_changes(RECIPES / "ablations" / "multi30k_table3.yaml", None)
     paper_base = VanillaTransformerConfig.from_preset("base").to_dict()
     mine: dict[str, dict[str, Any]] = {}
     for name, row in rows.items():
