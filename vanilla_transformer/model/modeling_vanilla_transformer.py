@@ -55,7 +55,7 @@ class Dropout(nn.Dropout):
         # Four numbers of 16 bits from each one of 64.
         drawn = torch.randint(-(2**63), 2**63 - 1, ((inputs.numel() + 3) // 4,)).view(torch.int16)
         kept = drawn[: inputs.numel()].view(inputs.shape) >= limit - 2**15
-        return inputs * kept * (2**16 / max(2**16 - limit, 1))
+        return inputs * kept.to(inputs.dtype).mul_(2**16 / max(2**16 - limit, 1))
 
 
 def _is_transformed() -> bool:
