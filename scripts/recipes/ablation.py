@@ -41,10 +41,9 @@ def read_changes(path: Path, names: Sequence[str] | None) -> dict[str, dict[str,
 def merge_options(recipe: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, str]:
     """Options for the command line; fields of the configuration that a row does not name stay the recipe's."""
     merged = {name: json.dumps(value) if isinstance(value, bool) else str(value) for name, value in options.items()}
-    fields = [option.get("config_overrides") or "" for option in (recipe, options)]
-    pairs = dict(pair.split("=", 1) for text in fields for pair in text.split(",") if pair)
-    if "config_overrides" in merged:
-        merged["config_overrides"] = ",".join(f"{name}={value}" for name, value in pairs.items())
+    if "config_overrides" in merged and recipe.get("config_overrides"):
+        # Of a field that is named twice, `train` takes the last value.
+        merged["config_overrides"] = f"{recipe['config_overrides']},{merged['config_overrides']}"
     return merged
 
 
