@@ -27,7 +27,7 @@ from typing import Any
 from benchmark_tools import check_at_least_one, write_report
 
 from vanilla_transformer.commands.command_line import make_argument_parser
-from vanilla_transformer.data.corpora import open_text
+from vanilla_transformer.data.lines import open_text
 from vanilla_transformer.export.ctranslate2_model import load_for_ctranslate2
 from vanilla_transformer.inference.loading import load_model_and_tokenizer
 from vanilla_transformer.inference.translate import translate

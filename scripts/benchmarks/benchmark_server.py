@@ -27,7 +27,7 @@ from benchmark_tools import check_at_least_one, start_process, write_report
 from server_tools import Answer, Connection, ServerProcess, ask_all, make_request
 
 from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
-from vanilla_transformer.data.corpora import read_lines
+from vanilla_transformer.data.lines import read_lines
 from vanilla_transformer.export.engines import EngineArguments
 from vanilla_transformer.inference.translate import Translator, translate
 

@@ -30,7 +30,7 @@ from transformers import AutoTokenizer
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
 from vanilla_transformer.conversion.systems.marian import to_marian
-from vanilla_transformer.data.corpora import open_text
+from vanilla_transformer.data.lines import open_text
 from vanilla_transformer.inference.translate import one_line, translate_lines
 
 DISTRIBUTIONS = ("vanilla-transformer", "transformers", "torch", "tokenizers")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser, make_main
-from vanilla_transformer.data.corpora import read_lines
+from vanilla_transformer.data.lines import read_lines
 from vanilla_transformer.inference.arguments import InferenceArguments
 from vanilla_transformer.visualization import align_lines, collect_attention, split_words
 

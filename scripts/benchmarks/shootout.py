@@ -66,7 +66,7 @@ from shootout_systems import SYSTEMS, Command, Run, Settings, System
 
 from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
 from vanilla_transformer.data.batching import TokenBatchSampler
-from vanilla_transformer.data.corpora import read_lines
+from vanilla_transformer.data.lines import read_lines
 from vanilla_transformer.inference.evaluate import join_pieces
 
 MARK = "@@"

@@ -13,7 +13,8 @@ from datasets import Dataset, DatasetDict, Features, Value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vanilla_transformer.data.corpora import load_parallel_corpus, open_text, read_lines
+from vanilla_transformer.data.corpora import load_parallel_corpus
+from vanilla_transformer.data.lines import open_text, read_lines
 from vanilla_transformer.data.streams import stream_parallel_corpus
 
 # Characters that str.splitlines, though no aligned corpus, takes for line ends; quotes, commas and spaces at the ends.

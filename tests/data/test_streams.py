@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.data import readers
+from vanilla_transformer.data import lines, readers
 from vanilla_transformer.data import streams as streaming_data
 from vanilla_transformer.data.corpora import load_parallel_corpus
 from vanilla_transformer.data.streams import sample_pairs, stream_parallel_corpus, tokenize_stream
@@ -36,7 +36,7 @@ PAIRS: Pairs = [(f"source {number}" + " and more" * (number % 3), f"Ziel {number
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards of three pairs, and files read so few bytes at a time that lines lie across the reads."""
     monkeypatch.setattr(readers, "_PART_PAIRS", 3)
-    monkeypatch.setattr(readers, "_READ_BYTES", 11)
+    monkeypatch.setattr(lines, "_READ_BYTES", 11)
     monkeypatch.setattr(readers, "_READ_ROWS", 2)
     monkeypatch.setattr(streaming_data, "_READ_ROWS", 2)
 

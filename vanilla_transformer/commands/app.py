@@ -94,7 +94,7 @@ make_parser = partial(make_argument_parser, AppArguments, __doc__)
 
 def read_examples(path: str | None) -> list[str] | None:
     """The lines of a file that are not empty."""
-    from vanilla_transformer.data.corpora import read_lines
+    from vanilla_transformer.data.lines import read_lines
 
     return None if path is None else [line.strip() for line in read_lines(path) if line.strip()]
 

@@ -92,7 +92,7 @@ class ServingArguments(GlossaryArguments, EngineArguments):
 
     def read_api_keys(self) -> frozenset[str]:
         """The keys of the file; none without one."""
-        from vanilla_transformer.data.corpora import read_lines
+        from vanilla_transformer.data.lines import read_lines
 
         if self.api_keys is None:
             return frozenset()

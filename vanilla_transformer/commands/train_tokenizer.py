@@ -109,7 +109,8 @@ class Texts(NamedTuple):
 
 def load_texts(arguments: TokenizerArguments) -> list[Texts]:
     """The sentences by where they come from; those of `--files` that are plain text may be of either side."""
-    from vanilla_transformer.data.corpora import load_parallel_corpus, read_lines
+    from vanilla_transformer.data.corpora import load_parallel_corpus
+    from vanilla_transformer.data.lines import read_lines
 
     files = list(dict.fromkeys(arguments.files or []))
     texts = [Texts(file, None, read_lines(file)) for file in files if not is_table(file)]

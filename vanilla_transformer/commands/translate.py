@@ -110,7 +110,7 @@ class TranslationArguments(GlossaryArguments, EngineArguments):
 
 def read_input(arguments: TranslationArguments) -> Iterator[str]:
     """The sources in the files, or of stdin read like a file: UTF-8 whatever the locale, only line feeds end a line."""
-    from vanilla_transformer.data.readers import decode_lines
+    from vanilla_transformer.data.lines import decode_lines
     from vanilla_transformer.data.records import EVERYTHING, RecordFile, find_files
 
     if arguments.input_file is None:

@@ -13,9 +13,8 @@ from typing import Literal
 
 from datasets import Dataset, DatasetDict, Features, Value, load_dataset, load_from_disk
 
-from .readers import USUAL_COLUMNS, AlignedLines, Columns, DatasetPart, OnDamage, Part, divide_dataset, divide_files
-from .readers import open_text as open_text
-from .readers import read_lines as read_lines
+from .lines import OnDamage
+from .readers import USUAL_COLUMNS, AlignedLines, Columns, DatasetPart, Part, divide_dataset, divide_files
 
 logger = logging.getLogger(__name__)
 

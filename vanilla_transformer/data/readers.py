@@ -7,30 +7,27 @@ whole file of `.csv` or gzip. The library's own reader of JSON takes "1984-03-21
 
 import csv
 import glob
-import gzip
 import json
 import os
 import re
-import zlib
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from itertools import islice, zip_longest
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
-import numpy as np
 import pyarrow  # type: ignore[import-untyped]
 import pyarrow.parquet  # type: ignore[import-untyped]
 from datasets import Dataset, Features, IterableDataset, load_dataset
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+from .lines import Lines, OnDamage, is_gzip, strip_line_end
+from .records import flatten_record
+
 # A window of batches comes from many places of the corpus; there are more pairs where the parts would be too many.
 _PART_PAIRS = 2000
 _MOST_PARTS = 10_000
 _BYTES_OF_A_LINE = 100
-_READ_BYTES = 1 << 22
 _READ_ROWS = 1000
 _SEPARATORS = {".tsv": "tab", ".csv": "comma"}
 _TABLES = (".tsv", ".csv", ".json", ".jsonl", ".parquet")
@@ -48,9 +45,6 @@ _MISALIGNED = (
 
 # One record as read: its number (counted from 1) and both texts, not yet checked. None stands for a missing value.
 Pair = tuple[int, object, object]
-
-# Is told what is wrong with a line, which is read all the same; without one, that is an error.
-OnDamage = Callable[[str], None]
 
 # Looked for before any others.
 USUAL_COLUMNS = (("source", "target"),)
@@ -104,99 +98,9 @@ class Columns:
         )
 
 
-def _is_gzip(path: str | Path) -> bool:
-    return Path(path).suffix.lower() == ".gz"
-
-
 def _kind(path: str | Path) -> str:
     """The last suffix before any `.gz`, in lower case."""
-    return Path(Path(path).stem if _is_gzip(path) else path).suffix.lower()
-
-
-def _open_bytes(path: str | Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path, mode="rb")) if _is_gzip(path) else open(path, mode="rb")
-
-
-def _strip_line_end(line: str) -> str:
-    return line.removesuffix("\n").removesuffix("\r") if line.endswith("\n") else line
-
-
-def decode_lines(
-    file: Iterable[bytes], name: str | Path, first: int = 1, on_damage: OnDamage | None = None
-) -> Generator[str, None, int]:
-    """Yields lines of UTF-8, without a byte order mark, with their line ends; returns the last one's number."""
-    number = first - 1
-    try:
-        for number, line in enumerate(file, start=first):
-            line = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
-            try:
-                text = line.decode()
-            except UnicodeDecodeError as error:
-                where = f"{name}, line {number}: byte 0x{line[error.start]:02x} at position {error.start} of the line"
-                if on_damage is None:
-                    raise ValueError(f"{where} is not UTF-8. Convert the file to UTF-8 first.") from error
-                on_damage(f"{where} is not UTF-8.")
-                text = line.decode(errors="replace")
-            yield text
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{name}, after line {number}: truncated or damaged gzip file ({error}).") from error
-    return number
-
-
-@contextmanager
-def open_text(path: str | Path) -> Iterator[Iterator[str]]:
-    """Opens UTF-8 text, decompressed if the name ends in `.gz`, and yields its lines as [`decode_lines`] does."""
-    with _open_bytes(path) as file:
-        yield decode_lines(file, path)
-
-
-@dataclass(frozen=True)
-class Lines:
-    """Lines of a file that follow each other: where they begin, the number of the first, how many (None: all)."""
-
-    path: str | Path
-    offset: int = 0
-    first: int = 1
-    count: int | None = None
-    on_damage: OnDamage | None = field(default=None, compare=False)
-
-    def __iter__(self) -> Iterator[str]:
-        """Yields them with their line ends."""
-        with _open_bytes(self.path) as file:
-            file.seek(self.offset)
-            number = yield from decode_lines(islice(file, self.count), self.path, self.first, self.on_damage)
-        if number == 0:
-            raise ValueError(f"{self.path}: the file is empty.")
-        if self.count is not None and number != self.first + self.count - 1:
-            raise ValueError(f"{self.path} ends after line {number}: it has changed while it is in use.")
-
-    def divide(self, size: int) -> list["Lines"]:
-        """Looks for every `size`-th line of a file, unless it is compressed, without decoding it."""
-        if _is_gzip(self.path):
-            return [self]
-        lines = position = 0
-        ended = True
-        starts = [0]
-        with open(self.path, "rb") as file:
-            while chunk := file.read(_READ_BYTES):
-                line_ends = np.flatnonzero(np.frombuffer(chunk, dtype=np.uint8) == ord("\n"))
-                before_next = len(starts) * size - lines - 1
-                starts.extend((position + line_ends[before_next::size] + 1).tolist())
-                lines += len(line_ends)
-                position += len(chunk)
-                ended = chunk.endswith(b"\n")
-        if position == 0:
-            raise ValueError(f"{self.path}: the file is empty.")
-        lines += not ended
-        return [
-            Lines(self.path, offset, first=done + 1, count=min(size, lines - done))
-            for done, offset in zip(range(0, lines, size), starts, strict=False)  # the last start may be the file's end
-        ]
-
-
-def read_lines(path: str | Path) -> list[str]:
-    r"""Reads the lines of a UTF-8 text file (`.gz` too), which only "\n" and "\r\n" end, and leaves these out."""
-    return [_strip_line_end(line) for line in Lines(path)]
+    return Path(Path(path).stem if is_gzip(path) else path).suffix.lower()
 
 
 @dataclass(frozen=True)
@@ -224,7 +128,7 @@ class AlignedLines:
                 files = (self.source.path, self.target.path)
                 short, long = files if source is None else files[::-1]
                 raise ValueError(f"{short} ends after line {number - 1:,}, but {long} goes on. {_MISALIGNED}")
-            yield number, _strip_line_end(source), _strip_line_end(target)
+            yield number, strip_line_end(source), strip_line_end(target)
 
 
 def _records(lines: Lines) -> Iterator[tuple[int, Any]]:
@@ -240,7 +144,7 @@ def _records(lines: Lines) -> Iterator[tuple[int, Any]]:
         if not line.strip():
             yield number, None
         elif kind == ".tsv":
-            yield number, _strip_line_end(line).split("\t")
+            yield number, strip_line_end(line).split("\t")
         else:
             try:
                 record: Any = _json_record(line, f"{lines.path}, line {number}")
@@ -272,14 +176,6 @@ def _json_record(line: str, where: str) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise ValueError(f"{where}: a {type(record).__name__}; JSON lines hold one JSON object on each line.")
     return flatten_record(record)
-
-
-def flatten_record(record: dict[str, Any]) -> dict[str, Any]:
-    """The values of an object, those of a nested {language: text} as `translation.en`."""
-    flat: dict[str, Any] = {}
-    for key, value in record.items():
-        flat |= {f"{key}.{inner}": text for inner, text in value.items()} if isinstance(value, dict) else {key: value}
-    return flat
 
 
 @dataclass(frozen=True)
@@ -395,7 +291,7 @@ def divide_dataset(dataset: Dataset | IterableDataset, name: str, columns: Colum
 
 
 def _divide_aligned(source_file: str, target_file: str) -> list[Part]:
-    if _is_gzip(source_file) or _is_gzip(target_file):
+    if is_gzip(source_file) or is_gzip(target_file):
         return [AlignedLines(Lines(source_file), Lines(target_file))]
     size = _lines_of_a_part(source_file)
     source, target = (Lines(path).divide(size) for path in (source_file, target_file))
@@ -463,7 +359,7 @@ def _check_parquet_columns(path: str) -> None:
 
 
 def _is_table(path: str | Path) -> bool:
-    return _kind(path) in _TABLES and not (_kind(path) == ".parquet" and _is_gzip(path))
+    return _kind(path) in _TABLES and not (_kind(path) == ".parquet" and is_gzip(path))
 
 
 def expand_files(files: Sequence[str | Path]) -> Iterator[str]:

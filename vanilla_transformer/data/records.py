@@ -26,7 +26,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import infer_compression
 
-from .readers import decode_lines, flatten_record
+from .lines import decode_lines
 
 SOURCE_COLUMNS = ("source", "text")  # what is looked for where no column was named
 _KINDS = {".tsv": "tsv", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
@@ -81,6 +81,14 @@ def open_bytes(path: str, mode: str = "rb") -> Iterator[Any]:
     with fsspec.open(path, mode, compression="infer") as file:
         # The lines of remote files are found in Python otherwise.
         yield file if mode != "rb" or isinstance(file, io.BufferedIOBase) else io.BufferedReader(file, _READ_BYTES)
+
+
+def flatten_record(record: dict[str, Any]) -> dict[str, Any]:
+    """The values of an object, those of a nested {language: text} as `translation.en`."""
+    flat: dict[str, Any] = {}
+    for key, value in record.items():
+        flat |= {f"{key}.{inner}": text for inner, text in value.items()} if isinstance(value, dict) else {key: value}
+    return flat
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vanilla_transformer.data.corpora import read_lines
+from vanilla_transformer.data.lines import read_lines
 
 from .evaluate import LINE_FILES, SCORES, TEXTS_FILE
 from .scores import ROUGE_TYPES, Bleu, Chrf, Rouge, import_sacrebleu

@@ -22,7 +22,7 @@ import torch
 from tokenizers import Regex, pre_tokenizers
 from transformers import BatchEncoding, FSMTTokenizer, GenerationMixin, PreTrainedTokenizerBase
 
-from vanilla_transformer.data.readers import read_lines
+from vanilla_transformer.data.lines import read_lines
 from vanilla_transformer.data.vocabularies import get_vocabularies
 from vanilla_transformer.files import explain_missing
 from vanilla_transformer.model import pipeline_vanilla_transformer

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer.data.corpora import open_text
+from vanilla_transformer.data.lines import open_text
 from vanilla_transformer.files import check_text_output, new_file
 from vanilla_transformer.inference.translate import (
     DEFAULT_BATCH_TOKENS_OF_OTHERS,
