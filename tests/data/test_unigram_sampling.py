@@ -128,6 +128,7 @@ def test_it_draws_as_sentencepiece_does(alpha: float, spm_files: dict[str, Path]
 def test_what_has_no_other_way_to_be_cut_stays(name: str, spm_files: dict[str, Path]) -> None:
     tokenizer: Any = convert_sentencepiece(spm_files[name])
     draw = SubwordRegularization(tokenizer, unigram_alpha=0.05)
+    scores = read_scores(tokenizer)
 
     @settings(max_examples=60)
     @given(text=st.text("ahorseid #Ж中<>/", max_size=30))
@@ -137,11 +138,7 @@ def test_what_has_no_other_way_to_be_cut_stays(name: str, spm_files: dict[str, P
         for ids in (drawn["input_ids"], drawn["labels"]):
             assert tokenizer.decode(ids) == tokenizer.decode(plain)
             kept = [
-                [
-                    index
-                    for index in row
-                    if not 0 >= read_scores(tokenizer)[tokenizer.convert_ids_to_tokens(index)] > -30
-                ]
+                [index for index in row if not 0 >= scores[tokenizer.convert_ids_to_tokens(index)] > -30]
                 for row in (ids, plain)
             ]
             assert kept[0] == kept[1]

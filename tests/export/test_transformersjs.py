@@ -215,6 +215,7 @@ def test_models_that_it_cannot_run_are_refused(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_translation_ends_where_learned_positions_end(tmp_path: Path) -> None:
+    find_node_modules("@huggingface/transformers")  # before the export, which takes seconds
     model: Any = make_letters_model(position_embedding_type="learned", max_position_embeddings=12, position_offset=2)
     with torch.no_grad():
         model.get_input_embeddings().weight[2] = 0  # the model never ends by itself

@@ -1,5 +1,6 @@
 """One repository for both: Python's on the main branch, JavaScript's on another, which transformers.js loads itself."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,15 +26,26 @@ pytest.importorskip("onnxscript")
 WORDS = ["abc", "hgfe"]
 
 
-def test_a_repository_serves_python_and_javascript(
-    tmp_path: Path, main: Callable[[str], Callable[..., None]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder, exported = tmp_path / "model", tmp_path / "exported"
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A trained model, and its export."""
+    path = tmp_path_factory.mktemp("javascript")
+    folder, exported = path / "model", path / "exported"
     model = make_letters_model(langs=["en", "de"])
-    train_on_letters(model, tmp_path / "training", reverse=True)
+    train_on_letters(model, path / "training", reverse=True)
     model.save_pretrained(folder)
     TOKENIZER.save_pretrained(folder)
     export_transformersjs(model, exported, tokenizer=TOKENIZER)
+    return folder, exported
+
+
+def test_a_repository_serves_python_and_javascript(
+    folders: tuple[Path, Path],
+    tmp_path: Path,
+    main: Callable[[str], Callable[..., None]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, exported = folders
     assert not find_javascript_problems(exported, folder)
     with LocalHub(tokens={"hf_alice": "alice"}) as hub, hub.client("hf_alice"):
         options = ["--model_name_or_path", folder, "--repo_id", "alice/both", "--license", "apache-2.0"]
@@ -49,18 +61,18 @@ def test_a_repository_serves_python_and_javascript(
     assert {name: (javascript / name).read_bytes() for name in FILES} == {
         name: (exported / name).read_bytes() for name in FILES
     }
-    loaded = AutoModelForSeq2SeqLM.from_pretrained(python)
-    assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
+    weights = [AutoModelForSeq2SeqLM.from_pretrained(path).lm_head.weight for path in (python, folder)]
+    assert torch.equal(*weights)
     answer = translate_in_node(javascript, WORDS, settings={"max_new_tokens": 8})
     assert answer["translations"] == [word[::-1] for word in WORDS]
 
 
 def test_what_is_not_whole_or_of_other_weights_is_refused(
-    tmp_path: Path, main: Callable[[str], Callable[..., None]]
+    folders: tuple[Path, Path], tmp_path: Path, main: Callable[[str], Callable[..., None]]
 ) -> None:
     folder, exported = tmp_path / "model", tmp_path / "exported"
-    model = make_letters_model()
-    export_transformersjs(model, exported, tokenizer=TOKENIZER)
+    shutil.copytree(folders[1], exported)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folders[0])
     with torch.no_grad():
         model.lm_head.weight[5] += 1
     model.save_pretrained(folder)

@@ -53,7 +53,7 @@ def test_what_is_wrong_is_seen(later: bytes, problem: str, tmp_path: Path) -> No
     async def run() -> list[str]:
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            options = {"num_nonsense": 21, "num_clients": 1, "patience": 0.3}
+            options = {"num_nonsense": 21, "num_clients": 1, "patience": 0.1}
             arguments = check_server.CheckArguments(str(tmp_path), **options)
             _, problems = await check_server.send_nonsense(arguments, port, {"source": "en", "target": "de"})
             return problems
