@@ -33,6 +33,8 @@ def _prepare_environment() -> None:
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_OFFLINE": "1",
         "HOME": str(home),
+        # The models are so small that a second thread costs more than it brings; and threads do not survive a fork.
+        "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(_NETWORK_GUARD),
         "TOKENIZERS_PARALLELISM": "false",
         "TRANSFORMERS_VERBOSITY": "warning",
@@ -40,8 +42,6 @@ def _prepare_environment() -> None:
     # Or every process that a test starts compiles the package anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
-    # The models are so small that a second thread costs more than it brings. Read by torch when it is imported.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def _block_network() -> None:
