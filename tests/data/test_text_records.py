@@ -72,6 +72,10 @@ def test_parts_of_parquet(folder: Path, lines: list[str], size: int, group: int,
 def test_the_kind_is_the_suffix() -> None:
     assert find_kind("s3://bucket/a.b.TSV.gz") == "tsv"
     assert find_kind("a.en") == find_kind("a.csv.en.gz") == "text"
+    with pytest.raises(
+        ValueError, match=r"a.CSV.gz: .csv is neither read nor written here; use .tsv, .jsonl or .parquet"
+    ):
+        find_kind("a.CSV.gz")
 
 
 def test_a_file_of_many_lines(folder: Path) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from letters import TOKENIZER as LETTERS
+from letters import make_letters_model
 from library_models import make_marian
 from library_models import make_tokenizer as make_marian_tokenizer
 from tiny_seq2seq import make_model, make_tokenizer
@@ -16,6 +18,7 @@ from vanilla_transformer.data.cleaning import clean_pairs, make_rule
 from vanilla_transformer.inference.cleaning import ALL_RULES
 from vanilla_transformer.inference.cross_entropy import DualCrossEntropyFilter
 from vanilla_transformer.inference.scores import score_loss, score_pairs
+from vanilla_transformer.tasks import record_directions
 
 TOKENIZER = make_tokenizer()
 MODELS: list[Any] = [make_model(seed=seed) for seed in (1, 2)]
@@ -82,6 +85,27 @@ def test_a_share_and_a_threshold(folders: list[str], share: float) -> None:
 def test_other_weights_are_another_rule(folders: list[str]) -> None:
     one, other = (make([folder], share=0.5).identify()["models"] for folder in folders)
     assert one != other
+
+
+def test_a_model_of_several_languages_is_told_which(tmp_path: Path) -> None:
+    model: Any = make_model(seed=1)
+    record_directions(model.config, {("en", "de"): "<2de>", ("de", "en"): "<2en>"})
+    for part in (model, TOKENIZER):
+        part.save_pretrained(tmp_path)
+    both = [str(tmp_path)] * 2
+    forward = [entropy(model, f"<2de>{source}", target) for source, target in PAIRS]
+    reverse = [entropy(model, f"<2en>{target}", source) for source, target in PAIRS]
+    expected = [abs(one - other) + (one + other) / 2 for one, other in zip(forward, reverse, strict=True)]
+    assert make(both, share=1.0, languages=["en", "de"]).find_values(PAIRS) == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(ValueError, match="languages must be given, since a model knows several"):
+        make(both, share=1.0).find_values(PAIRS)
+
+
+def test_a_model_of_the_other_direction_is_refused(tmp_path: Path) -> None:
+    for part in (make_letters_model(langs=["en", "de"]), LETTERS):
+        part.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"The model translates en to de \(langs in its config.json\), not de to en"):
+        make([str(tmp_path)], share=1.0, languages=["de", "en"]).find_values(PAIRS)
 
 
 def test_a_model_of_marian_scores(tmp_path: Path) -> None:

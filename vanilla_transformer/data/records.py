@@ -51,6 +51,8 @@ def find_kind(path: str) -> str:
     suffix = (name if infer_compression(path) is None else name.with_suffix("")).suffix.lower()
     if suffix == ".parquet" and infer_compression(path) is not None:
         raise ValueError(f"{path}: parquet is compressed within; decompress the file.")
+    if suffix == ".csv":
+        raise ValueError(f"{path}: .csv is neither read nor written here; use .tsv, .jsonl or .parquet.")
     return _KINDS.get(suffix, "text")
 
 

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vanilla_transformer.data.duplicates import CorpusRule, Flags
+from vanilla_transformer.model.pipeline_vanilla_transformer import check_languages, find_directions
+from vanilla_transformer.tasks import find_prefix, find_task
 
 from .files import describe_settings
 from .loading import is_multilingual, load_model_and_tokenizer, set_languages
@@ -25,7 +27,7 @@ class DualCrossEntropyFilter(CorpusRule):
     """Keeps the pairs whose score is at most `threshold`, in nats per token, or the `share` of them that is best.
 
     `model` translates the source to the target, `reverse_model` back; without that one, the score is H_forward.
-    `languages` are needed by multilingual models.
+    `languages`, the source's and the target's, are needed by multilingual models.
     """
 
     model: str = ""
@@ -49,26 +51,37 @@ class DualCrossEntropyFilter(CorpusRule):
 
     def identify(self) -> dict[str, Any]:
         """The parameters, and which weights and vocabularies the models have."""
-        return self.parameters | {"models": [describe_settings(*each, {}) for each in self._models]}
+        return self.parameters | {"models": [describe_settings(*each[:2], {}) for each in self._models]}
 
     @cached_property
-    def _models(self) -> list[tuple[Any, Any]]:
+    def _models(self) -> list[tuple[Any, Any, str]]:
+        """The models with their tokenizers, and with what each wants before its sources."""
         names = [self.model] if self.reverse_model is None else [self.model, self.reverse_model]
-        models = [load_model_and_tokenizer(name, device=self.device, dtype=self.dtype) for name in names]
-        for step, (_, tokenizer) in zip((1, -1), models, strict=False):
-            if is_multilingual(tokenizer):
-                if self.languages is None:
-                    raise ValueError(f"{self}: languages must be given, since a model knows more than two.")
-                source_lang, target_lang = self.languages[::step]
-                set_languages(tokenizer, source_lang=source_lang, target_lang=target_lang)
+        models = []
+        for name, step in zip(names, (1, -1), strict=False):
+            model, tokenizer = load_model_and_tokenizer(name, device=self.device, dtype=self.dtype)
+            langs = None if self.languages is None else self.languages[::step]
+            if langs is not None:
+                check_languages(model, *langs)
+                if is_multilingual(tokenizer):
+                    set_languages(tokenizer, source_lang=langs[0], target_lang=langs[1])
+            elif is_multilingual(tokenizer) or len(find_directions(model.config)) > 1:
+                raise ValueError(f"{self}: languages must be given, since a model knows several.")
+            models.append((model, tokenizer, find_prefix(model.config, find_task(model.config), langs=langs)))
         return models
 
     def find_values(self, pairs: list[tuple[str, str]]) -> list[Any]:
         """The scores, the lower the better."""
         texts = [[source for source, _ in pairs], [target for _, target in pairs]]
         entropies = [
-            score_pairs(*model, *texts[::step], batch_size=self.batch_size)
-            for step, model in zip((1, -1), self._models, strict=False)
+            score_pairs(
+                model,
+                tokenizer,
+                [prefix + text for text in texts[::step][0]],
+                texts[::step][1],
+                batch_size=self.batch_size,
+            )
+            for step, (model, tokenizer, prefix) in zip((1, -1), self._models, strict=False)
         ]
         if len(entropies) == 1:
             return entropies[0]
