@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from corpus_files import command_line
+from datasets import Dataset
 from transformers import AutoConfig, AutoTokenizer, pipelines
 
 from vanilla_transformer.commands import evaluate, train, translate
@@ -17,7 +18,7 @@ from vanilla_transformer.commands.serve import ServingArguments, load_translator
 from vanilla_transformer.hub.card import build_model_card
 from vanilla_transformer.training.arguments import DataArguments, ModelArguments
 from vanilla_transformer.training.examples import load_corpora
-from vanilla_transformer.training.setup import check_target_tokens, settle_directions
+from vanilla_transformer.training.setup import check_target_tokens, settle_directions, settle_prefix
 
 pipeline: Any = pipelines.pipeline  # its types know only the tasks that the library has itself
 pytestmark = pytest.mark.usefixtures("no_curves")
@@ -191,6 +192,24 @@ def test_corpora_say_their_directions(tmp_path: Path) -> None:
     assert list(zip(found["source"], found["target"], strict=True)) == point(("en", "de"))
 
 
+@pytest.mark.parametrize("both", [True, False])
+def test_files_for_validation_go_with_the_files_for_training(both: bool, tmp_path: Path) -> None:
+    """A dataset's languages are the first; where there are no files for training, files validate it."""
+    Dataset.from_list([{"en": "one", "de": "eins"}]).save_to_disk(tmp_path / "saved")
+    files = write_corpora(tmp_path, count=4)["en", "fr"]
+    arguments = DataArguments(
+        dataset_name=str(tmp_path / "saved"),
+        train_file=files if both else None,
+        validation_file=files,
+        lang_pairs=["en-de", "en-fr"] if both else ["en-fr"],
+    )
+    if not both:
+        Dataset.from_list([{"en": "one", "fr": "un"}]).save_to_disk(tmp_path / "saved")
+    corpora = load_corpora(arguments, directions=settle_directions(ModelArguments(preset="tiny"), arguments))
+    lines = Path(files[0]).read_text().splitlines()
+    assert corpora["validation"]["source"][:] == [f"<2fr> {line}" for line in lines]
+
+
 def test_a_table_of_several_languages_is_read_by_their_names(tmp_path: Path) -> None:
     rows = [{language: say(numbers, language) for language in WORDS} for numbers in NUMBERS]
     path = tmp_path / "all.jsonl"
@@ -240,6 +259,8 @@ def test_further_training(folder: Path, tmp_path: Path) -> None:
     assert configs[1].langs is None
     with pytest.raises(SystemExit):
         train.main(command_line(words | pair | {"source_lang": "it", "output_dir": tmp_path / "other"}))
+    with pytest.raises(ValueError, match=r"en to de, .*: name the languages with source_lang and target_lang"):
+        settle_prefix(ModelArguments(model_name_or_path=str(folder)), DataArguments(train_file=["a.de", "a.en"]))
 
     arguments = DataArguments(train_file=["it.it", "it.en"], lang_pairs=["it-en"], both_directions=True)
     directions = settle_directions(ModelArguments(model_name_or_path=str(folder)), arguments)

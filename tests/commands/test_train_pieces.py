@@ -80,7 +80,7 @@ class TestStopEarly:
     @staticmethod
     def find_end(values: list[float], *, patience: int, greater: bool) -> int:
         """After how many validations a training with these scores ends."""
-        arguments: Any = SimpleNamespace(metric_for_best_model="chrf", greater_is_better=greater)
+        arguments: Any = SimpleNamespace(metric_for_best_model="chrf", greater_is_better=greater, save_strategy="no")
         state: Any = SimpleNamespace(log_history=[{"loss": 1.0}])
         for count, value in enumerate(values, start=1):
             state.log_history.append({"eval_chrf": value})

@@ -27,7 +27,7 @@ from tiny_translations import (
 )
 from translating_programs import run_until
 
-from vanilla_transformer.data.records import Part, RecordFile
+from vanilla_transformer.data.records import EVERYTHING, Part, RecordFile
 from vanilla_transformer.inference.files import translate_file
 from vanilla_transformer.inference.outputs import Piece
 from vanilla_transformer.inference.synthetic import BackTranslation, Distillation, add_noise, find_references
@@ -261,6 +261,23 @@ class TestDistillation:
         for references in (find_references(pattern), find_references(pattern, f"{tmp_path}/*.de")):
             assert list(Distillation(references, min_similarity=100)(pieces)) == expected
         assert [source for source, _ in Distillation(None, "best")(pieces)] == [source for source, _ in expected]
+
+    def test_references_are_the_column_target_wherever_it_stands(self, tmp_path: Path) -> None:
+        rows = [("7", "w1", "t1"), ("8", "w2", "t2")]
+        for names in (("id", "en", "target"), ("target", "id", "en")):
+            order = [("id", "en", "target").index(name) for name in names]
+            lines = ["\t".join(names), *("\t".join(row[place] for place in order) for row in rows)]
+            (tmp_path / "in.tsv").write_text("".join(f"{line}\n" for line in lines))
+            for references in (
+                find_references(str(tmp_path / "in.tsv"), source_column="en"),
+                find_references("in.en", str(tmp_path / "in.tsv")),
+            ):
+                assert list(references[0].texts(EVERYTHING)) == ["t1", "t2"]
+        (tmp_path / "in.tsv").write_text("en\tde\nw1\tt1\n")
+        with pytest.raises(ValueError, match=r"no column 'target'; the columns are 'en', 'de'"):
+            list(find_references(str(tmp_path / "in.tsv"), source_column="en")[0].texts(EVERYTHING))
+        (tmp_path / "one.jsonl").write_text('{"de": "t1"}\n')
+        assert list(find_references("in.en", str(tmp_path / "one.jsonl"))[0].texts(EVERYTHING)) == ["t1"]
 
     def test_what_does_not_belong_together_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "a.en").write_text("w1\nw2\n")

@@ -53,6 +53,21 @@ def test_it_is_the_publications_formula(tmp_path: Path, smoothing: float, weight
     assert float(in_evaluation) == pytest.approx(float(own), rel=1e-6)
 
 
+def test_a_teacher_begins_targets_with_its_own_symbol(tmp_path: Path) -> None:
+    rows = make_rows(5)
+    torch.manual_seed(3)
+    teacher, student = make_model(decoder_start_token_id=2), make_model()
+    assert student.config.decoder_start_token_id != 2
+    trainer = make_trainer(tmp_path, rows, model=student, teacher_weight=1.0)
+    trainer.teacher = teacher.eval()
+    batch = trainer.data_collator(rows)
+    own = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "labels": batch["labels"]}
+    with torch.no_grad():
+        wanted = teacher(**own).logits
+        loss, outputs = trainer.compute_loss(student.train(), dict(batch), True)
+    assert float(loss) == pytest.approx(naive_loss(outputs.logits, wanted, batch["labels"], 0.0, 1.0), rel=1e-5)
+
+
 def test_a_student_of_nothing_but_the_teacher_comes_near_it(tmp_path: Path) -> None:
     rows = Dataset.from_list(make_rows(8, longest=6))
     torch.manual_seed(5)

@@ -164,7 +164,7 @@ def test_ctrl_c_says_where_the_run_goes_on(trainings: Trainings, unbroken: Resul
     assert (trainings.folder / run / "checkpoint-2").is_dir()
     said = trainings.run(run)
     assert (trainings.folder / run / "_incomplete-checkpoint-2").is_dir() == within
-    assert f"Loss, seconds and tokens are those since update {1 if within else 2}, where this part began.\n" in said
+    assert f"The loss is that since update {1 if within else 2}, where this part began.\n" in said
     Result(trainings.folder / run).assert_equals(unbroken)
 
 

@@ -172,6 +172,11 @@ class TestRecipe:
         assert not trainer.args.load_best_model_at_end
         assert trainer.train().global_step == 1
 
+    def test_lengths_that_change_cannot_be_balanced(self, tmp_path: Path) -> None:
+        arguments = make_arguments(tmp_path, train_sampling_strategy="batch_rebalance")
+        with pytest.raises(ValueError, match="train_sampling_strategy=batch_rebalance needs fixed lengths"):
+            settle_training_arguments(arguments, VanillaTransformerConfig(), validates=True, regularizes_subwords=True)
+
     def test_label_smoothing_is_applied_once_and_in_training_only(self, tmp_path: Path) -> None:
         trainer = make_trainer(tmp_path, overrides="dropout=0", label_smoothing_factor=0.3)
         model: Any = trainer.model

@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import shutil
+import time
 from collections import Counter
 from contextlib import nullcontext
 from functools import partial
@@ -29,6 +30,7 @@ from vanilla_transformer import (
 from vanilla_transformer.data.stream_batches import StreamingTokenBatches
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
 from vanilla_transformer.training.arguments import DataArguments, TranslationTrainingArguments
+from vanilla_transformer.training.callbacks import StopEarly
 from vanilla_transformer.training.records import explain_choice
 from vanilla_transformer.training.setup import build_trainer, settle_training_arguments
 from vanilla_transformer.training.trainer import TranslationTrainer
@@ -195,6 +197,11 @@ class TestStream:
         assert trainer.train().global_step == 15
         assert trainer.state.epoch == 1, "a stream has no length: 1 stands for all of its steps"
 
+    def test_it_may_be_evaluated_before_it_is_trained(self, tmp_path: Path) -> None:
+        data = Dataset.from_list(make_rows(5))
+        trainer = make_trainer(tmp_path, make_stream(make_rows(20)), max_steps=1, eval_dataset=data)
+        assert trainer.evaluate()["eval_loss"] > 0
+
     def test_a_checkpoint_without_a_position_is_refused(self, tmp_path: Path) -> None:
         settings = {**EACH_STEP, "max_steps": 4, "save_steps": 2}
         make_trainer(tmp_path, make_stream(make_rows()), **settings).train()
@@ -225,6 +232,21 @@ class TestCounts:
         assert logged["padding_share"] == pytest.approx(1 - (source + target) / cells, abs=1e-4)
         ratio = logged["source_tokens_per_second"] / logged["target_tokens_per_second"]
         assert ratio == pytest.approx(source / target, rel=0.01)
+
+    def test_an_evaluation_before_the_first_update_takes_nothing_from_its_time(self, tmp_path: Path) -> None:
+        data = Dataset.from_list(make_rows(9))
+        settings = {"max_steps": 1, "eval_strategy": "steps", "eval_on_start": True, "load_best_model_at_end": False}
+        trainer = make_trainer(tmp_path, data, eval_dataset=data, **settings)
+
+        def wait(_: Any) -> dict[str, float]:
+            time.sleep(0.5)
+            return {}
+
+        trainer.compute_metrics = wait
+        trainer.train()
+        speeds = [entry["target_tokens_per_second"] for entry in trainer.state.log_history if "loss" in entry]
+        assert len(speeds) == 1
+        assert speeds[0] > 0
 
     @pytest.mark.parametrize("batch_size", [1, 7])
     @pytest.mark.parametrize("generate", [False, True])
@@ -371,7 +393,7 @@ class TestBestCheckpoint:
         settings |= {"load_best_model_at_end": True, "metric_for_best_model": "bleu", "generation_max_length": 3}
         trainer = make_trainer(folder, data, eval_dataset=data, **{**settings, **changes})
         trainer.compute_metrics = lambda _: {"bleu": next(remaining), "chrf": 10.0 * trainer.state.global_step}
-        trainer.train(resume_from_checkpoint=bool(changes.get("max_steps", 0) > 4))
+        trainer.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")))
         return trainer
 
     def test_of_equal_scores_the_lower_loss_decides(self, tmp_path: Path) -> None:
@@ -393,6 +415,50 @@ class TestBestCheckpoint:
         trainer = self.train(tmp_path, [1.0] * 4, max_steps=4, metric_for_best_model=name)
         values = [entry["eval_perplexity"] for entry in trainer.state.log_history if "eval_loss" in entry]
         assert trainer.state.best_global_step == 1 + values.index(min(values))
+
+    def test_what_was_not_saved_is_not_the_best(self, tmp_path: Path) -> None:
+        """Validated after each update, saved after each second one: the last are deleted, but not the best of them."""
+        scores = [5.0, 6.0, 9.0, 4.0, 3.0, 2.0, 1.0, 0.0]
+        trainer = self.train(tmp_path, scores, max_steps=8, save_steps=2, save_total_limit=2)
+        assert (trainer.state.best_global_step, trainer.state.best_metric) == (2, 6)
+        assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
+        assert {path.name for path in tmp_path.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-8"}
+        assert "It is that of update 2, the best by bleu" in explain_choice(trainer)
+
+
+class TestEarlyEnds:
+    @staticmethod
+    def train(folder: Path, scores: list[float], **changes: Any) -> TranslationTrainer:
+        """A training of at most 9 updates, each of which is validated, and each third saved; patience is 2."""
+        settings: dict[str, Any] = {
+            "eval_strategy": "steps",
+            "eval_steps": 1,
+            "save_strategy": "steps",
+            "save_steps": 3,
+        }
+        settings |= {"metric_for_best_model": "bleu", "greater_is_better": True, "max_steps": 9, **changes}
+        data, remaining = Dataset.from_list(make_rows(9)), iter(scores)
+        trainer = make_trainer(folder, data, eval_dataset=data, callbacks=[StopEarly(2)], **settings)
+        trainer.compute_metrics = lambda _: {"bleu": next(remaining)}
+        trainer.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")))
+        return trainer
+
+    def test_the_last_weights_are_saved_and_averaged(self, tmp_path: Path) -> None:
+        self.train(tmp_path, [5.0, 4.0, 3.0, 2.0], average_checkpoints=3)
+        assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
+        self.train(tmp_path / "sooner", [5.0, 4.0, 3.0], average_checkpoints=3, save_steps=5)
+        assert [path.name for path in (tmp_path / "sooner").glob("checkpoint-*")] == ["checkpoint-3"]
+        assert (tmp_path / "sooner" / "averaged" / "model.safetensors").is_file()
+
+    def test_a_run_that_has_ended_early_trains_no_more(self, tmp_path: Path) -> None:
+        first = self.train(tmp_path, [1.0, 5.0, 4.0, 3.0])
+        assert first.state.global_step == 4
+        again = self.train(tmp_path, [])
+        assert again.state.global_step == 4
+        assert same_weights(again.model, first.model)
+        longer = make_trainer(tmp_path, 9, max_steps=6, **EACH_STEP)  # without patience
+        longer.train(resume_from_checkpoint=True)
+        assert longer.state.global_step == 6
 
 
 class FullDisk(TrainerCallback):

@@ -60,7 +60,7 @@ def run(arguments: DistillationArguments) -> None:
 
     names = (arguments.input_file, arguments.reference_file, arguments.reference_column)
     is_free = arguments.select == "best" and not (arguments.min_similarity or any(names[1:]))
-    references = None if is_free else find_references(*names)
+    references = None if is_free else find_references(*names, source_column=arguments.source_column)
     model, tokenizer, options = arguments.load_all()
     target_lang = [arguments.target_lang] if arguments.target_lang else getattr(model.config, "langs", None)
     tokenize = arguments.bleu_tokenize or find_bleu_tokenizer(target_lang)

@@ -339,7 +339,12 @@ def train(run: Run) -> None:
         trainer.log_metrics("train", result.metrics)
         trainer.save_metrics("train", result.metrics)
         if run.first_step and trainer.is_world_process_zero():
-            print(f"Loss, seconds and tokens are those since update {run.first_step:,}, where this part began.")
+            what = (
+                "Loss, seconds and tokens are those"
+                if "train_resumed_at_step" in result.metrics
+                else "The loss is that"
+            )
+            print(f"{what} since update {run.first_step:,}, where this part began.")
     if "validation" in run.corpora:
         scores = trainer.evaluate()
         metrics |= scores

@@ -29,6 +29,7 @@ from fsspec.utils import infer_compression
 from .lines import decode_lines
 
 SOURCE_COLUMNS = ("source", "text")  # what is looked for where no column was named
+_NAMES = (*SOURCE_COLUMNS, "target")  # one of them makes the first line of a table its header
 _KINDS = {".tsv": "tsv", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 _READ_BYTES = 1 << 22
 _READ_ROWS = 1000
@@ -144,7 +145,7 @@ class RecordFile:
         if self.column is not None and self.column not in fields:
             found = ", ".join(map(repr, fields))
             raise ValueError(f"{self.path}, line 1: no column {self.column!r}; the columns are {found}.")
-        return fields if any(name in fields for name in (self.column, *SOURCE_COLUMNS)) else None
+        return fields if any(name in fields for name in (self.column, *_NAMES)) else None
 
     @cached_property
     def columns(self) -> list[str]:

@@ -130,21 +130,29 @@ class BackTranslation:
         return list(map(len, self.tokenizer(**texts, verbose=False)["input_ids"]))
 
 
-def find_references(input_file: str, reference_file: str | None = None, column: str | None = None) -> list[RecordFile]:
+def find_references(
+    input_file: str, reference_file: str | None = None, column: str | None = None, *, source_column: str | None = None
+) -> list[RecordFile]:
     """The files of references: those named, aligned with the input's line by line, or another column of the input.
 
-    Without a `column`, that of the input is "target", or the second of a `.tsv` without names.
+    Without a `column`, it is "target", the only one of a file of references, or the second of a `.tsv` without names.
+    `source_column` is the input's, if it was named.
     """
-    if reference_file is not None or column is not None:
+    if column is not None:
         return [RecordFile(path, column) for path in find_files(reference_file or input_file)]
-    files = [RecordFile(path) for path in find_files(input_file)]
+    if reference_file is not None:
+        return [_choose_references(RecordFile(path), is_input=False) for path in find_files(reference_file)]
+    files = [RecordFile(path, source_column) for path in find_files(input_file)]
     if texts := [file.path for file in files if file.kind == "text"]:
         raise ValueError(f"{texts[0]} has no references: name a file of them (--reference_file), or give a table.")
-    nameless = [file.kind == "tsv" and file.header is None for file in files]
-    return [
-        RecordFile(file.path, None, 1) if is_nameless else RecordFile(file.path, "target")
-        for file, is_nameless in zip(files, nameless, strict=True)
-    ]
+    return [_choose_references(file, is_input=True) for file in files]
+
+
+def _choose_references(file: RecordFile, *, is_input: bool) -> RecordFile:
+    if not is_input and (file.kind == "text" or len(file.columns) == 1):
+        return file
+    is_nameless = file.kind == "tsv" and file.header is None
+    return RecordFile(file.path, None, 1) if is_nameless else RecordFile(file.path, "target")
 
 
 @dataclass(frozen=True)

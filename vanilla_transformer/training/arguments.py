@@ -216,7 +216,7 @@ class DataArguments:
                 f"lang_pairs has {len(self.lang_pairs)} pair(s), and there are {self.num_corpora} corpora: give one "
                 "each, of dataset_name first."
             )
-        if len(self.validation_files) > len(self.lang_pairs):
+        if len(self.validation_files) > (len(self.train_files) or len(self.lang_pairs)):
             raise ValueError("There are more corpora for validation than lang_pairs.")
 
     @property

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Sampler
 from transformers import GenerationConfig, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.trainer_pt_utils import LengthGroupedSampler
+from transformers.trainer_utils import SaveStrategy
 from transformers.utils import logging
 
 from vanilla_transformer.files import replacing_files
@@ -48,16 +49,24 @@ class StopEarly(TrainerCallback):
     def __init__(self, patience: int) -> None:
         self.patience = patience
 
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Ends the training if it is time."""
+    def is_over(self, args: TrainingArguments, state: TrainerState) -> bool:
+        """Whether the log says that it is time to end."""
         name = f"eval_{(args.metric_for_best_model or 'loss').removeprefix('eval_')}"
         values = [record[name] for record in state.log_history if name in record]
         if not values:
+            return False
+        best = max(values) if args.greater_is_better else min(values)
+        return len(values) - 1 - values.index(best) >= self.patience
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Ends the training if it is time, with a checkpoint, by which the same command sees that it has ended."""
+        name = f"eval_{(args.metric_for_best_model or 'loss').removeprefix('eval_')}"
+        if not any(name in record for record in state.log_history):
             known = sorted({key for record in state.log_history for key in record if key.startswith("eval_")})
             raise ValueError(f"early_stopping_patience: {name} is not among what was measured: {', '.join(known)}.")
-        best = max(values) if args.greater_is_better else min(values)
-        if len(values) - 1 - values.index(best) >= self.patience:
+        if self.is_over(args, state):
             control.should_training_stop = True
+            control.should_save |= args.save_strategy in (SaveStrategy.STEPS, SaveStrategy.EPOCH)
 
 
 class MixLengthGroups(TrainerCallback):

@@ -67,9 +67,11 @@ def settle_prefix(model_arguments: ModelArguments, data_arguments: DataArguments
     config = AutoConfig.from_pretrained(model_arguments.model_name_or_path)
     langs, known = known_languages(data_arguments), find_directions(config)
     is_own = config.model_type == VanillaTransformerConfig.model_type
-    if langs is not None and is_own and len(known) > 1 and tuple(langs) not in known:
-        own = ", ".join(map(" to ".join, known))
-        raise ValueError(f"The model translates {own}, not {' to '.join(langs)}: lang_pairs may add a pair to it.")
+    if is_own and len(known) > 1 and not data_arguments.lang_pairs and (langs is None or tuple(langs) not in known):
+        own = f"The model translates {', '.join(map(' to '.join, known))}"
+        if langs is None:
+            raise ValueError(f"{own}: name the languages with source_lang and target_lang, or with lang_pairs.")
+        raise ValueError(f"{own}, not {' to '.join(langs)}: lang_pairs may add a pair to it.")
     return find_prefix(config, get_task(data_arguments.task), langs=langs)
 
 
@@ -415,6 +417,10 @@ def settle_training_arguments(
         arguments.ddp_find_unused_parameters = False
     if regularizes_subwords:  # the training data stay texts until a batch is made
         arguments.remove_unused_columns = False
+        if arguments.train_sampling_strategy == "batch_rebalance" and arguments.max_source_tokens is None:
+            raise ValueError(
+                "train_sampling_strategy=batch_rebalance needs fixed lengths, and subword regularisation changes them."
+            )
     if not validates:
         if arguments.early_stopping_patience is not None:
             raise ValueError("early_stopping_patience needs validation data.")

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Seq2SeqTrainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
-from transformers.trainer_utils import EvalLoopOutput, HubStrategy, TrainOutput, seed_worker
+from transformers.trainer_utils import EvalLoopOutput, HubStrategy, SaveStrategy, TrainOutput, seed_worker
 from transformers.utils import logging
 from transformers.utils.hub import PushInProgress
 
@@ -35,8 +35,9 @@ from vanilla_transformer.model.loss_vanilla_transformer import IGNORED_LABEL
 from vanilla_transformer.model.pretrained_vanilla_transformer import VanillaTransformerPreTrainedModel
 
 from .averaging import AverageCheckpoints
+from .callbacks import StopEarly
 from .checkpoints import delete_old_checkpoints, find_last_whole_checkpoint
-from .distillation import sum_divergences_from
+from .distillation import make_teacher_inputs, sum_divergences_from
 from .r_drop import repeat_rows, sum_divergences
 from .sharding import drop_tied_copies, is_sharded, keep_tables_together, unsharded_class
 
@@ -109,6 +110,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         self._since_log: dict[str, int] = {}
         self._totals = dict.fromkeys(("pairs", "source", "target"), 0)
         self._resumed_step = self._counted_from = 0
+        self._has_ended_early = False
         self._seconds_before = self._begin = 0.0
         self._interval_start: float | None = None
         self._pause = 0.0
@@ -203,10 +205,12 @@ class TranslationTrainer(Seq2SeqTrainer):
             if found is None:
                 raise ValueError(f"resume_from_checkpoint=True, but {folder} holds no whole checkpoint.")
             resume_from_checkpoint = str(found)
-        self._resumed_step, spent = 0, {}
+        self._resumed_step, self._has_ended_early, spent = 0, False, {}
         if resume_from_checkpoint:
             state = TrainerState.load_from_json(str(Path(str(resume_from_checkpoint)) / TRAINER_STATE_NAME))
             self._resumed_step = state.global_step
+            early = [each for each in self.callback_handler.callbacks if isinstance(each, StopEarly)]
+            self._has_ended_early = any(each.is_over(self.args, state) for each in early)
             spent = cast(dict[str, Any], state.stateful_callbacks).get(_SPENT, {})
         self._interval_start, self._pause = None, 0.0
         self._counts, self._since_log = {}, {}
@@ -226,8 +230,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         """Works out the length of the training as the library does, but ends one that had already ended."""
         values: tuple[Any, ...] = super().set_initial_training_values(*args, **kwargs)
         num_train_epochs, num_update_steps_per_epoch, *others = values
-        # The library trains one step too many where a training that ended within an epoch is started again.
-        if self._resumed_step >= others[-1]:  # the number of steps in all
+        # The library trains on where a training that ended early, or within an epoch, is started again.
+        if self._has_ended_early or self._resumed_step >= others[-1]:  # the number of steps in all
             num_train_epochs = self._resumed_step // num_update_steps_per_epoch
         return (num_train_epochs, num_update_steps_per_epoch, *others)
 
@@ -292,7 +296,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         if self.teacher is not None:
             weight, labels = getattr(self.args, "teacher_weight", 0.5), inputs["labels"]
             with torch.no_grad():
-                wanted = self.teacher(**inputs).logits
+                wanted = self.teacher(**make_teacher_inputs(self.teacher, inputs)).logits
             loss, outputs = super().compute_loss(model, {**inputs, "skip_logits": False}, True, count)
             away = processes * sum_divergences_from(wanted, outputs.logits, labels) / count
             loss = (1 - weight) * loss + weight * away
@@ -307,7 +311,7 @@ class TranslationTrainer(Seq2SeqTrainer):
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Trains on one batch, and counts its tokens."""
         if self._interval_start is None:
-            self._interval_start = time.perf_counter()
+            self._interval_start, self._pause = time.perf_counter(), 0.0
         if "labels" in inputs and "input_ids" in inputs:
             source, labels = inputs["input_ids"], inputs["labels"]
             mask = inputs.get("attention_mask")
@@ -364,7 +368,7 @@ class TranslationTrainer(Seq2SeqTrainer):
                 logs["train_resumed_at_step"] = self._counted_from
         if self.stream is not None:
             # A stream has no length: what has been done of it is a share of max_steps.
-            self.state.epoch = self.state.global_step / self.state.max_steps
+            self.state.epoch = self.state.global_step / max(self.state.max_steps, 1)
             if "loss" in logs:
                 logs["corpus_pass"] = self.stream.state_dict()["position"]["number"]
         super().log(logs, *args, **kwargs)
@@ -405,6 +409,9 @@ class TranslationTrainer(Seq2SeqTrainer):
         """Whether this evaluation is the best so far by what was logged; of equal ones, the one with the lower loss."""
         if self.args.metric_for_best_model is None:
             return False
+        is_saved = self.control.should_save or self.args.save_strategy == SaveStrategy.BEST
+        if self.args.load_best_model_at_end and not is_saved:
+            return False  # There would be nothing to load.
         name = "eval_" + self.args.metric_for_best_model.removeprefix("eval_")
         if name not in metrics:
             is_best: bool = super()._determine_best_metric(metrics, trial)  # which says what there is
