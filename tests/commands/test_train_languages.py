@@ -128,6 +128,16 @@ def test_commands_take_the_languages(folder: Path, tmp_path: Path, capsys: pytes
         output = tmp_path / f"{source}-{target}.txt"
         translate.main(command_line(arguments | languages | {"input_file": files[source], "output_file": output}))
         assert output.read_text(encoding="utf-8").splitlines() == texts[target]
+    shown = tmp_path / "shown"
+    shutil.copytree(folder, shown, ignore=shutil.ignore_patterns("checkpoint-*"))
+    for pair in LEARNED[1:]:
+        shutil.copytree(tmp_path / "-".join(pair), shown / f"test.{'-'.join(pair)}")
+    card = str(build_model_card(shown))
+    assert "name: test, de to en" in card
+    for pair in LEARNED[1:]:
+        assert f"| test, {pair[0]} to {pair[1]} | 4 |" in card
+    assert 'src_lang="de", tgt_lang="en"' in card
+    assert say(NUMBERS[0], "de") in card
     for languages, message in (
         ({}, "translates de to en, .*: name the languages with --source_lang and --target_lang"),
         ({"source_lang": "en", "target_lang": "it"}, "translates de to en, .* not en to it"),

@@ -67,6 +67,8 @@ def test_digits_marks_and_letters(source: str, target: str) -> None:
         ("num_mismatch", {"ratio": 0.5}, ("2 men", "zwei Männer"), ("2 men, 3", "zwei Männer")),
         ("url_mismatch", {}, ("See http://a.de/x.", "http://A.de/x lesen"), ("See www.a.de", "www.b.de")),
         ("url_mismatch", {}, ("Mr. Smith", "so.Dann"), ("write to me@a.de", "schreib")),
+        ("url_mismatch", {}, ("See http://a.de.", "见http://a.de。"), ("See http://a.de.", "见http://b.de。")),
+        ("url_mismatch", {}, ("To me@a.de, www.a.de", "请访问www.a.de获取me@a.de获"), ("me@a.de", "联系you@a.de获取")),
         ("EncodingFilter", {}, ("über “die” Straße – 5 €", "ok"), ("ok", MOJIBAKE)),
         ("EncodingFilter", {}, ("naïve", "中文，好"), ("na\ufffdve", "x")),
     ],
@@ -83,6 +85,8 @@ def test_what_is_found_in_texts() -> None:
     assert find_numbers("1 234 567,8 men, 1984 200, 12 3456") == {"12345678", "1984", "200", "12", "3456"}
     assert find_numbers("no 0 or 00") == {"0"}
     assert find_tags('<a href="x">y</a><br/>') == ["a", "/a", "br", "/br"]
+    for text in ("<![LOG[done]LOG]!>", "<![%HTML;[ x", "<![foo]>", "<![ x", "<![CDATA[x]]>"):
+        assert find_tags(text) == ["!["]
 
 
 def test_texts_are_mended() -> None:

@@ -12,7 +12,8 @@ from node_packages import find_node_modules, run_node
 from vanilla_transformer.conversion.errors import ConversionError
 from vanilla_transformer.export import onnx as exporting
 from vanilla_transformer.export.web import export_web
-from vanilla_transformer.export.web.folder import PACKAGES, PAGE_FILES
+from vanilla_transformer.export.web.folder import PACKAGES, PAGE_FILES, make_settings
+from vanilla_transformer.tasks import TASKS, TRANSLATION, record_task
 
 pytest.importorskip("transformers", minversion=exporting.OLDEST_TRANSFORMERS)
 pytest.importorskip("onnx")
@@ -45,6 +46,14 @@ def page(model: Any, tmp_path_factory: pytest.TempPathFactory, scripts_directory
     options |= {"node_modules": packages, "quantization": "float32"}
     main([*(f"--{name}={value}" for name, value in options.items()), "--examples", "abc", "<b>"])
     return folder / "page"
+
+
+def test_a_page_puts_the_models_prefix_before_texts() -> None:
+    model: Any = make_letters_model(langs=["en", "de"])
+    record_task(model.config, TRANSLATION, prefix="to German: ", langs=["en", "de"])
+    assert make_settings(model, TOKENIZER)["prefix"] == "to German: "
+    record_task(model.config, TASKS["summarization"], prefix="sum: ")
+    assert make_settings(model, TOKENIZER)["prefix"] == "sum: "
 
 
 def test_the_folder_is_whole(page: Path) -> None:

@@ -9,6 +9,7 @@ import shutil
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import RunPython
@@ -169,6 +170,26 @@ class TestContent:
         validation = read(trained / "metrics.json")["metrics"]["eval_bleu"]
         assert f"BLEU {validation:.2f}," in text
         assert "(greedy). Such figures compare checkpoints" in text
+
+    @pytest.mark.parametrize(
+        ("recorded", "files", "note"),
+        [
+            (["data/train/a.en", "data/train/a.de"], ["data/test/a.en", "data/test/a.de"], ""),
+            (["data/train/a.en", "data/train/a.de"], ["../data/train/a.en", "../data/train/a.de"], " (training data)"),
+            ([["x.en", "x.de"], ["a.en", "a.de"]], ["data/a.de", "data/a.en"], " (training data)"),
+            ([["x.en", "x.de"], ["a.en", "a.de"]], ["a.en", "x.de"], ""),
+        ],
+    )
+    def test_training_data_are_known_by_their_paths(
+        self, recorded: list[Any], files: list[str], note: str, trained: Path
+    ) -> None:
+        arguments = read(trained / "arguments.json")
+        arguments["data"]["train_file"] = recorded
+        change(trained / "arguments.json", **arguments)
+        change(trained / "test" / "metrics.json", arguments={"test_file": files})
+        text = part(build_model_card(trained), "Evaluation")
+        name = "a" if len({Path(file).stem for file in files}) == 1 else ", ".join(Path(file).name for file in files)
+        assert f"| {name}{note} | 7 | 2 beams" in text
 
     def test_words_as_tokens_and_a_training_without_translations(self, trained: Path) -> None:
         arguments = read(trained / "arguments.json")

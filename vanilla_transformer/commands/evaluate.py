@@ -215,6 +215,7 @@ def find_output_dir(arguments: EvaluationArguments) -> Path | None:
 def compare(arguments: EvaluationArguments, task: Task) -> dict[str, Any]:
     """Compares saved texts with the first of them."""
     from vanilla_transformer.inference import compare as comparing
+    from vanilla_transformer.inference.evaluate import join_pieces
     from vanilla_transformer.inference.translate import one_line
 
     systems, saved = comparing.read_systems(arguments.compare or [])
@@ -224,6 +225,9 @@ def compare(arguments: EvaluationArguments, task: Task) -> dict[str, Any]:
             references = list(map(one_line, references))
     else:
         references = comparing.find_references(saved)
+    if arguments.remove_bpe is not None:
+        systems = {name: join_pieces(lines, arguments.remove_bpe) for name, lines in systems.items()}
+        references = join_pieces(references, arguments.remove_bpe)
     function = comparing.compare_summaries if "rouge1" in task.scores else comparing.compare_translations
     test = {name: getattr(arguments, f"compare_{name}") for name in ("method", "samples", "seed")}
     return function(systems, references, **test, **arguments.get_options(task))

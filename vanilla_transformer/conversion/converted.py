@@ -104,7 +104,8 @@ def draw_batch(config: VanillaTransformerConfig) -> Batch:
     generator = torch.Generator().manual_seed(0)
     most = max(config.max_position_embeddings - config.position_offset, 1)
     lengths = [min(length, most) for length in _LENGTHS]
-    special = {config.pad_token_id, config.bos_token_id, config.eos_token_id, config.decoder_start_token_id}
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    special = {config.pad_token_id, config.bos_token_id, *ends, config.decoder_start_token_id}
 
     def draw(vocab_size: int, length: int) -> torch.Tensor:
         legal = torch.tensor([token for token in range(vocab_size) if token not in special])

@@ -20,7 +20,11 @@ from vanilla_transformer.files import explain_missing
 
 from .detection import DETECTORS, Detector, is_known_to_lingua, load_lingua
 
-_ADDRESS = regex.compile(r"(?:[a-z][a-z0-9+.-]*://|www\.)[^\s<>\"]+|[\w.+-]+@[\w-]+(?:\.[\w-]+)+", regex.IGNORECASE)
+# In ASCII: in scripts without spaces, letters and full-width marks follow at once.
+_ADDRESS = regex.compile(
+    r"(?:[a-z][a-z0-9+.-]*://|www\.)[!#-;=?-~]+|[a-z0-9_.+-]+@[a-z0-9-]+(?:\.[a-z0-9-]+)+",
+    regex.IGNORECASE | regex.ASCII,
+)
 # Of 1,234.5 and 1.234,5; a space divides groups of three digits.
 _NUMBER = regex.compile(r"(?:\p{Nd}{1,3}(?:\s\p{Nd}{3})+(?!\p{Nd})|\p{Nd}+)(?:[.,:']\p{Nd}+)*")
 _NOT_ALPHABETIC = regex.compile(r"\p{Alphabetic=No}")
@@ -183,13 +187,15 @@ class _Tags(HTMLParser):
 
 
 def find_tags(text: str) -> list[str]:
-    """The names of HTML's or XML's tags in a text, those of end tags with a slash before them."""
+    """The names of HTML's or XML's tags in a text: those of end tags with a slash before them, XML's "![" first."""
     if "<" not in text:
         return []
+    # Python's parser fails at words behind it that it does not know; newer versions leave it out.
+    found, text = text.count("<![") * ["!["], text.replace("<![", "")
     parser = _Tags()
     parser.feed(text)
     parser.close()
-    return parser.found
+    return found + parser.found
 
 
 @dataclass(kw_only=True)

@@ -315,9 +315,10 @@ def _divide_table(path: str, columns: Columns) -> list[Part]:
         dataset = dataset.reshard() if hasattr(dataset, "reshard") else dataset
         return divide_dataset(dataset, path, columns, streaming=True)
     whole = Lines(path)
-    number, first = next(((number, record) for number, record in _records(whole) if record), (0, None))
-    if first is None:
+    found = _find_record(replace(whole, on_damage=lambda _: None)) or _find_record(whole)
+    if found is None:
         return []
+    number, first = found
     where = f"{path}, line {number}"
     blocks = [whole] if _kind(path) == ".csv" else whole.divide(_lines_of_a_part(path))
     if isinstance(first, dict):
@@ -333,6 +334,13 @@ def _divide_table(path: str, columns: Columns) -> list[Part]:
         )
     places = (first.index(header[0]), first.index(header[1])) if header else (0, 1)
     return [TableLines(block, places, len(first), number if header else None) for block in blocks]
+
+
+def _find_record(lines: Lines) -> tuple[int, Any] | None:
+    """The first record with something in it, and its line; of lines of JSON, the first that is an object."""
+    return next(
+        ((number, record) for number, record in _records(lines) if record and not isinstance(record, str)), None
+    )
 
 
 def _is_like_header(fields: Sequence[str]) -> bool:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice, takewhile
 from pathlib import Path
@@ -166,6 +166,12 @@ class ModelFolder:
         return found if len(found) > 1 else {}
 
     @property
+    def shown_direction(self) -> tuple[str, ...] | None:
+        """The one of the card's example, which has the first sentence of the first evaluation, if there is one."""
+        shown = find_languages(self.evaluations[0].scores) if self.examples else ()
+        return shown if shown in self.directions else next(iter(self.directions), None)
+
+    @property
     def unseen_directions(self) -> list[tuple[str, str]]:
         """Those that it was not trained on, where it is known which it was."""
         pairs = [pair.split("-") for pair in self.data.get("lang_pairs") or []]
@@ -247,6 +253,13 @@ class ModelFolder:
         return digest_weights(self.path)
 
     def _make_evaluation(self, folder: Path, scores: Mapping[str, Any]) -> _Evaluation:
+        made = self._name_evaluation(folder, scores)
+        if (pair := find_languages(scores)) not in self.directions:
+            return made
+        config = "-".join([*([made.config] if made.config else []), *pair])
+        return replace(made, name=f"{made.name}, {' to '.join(pair)}", config=config)
+
+    def _name_evaluation(self, folder: Path, scores: Mapping[str, Any]) -> _Evaluation:
         arguments = _mapping(scores, "arguments")
         split = str(arguments["dataset_split"]) if arguments.get("dataset_split") else None
         files = base_names(arguments.get("test_file"))
@@ -255,7 +268,7 @@ class ModelFolder:
         notes = []
         for part, key in (("training", "train"), ("validation", "validation")):
             same_split = same_source and split == (self.data.get(f"{key}_split") or part)
-            if same_split or (files and files == base_names(self.data.get(f"{key}_file"))):
+            if same_split or _is_corpus_of(arguments.get("test_file"), self.data.get(f"{key}_file")):
                 notes.append(f"{part} data")
         if arguments.get("max_samples"):
             notes.append(f"first {format_value(arguments['max_samples'])} pairs")
@@ -422,6 +435,29 @@ def _tell_scores(entry: Mapping[str, Any]) -> str:
 def is_hub_name(name: Any) -> bool:
     """Whether this can be a name on the Hub, and is not that of a local file or folder."""
     return isinstance(name, str) and _HUB_NAME.fullmatch(name) is not None and not Path(name).exists()
+
+
+def find_languages(scores: Mapping[str, Any]) -> tuple[str, ...]:
+    """Source and target language of an evaluation, as far as it was told them."""
+    arguments = _mapping(scores, "arguments")
+    return tuple(str(arguments[name]) for name in ("source_lang", "target_lang") if arguments.get(name))
+
+
+def _is_corpus_of(files: Any, corpora: Any) -> bool:
+    """Whether these files are one of the corpora of a training, as far as their paths were recorded."""
+    if not files or not isinstance(files, list) or not isinstance(corpora, list):
+        return False
+    nested = corpora if all(isinstance(each, list) for each in corpora) else [corpora]
+    return any(
+        len(corpus) == len(files) and all(any(_may_be_same(one, other) for other in corpus) for one in files)
+        for corpus in nested
+    )
+
+
+def _may_be_same(one: str, other: str) -> bool:
+    """Whether two paths, recorded from different places perhaps, end alike as far as the shorter one goes."""
+    parts = ([part for part in re.split(r"[\\/]", str(path)) if part.strip(".")] for path in (one, other))
+    return all(a == b for a, b in zip(*(reversed(each) for each in parts), strict=False))
 
 
 def _base_name(path: str) -> str:

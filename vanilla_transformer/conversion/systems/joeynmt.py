@@ -172,7 +172,7 @@ def read_symbols(settings: Mapping[str, Any]) -> SimpleNamespace:
 
 def _read_vocabulary(path: Path, symbols: SimpleNamespace) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")  # other line breaks may be tokens
     except (OSError, UnicodeDecodeError) as error:
         raise ConversionError(f"{path}, a vocabulary of the model, cannot be read: {error}") from error
     specials = [getattr(symbols, f"{name}_token") for name in SYMBOLS]

@@ -192,6 +192,8 @@ def save_as_torch_nn(
     unequal = [f"encoder_attention_heads and decoder_attention_heads are {heads} (can be: equal)"]
     refuse("nn.Transformer has one number of heads", unequal if len(set(heads)) > 1 else [])
     refuse("The tokenizer does not belong to the model", find_excess_tokens(tokenizer, config))
+    ends = [f"eos_token_id is {config.eos_token_id} (can be: one number)"]
+    refuse(f"{SETTINGS_NAME} names one end of sentences", ends if isinstance(config.eos_token_id, list) else [])
     same = ["layer_norm_eps", "dropout", "scale_embedding", "position_embedding_type"]
     same += [f"{name}_token_id" for name in ("bos", "pad", "eos", "decoder_start")]
     settings = {

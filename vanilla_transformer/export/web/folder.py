@@ -26,6 +26,7 @@ from vanilla_transformer.model.generation_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from vanilla_transformer.model.pipeline_vanilla_transformer import find_directions
+from vanilla_transformer.tasks import find_prefix, find_task
 
 PAGE_FOLDER = Path(__file__).resolve().parent
 PAGE_FILES = (
@@ -160,7 +161,7 @@ def make_settings(
         "parameters": model.num_parameters(),
         "ids": {"eos": config.eos_token_id, "pad": config.pad_token_id, "start": search.decoder_start_token_id},
         "most_beams": MOST_CANDIDATES // 2,
-        "prefix": getattr(config, "prefix", None) or "",
+        "prefix": find_prefix(config, find_task(config), langs=config.langs),
         "max_source_tokens": min(limits, default=None),
         "max_target_tokens": min((each for each in (most, longest) if each is not None), default=None),
         "extra_target_tokens": MAX_EXTRA_TOKENS if most is None else None,
