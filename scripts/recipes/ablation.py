@@ -23,6 +23,7 @@ import yaml
 from steps import call, describe, format_table, make_parser
 
 NUM_BEAMS = 4
+_PASSED_ON = ("bleu_tokenize", "remove_bpe", "source_lang", "target_lang", "source_column", "target_column")
 
 
 def read_changes(path: Path, names: Sequence[str] | None) -> dict[str, dict[str, Any]]:
@@ -58,7 +59,7 @@ def measure(
     metrics = folder / "validation" / "metrics.json"
     if not metrics.is_file():
         words = ["--test_file", *recipe["validation_file"], "--num_beams", str(NUM_BEAMS)]
-        for name in ("bleu_tokenize", "remove_bpe"):
+        for name in _PASSED_ON:
             words += [f"--{name}", recipe[name]] if recipe.get(name) else []
         call("evaluate", "--model_name_or_path", folder, *words, "--output_dir", metrics.parent)
     scores, costs = (json.loads(path.read_text(encoding="utf-8")) for path in (metrics, folder / "metrics.json"))
@@ -93,8 +94,10 @@ def main(argv: list[str] | None = None) -> None:
     arguments.options = options
     rows = read_changes(arguments.changes, arguments.rows)
     recipe = yaml.safe_load(arguments.recipe.read_text(encoding="utf-8"))
-    if not recipe.get("validation_file"):
-        raise SystemExit(f"{arguments.recipe} names no validation_file, which rows are compared on.")
+    files = recipe.get("validation_file")
+    is_one = files and not recipe.get("lang_pairs") and not any(isinstance(each, list) for each in files)
+    if not is_one or recipe.get("task", "translation") != "translation":
+        raise SystemExit(f"{arguments.recipe} must be of a translation, with one validation_file to compare on.")
     results: dict[str, list[dict[str, float]]] = {}
     for seed in arguments.seeds:
         for name, row in rows.items():

@@ -153,6 +153,12 @@ class TestClients:
         )
         kind = {"Content-Type": "multipart/form-data; boundary=x"}
         assert served.ask("/translate", f"{parts}--x--\r\n".encode(), kind)[:2] == (200, {"translatedText": "cba"})
+        # What decodes a body is not for clients to choose: some codecs take minutes.
+        for told in ("; charset=utf-16", "; charset=punycode"):
+            kind = {"Content-Type": f"multipart/form-data; boundary=x{told}"}
+            assert served.ask("/translate", f"{parts}--x--\r\n".encode(), kind)[:2] == (200, {"translatedText": "cba"})
+        kind = {"Content-Type": 'multipart/form-data; boundary="x\\"; charset=punycode"'}
+        assert served.ask("/translate", f"{parts}--x--\r\n".encode(), kind)[0] == 400
 
     def test_markup_and_white_space_stay(self, served: Served) -> None:
         assert served.translate("\n ab  \r\n\r\n\tcd\n")[1] == {"translatedText": "\n ba  \r\n\r\n\tdc\n"}
@@ -397,6 +403,24 @@ def translating(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 def refuse_continuous(_: Any) -> None:
     raise ValueError("not with this engine")
+
+
+class TestLostDevice:
+    def test_nobody_waits_for_a_model_that_can_translate_no_more(
+        self, folders: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: Any) -> None:
+            raise RuntimeError("device lost")
+
+        with serve(folders[:1]) as served:
+            translator = served.translators["en", "de"].translator
+            assert served.translate("abc") == (200, {"translatedText": "cba"})
+            for name in ("add", "step", "clear"):
+                monkeypatch.setattr(translator._continuous, name, fail)
+            for _ in range(2):
+                assert served.translate(["abc", "ab"])[0] == 503
+            assert served.ask("/health")[0] == 503
+            assert (translator.is_ready, translator.pending) == (False, 0)
 
 
 class TestQueue:

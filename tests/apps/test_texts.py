@@ -42,11 +42,28 @@ class TestPieces:
         assert Pieces("你好。我很好。", "zho_Hans").sentences == ["你好。", "我很好。"]
         assert Pieces("x &lt; y", "en", is_html=True).join(["1 < 2 & 3"]) == "1 &lt; 2 &amp; 3"
 
+    @pytest.mark.parametrize(
+        ("page", "expected"),
+        [
+            ("<p>hi</p><!-- <div>old</div> --><p>x</p>", "<p>HI</p><!-- <div>old</div> --><p>X</p>"),
+            ("<img alt=\"a > b\"> y <a href='?a>b'>z</a>", "<img alt=\"a > b\"> Y <a href='?a>b'>Z</a>"),
+            ("<button @click=\"() => f('x')\">go</button>", "<button @click=\"() => f('x')\">GO</button>"),
+            ("<p title=don't>it's</p>", "<p title=don't>IT'S</p>"),
+            ("<!-- a <!-- b --> c -->", "<!-- a <!-- b --> C --&gt;"),
+            ("a <!-- no end", "A &lt;!-- NO END"),
+        ],
+    )
+    def test_comments_and_attributes_may_hold_the_signs_of_tags(self, page: str, expected: str) -> None:
+        pieces = Pieces(page, "en", is_html=True)
+        assert pieces.join([sentence.upper() for sentence in pieces.sentences]) == expected
+
     def test_time_grows_with_the_length_alone(self) -> None:
         for text in (
             "<a " * 20_000,
             '<a "' * 15_000,
             "<!--" * 15_000,
+            "<!-- -->" * 7_500,
+            '<a "x" ' * 9_000,
             "!-" * 30_000,
             "a. " * 20_000,
             "\n" * 62_500,

@@ -238,7 +238,7 @@ def test_killed_at_any_change_of_the_files(tmp_path: Path) -> None:
                 assert all(path.exists() for path in outputs)
         check_output(folder)
         names = {"s.txt", "t.txt", "removed.tsv", "report.json"}
-        assert {path.name for path in folder.iterdir()} - names <= {"s.txt.partial.lock"}
+        assert {path.name for path in folder.iterdir()} - names <= {".s.txt.partial.lock"}
         if not is_killed:
             break
     assert event > 25

@@ -71,6 +71,13 @@ def test_greedy_search_takes_the_token_of_the_largest_mean() -> None:
         assert found[0].tolist() == tokens
 
 
+def test_the_fewest_learned_positions_are_the_limit() -> None:
+    more = make_model(position_embedding_type="learned", max_position_embeddings=80)
+    any_number = make_model(max_position_embeddings=16)
+    assert Ensemble([any_number, more, MEMBERS[2]]).config is MEMBERS[2].config
+    assert Ensemble([more, any_number]).config is more.config
+
+
 def test_the_forward_pass_gives_the_mean() -> None:
     sources, targets = make_sentences([4, 6], VOCAB_SIZE), [[BOS, 5, 6, 7], [BOS, 9, 4, 8]]
     input_ids, attention_mask = pad(sources)

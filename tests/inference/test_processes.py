@@ -38,7 +38,7 @@ def translate(tmp_path: Path, model_folder: str) -> list[str]:
 def check_output(folder: Path) -> None:
     found = (folder / "out" / "output.txt").read_text(encoding="utf-8")
     assert found == expected_translation(folder / "source.txt")
-    assert {path.name for path in (folder / "out").iterdir()} <= {"output.txt", "output.txt.partial.lock"}
+    assert {path.name for path in (folder / "out").iterdir()} <= {"output.txt", ".output.txt.partial.lock"}
 
 
 @pytest.mark.parametrize("processes", [2, 3])

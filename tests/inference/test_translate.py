@@ -16,6 +16,8 @@ import torch
 from datasets.utils.tqdm import are_progress_bars_disabled
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from letters import TOKENIZER as LETTERS
+from letters import make_letters_model
 from tiny_seq2seq import BROKEN_WORD, MAX_TOKENS, WORDS, make_model, make_tokenizer
 from tiny_translations import (
     MODEL,
@@ -27,7 +29,7 @@ from tiny_translations import (
     translate_alone,
     write_sources,
 )
-from transformers import NllbTokenizer, PreTrainedTokenizerFast
+from transformers import NllbTokenizer, PreTrainedTokenizerFast, pipelines
 from transformers.utils import logging as logging_of_transformers
 
 from vanilla_transformer import (
@@ -161,6 +163,17 @@ def test_overlong_sources_are_truncated_with_a_warning_that_names_the_line(caplo
     unlimited.model_max_length = int(1e30)
     assert translate(MODEL, unlimited, [long], progress=False) == [translate_alone(long)]
     assert not caplog.records
+
+
+def test_learned_positions_limit_sources_too(caplog: pytest.LogCaptureFixture) -> None:
+    model = make_letters_model(position_embedding_type="learned", max_position_embeddings=9, position_offset=2)
+    model.generation_config.max_new_tokens = 5
+    assert LETTERS.model_max_length > 9
+    found = translate(model, LETTERS, ["abcdefgh", "abcde"], progress=False)
+    assert found[0] == found[1]
+    assert caplog.messages == ["source line 1: truncated to 7 of its 10 tokens"]
+    pipe = cast(Any, pipelines.pipeline)("translation", model=model, tokenizer=LETTERS, device="cpu")
+    assert pipe("abcdefgh", truncation=True)[0]["translation_text"] == found[0]
 
 
 def test_training_flags_are_restored_and_training_goes_on() -> None:

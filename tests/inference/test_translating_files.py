@@ -114,9 +114,31 @@ def test_parts_of_other_settings_are_not_taken_up(source_file: Path, monkeypatch
     assert not folders_of_parts(source_file.parent)
 
 
+@pytest.mark.parametrize("pattern", ["", "/*"])
+def test_the_output_may_lie_beside_the_input(tmp_path: Path, pattern: str) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for name in ("a", "b"):
+        (folder / f"{name}.jsonl").write_text('{"source": "w1", "id": 7}\n')
+    assert translate(f"{folder}{pattern}", folder / "all.jsonl") == 2
+    rows = [json.loads(line) for line in (folder / "all.jsonl").read_text().splitlines()]
+    assert rows == [{"source": "w1", "id": 7, "translation": translate_alone("w1")}] * 2
+
+
+def test_half_of_a_surrogate_pair_is_no_end_of_the_work(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"source": "w1", "title": "abc \\ud83d"}\n{"source": "w1 \\ud83d"}\n')
+    translate(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    first, second = (json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines())
+    assert first == {"source": "w1", "title": "abc \ud83d", "translation": translate_alone("w1")}
+    assert second["translation"] == translate_alone("w1 \ufffd")
+
+
 def test_existing_files_are_not_overwritten_unasked(source_file: Path) -> None:
     output = source_file.with_name("new") / "folder" / "output.txt"  # which are made
-    with locked(f"{output}.partial.lock", "it"), pytest.raises(BlockingIOError, match=r"output\.txt is in use"):
+    with (
+        locked(output.with_name(f".{output.name}.partial.lock"), "it"),
+        pytest.raises(BlockingIOError, match=r"output\.txt is in use"),
+    ):
         translate(source_file, output)
     assert not list(output.parent.iterdir())
     output.write_text("precious\n", encoding="utf-8")
@@ -173,7 +195,7 @@ def test_killed_at_any_change_of_the_files(tmp_path: Path, kind: str) -> None:
                 # The kill came at the very end, when nothing says any more whose output it is.
                 assert output.exists()
         assert output.read_text(encoding="utf-8") == expected
-        assert {path.name for path in folder.iterdir()} - {target.name} <= {f"{target.name}.partial.lock"}
+        assert {path.name for path in folder.iterdir()} - {target.name} <= {f".{target.name}.partial.lock"}
         if not is_killed:
             break
     assert event > 15

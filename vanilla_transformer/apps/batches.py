@@ -14,6 +14,7 @@ from typing import Any
 from vanilla_transformer.inference.continuous import ContinuousBatch
 from vanilla_transformer.inference.translate import Translation, Translator, one_line
 from vanilla_transformer.model.pipeline_vanilla_transformer import map_by_length
+from vanilla_transformer.model.positions_vanilla_transformer import count_learned_positions
 
 logger = logging.getLogger(__name__)
 
@@ -170,13 +171,21 @@ class BatchingTranslator(Acceptance):
         self._new: deque[Job] = deque()
         self._waiting: list[_Sentence] = []  # oldest first; the thread's own
         self._answered = 0  # requests, with the last batch
+        self._has_failed = False
         self._continuous: ContinuousBatch[_Sentence] | None = None
         with suppress(ValueError):
             self._continuous = ContinuousBatch(translator)
         self._thread = threading.Thread(target=self._work, name="translating")
         self._thread.start()
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether what is accepted will be translated."""
+        return not self._has_failed
+
     def _take(self, job: Job) -> None:
+        if self._has_failed:
+            raise NotReadyError("The model can translate no more.")
         self._new.append(job)
         self._changed.notify()
 
@@ -188,6 +197,20 @@ class BatchingTranslator(Acceptance):
         self._thread.join()
 
     def _work(self) -> None:
+        try:
+            self._translate_all()
+        except Exception:  # a device that is lost, say: nothing is translated any more, and nobody may wait for it
+            logger.exception("The model can translate no more.")
+            with self._changed:
+                self._has_failed = True
+                sentences = [*self._waiting, *(self._continuous.keys if self._continuous is not None else [])]
+                jobs = dict.fromkeys([*self._new, *(sentence.job for sentence in sentences)])
+            for job in jobs:
+                if not job.future.done():
+                    self._release(job.missing)
+                    job.future.set_exception(LostError("The model can translate no more."))
+
+    def _translate_all(self) -> None:
         while True:
             jobs = self._take_jobs()
             if not jobs and not self._waiting and not self._continuous:  # nor is anything in the batch
@@ -210,7 +233,9 @@ class BatchingTranslator(Acceptance):
                 found = batch.step()
         except Exception as error:
             failed = list(dict.fromkeys([*batch.keys, *joining]))
+            others, self._waiting = self._waiting, [*failed, *self._waiting]  # nobody is lost if the next line fails
             batch.clear()
+            self._waiting = others
             self._try_each(failed, error)
             return
         if joining:
@@ -320,5 +345,5 @@ class BatchingTranslator(Acceptance):
 def find_max_tokens(model: Any, tokenizer: Any, given: int | None) -> int:
     """The most tokens of a sentence: what was given, or the least of what is known of model and tokenizer, or 1024."""
     known = [tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None)]
-    known += [getattr(model, "max_positions", None), 1024]
+    known += [getattr(model, "max_positions", None), count_learned_positions(model.config), 1024]
     return given or min(limit for limit in known if limit)

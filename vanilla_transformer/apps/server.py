@@ -9,6 +9,7 @@ import time
 import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from email.message import Message as MailMessage
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
@@ -50,6 +52,8 @@ _PATHS = frozenset(
 _TAG = re.compile("<[^<>]*>")
 _SHORT = 40  # characters of a text that is too short for a language to be seen in it
 _QUICK = 2000  # characters that are cut while other requests wait
+_TEXT = 20  # characters that take as long as a text that has none
+_BOUNDARY = re.compile(r"[\w'()+,./:=? -]{1,70}", re.ASCII)
 
 Pair = tuple[str, str]
 
@@ -120,7 +124,14 @@ async def _read_parts(request: Request, body: bytes) -> dict[str, Any]:
     async def stream() -> AsyncGenerator[bytes, None]:
         yield body
 
-    form = await MultiPartParser(request.headers, stream(), max_files=0, max_part_size=len(body) + 1).parse()
+    told = MailMessage()
+    told["content-type"] = request.headers["content-type"]
+    boundary = str(told.get_boundary(""))
+    if not _BOUNDARY.fullmatch(boundary):
+        raise HTTPException(400, "The content type names no boundary, or one that RFC 2046 does not allow.")
+    # Of its parameters nothing else: a client must not choose what decodes the body.
+    headers = Headers({"content-type": f'multipart/form-data; boundary="{boundary}"'})
+    form = await MultiPartParser(headers, stream(), max_files=0, max_part_size=len(body) + 1).parse()
     return _refuse_twice(form.multi_items())
 
 
@@ -257,15 +268,18 @@ class _Server:
             options = {"is_html": kind == "html", "cuts_lines": self.limits.cuts_lines}
             return found, pairs, [Pieces(text, each, **options) for text, each in zip(texts, sources, strict=True)]
 
-        is_quick = sum(map(len, texts)) <= _QUICK
+        is_quick = sum(map(len, texts)) + _TEXT * len(texts) <= _QUICK
         found, pairs, pieces = prepare() if is_quick else await asyncio.to_thread(prepare)
         translations = await self._translate(pairs, pieces)
-        joined = [
-            list(
-                dict.fromkeys(text.join([each[min(rank, len(each) - 1)] for each in own]) for rank in range(count + 1))
-            )
-            for text, own in zip(pieces, translations, strict=True)
-        ]
+
+        def join(text: Pieces, own: list[list[str]]) -> list[str]:
+            ranks = range(count + 1)
+            return list(dict.fromkeys(text.join([each[min(rank, len(each) - 1)] for each in own]) for rank in ranks))
+
+        def join_all() -> list[list[str]]:
+            return [join(text, own) for text, own in zip(pieces, translations, strict=True)]
+
+        joined = join_all() if is_quick else await asyncio.to_thread(join_all)
         answer: dict[str, Any] = {"translatedText": [best for best, *_ in joined]}
         if found is not None:
             answer["detectedLanguage"] = [each._asdict() for each in found]

@@ -13,7 +13,8 @@ from vanilla_transformer.data.detection import find_iso_code
 from .sentences import KEPT, Kind, Piece, Sentence, divide_text
 
 # What has no end before the next `<` is no tag, so that the time grows with the length of a text and no faster.
-_TAG = re.compile(r"(<[A-Za-z/!?][^<>]*>)")
+# In quotes there may be `>`; where they have no end before that either, they are none.
+_TAG = re.compile(r"""(<[A-Za-z/!?](?:[^<>"']++|"[^"<]*+"|'[^'<]*+')*+>|<[A-Za-z/!?][^<>]*>)""")
 # What is surely a tag where a text is no HTML, rather than "a <b and c> d".
 _PLAIN_TAG = re.compile(r"""(</?[A-Za-z][\w:-]*(?:\s+[\w:-]+=(?:"[^"<>]*"|'[^'<>]*'|[\w:%#./-]+))*\s*/?>)""")
 _NAME = re.compile(r"</?([A-Za-z][\w:-]*)")
@@ -50,6 +51,16 @@ def _find_kind(tag: str) -> Kind:
     return "empty" if tag.endswith("/>") else "open"
 
 
+def _cut_html(text: str) -> list[str]:
+    """What is between tags, and the tags, in turns; a comment is a tag, whatever is in it."""
+    found: list[str] = []
+    position = 0
+    while (start := text.find("<!--", position)) >= 0 and (end := text.find("-->", start)) >= 0:
+        found += [*_TAG.split(text[position:start]), text[start : end + 3]]
+        position = end + 3
+    return [*found, *_TAG.split(text[position:])]
+
+
 class Pieces:
     """A text, cut into sentences and what is between them.
 
@@ -77,7 +88,7 @@ class Pieces:
     def _read_html(self, text: str) -> None:
         code: list[str] = []  # a tag of code and what follows, up to its end
         name = ""
-        for index, part in enumerate(_TAG.split(text)):
+        for index, part in enumerate(_cut_html(text)):
             found = _NAME.match(part) if index % 2 else None
             if code:
                 code.append(part)

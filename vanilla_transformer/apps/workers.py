@@ -2,6 +2,7 @@
 
 import logging
 import multiprocessing
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -94,6 +95,8 @@ def _answer_all(connection: Connection, load: Load, send: Callable[..., None]) -
         if error is None:
             send("found", number, future.result())
         else:
+            if isinstance(error, LostError):
+                os._exit(1)  # by which the server knows that another process is needed
             send("refused" if isinstance(error, BadTextError) else "error", number, str(error))
 
     try:

@@ -69,7 +69,8 @@ def find_files(path: str) -> list[str]:
     if system.isdir(inner):
         found = [name for name in system.ls(inner, detail=False) if PurePosixPath(name).name[0] not in "._"]
     elif glob.has_magic(inner):
-        found = system.glob(inner)
+        hidden = PurePosixPath(inner).name.startswith(".")
+        found = [name for name in system.glob(inner) if hidden or not PurePosixPath(name).name.startswith(".")]
     else:
         raise FileNotFoundError(f"There is no file {path}.")
     files = sorted(name for name in found if system.isfile(name))
@@ -293,4 +294,5 @@ class RecordFile:
     def _check_text(self, value: Any, where: str) -> str:
         if value is not None and not isinstance(value, str):
             raise ValueError(f"{where}: the source is {value!r} ({type(value).__name__}), not a string.")
-        return value or ""
+        # JSON may have half of a surrogate pair, which no tokenizer takes and no file holds.
+        return (value or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")

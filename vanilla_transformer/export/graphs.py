@@ -16,7 +16,11 @@ from transformers import DynamicCache, EncoderDecoderCache
 from vanilla_transformer.conversion.errors import find_non_finite, refuse
 from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.model.linear_vanilla_transformer import project
-from vanilla_transformer.model.positions_vanilla_transformer import LearnedPositions, SinusoidalPositions
+from vanilla_transformer.model.positions_vanilla_transformer import (
+    LearnedPositions,
+    SinusoidalPositions,
+    count_learned_positions,
+)
 
 # By layer, by side ("decoder" or "encoder"), by kind ("key" or "value").
 Past = dict[str, dict[str, dict[str, torch.Tensor]]]
@@ -181,7 +185,7 @@ def export_program(model: VanillaTransformerForConditionalGeneration) -> Exporte
     not this package's model, or its weights are quantized.
     """
     copied = copy_for_tracing(model)
-    longest = longest_sequence(model)
+    longest = count_learned_positions(model.config)
     batch, source, target = Dim("batch_size"), Dim("source_length", max=longest), Dim("target_length", max=longest)
     # Tracing takes sizes of 0 and 1 for constants.
     sources, targets = torch.ones(2, 4, dtype=torch.long), torch.ones(2, 3, dtype=torch.long)
@@ -190,10 +194,3 @@ def export_program(model: VanillaTransformerForConditionalGeneration) -> Exporte
     shapes = {name: {0: batch, 1: length} for name, length in names.items()}
     with torch.no_grad():
         return torch.export.export(WholeGraph(copied), (), inputs, dynamic_shapes=shapes)
-
-
-def longest_sequence(model: VanillaTransformerForConditionalGeneration) -> int | None:
-    """Returns how many tokens a sequence may have: as many as there are learned positions, or `None` for any number."""
-    config = model.config
-    is_learned = config.position_embedding_type == "learned"
-    return int(config.max_position_embeddings - config.position_offset) if is_learned else None

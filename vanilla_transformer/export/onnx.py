@@ -31,8 +31,9 @@ from vanilla_transformer.conversion.errors import ConversionError, find_excess_t
 from vanilla_transformer.data.vocabularies import load_tokenizer
 from vanilla_transformer.files import check_new_folder, explain_missing, new_folder
 from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.model.positions_vanilla_transformer import count_learned_positions
 
-from .graphs import DecoderGraph, copy_for_tracing, longest_sequence
+from .graphs import DecoderGraph, copy_for_tracing
 from .onnx_model import DECODER_FILE, ENCODER_FILE, OnnxModel, import_onnxruntime
 
 logger = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ def write_graphs(
 def compare_onnx(model: VanillaTransformerForConditionalGeneration, folder: str | os.PathLike[str]) -> float:
     """Returns the largest difference of logits, as a fraction of the largest, on a batch with padding and a cache."""
     exported = OnnxModel(folder)
-    longest = longest_sequence(model) or 40
+    longest = count_learned_positions(model.config) or 40
     generator = torch.Generator().manual_seed(0)
     input_ids = torch.randint(model.config.vocab_size, (3, min(longest, 19)), generator=generator)
     targets = torch.randint(model.config.target_vocab_size, (3, min(max(longest - 1, 1), 13)), generator=generator)

@@ -22,9 +22,10 @@ from vanilla_transformer.conversion.errors import refuse
 from vanilla_transformer.files import new_folder
 from vanilla_transformer.hub.javascript import DIGEST_FIELD, digest_tensors
 from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.model.positions_vanilla_transformer import count_learned_positions
 
 from .eight_bits import quantize_graph
-from .graphs import DecoderGraph, Past, longest_sequence
+from .graphs import DecoderGraph, Past
 from .javascript_tokenizer import rewrite_for_javascript
 from .onnx import LARGEST_FILE, OLDEST_OPSET, prepare_export, write_graphs
 from .onnx_model import DECODER_FILE, ENCODER_FILE
@@ -62,7 +63,7 @@ class EndingDecoderGraph(DecoderGraph):
         super().__init__(model)
         config: Any = model.config
         self.eos_token_id: int = config.eos_token_id
-        self.longest = longest_sequence(model)
+        self.longest = count_learned_positions(model.config)
         again = torch.full((config.target_vocab_size,), _UNLIKELY)
         again[self.eos_token_id] = 0.0
         self.register_buffer("again", again)

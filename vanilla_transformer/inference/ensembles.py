@@ -19,6 +19,7 @@ from vanilla_transformer.model.generation_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerGenerationMixin,
 )
+from vanilla_transformer.model.positions_vanilla_transformer import count_learned_positions
 from vanilla_transformer.model.pretrained_vanilla_transformer import VanillaTransformerPreTrainedModel
 
 from .loading import load_model_and_tokenizer
@@ -50,8 +51,8 @@ class Ensemble(VanillaTransformerGenerationMixin, VanillaTransformerPreTrainedMo
 
     def __init__(self, members: Sequence[VanillaTransformerForConditionalGeneration]) -> None:
         _check(members)
-        # Of learned positions some have fewer: their number limits the output.
-        super().__init__(min(members, key=lambda member: member.config.max_position_embeddings).config)
+        # The fewest learned positions limit the output.
+        super().__init__(min(members, key=lambda one: count_learned_positions(one.config) or math.inf).config)
         self.members = nn.ModuleList(members)
         self.generation_config = copy.deepcopy(members[0].generation_config)
         self.eval()

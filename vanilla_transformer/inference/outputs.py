@@ -86,6 +86,14 @@ def _cell(text: str) -> str:
     return one_line(text).replace("\t", " ")
 
 
+def encode_json(record: dict[str, Any]) -> bytes:
+    """A line of JSON in UTF-8; what UTF-8 cannot hold, half of a surrogate pair, keeps the line in ASCII."""
+    try:
+        return (json.dumps(record, ensure_ascii=False) + "\n").encode()
+    except UnicodeEncodeError:
+        return (json.dumps(record) + "\n").encode()
+
+
 def _write_tsv(output: Any, pieces: Iterable[Piece], keep: bool, target_column: str, n_best: int | None) -> None:
     header: list[str] | None = None
     is_first = True
@@ -111,7 +119,7 @@ def _write_jsonl(output: Any, pieces: Iterable[Piece], keep: bool, target_column
                 output.write(b"\n")
                 continue
             fields = file.read_object(record, number) if keep else {"source": record}
-            output.write((json.dumps(fields | {target_column: best.text}, ensure_ascii=False) + "\n").encode())
+            output.write(encode_json(fields | {target_column: best.text}))
 
 
 def _write_parquet(output: Any, pieces: Iterable[Piece], keep: bool, target_column: str, n_best: int | None) -> None:
@@ -150,8 +158,8 @@ def open_table(paths: Sequence[Path], columns: Sequence[str]) -> Iterator[Callab
                 texts = [[row[index] for row in rows] for index in range(len(columns))]
                 table.write_table(pa.table(texts, schema=schema))
             elif kind == "jsonl":
-                lines = (json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False) for row in rows)
-                files[0].write("".join(f"{line}\n" for line in lines).encode())
+                for row in rows:
+                    files[0].write(encode_json(dict(zip(columns, row, strict=True))))
             elif kind == "tsv":
                 lines = ("\t".join(map(_cell, row)) for row in rows)
                 files[0].write("".join(f"{line}\n" for line in lines).encode())

@@ -45,8 +45,8 @@ class Product(Protocol):
 
 
 def find_lock(product: Product) -> Path:
-    """The file that says that a run is at work."""
-    return product.place.with_name(product.place.name + ".partial.lock")
+    """The file that says that a run is at work; hidden, since the output may lie in the folder of the input."""
+    return product.place.with_name(f".{product.place.name}.partial.lock")
 
 
 @dataclass(frozen=True)

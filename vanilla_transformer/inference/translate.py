@@ -25,6 +25,7 @@ from vanilla_transformer.model.pipeline_vanilla_transformer import (
     map_by_length,
     sequence_score_settings,
 )
+from vanilla_transformer.model.positions_vanilla_transformer import count_learned_positions
 
 from .glossary import Glossary, ModelGlossary, SourceWords, check_beams
 
@@ -139,7 +140,8 @@ class Translator:
         self.model = cast(Any, model)
         self.tokenizer = tokenizer
         self.source_prefix = source_prefix
-        self.limit = length_limit(tokenizer, max_source_length)
+        limits = [length_limit(tokenizer, max_source_length), count_learned_positions(self.model.config)]
+        self.limit = min((limit for limit in limits if limit is not None), default=None)
         configs = (generate_kwargs.get("generation_config"), self.model.generation_config)
         found = [generate_kwargs.get("num_beams"), *(getattr(config, "num_beams", None) for config in configs)]
         self.num_beams = next((value for value in found if value is not None), 1)

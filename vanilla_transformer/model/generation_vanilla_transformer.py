@@ -27,6 +27,7 @@ from .modeling_vanilla_transformer import (
     VanillaTransformerDecoderLayer,
     VanillaTransformerModel,
 )
+from .positions_vanilla_transformer import count_learned_positions
 from .pretrained_vanilla_transformer import VanillaTransformerPreTrainedModel
 from .search_vanilla_transformer import (
     LENGTH_PENALTIES,
@@ -164,8 +165,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
     def find_longest_output(self, source_length: int, prompt_length: int) -> int:
         """Returns how many tokens may come behind the prompt where neither call nor configuration sets a limit."""
         limit = source_length + MAX_EXTRA_TOKENS
-        if self.config.position_embedding_type == "learned":
-            positions: int = self.config.max_position_embeddings - self.config.position_offset
+        if (positions := count_learned_positions(self.config)) is not None:
             # The last token generated is never fed back, hence one more than there are positions.
             limit = max(min(limit, positions - prompt_length + 1), 1)
         return limit

@@ -338,9 +338,12 @@ class Text2TextGenerationPipeline(Pipeline):
                 " transformers.pipelines.pt_utils.KeyDataset(dataset, column)."
             )
         arguments = {"truncation": truncation, "return_tensors": "pt"}
-        if truncation and truncation != "do_not_truncate" and self._tokenizer_limit() is None:
-            # Otherwise a tokenizer saved without its limit would truncate nothing.
-            arguments["max_length"] = self._position_limit()
+        if truncation and truncation != "do_not_truncate":
+            # Otherwise a tokenizer saved without its limit would truncate nothing, and one that allows more too little.
+            limits = [self._tokenizer_limit()]
+            if limits == [None] or getattr(self.model.config, "position_embedding_type", None) == "learned":
+                limits.append(self._position_limit())
+            arguments["max_length"] = min(filter(None, limits), default=None)
         inputs = self._tokenize(text, **arguments, **languages)
         if inputs["input_ids"].shape[-1] == 0:
             raise ValueError(f"The input {text!r} has no tokens, not even an end-of-sequence token: nothing to encode")
@@ -480,7 +483,9 @@ class Text2TextGenerationPipeline(Pipeline):
     def _position_limit(self) -> int | None:
         config = getattr(self.model.config, "encoder", self.model.config)  # composite models have one for each stack
         limits = [getattr(config, f"max_{name}position_embeddings", None) for name in ("encoder_", "")]
-        return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
+        is_learned = getattr(config, "position_embedding_type", None) == "learned"
+        offset = getattr(config, "position_offset", 0) if is_learned else 0
+        return next((limit - offset for limit in limits if isinstance(limit, int) and limit > 0), None)
 
 
 class SummarizationPipeline(Text2TextGenerationPipeline):

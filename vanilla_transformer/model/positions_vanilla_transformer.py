@@ -4,7 +4,7 @@ Shapes: B batch, L length, K number of keys, D d_model.
 """
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -115,6 +115,13 @@ class LearnedPositions(nn.Embedding):
                     f"{self.num_embeddings - self.offset}."
                 )
         return super().forward(token_indices + self.offset)
+
+
+def count_learned_positions(config: Any) -> int | None:
+    """How many tokens a sequence of this package's models may have, by any configuration; `None`: any number."""
+    if config.model_type != VanillaTransformerConfig.model_type or config.position_embedding_type != "learned":
+        return None
+    return int(config.max_position_embeddings - config.position_offset)
 
 
 def count_positions(cache: Cache | None, length: int) -> tuple[int | torch.Tensor, int]:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.conversion.errors import ConversionError, refuse
-from vanilla_transformer.export.graphs import longest_sequence
 from vanilla_transformer.export.javascript_tokenizer import rewrite_for_javascript
 from vanilla_transformer.export.onnx import (
     BATCH,
@@ -36,6 +35,7 @@ from vanilla_transformer.export.web.folder import (
 )
 from vanilla_transformer.files import new_folder
 from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.model.positions_vanilla_transformer import count_learned_positions
 
 from .recording import RecordingDecoder, RecordingEncoder
 
@@ -131,7 +131,7 @@ def _compute(
     model: VanillaTransformerForConditionalGeneration,
 ) -> tuple[RecordingEncoder, RecordingDecoder, dict[str, Any]]:
     """Inputs and all values of a sentence with a masked token and of two prefixes, after a look at the logits."""
-    longest = longest_sequence(model) or 7
+    longest = count_learned_positions(model.config) or 7
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.vocab_size, (1, min(longest, 7)), generator=generator)
     targets = torch.randint(model.config.target_vocab_size, (2, min(longest, 5)), generator=generator)

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.conversion.errors import refuse
 from vanilla_transformer.export.eight_bits import quantize_graph
-from vanilla_transformer.export.graphs import MOST_CANDIDATES, CandidatesGraph, longest_sequence
+from vanilla_transformer.export.graphs import MOST_CANDIDATES, CandidatesGraph
 from vanilla_transformer.export.javascript_tokenizer import rewrite_for_javascript
 from vanilla_transformer.export.onnx import OLDEST_OPSET, prepare_export, write_graphs
 from vanilla_transformer.export.onnx_model import DECODER_FILE, ENCODER_FILE
@@ -26,6 +26,7 @@ from vanilla_transformer.model.generation_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from vanilla_transformer.model.pipeline_vanilla_transformer import find_directions
+from vanilla_transformer.model.positions_vanilla_transformer import count_learned_positions
 from vanilla_transformer.tasks import find_prefix, find_task
 
 PAGE_FOLDER = Path(__file__).resolve().parent
@@ -151,7 +152,7 @@ def make_settings(
     """What JavaScript must know of a model, as `translator.js` describes it, and of its languages."""
     config: Any = model.config
     search: Any = model.generation_config
-    longest = longest_sequence(model)
+    longest = count_learned_positions(model.config)
     limits = [limit for limit in (longest, tokenizer and length_limit(tokenizer, None)) if limit is not None]
     most = search.max_new_tokens
     if most is None and search.max_length is not None and "max_length" in search.to_diff_dict():
