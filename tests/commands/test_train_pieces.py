@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import sacrebleu
 import yaml
 from corpus_files import command_line
 from transformers import AutoTokenizer, TrainerControl
@@ -74,6 +75,33 @@ def test_pieces_are_learned_and_words_scored(settings: dict[str, Any], tmp_path:
 )
 def test_pieces_are_joined(cut: str, joined: str) -> None:
     assert join_pieces([cut], "@@") == [joined]
+
+
+def test_pieces_are_joined_to_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Systems and references; cut or joined, they have the same scores."""
+    files = {name: tmp_path / f"{name}.de" for name in ("one", "other", "reference")}
+    files["one"].write_text("".join(f"{line}\n" for line in TARGETS))
+    files["other"].write_text("".join(f"{line.replace('@@ ', '').replace('ein', 'x')}\n" for line in TARGETS))
+    files["reference"].write_text("".join(f"{line}\n" for line in TARGETS))
+    words = ["--compare", files["one"], files["other"], "--test_file", files["one"], files["reference"]]
+    words += [
+        "--remove_bpe",
+        "@@",
+        "--bleu_tokenize",
+        "none",
+        "--compare_samples",
+        "10",
+        "--output_dir",
+        tmp_path / "out",
+    ]
+    evaluate.main([str(word) for word in words])
+    report = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    joined = [line.replace("@@ ", "") for line in TARGETS]
+    expected = [
+        sacrebleu.corpus_bleu(each, [joined], tokenize="none", force=True).score
+        for each in (joined, [line.replace("ein", "x") for line in joined])
+    ]
+    assert [system["bleu"]["score"] for system in report["systems"]] == pytest.approx(expected, abs=0.01)
 
 
 class TestStopEarly:

@@ -10,7 +10,7 @@ from tiny_vanilla import largest_allocation, make_loud_model, make_model
 from transformers import GenerationConfig
 
 from vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.conversion.converted import ConvertedModel, build_model
+from vanilla_transformer.conversion.converted import ConvertedModel, build_model, draw_batch
 from vanilla_transformer.conversion.errors import ConversionError
 from vanilla_transformer.conversion.weights import Rule
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
@@ -34,6 +34,12 @@ def test_a_model_has_the_weights_type_ties_and_generation_config(dtype: torch.dt
         assert torch.equal(model.state_dict()[name], tensor)
     weights["lm_head.bias"].add_(1)  # the model has memory of its own
     assert not torch.equal(model.lm_head.bias, weights["lm_head.bias"])
+
+
+def test_a_batch_to_compare_has_none_of_several_end_symbols() -> None:
+    batch = draw_batch(make_model(eos_token_id=[2, 5, 7]).config)
+    for name in ("input_ids", "decoder_input_ids"):
+        assert not {2, 5, 7} & set(batch[name].flatten().tolist())
 
 
 def test_weights_of_several_types_or_of_integers_are_refused() -> None:

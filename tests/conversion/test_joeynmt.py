@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from sister_systems import RandomWeights, Stack, Weights, linear, sinusoids
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer.conversion.errors import ConversionError
+from vanilla_transformer.conversion.systems import joeynmt
 from vanilla_transformer.conversion.systems.joeynmt import convert_joeynmt
 
 SPECIALS = ["<unk>", "<pad>", "<s>", "</s>"]
@@ -271,3 +273,10 @@ def test_folders_that_are_no_trainings(tmp_path: Path) -> None:
         torch.save(content, tmp_path / "3.ckpt")
         with pytest.raises(ConversionError, match=message):
             convert_joeynmt(tmp_path)
+
+
+def test_line_breaks_of_unicode_are_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "vocabulary.txt"
+    path.write_bytes("a\n\u2028\n\x85\nb\r\n".encode())
+    symbols = SimpleNamespace(**{f"{name}_token": f"<{name}>" for name in joeynmt.SYMBOLS}, lang_tags=[])
+    assert joeynmt._read_vocabulary(path, symbols)[len(joeynmt.SYMBOLS) :] == ["a", "\u2028", "\x85", "b"]

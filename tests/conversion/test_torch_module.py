@@ -116,6 +116,8 @@ def test_all_that_torch_lacks_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match=r"one number of heads.*\n.*are \(4, 2\)"):
         save_as_torch_nn(unequal, None, tmp_path / "unequal")
     assert not list(tmp_path.iterdir())
+    with pytest.raises(ConversionError, match=r"eos_token_id is \[2, 5\] \(can be: one number\)"):
+        save_as_torch_nn(random_model(eos_token_id=[2, 5], **EQUAL_HEADS), None, tmp_path / "ends")
     model = random_model(d_k=3, d_v=8, normalize_embedding=True, activation_function="gelu_new")
     with pytest.raises(ConversionError) as caught:
         to_torch_nn(model)
