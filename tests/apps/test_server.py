@@ -157,8 +157,9 @@ class TestClients:
         for told in ("; charset=utf-16", "; charset=punycode"):
             kind = {"Content-Type": f"multipart/form-data; boundary=x{told}"}
             assert served.ask("/translate", f"{parts}--x--\r\n".encode(), kind)[:2] == (200, {"translatedText": "cba"})
-        kind = {"Content-Type": 'multipart/form-data; boundary="x\\"; charset=punycode"'}
-        assert served.ask("/translate", f"{parts}--x--\r\n".encode(), kind)[0] == 400
+        for told in ('boundary="x\\"; charset=punycode"', "boundary*=punycode''x", "boundary=" + 71 * "x", ""):
+            kind = {"Content-Type": f"multipart/form-data; {told}"}
+            assert served.ask("/translate", f"{parts}--x--\r\n".encode(), kind)[0] == 400
 
     def test_markup_and_white_space_stay(self, served: Served) -> None:
         assert served.translate("\n ab  \r\n\r\n\tcd\n")[1] == {"translatedText": "\n ba  \r\n\r\n\tdc\n"}
@@ -403,6 +404,17 @@ def translating(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 def refuse_continuous(_: Any) -> None:
     raise ValueError("not with this engine")
+
+
+def test_more_tokens_than_learned_positions_are_refused(tmp_path: Path) -> None:
+    model = make_letters_model(position_embedding_type="learned", max_position_embeddings=12, langs=["en", "de"])
+    for part in (model, TOKENIZER):
+        part.save_pretrained(tmp_path)
+    for given in (None, 100):
+        with serve([str(tmp_path)], max_source_length=given) as served:
+            assert served.translate("abcdefgh")[0] == 200
+            status, answer = served.translate("abcdefghabc")
+            assert (status, "13 tokens; it must have at most 12" in answer["error"]) == (400, True)
 
 
 class TestLostDevice:

@@ -276,6 +276,8 @@ class TestDistillation:
         (tmp_path / "in.tsv").write_text("en\tde\nw1\tt1\n")
         with pytest.raises(ValueError, match=r"no column 'target'; the columns are 'en', 'de'"):
             list(find_references(str(tmp_path / "in.tsv"), source_column="en")[0].texts(EVERYTHING))
+        (tmp_path / "one.tsv").write_text("t1\nt2\n")
+        assert list(find_references("in.en", str(tmp_path / "one.tsv"))[0].texts(EVERYTHING)) == ["t1", "t2"]
         (tmp_path / "one.jsonl").write_text('{"de": "t1"}\n')
         assert list(find_references("in.en", str(tmp_path / "one.jsonl"))[0].texts(EVERYTHING)) == ["t1"]
 

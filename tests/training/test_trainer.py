@@ -402,7 +402,7 @@ class TestBestCheckpoint:
         best = trainer.state.best_global_step
         assert best == min(losses, key=losses.__getitem__) > 1
         said = explain_choice(trainer)
-        assert said.startswith(f"It is that of update {best}, the best by bleu of those evaluated")
+        assert said.startswith(f"It is that of update {best}, the best by bleu of those saved")
         assert f"loss {min(losses.values()):.4g}" in said
 
     def test_a_run_that_goes_on_compares_by_the_measure_that_is_given_now(self, tmp_path: Path) -> None:

@@ -343,7 +343,11 @@ class BatchingTranslator(Acceptance):
 
 
 def find_max_tokens(model: Any, tokenizer: Any, given: int | None) -> int:
-    """The most tokens of a sentence: what was given, or the least of what is known of model and tokenizer, or 1024."""
+    """The most tokens of a sentence: what was given, or the least of what is known of model and tokenizer, or 1024.
+
+    It is never more than there are learned positions.
+    """
     known = [tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None)]
-    known += [getattr(model, "max_positions", None), count_learned_positions(model.config), 1024]
-    return given or min(limit for limit in known if limit)
+    known += [getattr(model, "max_positions", None), 1024]
+    wanted = given or min(limit for limit in known if limit)
+    return min(wanted, count_learned_positions(model.config) or wanted)

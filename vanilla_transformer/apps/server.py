@@ -9,7 +9,6 @@ import time
 import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from email.message import Message as MailMessage
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -124,9 +124,8 @@ async def _read_parts(request: Request, body: bytes) -> dict[str, Any]:
     async def stream() -> AsyncGenerator[bytes, None]:
         yield body
 
-    told = MailMessage()
-    told["content-type"] = request.headers["content-type"]
-    boundary = str(told.get_boundary(""))
+    _, told = parse_options_header(request.headers["content-type"])
+    boundary = told.get(b"boundary", b"").decode("latin-1")
     if not _BOUNDARY.fullmatch(boundary):
         raise HTTPException(400, "The content type names no boundary, or one that RFC 2046 does not allow.")
     # Of its parameters nothing else: a client must not choose what decodes the body.

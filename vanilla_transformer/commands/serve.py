@@ -124,8 +124,8 @@ def load_translator(
         )
     batches: Any = {"batch_size": one.batch_size, "max_batch_tokens": one.max_batch_tokens}
     settings |= arguments.find_glossary(model, one.source_lang)
-    # Nothing is truncated: what is too long is refused.
-    translator = Translator(model, tokenizer, n_best=n_best, max_source_length=10**9, **batches, **settings)
+    translator = Translator(model, tokenizer, n_best=n_best, **batches, **settings)
+    translator.limit = None  # Nothing is truncated: what is too long is refused.
     if n_best is not None and n_best > translator.num_beams:
         found = f"max_alternatives is {arguments.max_alternatives} and num_beams of {name} is {translator.num_beams}"
         raise ValueError(f"{found}; alternatives need more beams than there are of them.")

@@ -13,7 +13,7 @@ from typing import Literal
 
 from datasets import Dataset, DatasetDict, Features, Value, load_dataset, load_from_disk
 
-from .lines import OnDamage
+from .lines import OnDamage, without_surrogates
 from .readers import USUAL_COLUMNS, AlignedLines, Columns, DatasetPart, Part, divide_dataset, divide_files
 
 logger = logging.getLogger(__name__)
@@ -74,16 +74,8 @@ def read_pairs(part: Part, on_damage: OnDamage | None = None) -> Iterator[tuple[
                     raise
                 on_damage(str(error))
                 texts = ["\t".join(map(str, texts)), None]
-        source, target = (_without_surrogates(str(text)) if text else "" for text in texts)
+        source, target = (without_surrogates(str(text)) if text else "" for text in texts)
         yield source, target
-
-
-def _without_surrogates(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
 
 
 def good_pairs(parts: Iterable[Part], *, empty_lines: EmptyLines, dropped: Tally) -> Iterator[tuple[int, str, str]]:

@@ -32,6 +32,15 @@ def strip_line_end(line: str) -> str:
     return line.removesuffix("\n").removesuffix("\r") if line.endswith("\n") else line
 
 
+def without_surrogates(text: str) -> str:
+    """A text with U+FFFD for halves of surrogate pairs, which JSON may have, but no file and no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
 def decode_lines(
     file: Iterable[bytes], name: str | Path, first: int = 1, on_damage: OnDamage | None = None
 ) -> Generator[str, None, int]:

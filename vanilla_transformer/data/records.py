@@ -26,7 +26,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import infer_compression
 
-from .lines import decode_lines
+from .lines import decode_lines, without_surrogates
 
 SOURCE_COLUMNS = ("source", "text")  # what is looked for where no column was named
 _NAMES = (*SOURCE_COLUMNS, "target")  # one of them makes the first line of a table its header
@@ -294,5 +294,4 @@ class RecordFile:
     def _check_text(self, value: Any, where: str) -> str:
         if value is not None and not isinstance(value, str):
             raise ValueError(f"{where}: the source is {value!r} ({type(value).__name__}), not a string.")
-        # JSON may have half of a surrogate pair, which no tokenizer takes and no file holds.
-        return (value or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return without_surrogates(value or "")

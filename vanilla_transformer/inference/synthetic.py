@@ -20,7 +20,7 @@ from typing import Any, Literal, cast
 
 from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer.data.records import EVERYTHING, RecordFile, Scan, find_files
+from vanilla_transformer.data.records import EVERYTHING, Part, RecordFile, Scan, find_files
 
 from .outputs import Piece
 from .scores import import_sacrebleu
@@ -151,8 +151,10 @@ def find_references(
 def _choose_references(file: RecordFile, *, is_input: bool) -> RecordFile:
     if not is_input and (file.kind == "text" or len(file.columns) == 1):
         return file
-    is_nameless = file.kind == "tsv" and file.header is None
-    return RecordFile(file.path, None, 1) if is_nameless else RecordFile(file.path, "target")
+    if file.kind != "tsv" or file.header is not None:
+        return RecordFile(file.path, "target")
+    first = next(file.lines(Part(0, 0, 1)), "")
+    return file if "\t" not in first and not is_input else RecordFile(file.path, None, 1)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ def make_teacher_inputs(teacher: nn.Module, inputs: Mapping[str, Any]) -> dict[s
     own = {name: value for name, value in inputs.items() if name != "labels" and not name.startswith("decoder_")}
     shift: Any = getattr(teacher, "prepare_decoder_input_ids_from_labels", None)
     labels = inputs["labels"]
-    return own | ({"labels": labels} if shift is None else {"decoder_input_ids": shift(labels=labels)})
+    own |= {"labels": labels} if shift is None else {"decoder_input_ids": shift(labels=labels)}
+    return own | {"use_cache": False}
 
 
 def sum_divergences_from(wanted: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

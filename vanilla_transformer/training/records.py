@@ -206,7 +206,7 @@ def explain_choice(trainer: Trainer) -> str:
     logged = [entry for entry in state.log_history if entry.get("step") == state.best_global_step]
     scores = _describe_scores({name: value for entry in logged for name, value in entry.items()})
     return (
-        f"It is that of update {state.best_global_step:,}, the best by {args.metric_for_best_model} of those evaluated "
+        f"It is that of update {state.best_global_step:,}, the best by {args.metric_for_best_model} of those saved "
         f"(of equal ones, by loss): {scores}."
     )
 

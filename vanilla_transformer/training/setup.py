@@ -69,9 +69,10 @@ def settle_prefix(model_arguments: ModelArguments, data_arguments: DataArguments
     is_own = config.model_type == VanillaTransformerConfig.model_type
     if is_own and len(known) > 1 and not data_arguments.lang_pairs and (langs is None or tuple(langs) not in known):
         own = f"The model translates {', '.join(map(' to '.join, known))}"
-        if langs is None:
+        if langs is None and data_arguments.task == TRANSLATION.name:
             raise ValueError(f"{own}: name the languages with source_lang and target_lang, or with lang_pairs.")
-        raise ValueError(f"{own}, not {' to '.join(langs)}: lang_pairs may add a pair to it.")
+        if langs is not None:
+            raise ValueError(f"{own}, not {' to '.join(langs)}: lang_pairs may add a pair to it.")
     return find_prefix(config, get_task(data_arguments.task), langs=langs)
 
 
