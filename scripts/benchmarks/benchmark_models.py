@@ -30,6 +30,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 from transformers.modeling_outputs import Seq2SeqLMOutput
+from transformers.models.t5.modeling_t5 import T5Attention, T5DenseActDense
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.export.ctranslate2 import export_ctranslate2
@@ -123,7 +124,17 @@ def make_t5(size: Size) -> Any:
         pad_token_id=PAD,
         eos_token_id=END,
     )
-    return T5ForConditionalGeneration(config)
+    return drop_outputs_only(T5ForConditionalGeneration(config))
+
+
+def drop_outputs_only(model: Any) -> Any:
+    """Takes dropout from attention weights and from within feed-forward networks, where the other models have none."""
+    for module in model.modules():
+        if isinstance(module, nn.MultiheadAttention | T5Attention):
+            module.dropout = 0.0
+        elif isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer | T5DenseActDense):
+            module.dropout.p = 0.0
+    return model
 
 
 class TorchTransformer(nn.Module):
@@ -149,6 +160,7 @@ class TorchTransformer(nn.Module):
             dropout=size.dropout,
             batch_first=True,
         )
+        drop_outputs_only(self.transformer)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Maps (rows, L) to (rows, L, D)."""

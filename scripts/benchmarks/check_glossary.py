@@ -127,7 +127,9 @@ def check(arguments: CheckArguments) -> None:
     if absent:
         print(f"Skipped, since there is no {' and no '.join(absent)}.")
         return
-    pairs = read_pairs(arguments.pairs, arguments.num_pairs)
+    # The first of those with the same source, whose terms are found by it.
+    first = {pair[0]: pair for pair in reversed(read_pairs(arguments.pairs, arguments.num_pairs))}
+    pairs = [*reversed(first.values())]
     corpus = read_pairs(arguments.corpus) if arguments.corpus else []
     choice: dict[str, int] = {"skip": arguments.skip_frequent, "most": arguments.max_terms, "seed": arguments.seed}
     terms = choose_terms(pairs, corpus, **choice)

@@ -61,7 +61,7 @@ def measure(
         words = ["--test_file", *recipe["validation_file"], "--num_beams", str(NUM_BEAMS)]
         for name in _PASSED_ON:
             words += [f"--{name}", recipe[name]] if recipe.get(name) else []
-        call("evaluate", "--model_name_or_path", folder, *words, "--output_dir", metrics.parent)
+        call("evaluate", "--model_name_or_path", folder, *words, "--output_dir", metrics.parent, "--overwrite")
     scores, costs = (json.loads(path.read_text(encoding="utf-8")) for path in (metrics, folder / "metrics.json"))
     return {
         "perplexity": scores["perplexity"],

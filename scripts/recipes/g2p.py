@@ -66,7 +66,7 @@ def score(models: Sequence[Path], languages: Sequence[str], data: Path, folder: 
         metrics = folder / language / "metrics.json"
         if not metrics.is_file():
             test: list[str | Path] = ["--test_file", data / f"test.{language}.tsv", "--num_beams", "5"]
-            call("evaluate", "--model_name_or_path", *models, *test, "--output_dir", metrics.parent)
+            call("evaluate", "--model_name_or_path", *models, *test, "--output_dir", metrics.parent, "--overwrite")
         values = json.loads(metrics.read_text(encoding="utf-8"))
         scores[language] = values["wer"], values["per"]
     return scores
@@ -104,7 +104,8 @@ def main(argv: list[str] | None = None) -> None:
             call("train", RECIPE, "--seed", str(seed), "--output_dir", models[-1], *files, *options)
     runs = [score([model], languages, out / "data", model / "test") for model in models]
     if together := len(models) > 1:
-        runs.append(score(models, languages, out / "data", out / "together"))
+        name = "-".join(["together", *map(str, arguments.seeds)])
+        runs.append(score(models, languages, out / "data", out / name))
     table = make_table(languages, runs, together)
     (out / "results.md").write_text(table + "\n", encoding="utf-8")
     print(table)

@@ -4,8 +4,9 @@ r"""Multi30k in English, German and French: one model for all six directions bes
 
 DATA holds train, val and test_2016_flickr of each language, such as train.en.gz. The model of all is trained on English
 with German and with French, both ways, but not on German with French, which is zero-shot; each of the others on its one
-direction. All have the same size and the settings of multi30k_many.yaml beside this file. The commands are printed as
-they run. What is finished is not done again. Scores are BLEU on test_2016_flickr (sacreBLEU, 13a).
+direction. All have the same size and the settings of multi30k_many.yaml beside this file, and as many updates at most.
+The commands are printed as they run. What is finished is not done again. Scores are BLEU on test_2016_flickr
+(sacreBLEU, 13a).
 """
 
 import json
@@ -44,7 +45,7 @@ def score(data: Path, model: Path, pair: Sequence[str]) -> float:
     metrics = model / f"test.{'-'.join(pair)}" / "metrics.json"
     if not metrics.is_file():
         test: list[str | Path] = ["--test_file", *find_files(data, "test_2016_flickr", pair)]
-        test += ["--source_lang", pair[0], "--target_lang", pair[1], "--output_dir", metrics.parent]
+        test += ["--source_lang", pair[0], "--target_lang", pair[1], "--output_dir", metrics.parent, "--overwrite"]
         call("evaluate", "--model_name_or_path", model, *test)
     return float(json.loads(metrics.read_text(encoding="utf-8"))["bleu"])
 

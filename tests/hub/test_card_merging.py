@@ -119,6 +119,12 @@ class TestByHand:
         assert "No license was given" not in renewed
 
 
+def test_a_byte_order_mark_hides_no_metadata(trained: Path) -> None:
+    text = str(build_model_card(trained))
+    marked = Card.parse(b"\xef\xbb\xbf" + text.encode(), "README.md")
+    assert (marked.data.to_dict(), marked.own) == (parse(text).data.to_dict(), set())
+
+
 def test_line_endings_stay_what_they_are(trained: Path) -> None:
     card = build_model_card(trained).content.replace("\n", "\r\n")
     renewed = renew(trained, card, repo_id="alice/other")

@@ -68,7 +68,7 @@ class Card:
     def parse(cls, content: bytes, where: str) -> "Card":
         """Takes a card apart; one that cannot be read is a ValueError that says `where` it is."""
         try:
-            source = content.decode("utf-8")
+            source = content.decode("utf-8-sig")  # Windows puts a byte order mark before it
             card: Any = ModelCard(source)
             _list_items(card.data)
         except Exception as error:  # besides ValueError, YAML's own

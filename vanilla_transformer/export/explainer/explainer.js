@@ -47,7 +47,7 @@ let trail = [];
 let explained;
 /** @type {Map<string, Matrix>} By the names of values, with the head where there is one. */
 let matrices = new Map();
-let newest = 0, timer = 0, isReady = false, wantedStep = -1;
+let newest = 0, timer = 0, isReady = false, isTracing = false, wantedStep = -1;
 
 /** @param {Request} request */
 const ask = (request) => worker.postMessage(request);
@@ -56,6 +56,7 @@ const ask = (request) => worker.postMessage(request);
 function trace() {
   if (!isReady) return;
   newest += 1;
+  isTracing = true;
   const numBeams = Number(controls.beams.value), temperature = Number(controls.temperature.value);
   ask({ type: "trace", id: newest, text: controls.source.value, hidden: view.hidden, numBeams, temperature });
 }
@@ -76,10 +77,12 @@ function listen({ data }) {
     trace();
   } else if (data.type === "error") {
     if (data.id !== null && data.id !== newest) return;
+    isTracing = false;
     controls.progress.hidden = true;
     controls.status.textContent = data.message;
     controls.status.classList.add("wrong");
   } else if (data.id === newest && notebook) {
+    isTracing = false;
     if (data.type === "followed") notebook.setWritten(data.written);
     else if (!takeTraced(data)) return;
     const last = (notebook.written?.tokens.length ?? 1) - 1;
@@ -94,6 +97,7 @@ function listen({ data }) {
  * @returns {boolean}  Whether there is anything to show.
  */
 function takeTraced({ traced, milliseconds }) {
+  controls.status.classList.remove("wrong");
   find("main", HTMLElement).hidden = !traced;
   controls.target.textContent = "";
   controls.status.textContent = traced ? say("status", { milliseconds: Math.round(milliseconds) }) : say("empty");
@@ -393,6 +397,7 @@ function renderTree() {
   const followed = book().written?.tokens ?? [];
   const upTo = followed.slice(0, view.step + 1);
   const onChoose = (/** @type {number} */ place) => {
+    if (isTracing) return;  // another sentence is on its way, to which these nodes do not belong
     const path = readPath(nodes, place);
     const step = path.length - 1;
     newest += 1;

@@ -98,10 +98,7 @@ def export_web(
         raise ValueError(f"quantization is {quantization!r}; for a page it must be one of ['int8', 'float32'].")
     runtime = find_runtime(node_modules)
     copied, tokenizer = prepare_export(model, folder, tokenizer=tokenizer, opset=opset)
-    reasons = [*find_reasons(copied, KNOWN)]
-    if len(find_directions(copied.config)) > 1:
-        reasons.append("it translates several pairs of languages, and the page has no choice of them")
-    refuse("A page cannot run this model", reasons)
+    refuse("A page cannot run this model", find_page_reasons(copied))
     contents = rewrite_for_javascript(tokenizer)
     settings = make_settings(copied, tokenizer) | {"examples": list(examples)}
     with new_folder(folder) as partial:
@@ -144,6 +141,14 @@ def find_runtime(node_modules: str | os.PathLike[str]) -> list[Path]:
             f"installs them: {command}"
         )
     return paths
+
+
+def find_page_reasons(model: VanillaTransformerForConditionalGeneration) -> list[str]:
+    """Why a page cannot run a model, if so."""
+    reasons = [*find_reasons(model, KNOWN)]
+    if len(find_directions(model.config)) > 1:
+        reasons.append("it translates several pairs of languages, and the page has no choice of them")
+    return reasons
 
 
 def make_settings(

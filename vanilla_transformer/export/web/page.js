@@ -205,8 +205,13 @@ clear.addEventListener("click", () => {
   ask();
 });
 copy.addEventListener("click", async () => {
-  await navigator.clipboard.writeText([...target.children].map((line) => line.textContent).join("\n"));
-  say("Copied");
+  try {
+    const lines = readLines().map((line) => known.get(line)?.translations[0]?.text ?? "");
+    await navigator.clipboard.writeText(lines.join("\n"));
+    say("Copied");
+  } catch (error) {  // without https there is no clipboard
+    say(`${error.message ?? error}`, true);
+  }
 });
 start().catch((error) => {
   progress.hidden = true;

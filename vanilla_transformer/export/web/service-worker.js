@@ -30,6 +30,15 @@ async function forgetOlder() {
 }
 
 /**
+ * Whether a file is the page's: others may lie in the same folder.
+ * @param {URL} url
+ */
+function isOwn(url) {
+  const path = url.pathname.slice(scope.pathname.length);
+  return path === "" || FILES.includes(path) || path.startsWith("model/") || path.startsWith("runtime/");
+}
+
+/**
  * @param {FetchEvent} event
  * @returns {Promise<Response>}
  */
@@ -53,5 +62,5 @@ worker.addEventListener("install", (event) => event.waitUntil(install()));
 worker.addEventListener("activate", (event) => event.waitUntil(forgetOlder()));
 worker.addEventListener("fetch", (event) => {
   const { method, url } = event.request;
-  if (method === "GET" && url.startsWith(scope.href)) event.respondWith(respond(event));
+  if (method === "GET" && url.startsWith(scope.href) && isOwn(new URL(url))) event.respondWith(respond(event));
 });
