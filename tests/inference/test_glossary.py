@@ -21,7 +21,7 @@ from tiny_translations import run_interrupted
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import FSMTTokenizer, MarianTokenizer, PreTrainedTokenizerFast, pipelines
 
-from vanilla_transformer import TranslationPipeline, VanillaTransformerTokenizer
+from vanilla_transformer import TranslationPipeline, VanillaTransformerConfig, VanillaTransformerTokenizer
 from vanilla_transformer.commands.translate import main as translate_command
 from vanilla_transformer.data.vocabularies import get_vocabularies
 from vanilla_transformer.inference.ensembles import Ensemble
@@ -471,7 +471,7 @@ def test_a_model_that_does_not_search_with_torch_is_refused() -> None:
     class Exported:
         """Like `CTranslate2Model`, which has a search of its own."""
 
-        generation_config = None
+        config, generation_config = VanillaTransformerConfig(), None
 
     with pytest.raises(ValueError, match=r"A glossary needs a model that searches with torch, .* a Exported: load"):
         translate(Exported(), TOKENIZER, ["a"], glossary={"a": "b"})  # type: ignore[arg-type]

@@ -69,9 +69,8 @@ def _read_corpora(arguments: DataArguments, directions: Mapping[Pair, str], seed
         loaded = []
         languages: Any = arguments.corpus_languages or [(arguments.source_lang, arguments.target_lang)] * len(places)
         if arguments.lang_pairs and arguments.dataset_name and arguments.train_file and "files" in places[0]:
-            languages = languages[
-                1:
-            ]  # the first pair is the dataset's; files for validation go with those for training
+            # The first pair is the dataset's; files for validation go with those for training.
+            languages = languages[1:]
         for place, (source, target) in zip(places, languages, strict=False):
             corpus = load_one(**place, **common, source_lang=source, target_lang=target)
             loaded += _point(corpus, (source, target), arguments, directions) if arguments.lang_pairs else [corpus]
