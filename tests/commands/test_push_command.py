@@ -4,6 +4,7 @@ Mostly with a BART, which needs no trial without the package: that takes a proce
 """
 
 import json
+import logging
 import re
 import shutil
 import sys
@@ -15,14 +16,23 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from hub_folders import CODE_FILES, append, contents, edit_json, edit_weights, save_single_stack, save_translator
+from hub_folders import (
+    CODE_FILES,
+    append,
+    contents,
+    edit_json,
+    edit_on_the_hub,
+    edit_weights,
+    save_single_stack,
+    save_translator,
+)
 from huggingface_hub import constants
 from local_hub import LocalHub
 from tiny_seq2seq import make_model as make_bart
 from tiny_seq2seq import make_tokenizer as make_bart_tokenizer
 
 from vanilla_transformer.hub import checks
-from vanilla_transformer.hub.push import PushError, plan_push
+from vanilla_transformer.hub.push import PushError, plan_push, take_card
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's own
 
@@ -77,13 +87,6 @@ def run(hub: LocalHub, main: Callable[[str], Callable[..., None]], capsys: pytes
 def push(run: Push, bart: Path) -> Push:
     """Runs the script with the folder `bart`."""
     return partial(run, bart)
-
-
-def edit_on_the_hub(hub: LocalHub, repo_id: str, path: str, old: str, new: str) -> None:
-    repo, text = hub.repo(repo_id), hub.read(repo_id, path).decode()
-    assert old in text
-    files = {**hub.files(repo_id), path: hub.small_file(text.replace(old, new).encode())}
-    repo.commit("refs/heads/main", "alice", "by hand", files, [path])
 
 
 class TestPush:
@@ -220,6 +223,25 @@ class TestCard:
             assert backup.read_bytes() == before["README.md"]
             push(repo_id)
             assert [path.name for path in bart.glob("*.bak*")] == [backup.name]
+
+    def test_before_a_push_of_another_kind_edits_of_the_hub_are_taken_over(
+        self, hub: LocalHub, push: Push, bart: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(logging.getLogger("vanilla_transformer"), "propagate", True)
+        repo_id, card = "alice/taken", bart / "README.md"
+        assert take_card(bart, repo_id)
+        assert not card.exists()
+        push(repo_id)
+        content = hub.read(repo_id, "README.md").decode()
+        edit_on_the_hub(hub, repo_id, "README.md", content, content + "\nFrom the hub.\n")
+        assert take_card(bart, repo_id)
+        assert "From the hub." in card.read_text()
+        edit_on_the_hub(hub, repo_id, "README.md", "From the hub.", "From there.")
+        append(card, "\nFrom the folder.\n")
+        before = contents(bart)
+        assert not take_card(bart, repo_id)
+        assert contents(bart) == before
+        assert "The training pushes no card to alice/taken: README.md was edited both" in caplog.text
 
     def test_a_card_by_hand_is_pushed_as_it_is(self, hub: LocalHub, push: Push, bart: Path) -> None:
         card = b"---\nlicense: mit\n---\n# Mine\r\n"

@@ -168,9 +168,15 @@ def test_weights_may_lie_beside_the_checkpoint(shards: list[str], tmp_path: Path
     for index, shard in enumerate(shards):
         part = dict(list(weights.items())[index :: len(shards)])
         save_file(part, tmp_path / f"model_step_3{shard}.safetensors")
-    save_file({"other": torch.zeros(1)}, tmp_path / "model_step_30.safetensors")
+    for other in ("model_step_30", "model_step_3.v2"):
+        save_file(
+            {name: torch.zeros_like(tensor) for name, tensor in weights.items()}, tmp_path / f"{other}.safetensors"
+        )
     found = convert_opennmt_py(path).model.state_dict()
     assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())
+    save_file(weights, tmp_path / "model_step_3.07.safetensors")  # left by an older run
+    with pytest.raises(ConversionError, match=r"has weights that another file beside .* has too: "):
+        convert_opennmt_py(path)
 
 
 def test_older_checkpoints_have_fewer_settings(tmp_path: Path) -> None:

@@ -67,6 +67,8 @@ def test_checkpoints_are_recognised_by_the_names_in_them(tmp_path: Path) -> None
     for name, is_zip in itertools.product(CHECKPOINTS, (True, False)):
         torch.save(CHECKPOINTS[name], tmp_path / "it.pt", _use_new_zipfile_serialization=is_zip)
         assert detect_format(str(tmp_path / "it.pt")) == name
+    torch.save({"model": Translator().state_dict(), "args": {"nhead": 4}}, tmp_path / "it.pt")
+    assert detect_format(str(tmp_path / "it.pt")) == "torch_nn", "fairseq has entries of these names"
     save_file(dict(Translator().state_dict()), tmp_path / "it.safetensors")
     assert detect_format(str(tmp_path / "it.safetensors")) == "torch_nn"
     (tmp_path / "it.safetensors").write_bytes(b"nothing")

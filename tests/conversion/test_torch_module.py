@@ -105,6 +105,10 @@ def test_a_saved_folder_has_all_that_the_way_back_needs(tmp_path: Path, position
     assert back.tokenizer is not None
     assert back.tokenizer("Hallo").input_ids == make_tokenizer()("Hallo").input_ids
     assert not any("Assumed" in note or "no tokenizer" in note for note in back.notes)
+    # JSON's 0 is a float too, and a model may lack a start of sentences.
+    plain = random_model(**EQUAL_HEADS, vocab_size=vocab_size, dropout=0, bos_token_id=None, decoder_start_token_id=6)
+    config = convert_torch_nn(save_as_torch_nn(plain, None, tmp_path / "plain")).model.config
+    assert (config.dropout, config.bos_token_id, config.decoder_start_token_id) == (0, None, 6)
     # The folder is as good as the file in it, and what the user says counts.
     told = TorchSettings(nhead=2, position_embedding_type=positions, position_offset=0 if positions == "learned" else 2)
     again = convert_torch_nn(folder, told).model.config

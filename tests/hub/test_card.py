@@ -325,6 +325,14 @@ class TestContent:
         assert rows_of(card)["training"] == "`some/corpus`, configuration `de-en`, split `train`"
         (result,) = {result.unique_identifier: result for result in data_of(card).eval_results if result.dataset_split}
         assert result == ("translation", "some/corpus", "de-en", "test", None)
+        # The same names of folders, as the training saw and recorded them.
+        change(trained / "arguments.json", local=["some/model", "some/corpus"])
+        card = build_model_card(trained)
+        assert "base_model" not in data_of(card).to_dict()
+        assert "datasets" not in data_of(card).to_dict()
+        assert {result.dataset_type for result in data_of(card).eval_results} == {"local"}
+        assert "from `model`" in card.text
+        assert rows_of(card)["training"].startswith("`corpus`")
 
     def test_a_folder_of_a_model_alone_says_what_is_unknown(self, plain: Path) -> None:
         card = build_model_card(plain)

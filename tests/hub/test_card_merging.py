@@ -14,7 +14,14 @@ from model_cards import change, data_of
 from tiny_vanilla import make_model
 
 from vanilla_transformer.files import digest_weights
-from vanilla_transformer.hub.card import Card, build_model_card, choose_card, make_card, write_model_card
+from vanilla_transformer.hub.card import (
+    Card,
+    build_model_card,
+    choose_card,
+    make_card,
+    mark_as_pushed,
+    write_model_card,
+)
 
 END = "<!-- end of what is generated -->"
 
@@ -183,7 +190,7 @@ class TestMetadata:
 
 class TestTwoCards:
     def test_the_one_that_was_edited_since_the_last_push_counts(self, trained: Path) -> None:
-        pushed = make_card(trained, parse(build_model_card(trained).content + "\nFirst.\n"), is_pushed=True)
+        pushed = mark_as_pushed(build_model_card(trained).content + "\nFirst.\n")
         edited = pushed.replace("First.", "Second.")
         for here, there in ((pushed, edited), (edited, pushed), (edited, edited)):
             chosen = choose_card(parse(here), parse(there))
@@ -191,6 +198,12 @@ class TestTwoCards:
             assert chosen.below == "Second."
         with pytest.raises(ValueError, match="edited both in the folder and on the Hub"):
             choose_card(parse(edited), parse(pushed.replace("First.", "Third.")))
+
+    def test_removed_metadata_are_edits(self, trained: Path) -> None:
+        pushed = mark_as_pushed(build_model_card(trained).content)
+        edited = parse(pushed.replace("- attention-is-all-you-need\n", "", 1))
+        assert "attention-is-all-you-need" not in metadata_of(edited.source)["tags"]
+        assert choose_card(parse(pushed), edited) is choose_card(edited, parse(pushed)) is edited
 
     def test_a_card_that_has_all_of_the_other_is_taken(self, trained: Path) -> None:
         cards = [

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from corpus_files import command_line
-from hub_folders import CODE_FILES
+from hub_folders import CODE_FILES, edit_on_the_hub
 from huggingface_hub import ModelCard
 from local_hub import LocalHub
 from many_processes import launcher, write_pairs
@@ -161,6 +161,26 @@ class TestTranslationTrainer:
         card = ModelCard(hub.read(repo_id, "README.md", "trial").decode())
         assert "Trained by Alice." in card.text
         assert {"license": "mit", "base_model": "alice/first"}.items() <= card.data.to_dict().items()
+        edit_on_the_hub(hub, repo_id, "README.md", "Trained by Alice.", "Trained by Alice and Bob.", "trial")
+        run("train", {**options, "max_steps": 2})
+        for content in (hub.read(repo_id, "README.md", "trial"), (folder / "README.md").read_bytes()):
+            assert b"Alice and Bob" in content
+
+        def edit_here(old: str, new: str) -> None:
+            (folder / "README.md").write_text((folder / "README.md").read_text().replace(old, new))
+
+        # What a failing push has not brought there is brought by the next one.
+        edit_here("Alice and Bob.", "Alice.")
+        hub.failures.append(["POST", "/alice/private/commit/", 500, 99])
+        assert "the push failed" in run("train", {**options, "max_steps": 2, "push": False})
+        hub.failures.clear()
+        run("train", {**options, "max_steps": 2})
+        assert b"Trained by Alice." in hub.read(repo_id, "README.md", "trial")
+        edit_on_the_hub(hub, repo_id, "README.md", "by Alice.", "by others.", "trial")
+        edit_here("by Alice.", "by Carol.")
+        said = run("train", {**options, "max_steps": 2, "push": {"commit_message": "once more"}})
+        assert "The training pushes no card to alice/private: README.md was edited both" in said
+        assert b"by others." in hub.read(repo_id, "README.md", "trial")
 
     def test_other_models_keep_the_librarys_card(self, hub: LocalHub, run: Callable[..., str], runs: Path) -> None:
         options = {"trainer": "package", "model": "bart", "output_dir": str(runs / "bart")}

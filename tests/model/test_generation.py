@@ -239,10 +239,35 @@ def test_default_limit_counts_padding_embeddings_and_encoder_outputs() -> None:
             call_generate(model, **source, attention_mask=mask, suppress_tokens=[EOS], **search)
             for source in ({"input_ids": ids}, {"inputs_embeds": embeddings}, {"encoder_outputs": encoded})
         ]
+        whole = {"inputs_embeds": embeddings, "attention_mask": mask.bool()[:, None, None]}
+        # A mask of another form is not counted: all may be as long as the longest.
+        assert call_generate(model, **whole, suppress_tokens=[EOS], **search).shape == outputs[0].shape
         assert outputs[0].shape == (2, 1 + 57)
         assert outputs[0].equal(outputs[1])
         assert outputs[0].equal(outputs[2])
     assert new_tokens(model, source_length=3, decoder_input_ids=torch.tensor([[BOS, 4, 5]])) == 53
+
+
+def test_without_an_end_what_is_behind_a_limit_is_padding() -> None:
+    """Sentences have limits of their own; no tokenizer can decode a number below 0."""
+    ids, mask = pad(make_sentences([2, 7]))
+    found = call_generate(shared_model("paper"), input_ids=ids, attention_mask=mask, num_beams=2, eos_token_id=None)
+    assert found.shape == (2, 1 + 57)
+    assert (found[0, 1 + 52 :] == PAD).all()
+
+
+def test_layers_that_keep_nothing_for_gradients_search_as_others(model: Model) -> None:
+    ids, mask = pad(SOURCES)
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, "num_beams": 3, "max_new_tokens": 9}
+    expected = call_generate(model, **inputs)
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    model.config.dropout = model.config.attention_dropout = model.config.activation_dropout = 0.0
+    model.train()
+    model.gradient_checkpointing_enable()
+    assert call_generate(model, **inputs).equal(expected)
 
 
 def test_explicit_limits_win() -> None:

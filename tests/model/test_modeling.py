@@ -26,7 +26,7 @@ from tiny_vanilla import (
 from torch import nn
 from transformers import AttentionInterface, AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPooling
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.model.attention_vanilla_transformer import scaled_dot_product_attention
@@ -332,6 +332,8 @@ def test_a_tuple_of_the_encoder_is_taken_again() -> None:
     assert isinstance(encoded, tuple)
     expected = model(input_ids=ids, labels=labels).logits
     torch.testing.assert_close(model(encoder_outputs=encoded, labels=labels).logits, expected)
+    of_another_kind = BaseModelOutputWithPooling(last_hidden_state=encoded[0], pooler_output=encoded[0][:, 0])
+    torch.testing.assert_close(model(encoder_outputs=of_another_kind, labels=labels).logits, expected)
 
 
 @pytest.mark.parametrize("sharing", ALL_SHARING)

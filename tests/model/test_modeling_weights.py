@@ -218,7 +218,7 @@ def check_initial_values(model: Model) -> None:
             assert float(rows.std()) == pytest.approx(std, rel=0.06), name
             assert float(rows.mean()) == pytest.approx(0.0, abs=0.06 * std), name
         elif isinstance(module, nn.Linear):
-            bound = math.sqrt(6 / (module.in_features + module.out_features))
+            bound = config.initializer_gain * math.sqrt(6 / (module.in_features + module.out_features))
             assert 0.95 * bound < float(module.weight.detach().abs().max()) <= bound, name
             assert float(module.weight.detach().std()) == pytest.approx(bound / math.sqrt(3), rel=0.06), name
         if isinstance(module, nn.Linear) and module.bias is not None:
@@ -237,10 +237,10 @@ WIDE |= dict.fromkeys(("attention_bias", "lm_head_bias", "normalize_embedding", 
 
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "learned"])
-@pytest.mark.parametrize("sharing", ["shared-tied", "separate-untied"])
-def test_initial_values(sharing: str, kind: str) -> None:
+@pytest.mark.parametrize(("sharing", "gain"), [("shared-tied", 1), ("separate-untied", 0.5)])
+def test_initial_values(sharing: str, gain: float, kind: str) -> None:
     """The same distribution whether built here, by AutoModel, or on the meta device as `from_pretrained` does."""
-    config = make_config(position_embedding_type=kind, **WIDE, **SHARING[sharing])
+    config = make_config(position_embedding_type=kind, initializer_gain=gain, **WIDE, **SHARING[sharing])
     check_initial_values(Model(copy.deepcopy(config)))
     check_initial_values(AutoModelForSeq2SeqLM.from_config(copy.deepcopy(config)))
     # With an empty state dict everything is missing, and nothing but `_init_weights` gives the meta tensors a value.

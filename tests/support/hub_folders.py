@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from local_hub import LocalHub
 from safetensors.torch import load_file, save_file
 from tiny_single_stacks import make_single_stack
 from tiny_vanilla import make_loud_model
@@ -91,3 +92,10 @@ def weigh(edit: Callable[[dict[str, torch.Tensor]], Any]) -> Damage:
 
 def larger_tokenizer(folder: Path) -> None:
     train_tokenizer(TEXTS * 9, vocab_size=280, show_progress=False).save_pretrained(folder)
+
+
+def edit_on_the_hub(hub: LocalHub, repo_id: str, path: str, old: str, new: str, branch: str = "main") -> None:
+    repo, text = hub.repo(repo_id), hub.read(repo_id, path, branch).decode()
+    assert old in text
+    files = {**hub.files(repo_id, branch), path: hub.small_file(text.replace(old, new).encode())}
+    repo.commit(f"refs/heads/{branch}", "alice", "by hand", files, [path])

@@ -39,7 +39,7 @@ class WaitForPushes(TrainerCallback):
 
 
 def train(trainer: str, *, model: str = "vanilla", resume: Any = None, push: Any = None, **settings: Any) -> None:
-    """Trains for four steps with two checkpoints, and pushes at the end, with the arguments `push`."""
+    """Trains for four steps with two checkpoints, and pushes at the end with the arguments `push`, unless `False`."""
     set_seed(1)
     tokenizer = VanillaTransformerTokenizer()
     config = VanillaTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer))
@@ -58,7 +58,8 @@ def train(trainer: str, *, model: str = "vanilla", resume: Any = None, push: Any
     )
     instance.add_callback(WaitForPushes(instance))
     instance.train(resume_from_checkpoint=resume)
-    instance.push_to_hub(**push or {})
+    if push is not False:
+        instance.push_to_hub(**push or {})
 
 
 def run_script(argv: list[str]) -> None:

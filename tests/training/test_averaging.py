@@ -68,6 +68,10 @@ class TestMean:
     )
     def test_loads_as_the_model_whose_weights_are_the_means(self, tmp_path: Path, kind: str, dtype: Any) -> None:
         folders = save_models(tmp_path, [MAKERS[kind](seed).to(dtype) for seed in (1, 2, 3)])
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "new").symlink_to("elsewhere")
+        (tmp_path / "elsewhere" / "empty").mkdir()
+        (tmp_path / "elsewhere" / "averaged").symlink_to("empty")
         average_checkpoints(folders, tmp_path / "new" / "averaged")
         expected: Any = MAKERS[kind](4).to(dtype)
         expected.load_state_dict(mean_of(folders))

@@ -238,7 +238,9 @@ class TestMetrics:
         assert content["tokens_seen"]["source"] == 2 * sum(map(len, make_dataset()["input_ids"]))
         assert content["runtime_seconds"] == metrics["train_runtime"] > seconds
         pairs = 2 * len(make_dataset())
-        assert metrics["train_samples_per_second"] == pytest.approx(pairs / metrics["train_runtime"], rel=0.01)
+        seconds = metrics["train_runtime"]
+        assert metrics["train_samples_per_second"] == pytest.approx(pairs / seconds, rel=0.01)
+        assert metrics["train_steps_per_second"] == pytest.approx(trainer.state.global_step / seconds, rel=0.01)
 
     def write(self, folder: Path, metrics: dict[str, Any], **changes: Any) -> Any:
         return write(make_trainer(folder), folder, TrainerState(**{"global_step": 10, **changes}), metrics)

@@ -490,6 +490,13 @@ class TestOutputDir:
             assert not list(tmp_path.rglob("*partial"))
             (folder / f"checkpoint-{epochs}").mkdir()
 
+    def test_names_that_are_folders_here_are_recorded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "out" / "base").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path)
+        data = DataArguments(dataset_name="some/corpus")
+        self.claim(tmp_path / "new", model=ModelArguments(model_name_or_path="out/base"), data=data)
+        assert json.loads((tmp_path / "new" / ARGUMENTS_FILE).read_text())["local"] == ["out/base"]
+
     def test_only_the_process_that_saves_writes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Seq2SeqTrainingArguments, "should_save", False)
         self.claim(tmp_path / "new")

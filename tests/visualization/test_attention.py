@@ -293,6 +293,8 @@ def test_a_prefix_has_no_words_and_a_long_source_is_cut(caplog: pytest.LogCaptur
     shorter = collect_attention(*arguments, max_source_length=2)
     assert (shorter.source, shorter.source_words) == (("papa", "</s>"), ((0,), ()))
     assert "truncated to 2 of its 3 tokens" in caplog.text
+    learned = make_model(vocab_size=20, position_embedding_type="learned", max_position_embeddings=4)
+    assert len(collect_attention(learned, make_word_tokenizer(), "papa mike alpha lima", max_new_tokens=2).source) == 4
 
 
 def test_what_is_no_text_or_too_long_is_refused() -> None:

@@ -16,7 +16,6 @@ from vanilla_transformer.hub.words import as_code, escape
 from vanilla_transformer.inference.loading import is_multilingual, set_languages
 from vanilla_transformer.inference.translate import Translation, length_limit, one_line, translate_n_best
 from vanilla_transformer.model.pipeline_vanilla_transformer import find_directions, is_vanilla
-from vanilla_transformer.model.positions_vanilla_transformer import count_learned_positions
 from vanilla_transformer.tasks import TRANSLATION, Task, find_prefix, find_task
 from vanilla_transformer.visualization.attention import AttentionMap, collect_attention
 
@@ -93,7 +92,7 @@ class DemoModel:
         """The longest text that is taken, in tokens: what is given or was usual in training, but what it can read."""
         wanted = max_source_tokens or self.max_source_length or self.task.max_source_length
         positions = getattr(self.model.config, "max_position_embeddings", None)
-        limits = (wanted, length_limit(self.tokenizer, None), positions, count_learned_positions(self.model.config))
+        limits = (wanted, length_limit(self.tokenizer, None, self.model.config), positions)
         return min(limit for limit in limits if limit)
 
     def count_most_characters(self, max_source_tokens: int | None = None) -> int:

@@ -136,6 +136,8 @@ def _detect_names(path: Path) -> str | None:
     names = set(_list_names(path))
     if any(name.endswith("self_attn.linears.0.weight") for name in names):
         return "annotated"
+    if any(name.endswith("decoder.layers.0.multihead_attn.in_proj_weight") for name in names):
+        return "torch_nn"  # with "model" and "args" beside the weights perhaps, as fairseq has them
     if {"model_state", "steps"} <= names:
         return "joeynmt"
     if {"opt", "vocab"} <= names:

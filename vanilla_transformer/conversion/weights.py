@@ -56,6 +56,8 @@ def read_checkpoint(path: str | os.PathLike[str], *, allowed: Sequence[Any] = ()
         raise ConversionError(f"{path} is not a whole safetensors file: {error}") from error
     except pickle.UnpicklingError as error:
         raise ConversionError(_explain_refusal(path, str(error))) from error
+    except OSError as error:
+        raise ConversionError(f"{path} cannot be read: {error}") from error
     except Exception as error:  # the bytes of a damaged pickle can raise anything
         raise ConversionError(f"{path} ({path.stat().st_size:,} bytes) is truncated or damaged: {error}") from error
 

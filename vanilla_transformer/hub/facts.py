@@ -131,11 +131,20 @@ class ModelFolder:
         if self.stack is not None:
             self.metrics, self.conversion, self.arguments = {}, {}, {}
         self.model, self.data, self.training = (
-            {name: None if value in _NOTHING else value for name, value in _mapping(self.arguments, part).items()}
-            for part in ("model", "data", "training")
+            {name: None if value in _NOTHING else value for name, value in self._mark_paths(found).items()}
+            for found in (_mapping(self.arguments, part) for part in ("model", "data", "training"))
         )
         self.task = self.stack or find_task(self.config)
         self.is_converted = bool(self.conversion) and not self.arguments
+
+    def _mark_paths(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """With "./" before names of folders where the training ran: "out/base" may be a name on the Hub as well."""
+        local = self.arguments.get("local")
+        marked = dict(arguments)
+        for key in ("model_name_or_path", "dataset_name"):
+            if isinstance(local, list) and arguments.get(key) in local:
+                marked[key] = f"./{arguments[key]}"
+        return marked
 
     @property
     def kind(self) -> str:
@@ -260,7 +269,7 @@ class ModelFolder:
         return replace(made, name=f"{made.name}, {' to '.join(pair)}", config=config)
 
     def _name_evaluation(self, folder: Path, scores: Mapping[str, Any]) -> _Evaluation:
-        arguments = _mapping(scores, "arguments")
+        arguments = self._mark_paths(_mapping(scores, "arguments"))
         split = str(arguments["dataset_split"]) if arguments.get("dataset_split") else None
         files = base_names(arguments.get("test_file"))
         sources = [name for name in ("dataset_name", "builtin_corpus") if arguments.get(name)]

@@ -17,7 +17,7 @@ from transformers.utils import logging
 from vanilla_transformer.files import replacing_files
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 
-from .card import HOW_TO_GENERATE, Card, CardChoice, choose_card, make_card, read_card
+from .card import HOW_TO_GENERATE, Card, CardChoice, choose_card, make_card, mark_as_pushed, read_card
 from .checks import CodeChoice, Inspection, inspect_model_folder
 from .facts import ModelFolder
 from .files import CARD_NAME, Problem, join_lines, read_settings, select_files
@@ -28,6 +28,7 @@ logger = logging.get_logger(__name__)
 _HTTP_ERROR: type[Exception] = errors.HfHubHTTPError.__mro__[1]
 # What the client raises: its own, httpx's, and those that the uploader of large files takes for all of its failures.
 HUB_ERRORS = (_HTTP_ERROR, OSError, ValueError, RuntimeError)
+_TIMEOUT = 30  # seconds
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 # Weights that would be loaded instead of new ones, or that are parts of old ones.
 _WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
@@ -179,6 +180,42 @@ def push_model_folder(
     return plan_push(folder, repo_id, **kwargs).push(commit_message)
 
 
+def take_card(
+    folder: str | os.PathLike[str], repo_id: str, *, revision: str | None = None, token: str | None = None
+) -> bool:
+    """Brings the Hub's card into a folder whose own card was not edited since both were the same.
+
+    Returns whether the folder's card may be pushed: `False`, with a warning, if both were edited or one cannot be read.
+    PushError if the Hub refuses or cannot be reached, ValueError if no repository can have this name.
+    """
+    root = Path(folder)
+    target = Target(repo_id, False, revision, False, token)
+    target.look()
+    if target.notes:
+        raise PushError(target.notes[0])
+    try:
+        here, there = read_card(root / CARD_NAME), target.read_card()
+        if there is None:
+            return True
+        is_edited = here is not None and here.base != here.own_digest
+        chosen = choose_card(here, there) if is_edited else there
+    except ValueError as error:
+        logger.warning(f"The training pushes no card to {repo_id}: {error} (An option of `vanilla-transformer push`.)")
+        return False
+    if chosen is not None and chosen.own_digest == there.own_digest:
+        with replacing_files(root) as partial:
+            (partial / CARD_NAME).write_bytes(mark_as_pushed(chosen.source).encode())
+    return True
+
+
+def mark_card(folder: str | os.PathLike[str]) -> None:
+    """Notes in a folder's card that it has arrived on the Hub: what differs from now on is an edit."""
+    path = Path(folder) / CARD_NAME
+    if path.is_file() and (marked := mark_as_pushed(text := path.read_bytes().decode("utf-8"))) != text:
+        with replacing_files(folder) as partial:
+            (partial / CARD_NAME).write_bytes(marked.encode())
+
+
 class Target:
     """Where a push goes, and what is there."""
 
@@ -229,10 +266,10 @@ class Target:
 
     def _read_info(self) -> ModelInfo:
         try:
-            return self.api.model_info(self.repo_id, revision=self.revision)
+            return self.api.model_info(self.repo_id, revision=self.revision, timeout=_TIMEOUT)
         except errors.RevisionNotFoundError:
             self.makes_branch = True  # it will start as the main branch
-            return self.api.model_info(self.repo_id)
+            return self.api.model_info(self.repo_id, timeout=_TIMEOUT)
 
     def name_revision(self) -> str | None:
         """The branch, if the examples of use must name it, since the main branch holds no model."""
@@ -309,7 +346,7 @@ def _renew_card(
     """The card to push, and a copy of the folder's if that is lost; adds what one should know to `notes`."""
     existing, backup = _find_card(root, target.read_card(), choice)
     place: dict[str, Any] = {"repo_id": target.repo_id, "revision": target.name_revision()}
-    text = make_card(root, existing, is_pushed=True, **place, **metadata)
+    text = mark_as_pushed(make_card(root, existing, **place, **metadata))
     notes += _note_card(existing, Card.parse(text.encode(), CARD_NAME), backup)
     return text, backup
 

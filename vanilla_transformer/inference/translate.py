@@ -66,14 +66,17 @@ def inference(model: TranslationModel) -> Iterator[None]:
             module.training = training
 
 
-def length_limit(tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> int | None:
-    """How many tokens, special ones included, a text may have: `max_length`, else the tokenizer's own limit, if any."""
-    if max_length is None:
-        return tokenizer.model_max_length if tokenizer.model_max_length < _NO_LENGTH_LIMIT else None
+def length_limit(tokenizer: PreTrainedTokenizerBase, max_length: int | None, config: Any = None) -> int | None:
+    """How many tokens, special ones included, a text may have: `max_length`, else the tokenizer's own limit, if any.
+
+    With a model's `config` it is never more than there are learned positions.
+    """
     least = tokenizer.num_special_tokens_to_add() + 1
-    if max_length < least:
+    if max_length is not None and max_length < least:
         raise ValueError(f"The maximum length is {max_length} tokens; it must be at least {least} with this tokenizer.")
-    return max_length
+    own = tokenizer.model_max_length if tokenizer.model_max_length < _NO_LENGTH_LIMIT else None
+    limits = [own if max_length is None else max_length, None if config is None else count_learned_positions(config)]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def encode_texts(
@@ -140,8 +143,7 @@ class Translator:
         self.model = cast(Any, model)
         self.tokenizer = tokenizer
         self.source_prefix = source_prefix
-        limits = [length_limit(tokenizer, max_source_length), count_learned_positions(self.model.config)]
-        self.limit = min((limit for limit in limits if limit is not None), default=None)
+        self.limit = length_limit(tokenizer, max_source_length, self.model.config)
         configs = (generate_kwargs.get("generation_config"), self.model.generation_config)
         found = [generate_kwargs.get("num_beams"), *(getattr(config, "num_beams", None) for config in configs)]
         self.num_beams = next((value for value in found if value is not None), 1)

@@ -210,6 +210,10 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
     ) -> Any:
         """Makes the library's cache one in which beams may share their source."""
         given = model_kwargs.get("past_key_values")
+        model = cast(Any, self)
+        modules = model.get_decoder().modules() if model.training else []
+        if any(getattr(each, "gradient_checkpointing", False) for each in modules):
+            generation_config.use_cache = False  # such layers keep nothing: they would see the last token alone
         with _PREPARING_CACHE:
             result = super()._prepare_cache_for_generation(  # type: ignore[misc]
                 generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
@@ -233,7 +237,8 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
     ) -> dict[str, Any]:
         """Adds each sentence's own limit where `_prepare_generated_length` has set the batch's."""
         attention_mask = match_rows(model_kwargs.get("attention_mask"), len(input_ids) // generation_config.num_beams)
-        if attention_mask is not None and getattr(generation_config, "_is_limited_by_source", False):
+        has_limit = getattr(generation_config, "_is_limited_by_source", False)
+        if has_limit and attention_mask is not None and attention_mask.ndim == 2:
             limits = input_ids.shape[1] + attention_mask.sum(dim=1) + MAX_EXTRA_TOKENS
             limits = limits.clamp(max=generation_config.max_length)
             stopping_criteria = StoppingCriteriaList([*stopping_criteria, SourceLengthCriteria(limits)])

@@ -30,7 +30,7 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions, Seq2SeqModelOutput
-from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
+from transformers.utils.generic import ModelOutput, TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_vanilla_transformer import CrossAttention, SelfAttention, fold_rows
@@ -380,7 +380,10 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             encoded = encoder_outputs
         else:
             names = ("last_hidden_state", "hidden_states", "attentions")
-            encoded = BaseModelOutput(**cast(dict[str, Any], dict(zip(names, encoder_outputs, strict=False))))
+            fields: Any = zip(names, encoder_outputs, strict=False)
+            if isinstance(encoder_outputs, ModelOutput):  # of another model's encoder, whose fields are others too
+                fields = ((name, encoder_outputs.get(name)) for name in names)
+            encoded = BaseModelOutput(**dict(fields))
         decoder_outputs = self.decoder(
             input_ids=decoder_input_ids,
             attention_mask=decoder_attention_mask,

@@ -318,7 +318,7 @@ class BeamSearch:
         num_sentences = input_ids.shape[0] // self.num_beams
         places = (num_sentences, self.num_beams)
         eos, pad = (getattr(self.config, name, None) for name in ("_eos_token_tensor", "_pad_token_tensor"))
-        fill = -1 if eos is None else int(eos[0] if pad is None else pad)
+        fill = next((int(each.flatten()[0]) for each in (pad, eos) if each is not None), -1)
         # Enough that all may end at once and as many remain.
         self.num_candidates = max(2, 1 + (0 if eos is None else len(eos))) * self.num_beams
         tokens = torch.full((*places, self.config.max_length), fill, dtype=torch.long, device=self.device)

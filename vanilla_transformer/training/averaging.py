@@ -69,7 +69,7 @@ def average_checkpoints(
         ValueError: If a checkpoint is not whole, or they differ in config, names, shapes or dtypes; all is listed.
     """
     folders = [Path(checkpoint) for checkpoint in checkpoints]
-    output = check_new_folder(output_dir).absolute()
+    output = check_new_folder(output_dir).resolve()
     _check_each(folders)
     sources = [_Weights(folder) for folder in folders]
     _check_agreement(sources)
@@ -340,7 +340,12 @@ def _replace_average(checkpoints: Sequence[Path], folder: Path, *, progress: boo
     if (folder / AVERAGING_FILE).is_file():
         shutil.rmtree(outdated, ignore_errors=True)
         folder.rename(outdated)
-    average_checkpoints(checkpoints, folder, progress=progress)
+    try:
+        average_checkpoints(checkpoints, folder, progress=progress)
+    except BaseException:
+        if outdated.exists() and not folder.exists():
+            outdated.rename(folder)
+        raise
     shutil.rmtree(outdated, ignore_errors=True)
     logger.info(f"The average of {', '.join(checkpoint.name for checkpoint in checkpoints)} is in {folder}.")
 

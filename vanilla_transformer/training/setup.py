@@ -283,8 +283,14 @@ def claim_output_dir(
     check_output_dir(output_dir, model_arguments, data_arguments)
     if not training_arguments.should_save:
         return
-    settings = {"model": asdict(model_arguments), "data": asdict(data_arguments), "files": dict(files or {})}
-    settings["training"] = training_arguments.to_sanitized_dict()
+    names = (model_arguments.model_name_or_path, data_arguments.dataset_name)
+    settings: dict[str, Any] = {
+        "model": asdict(model_arguments),
+        "data": asdict(data_arguments),
+        "training": training_arguments.to_sanitized_dict(),
+        "files": dict(files or {}),
+        "local": [name for name in names if name and os.path.exists(name)],  # and not on the Hub, for the card
+    }
     marker = Path(output_dir) / ARGUMENTS_FILE
     _report_changes(marker, settings["training"])
     begun_with = (read_json(marker) or {}).get("files")

@@ -30,6 +30,7 @@ from vanilla_transformer.files import open_weights, read_json, replacing_files
 from vanilla_transformer.hub.card import write_model_card
 from vanilla_transformer.hub.facts import is_hub_name
 from vanilla_transformer.hub.files import CARD_NAME, select_files, stays_within
+from vanilla_transformer.hub.push import mark_card, take_card
 from vanilla_transformer.inference.scores import to_perplexity
 from vanilla_transformer.model.loss_vanilla_transformer import IGNORED_LABEL
 from vanilla_transformer.model.pretrained_vanilla_transformer import VanillaTransformerPreTrainedModel
@@ -74,8 +75,9 @@ class TranslationTrainer(Seq2SeqTrainer):
     or those since the update `train_resumed_at_step`, where the checkpoint of older code does not tell what led to it.
 
     With `push_to_hub` every push is a model with code and card, and nothing that says where things are on this machine
-    ([`select_files`]), except in the checkpoints that `hub_strategy` "checkpoint" or "all_checkpoints" adds. A push
-    that fails in the middle of a training is reported, and does not end it. No token is ever written to disk.
+    ([`select_files`]), except in the checkpoints that `hub_strategy` "checkpoint" or "all_checkpoints" adds. A card
+    that was edited on the Hub is taken over, and one that was edited here too is not pushed. A push that fails in the
+    middle of a training is reported, and does not end it. No token is ever written to disk.
 
     Args:
         *args, **kwargs: As `Seq2SeqTrainer` takes them.
@@ -361,7 +363,9 @@ class TranslationTrainer(Seq2SeqTrainer):
             # The library multiplies the number of updates by per_device_train_batch_size.
             self._add_counts()
             logs["train_runtime"] += self._seconds_before
+            updates = self.state.global_step - self._counted_from
             logs["train_samples_per_second"] = round(self._totals["pairs"] / logs["train_runtime"], 3)
+            logs["train_steps_per_second"] = round(updates / logs["train_runtime"], 3)
             for side in ("source", "target"):
                 logs[f"train_{side}_tokens"] = self._totals[side]
             if self._counted_from:
@@ -484,8 +488,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         # The arguments may be the library's, which do not have these.
         kwargs["license"] = kwargs.get("license") or getattr(self.args, "hub_license", None)
         kwargs["dataset_tags"] = kwargs.get("dataset_tags") or getattr(self.args, "hub_datasets", None)
-        model = extract_model_from_parallel(self.model, keep_torch_compile=False)
-        if not isinstance(model, VanillaTransformerPreTrainedModel):
+        if not isinstance(self._unwrapped_model, VanillaTransformerPreTrainedModel):
             name = Path(str(self.hub_model_id or self.args.output_dir)).name
             super().create_model_card(**{"model_name": name, **kwargs})
         elif self.is_world_process_zero():
@@ -516,19 +519,37 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.save_model(_internal_call=True)
         if not self.is_world_process_zero():
             return None
-        self.create_model_card(**kwargs)
         self._finish_current_push()
-        upload = partial(self._upload_model, commit_message, token=token, revision=revision)
+        place: dict[str, Any] = {"token": token or self.args.hub_token, "revision": revision or self.args.hub_revision}
+        left_out = self._renew_card(place, **kwargs)
+
+        def upload() -> CommitInfo:
+            commit = self._upload_model(commit_message, left_out, **place)
+            if not left_out:
+                mark_card(str(self.args.output_dir))
+            return commit
+
         return upload() if blocking else run_as_future(upload)
 
-    def _upload_model(self, message: str | None, **settings: Any) -> CommitInfo:
-        folder = Path(str(self.args.output_dir))
-        names = [name for name, path in select_files(folder).files.items() if stays_within(folder, path)]
-        return self._upload(str(folder), commit_message=message, allow_patterns=names, **settings)
+    @property
+    def _unwrapped_model(self) -> Any:
+        return extract_model_from_parallel(self.model, keep_torch_compile=False)
 
-    def _upload(self, folder: str, *, token: Any = None, revision: str | None = None, **settings: Any) -> CommitInfo:
+    def _renew_card(self, place: dict[str, Any], **kwargs: Any) -> set[str]:
+        """Makes the card to push, of edits on the Hub too; returns its name if it must not be pushed."""
+        is_own = isinstance(self._unwrapped_model, VanillaTransformerPreTrainedModel)
+        left_out = is_own and not take_card(str(self.args.output_dir), str(self.hub_model_id), **place)
+        self.create_model_card(**kwargs)
+        return {CARD_NAME} if left_out else set()
+
+    def _upload_model(self, message: str | None, left_out: set[str], **place: Any) -> CommitInfo:
+        folder = Path(str(self.args.output_dir))
+        chosen = select_files(folder).files
+        names = [name for name, path in chosen.items() if stays_within(folder, path) and name not in left_out]
+        return self._upload(str(folder), commit_message=message, allow_patterns=names, **place)
+
+    def _upload(self, folder: str, *, token: Any, revision: str | None, **settings: Any) -> CommitInfo:
         repo_id = str(self.hub_model_id)
-        token, revision = token or self.args.hub_token, revision or self.args.hub_revision
         # As `push_to_hub` of models does. Pull requests have a reference already.
         if revision is not None and not revision.startswith("refs/"):
             create_branch(repo_id, branch=revision, token=token, exist_ok=True)
@@ -557,13 +578,13 @@ class TranslationTrainer(Seq2SeqTrainer):
             for name, path in select_files(checkpoint).files.items():
                 if name != CARD_NAME:
                     shutil.copyfile(path, partial_folder / name)
-        self.create_model_card()
-        uploads = [partial(self._upload_model, message)]
+        place: dict[str, Any] = {"token": self.args.hub_token, "revision": self.args.hub_revision}
+        uploads = [partial(self._upload_model, message, self._renew_card(place), **place)]
         if self.args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
             is_all = self.args.hub_strategy == HubStrategy.ALL_CHECKPOINTS
             settings: dict[str, Any] = {"path_in_repo": checkpoint.name if is_all else "last-checkpoint"}
             settings |= {"commit_message": f"{message}, checkpoint", "ignore_patterns": [TRAINING_ARGS_NAME]}
-            uploads.append(partial(self._upload, str(checkpoint), **settings))
+            uploads.append(partial(self._upload, str(checkpoint), **place, **settings))
         return [run_as_future(_warning_of_failure(message)(upload)) for upload in uploads]
 
 

@@ -100,7 +100,7 @@ def collect_attention(
     _check_model(model)
     if not source.strip() or (target is not None and not target.strip()):
         raise ValueError("Attention needs words: the source, or the target that was given, is empty.")
-    source_ids = _encode_source(tokenizer, source_prefix + source, max_source_length, line_number=1)
+    source_ids = _encode_source(model, tokenizer, source_prefix + source, max_source_length, line_number=1)
     if target is None:
         pair = _translate(model, source_ids, generate_kwargs)
     else:
@@ -128,10 +128,10 @@ def _check_model(model: PreTrainedModel) -> None:
 
 
 def _encode_source(
-    tokenizer: PreTrainedTokenizerBase, text: str, max_length: int | None, *, line_number: int
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, max_length: int | None, *, line_number: int
 ) -> list[int]:
     _check_characters("source", text)
-    limit = length_limit(tokenizer, max_length)
+    limit = length_limit(tokenizer, max_length, model.config)
     return encode_texts(tokenizer, [text], limit=limit, line_numbers=[line_number])[0]
 
 
@@ -155,7 +155,7 @@ def _read_target(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source_ids: list[int], target: str, *, line_number: int
 ) -> _Pair:
     _check_characters("target", target)
-    limit = length_limit(tokenizer, None)
+    limit = length_limit(tokenizer, None, model.config)
     (target_ids,) = encode_texts(tokenizer, [target], limit=limit, line_numbers=[line_number], side="target")
     shift: Any = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     if shift is None:  # M2M100 has none, and shifts its labels like most of the others
@@ -327,7 +327,7 @@ def align_lines(
         if not source.strip() or not target.strip():
             return 0, (_Pair([], [], []), (), ())
         text = source_prefix + source
-        source_ids = _encode_source(tokenizer, text, max_source_length, line_number=number)
+        source_ids = _encode_source(model, tokenizer, text, max_source_length, line_number=number)
         pair = _read_target(model, tokenizer, source_ids, target, line_number=number)
         find = partial(find_words, tokenizer, split_characters=split_characters)
         source_words = find(source_ids, text, is_source=True, prefix_length=len(source_prefix))

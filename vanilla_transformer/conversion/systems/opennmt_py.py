@@ -7,6 +7,7 @@ tokens alone. Translations start with `<s>` and end with `</s>`.
 import argparse
 import ast
 import os
+import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -132,11 +133,19 @@ def read_opennmt_py(path: Path) -> dict[str, Any]:
 
 def _read_beside(path: Path) -> dict[str, torch.Tensor]:
     """Reads the weights that lie beside a checkpoint: model.safetensors, or model.00.safetensors and so on."""
-    files = sorted(path.parent.glob("*.safetensors"))
-    files = [file for file in files if file.stem == path.stem or file.stem.startswith(f"{path.stem}.")]
+    name = re.compile(rf"{re.escape(path.stem)}(\.\d+)?\.safetensors")
+    files = sorted(file for file in path.parent.iterdir() if name.fullmatch(file.name))
     if not files:
         raise ConversionError(f"{path} holds no weights, and there is no {path.stem}.safetensors beside it.")
-    return {name: tensor for file in files for name, tensor in check_weights(read_checkpoint(file), file).items()}
+    weights: dict[str, torch.Tensor] = {}
+    for file in files:
+        found = check_weights(read_checkpoint(file), file)
+        if twice := sorted(weights.keys() & found.keys()):
+            raise ConversionError(
+                f"{file} has weights that another file beside {path} has too: {', '.join(twice[:3])}."
+            )
+        weights |= found
+    return weights
 
 
 def _read_settings(content: Mapping[str, Any], source: str) -> SimpleNamespace:

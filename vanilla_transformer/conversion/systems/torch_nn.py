@@ -115,9 +115,9 @@ class TorchSettings:
     output_layer: str | None = None
     source_positions: str | None = None
     target_positions: str | None = None
-    bos_token_id: int = 2
-    pad_token_id: int = 1
-    eos_token_id: int = 3
+    bos_token_id: int | None = 2
+    pad_token_id: int | None = 1
+    eos_token_id: int | None = 3
     decoder_start_token_id: int | None = None
 
 
@@ -138,7 +138,8 @@ def read_torch_settings(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     reasons += [
         f"{name} is {value!r} (can be: {getattr(known[name], '__name__', known[name])})"
         for name, value in content.items()
-        if name in known and not isinstance(value, known[name])
+        # JSON's numbers have one kind: a float may have been written as 0.
+        if name in known and not isinstance(value, known[name] | (int if isinstance(0.0, known[name]) else known[name]))
     ]
     refuse(f"{file} has settings that are not known", reasons)
     return content
