@@ -200,7 +200,7 @@ def take_card(
         is_edited = here is not None and here.base != here.own_digest
         chosen = choose_card(here, there) if is_edited else there
     except ValueError as error:
-        logger.warning(f"The training pushes no card to {repo_id}: {error} (An option of `vanilla-transformer push`.)")
+        logger.warning(f"The training pushes no card to {repo_id}: {error} `vanilla-transformer push` can settle it.")
         return False
     if chosen is not None and chosen.own_digest == there.own_digest:
         with replacing_files(root) as partial:
