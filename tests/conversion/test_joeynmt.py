@@ -177,6 +177,7 @@ def test_the_search_is_that_of_the_section_testing(testing: Any, search: list[An
     assert [getattr(found, name, None) for name in (*names, "suppress_tokens")] == search
     noted = any("JoeyNMT ends when each place in the beam has held" in note for note in converted.notes)
     assert noted == ((search[1] or 0) > 1), "longer translations win"
+    assert any("no testing.max_output_length" in note for note in converted.notes) == (search[4] is None)
     converted.save(tmp_path / "saved")  # the library refuses settings that contradict each other
 
 

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import HfApi
 from library_models import SIZES, make_marian
+from local_hub import LocalHub
 from safetensors.torch import save_file
 from test_weights import Bomb
 from tiny_vanilla import make_loud_model
@@ -61,6 +63,23 @@ CHECKPOINTS: dict[str, Any] = {
     "opennmt_py": {"vocab": {"src": ["a"]}, "opt": None, "model": {"a": torch.ones(1)}, "generator": None},
     "torch_nn": {"epoch": 3, "state": {"module.encoder.layers.0.self_attn.in_proj_weight": torch.ones(2, 2)}},
 }
+
+
+def test_a_branch_of_the_hub_is_recognised_by_its_own_configuration(marian: str) -> None:
+    with LocalHub(tokens={"hf_alice": "alice"}) as hub, hub.client("hf_alice"):
+        api = HfApi()
+        api.create_repo("alice/both")
+        api.create_branch("alice/both", branch="library")
+        api.upload_file(
+            path_or_fileobj=f"{marian}/config.json",
+            path_in_repo="config.json",
+            repo_id="alice/both",
+            revision="library",
+        )
+        assert detect_format("alice/both", "library") == "marian"
+        assert script.find_format(["--model_name_or_path", "alice/both", "--revision", "library"]) == "marian"
+        with pytest.raises(ConversionError, match="alice/both"):
+            detect_format("alice/both")
 
 
 def test_checkpoints_are_recognised_by_the_names_in_them(tmp_path: Path) -> None:

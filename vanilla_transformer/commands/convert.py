@@ -60,6 +60,7 @@ def find_format(argv: list[str] | None) -> str | None:
     for name in ("--format", "--to"):
         finder.add_argument(name)
     finder.add_argument("--model_name_or_path", "--model-name-or-path")
+    finder.add_argument("--revision", default="main")
     known, _ = finder.parse_known_args(argv)
     if known.to is not None or (known.format is None and known.model_name_or_path is None):
         return None
@@ -67,7 +68,7 @@ def find_format(argv: list[str] | None) -> str | None:
 
     if known.format is not None:
         return known.format if known.format in SOURCES else None
-    return detect_format(known.model_name_or_path)
+    return detect_format(known.model_name_or_path, known.revision)
 
 
 def bring_in(arguments: ConversionArguments, source_format: str | None, options: dict[str, Any]) -> None:

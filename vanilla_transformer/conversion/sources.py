@@ -86,23 +86,26 @@ def _simple_type(hint: Any) -> type:
     return next(member for member in (bool, int, float, str) if member in members)
 
 
-def detect_format(path: str) -> str:
-    """Finds out which of `SOURCES` a folder, a file or a name on the Hub is of; nothing in it is run."""
+def detect_format(path: str, revision: str = "main") -> str:
+    """Finds out which of `SOURCES` a folder, a file or a name on the Hub is of; nothing in it is run.
+
+    `revision` is the branch, tag or commit of what is on the Hub.
+    """
     if os.path.isfile(path):
         found = _detect_names(Path(path))
     else:
-        found = (_detect_folder(Path(path)) if os.path.isdir(path) else None) or _detect_library_model(path)
+        found = (_detect_folder(Path(path)) if os.path.isdir(path) else None) or _detect_library_model(path, revision)
     if found is None:
         known = ", ".join(SOURCES)
         raise ConversionError(f"{path} is not recognised as a model of one of {known}. Say which it is of, if it is.")
     return found
 
 
-def _detect_library_model(name: str) -> str | None:
+def _detect_library_model(name: str, revision: str) -> str | None:
     """By the configuration of a folder, or of a model on the Hub."""
     try:
         # The fields alone, since a class for them may be code of the model's own.
-        fields, _ = PreTrainedConfig.get_config_dict(name)
+        fields, _ = PreTrainedConfig.get_config_dict(name, revision=revision)
     except READING_ERRORS as error:
         if os.path.isdir(name):
             file = Path(name, "config.json")
@@ -169,7 +172,7 @@ def convert(path: str, source_format: str | None = None, **options: Any) -> Conv
     `ConversionError` if it cannot be converted, or there is no such format or option.
     """
     if source_format is None:
-        source_format = detect_format(path)
+        source_format = detect_format(path, options.get("revision") or "main")
     if source_format not in SOURCES:
         raise ConversionError(f"There is no format {source_format!r}. There are: {', '.join(SOURCES)}.")
     source = SOURCES[source_format]

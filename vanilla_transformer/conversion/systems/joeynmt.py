@@ -215,6 +215,11 @@ def _translate_search(
     generation_config.update(**search, allow_custom_entries=True)
     left_out = [name for name in ("repetition_penalty", "no_repeat_ngram_size") if testing.get(name, -1) > 1]
     notes = [f"testing.{name} is left out: JoeyNMT applies it to the source's tokens as well." for name in left_out]
+    if "max_new_tokens" not in search:
+        notes.append(
+            "There is no testing.max_output_length: translations end at the source's length + 50; JoeyNMT's at 1.5 "
+            "times the length of their batch's longest source."
+        )
     if search.get("length_penalty", 0) > 1:
         notes.append(
             f"testing.beam_alpha is {search['length_penalty']}: above 1 longer translations win, and beams can differ. "
