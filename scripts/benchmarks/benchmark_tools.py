@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from vanilla_transformer.processor import describe_processor
+
 
 def check_at_least_one(arguments: Any, names: Iterable[str]) -> None:
     """Refuses arguments below one; `None` stands for a default that is found later.
@@ -143,11 +145,3 @@ def write_report(
     if file is not None:
         report = {**describe_run(script, argv, distributions), "arguments": asdict(arguments), "results": results}
         Path(file).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-
-
-def describe_processor() -> str:
-    """The processor's name, where Linux tells it."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()

@@ -61,13 +61,14 @@ from typing import Any, TextIO
 
 import psutil  # type: ignore[import-untyped]
 import sacrebleu
-from benchmark_tools import check_at_least_one, check_device, describe_processor
+from benchmark_tools import check_at_least_one, check_device
 from shootout_systems import SYSTEMS, Command, Run, Settings, System
 
 from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
 from vanilla_transformer.data.batching import TokenBatchSampler
 from vanilla_transformer.data.lines import read_lines
 from vanilla_transformer.inference.evaluate import join_pieces
+from vanilla_transformer.processor import describe_processor
 
 MARK = "@@"
 PARTS, SIDES = ("train", "valid", "test"), ("src", "tgt")

@@ -153,6 +153,17 @@ class TestContent:
         assert {name: rows.get(name) for name in expected} == expected
         assert f"torch {metrics['versions']['torch']}" in rows["software"]
 
+    def test_text_that_was_cut_before_is_named_so(self, trained: Path) -> None:
+        assert "form of the text" not in rows_of(build_model_card(trained))
+        arguments = read(trained / "arguments.json")
+        arguments["data"]["remove_bpe"] = "@@"
+        change(trained / "arguments.json", **arguments)
+        scores = read(trained / "test" / "metrics.json")["arguments"] | {"remove_bpe": "@@"}
+        change(trained / "test" / "metrics.json", arguments=scores)
+        card = build_model_card(trained)
+        assert "one that ends in `@@` goes on" in rows_of(card)["form of the text"]
+        assert "- Pieces that end in `@@` were joined to the next ones first." in part(card, "Evaluation")
+
     def test_scores_are_listed_test_sets_first_and_validation_data_marked(self, trained: Path) -> None:
         table = [line.strip("| ").split(" | ") for line in part(build_model_card(trained), "Evaluation").splitlines()]
         assert [row[:3] for row in table[2:6]] == [

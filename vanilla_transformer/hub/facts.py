@@ -398,6 +398,8 @@ class ModelFolder:
             for signature, rows in labels.items():
                 where = f" ({escape('; '.join(rows))})" if len(labels) > 1 else ""
                 lines.append(f"{column}{where}: {as_code(signature)}")
+        marks = {str(_mapping(item.scores, "arguments").get("remove_bpe") or "") for item in self.evaluations} - {""}
+        lines += [f"Pieces that end in {as_code(mark)} were joined to the next ones first." for mark in sorted(marks)]
         return lines
 
     @cached_property

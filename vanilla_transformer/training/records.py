@@ -20,6 +20,7 @@ from transformers.utils import logging
 from transformers.utils.logging import tqdm
 
 from vanilla_transformer.files import new_file, read_json
+from vanilla_transformer.processor import describe_processor
 from vanilla_transformer.visualization.curves import plot_learning_curves
 
 logger = logging.get_logger(__name__)
@@ -212,7 +213,7 @@ def explain_choice(trainer: Trainer) -> str:
 
 
 def _describe_surroundings(args: TrainingArguments) -> dict[str, Any]:
-    device_name = platform.processor() or platform.machine()
+    device_name = describe_processor()
     if args.device.type == "cuda":
         device_name = torch.cuda.get_device_name(args.device)
     packages = ("vanilla-transformer", "torch", "transformers", "accelerate")
