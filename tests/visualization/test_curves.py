@@ -268,13 +268,20 @@ def test_the_script_draws_runs(
     assert legend_texts(figures[2].legends[0]) == ["run", "other", "best checkpoint"]
     script(run, namesake, other, "--output_file", tmp_path / "three.png")
     assert legend_texts(figures[3].legends[0]) == [*map(str, (run, namesake, other)), "best checkpoint"]
+    script(run)  # the run's own picture is drawn again as the training goes on
+    script(run, "--output_file", tmp_path / "a.svg", "--title", "again", "--overwrite")
+    assert figures[-1].get_suptitle() == "again"
 
 
 def test_the_script_says_what_is_wrong(script: Callable[..., None], tmp_path: Path, capsys: Any) -> None:
     run = write_state(tmp_path / "run", 30)
     other = write_state(tmp_path / "other", 30)
     picture = tmp_path / "x.png"
+    existing = tmp_path / "existing.png"
+    existing.write_text("something else")
     for arguments, message in (
+        ((run, "--output_file", existing), "existing.png"),
+        ((run, other, "--output_file", existing), "--overwrite"),
         ((run, other), "2 runs in one picture need --output_file"),
         ((run, run, "--output_file", picture), "names a run twice"),
         ((tmp_path / "nothing",), "trainer_state.json of a training"),
@@ -285,3 +292,4 @@ def test_the_script_says_what_is_wrong(script: Callable[..., None], tmp_path: Pa
         assert end.value.code == 2
         assert message in capsys.readouterr().err
     assert not picture.exists()
+    assert existing.read_text() == "something else"

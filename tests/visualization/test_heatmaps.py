@@ -12,7 +12,7 @@ import pytest
 import torch
 from fontTools.fontBuilder import FontBuilder
 from fontTools.pens.ttGlyphPen import TTGlyphPen
-from library_models import MODELS, make_m2m100
+from library_models import MODELS, make_fsmt, make_m2m100
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
@@ -20,7 +20,7 @@ from matplotlib.font_manager import fontManager
 from tiny_vanilla import make_config, make_model
 
 from vanilla_transformer.visualization.attention import KINDS, AttentionMap
-from vanilla_transformer.visualization.curves import plot_learning_curves
+from vanilla_transformer.visualization.curves import compare_learning_curves, plot_learning_curves
 from vanilla_transformer.visualization.heatmaps import plot_attention
 from vanilla_transformer.visualization.page import save_attention_page
 from vanilla_transformer.visualization.paper import attention_masks, plot_masks, plot_positions, position_table
@@ -200,6 +200,16 @@ def cat_font(tmp_path: Path) -> Iterator[str]:
     fontManager.ttflist[:] = before
 
 
+def test_titles_and_names_of_curves_and_positions_have_fonts(cat_font: str) -> None:
+    log = [{"loss": 1.0, "eval_猫_loss": 1.0, "step": 1}]
+    for figure in (
+        plot_learning_curves(log, title="猫"),
+        compare_learning_curves({"猫": log, "b": log}, best_steps={"b": 1}),
+        plot_positions(np.eye(3), title="猫"),
+    ):
+        figure.draw_without_rendering()  # a missing glyph would be a warning, and that an error
+
+
 def test_a_font_that_has_the_characters_is_found(cat_font: str, caplog: pytest.LogCaptureFixture) -> None:
     figure = plot_attention(make_map(1, 1, source=["猫", "</s>"]))
     (_, labels), (label, _) = labels_of(figure.axes[0]), figure.axes[0].get_xticklabels()
@@ -264,9 +274,17 @@ def test_positions_of_any_model_with_a_table() -> None:
         (MODELS["marian"](), "weight", 0),
         (MODELS["bart"](), "weight", 2),
         (make_m2m100(20), "weights", 2),
+        (make_fsmt(), "weight", 2),
     ):
-        table = getattr(model.model.encoder.embed_positions, name).detach()
+        encoder = model.model.encoder
+        table = getattr(encoder.embed_positions, name).detach()
         np.testing.assert_array_equal(position_table(model, 5), table[first : first + 5])
+        # What it adds to a sentence of five tokens, none of which is padding.
+        added: list[torch.Tensor] = []
+        hook = encoder.embed_positions.register_forward_hook(lambda _, __, output, kept=added: kept.append(output))
+        encoder(torch.tensor([[3, 4, 5, 6, 2]]))
+        hook.remove()
+        np.testing.assert_allclose(position_table(model, 5), added[0].detach().reshape(5, -1), atol=1e-6)
     for argument, length, message in (
         (make_config(position_embedding_type="learned"), None, "among a model's weights"),
         (MODELS["t5"](), None, "T5ForConditionalGeneration has no table of positions"),

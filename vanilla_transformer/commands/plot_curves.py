@@ -22,12 +22,16 @@ class CurveArguments:
     runs: list[str] = option("Output folders of trainings (or checkpoints, or trainer_state.json files).")
     output_file: str | None = option("A .png, .svg or .pdf. Default, with one run: curves.png in its folder.", None)
     title: str | None = option("Written above the picture. Default, with one run: its name.", None)
+    overwrite: bool = option("Replace --output_file if it exists; curves.png in a run's folder always is.", False)
 
     def __post_init__(self) -> None:
+        from vanilla_transformer.visualization.figures import check_picture
+
         if len(set(self.runs)) < len(self.runs):
             raise ValueError(f"--runs names a run twice: {' '.join(self.runs)}.")
         if len(self.runs) > 1 and self.output_file is None:
             raise ValueError(f"{len(self.runs)} runs in one picture need --output_file.")
+        check_picture(self.output_file, overwrite=self.overwrite)
 
 
 def draw(arguments: CurveArguments) -> None:
@@ -42,13 +46,14 @@ def draw(arguments: CurveArguments) -> None:
         named = dict(zip(names if len(set(names)) == len(names) else arguments.runs, states, strict=True))
         logs = {name: state.log_history for name, state in named.items()}
         best_steps = {name: state.best_global_step for name, state in named.items() if state.best_global_step}
-        compare_learning_curves(logs, path, title=arguments.title, best_steps=best_steps)
+        compare_learning_curves(logs, path, title=arguments.title, best_steps=best_steps, overwrite=arguments.overwrite)
     else:
         run, state = Path(arguments.runs[0]), states[0]
         folder = run.parent if run.is_file() else run
         path = Path(arguments.output_file or folder / "curves.png")
         title = arguments.title or folder.absolute().name
-        plot_learning_curves(state.log_history, path, title=title, best_step=state.best_global_step)
+        replaces = arguments.overwrite or arguments.output_file is None
+        plot_learning_curves(state.log_history, path, title=title, best_step=state.best_global_step, overwrite=replaces)
     print(f"The picture is in {path}")
 
 

@@ -137,7 +137,7 @@ class WriteCurves(TrainerCallback):
         path = Path(str(args.output_dir)) / self.file_name
         try:
             title = args.run_name or path.absolute().parent.name
-            plot_learning_curves(state.log_history, path, title=title, best_step=state.best_global_step)
+            plot_learning_curves(state.log_history, path, title=title, best_step=state.best_global_step, overwrite=True)
         # Whatever goes wrong in drawing is no reason to lose a training.
         except Exception as error:
             if not self._has_warned:

@@ -13,7 +13,15 @@ import numpy as np
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
-from .figures import check_picture, choose_color, import_figure, plain, save_picture
+from .figures import (
+    check_picture,
+    choose_color,
+    find_families,
+    ignore_missing_glyphs,
+    import_figure,
+    plain,
+    save_picture,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,17 +88,19 @@ def plot_learning_curves(
     *,
     title: str | None = None,
     best_step: int | None = None,
+    overwrite: bool = False,
 ) -> "Figure":
     """Draws what a Trainer logged: loss, perplexity, scores, learning rate, gradient norm, speed and padding.
 
     Works without a display and in any thread. Evaluations after the training's end are left out, since they may be of
     another model, the best one. A value that is not finite leaves a gap.
 
-    `log_history` is a Trainer's `state.log_history`. The picture, a .png, .svg or .pdf, is replaced in one go.
-    `best_step`, that of the best checkpoint, is marked. Returns the figure; without a `path` no file is written.
+    `log_history` is a Trainer's `state.log_history`. `best_step`, that of the best checkpoint, is marked. The picture
+    is a .png, .svg or .pdf, and one that exists is replaced, in one go, only if `overwrite` says so; without a `path`
+    none is written. Returns the figure.
     """
     best_steps = None if best_step is None else {"": best_step}
-    return compare_learning_curves({"": log_history}, path, title=title, best_steps=best_steps)
+    return compare_learning_curves({"": log_history}, path, title=title, best_steps=best_steps, overwrite=overwrite)
 
 
 def compare_learning_curves(
@@ -99,6 +109,7 @@ def compare_learning_curves(
     *,
     title: str | None = None,
     best_steps: Mapping[str, int] | None = None,
+    overwrite: bool = False,
 ) -> "Figure":
     """Draws the learning curves of several runs, by their names, into one picture, each run in a colour of its own.
 
@@ -106,12 +117,17 @@ def compare_learning_curves(
     """
     if not log_histories:
         raise ValueError("log_histories is empty; there must be at least one run.")
-    check_picture(path, overwrite=True)
+    picture_format = check_picture(path, overwrite=overwrite)
     runs = {name: _read_curves(history) for name, history in log_histories.items()}
     if empty := [f" of {name}" if name else "" for name, curves in runs.items() if not curves]:
         raise ValueError(f"The log{empty[0]} has nothing to draw: no loss, no score, no speed.")
     known_steps = {run: step for run, step in (best_steps or {}).items() if run in runs}
-    return save_picture(_make_figure(runs, title=title, best_steps=known_steps), path, overwrite=True)
+    labels = [key.label for curves in runs.values() for key in curves]
+    figure_class = import_figure("Learning curves")
+    families = find_families([*runs, *labels, title or ""], picture_format)
+    figure = _make_figure(figure_class, families, runs, title=title, best_steps=known_steps)
+    with ignore_missing_glyphs():
+        return save_picture(figure, path, overwrite=overwrite)
 
 
 def load_trainer_state(run: str | os.PathLike[str]) -> TrainerState:
@@ -188,8 +204,14 @@ def _style_lines(runs: Mapping[str, _Curves], best_steps: Mapping[str, int]) -> 
     return sorted(lines, key=lambda line: line.key)
 
 
-def _make_figure(runs: Mapping[str, _Curves], *, title: str | None, best_steps: Mapping[str, int]) -> "Figure":
-    figure_class = import_figure("Learning curves")
+def _make_figure(
+    figure_class: "type[Figure]",
+    families: list[str],
+    runs: Mapping[str, _Curves],
+    *,
+    title: str | None,
+    best_steps: Mapping[str, int],
+) -> "Figure":
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     lines = _style_lines(runs, best_steps)
@@ -206,12 +228,12 @@ def _make_figure(runs: Mapping[str, _Curves], *, title: str | None, best_steps: 
         for line in here:
             _draw_line(axes, line)
         _finish_axes(axes, _PANELS[number], here, last_step)
-        _add_legend(axes, _PANELS[number], here, several_runs=len(runs) > 1)
+        _add_legend(axes, families, _PANELS[number], here, several_runs=len(runs) > 1)
     for axes in grid[len(panels) :]:
         axes.remove()
-    _add_figure_legend(figure, list(runs), best_steps)
+    _add_figure_legend(figure, families, list(runs), best_steps)
     if title:
-        figure.suptitle(plain(title), fontsize=13)
+        figure.suptitle(plain(title), fontsize=13, family=families)
     return figure
 
 
@@ -259,17 +281,18 @@ def _finish_axes(axes: "Axes", panel: _Panel, lines: list[_Line], last_step: int
     axes.yaxis.set_major_formatter("{x:,.6g}")
 
 
-def _add_legend(axes: "Axes", panel: _Panel, lines: list[_Line], *, several_runs: bool) -> None:
+def _add_legend(axes: "Axes", families: list[str], panel: _Panel, lines: list[_Line], *, several_runs: bool) -> None:
     """Names a panel's curves, where it has several or could have others."""
     from matplotlib.lines import Line2D
 
     looks = {line.key: (line.style, "0.3" if several_runs else line.color) for line in lines}
     if max(len(looks), len(panel.names)) > 1:
         handles = [Line2D([], [], linestyle=style, color=color) for style, color in looks.values()]
-        axes.legend(handles, [plain(key.label) for key in looks], fontsize=8, frameon=False)
+        font: Any = {"family": families, "size": 8}
+        axes.legend(handles, [plain(key.label) for key in looks], prop=font, frameon=False)
 
 
-def _add_figure_legend(figure: "Figure", runs: list[str], best_steps: Mapping[str, int]) -> None:
+def _add_figure_legend(figure: "Figure", families: list[str], runs: list[str], best_steps: Mapping[str, int]) -> None:
     """Says which run has which colour, and what the stars are."""
     from matplotlib.lines import Line2D
 
@@ -286,4 +309,5 @@ def _add_figure_legend(figure: "Figure", runs: list[str], best_steps: Mapping[st
         handles, labels = zip(*entries, strict=True)
         width = 0.6 + 0.09 * max(map(len, labels))  # inches that an entry takes
         columns = max(1, min(len(entries), int(figure.get_figwidth() / width)))
-        figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9, frameon=False)
+        font: Any = {"family": families, "size": 9}
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, prop=font, frameon=False)

@@ -62,7 +62,10 @@ def position_table(model: PreTrainedModel | VanillaTransformerConfig, length: in
     weight = getattr(embedding, "weight", getattr(embedding, "weights", None))
     if not isinstance(weight, torch.Tensor):
         raise ValueError(f"{type(model).__name__} has no table of positions (embed_positions) in its encoder.")
-    table = weight.detach().float().cpu().numpy()[getattr(embedding, "offset", 0) :]
+    # FSMT and M2M100 count positions from the padding's id.
+    padding_id = getattr(embedding, "padding_idx", None)
+    first = getattr(embedding, "offset", 0) if padding_id is None else padding_id + 1
+    table = weight.detach().float().cpu().numpy()[first:]
     if length is not None and length > len(table):
         raise ValueError(f"length is {length}; the model's table has {len(table)} positions.")
     return table[: length or 100]
@@ -86,7 +89,7 @@ def plot_positions(
     figure_class = figures.import_figure("Pictures of positions")
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figures.check_picture(path, overwrite=overwrite)
+    picture_format = figures.check_picture(path, overwrite=overwrite)
     length, size = table.shape
     shown = _choose_dimensions(table) if dimensions is None else list(dimensions)
     wrong = [dimension for dimension in shown if not 0 <= dimension < size]
@@ -108,9 +111,11 @@ def plot_positions(
     lower.grid(color="0.9")
     lower.spines[["top", "right"]].set_visible(False)
     figure.legend(*lower.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9, frameon=False)
-    default = f"Positions: {length} of them, {size} dimensions"
-    figure.suptitle(default if title is None else title, fontsize=12, parse_math=False)
-    return figures.save_picture(figure, path, overwrite=overwrite)
+    title = f"Positions: {length} of them, {size} dimensions" if title is None else title
+    families = figures.find_families([title], picture_format)
+    figure.suptitle(title, fontsize=12, parse_math=False, family=families)
+    with figures.ignore_missing_glyphs():
+        return figures.save_picture(figure, path, overwrite=overwrite)
 
 
 def _choose_dimensions(table: npt.NDArray[Any]) -> list[int]:
