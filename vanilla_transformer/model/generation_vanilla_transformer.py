@@ -179,6 +179,14 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         view.config.vocab_size = self.config.target_vocab_size
         return view
 
+    def _get_logits_processor(self, *args: Any, **kwargs: Any) -> LogitsProcessorList:
+        """The library's rules, over the target's vocabulary: watermarks divide it."""
+        return GenerationMixin._get_logits_processor(self._as_target_side(), *args, **kwargs)
+
+    def _get_candidate_generator(self, *args: Any, **kwargs: Any) -> Any:
+        """The library's drafts, over the target's vocabulary: prompt lookup asks the rules what is allowed."""
+        return GenerationMixin._get_candidate_generator(self._as_target_side(), *args, **kwargs)
+
     def _expand_inputs_for_generation(
         self,
         expand_size: int = 1,
