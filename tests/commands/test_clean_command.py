@@ -99,6 +99,7 @@ def test_models_choose_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str])
             [*LANGUAGES, "--show_rules", "--set", "LengthFilter.max=3"],
             "no parameter 'max'; its parameters are name, min",
         ),
+        ([*LANGUAGES, "--show_rules", "--set", "LengthFilter.max_length=[80"], "max_length=[80: while parsing"),
         ([*LANGUAGES, "--show_rules", "--set", "LengthFilter"], "--set LengthFilter: it must be RULE.PARAMETER=VALUE"),
         (["--config", "nowhere.yaml", "--show_rules"], "nowhere.yaml"),
     ],

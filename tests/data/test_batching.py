@@ -169,7 +169,7 @@ class TestLeftOut:
         (message,) = caplog.messages
         assert message == (
             "6 of 8 pairs have more tokens than a whole batch may have, max_source_tokens=60 and max_target_tokens=60: "
-            "line 2 (61 and 5), line 3 (5 and 99), line 4 (70 and 70), line 5 (70 and 70), line 6 (70 and 70), .... "
+            "pair 2 (61 and 5), pair 3 (5 and 99), pair 4 (70 and 70), pair 5 (70 and 70), pair 6 (70 and 70), .... "
             "They are left out."
         )
         for sampler in samplers:
@@ -177,7 +177,7 @@ class TestLeftOut:
         assert sorted(chain.from_iterable(chain(*samplers))) == [0, 7]
 
     def test_all(self) -> None:
-        message = r"2 of 2 pairs .*: line 1 \(61 and 1\), line 2 \(1 and 61\)\. None is left"
+        message = r"2 of 2 pairs .*: pair 1 \(61 and 1\), pair 2 \(1 and 61\)\. None is left"
         with pytest.raises(ValueError, match=message):
             make_sampler([(61, 1), (1, 61)])
 

@@ -18,6 +18,7 @@ from vanilla_transformer.data.cleaning import (
     make_rules,
     read_rules,
 )
+from vanilla_transformer.data.detection import Detection, Detector
 from vanilla_transformer.data.duplicates import RemoveDuplicates
 from vanilla_transformer.data.filters import Change, Filter, Rule
 
@@ -105,6 +106,13 @@ def test_files_of_rules_of_both_styles(tmp_path: Path) -> None:
         ("- {LengthFilter: {}, HtmlTagFilter: {}}", "Rules must be a list"),
         ("steps: [{type: opus_read}]", "A step of the type 'opus_read' is not known here; filter, preprocess"),
         ("steps: [{type: filter, parameters: {}}]", "The step filter has filters=None; it must be a list"),
+        ("steps:", "Rules must be a list"),
+        (
+            "steps: [{type: filter, parameters: {filters: [], limit: 3}}]",
+            "limit=3, which is not known here",
+        ),
+        ("[LanguageIDFilter: {languages: [en, no]}]", 'False is no language; in YAML, write "no"'),
+        ("[SimilarityFilter: {weights: 3}]", "weights is 3; it must be three whole numbers"),
     ],
 )
 def test_wrong_files_of_rules_are_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -130,6 +138,10 @@ GOOD = {
     "de": [("It is 5:30.", "Es ist 5:30."), ("I see Tom.", "Ich sehe Tom."), ("That's all!", "Das war's!")],
     "zh": [("I like you very much.", "我很喜欢你。"), ("He is a doctor.", "他是医生。"), ("Hi.", "嗨。")],
     "ja": [("I am a student.", "私は学生です。")],
+    "th": [
+        ("Hello, how are you?", "สวัสดี คุณเป็นอย่างไรบ้าง"),
+        ("He works at the university.", "เขาทำงานที่มหาวิทยาลัย"),
+    ],
 }
 
 
@@ -167,3 +179,16 @@ def test_the_default_rules_mend_and_remove() -> None:
         "LengthFilter",
         "LengthRatioFilter",
     ]
+
+
+def test_a_language_needs_its_confidence_wherever_it_stands() -> None:
+    own = {"languages": ["en", "de"], "id_method": "test_cleaning:make_detector", "ratio": 2}
+    rules = make_rules([{"LanguageIDFilter": {**own, "thresholds": 0.5}}])
+    # The first is English with 0.8; the second English with 0.4, and German with 0.45.
+    assert clean_pairs(rules, [("sure", "x"), ("unsure", "x")])[0] == [("sure", "x")]
+    assert clean_pairs(make_rules([{"LanguageIDFilter": own}]), [("unsure", "x")])[0] == [("unsure", "x")]
+
+
+def make_detector(languages: list[str]) -> Detector:
+    found = {"sure": {"en": 80.0, "de": 20.0}, "unsure": {"de": 45.0, "en": 40.0}, "x": {"de": 100.0}}
+    return lambda text: [Detection(*each) for each in found[text].items()]

@@ -92,6 +92,19 @@ def test_any_unicode_text_survives_csv_json_and_parquet(tmp_path_factory: pytest
     assert load(folder / "any.parquet") == pairs
 
 
+def test_half_a_character_is_replaced(tmp_path: Path) -> None:
+    path = write(tmp_path / "corpus.jsonl", '{"source": "a \\ud83d", "target": "b"}\n')
+    assert load(path) == [("a \ufffd", "b")]
+
+
+def test_a_folder_without_tables_is_no_part_of_a_corpus(tmp_path: Path) -> None:
+    write_tsv(tmp_path / "corpus.tsv", PAIRS)
+    (tmp_path / "texts").mkdir()
+    write(tmp_path / "texts" / "corpus.en", "a\n")
+    with pytest.raises(FileNotFoundError, match="texts: a folder without tables"):
+        load_parallel_corpus(files=[tmp_path / "corpus.tsv", tmp_path / "texts"])
+
+
 def test_read_lines_splits_at_line_feeds_only(tmp_path: Path) -> None:
     path = write(tmp_path / "text", "a\u2028b\x85\x0b\n\r\nc\rd\r\r\n\nlast")
     assert read_lines(path) == ["a\u2028b\x85\x0b", "", "c\rd\r", "", "last"]
@@ -201,7 +214,7 @@ def test_numbers_of_a_dataset_are_no_texts(tmp_path: Path) -> None:
         ("a.csv", 'a,"b\n"\nc,d\ne;f\n', r"a\.csv, line 4: 1 column\(s\) instead of 2"),
         ("a.tsv", "a b\n", r"a\.tsv, line 1: one column only.* separated by a tab"),
         *((name, "", f"{name}: the file is empty") for name in ("a.tsv", "a.csv", "a.jsonl.gz")),
-        ("a.csv", 'a,b\n"c,d\ne,f\n', r"a\.csv: the record that begins at line 2 is not valid CSV"),
+        ("a.csv", 'a,b\n"c,d\ne,f\n', r"a\.csv, line 2: the record that begins here is not valid CSV"),
     ],
 )
 def test_malformed_rows_name_the_line(tmp_path: Path, name: str, text: str, message: str) -> None:

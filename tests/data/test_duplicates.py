@@ -78,6 +78,15 @@ def test_what_is_in_other_files_is_removed(tmp_path: Path) -> None:
     assert make_rule("RemoveDuplicates", options).identify() != before
 
 
+def test_other_files_are_mended_as_the_corpus_is(tmp_path: Path) -> None:
+    (tmp_path / "test.tsv").write_text("A  man &amp; a dog. \tEin Mann\nA cat.\tEine Katze\n", encoding="utf-8")
+    overlap = {"RemoveDuplicates": {"overlap": [str(tmp_path / "test.tsv")]}}
+    pairs = [("A  man &amp; a dog. ", "Ein Mann"), ("A cat.", "Eine Katze"), ("A cow.", "Eine Kuh")]
+    rules = [{"FixEncoding": {}}, {"WhitespaceNormalizer": {}}, overlap]
+    assert clean_pairs(make_rules(rules), pairs)[0] == pairs[2:]
+    assert clean_pairs(make_rules([overlap, *rules[:2]]), pairs)[0] == pairs[2:]
+
+
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [({"compare": [2]}, r"compare is \[2\]; it must be all"), ({"overlap": "a.tsv"}, "it must be a list of files")],

@@ -85,7 +85,7 @@ def test_what_is_found_in_texts() -> None:
     assert find_numbers("1 234 567,8 men, 1984 200, 12 3456") == {"12345678", "1984", "200", "12", "3456"}
     assert find_numbers("no 0 or 00") == {"0"}
     assert find_tags('<a href="x">y</a><br/>') == ["a", "/a", "br", "/br"]
-    for text in ("<![LOG[done]LOG]!>", "<![%HTML;[ x", "<![foo]>", "<![ x", "<![CDATA[x]]>"):
+    for text in ("<![LOG[done]LOG]!>", "<![%HTML;[ x", "<![foo]>", "<![ x", "<![CDATA[x]]>", "<<![![x"):
         assert find_tags(text) == ["!["]
 
 

@@ -31,6 +31,14 @@ SHARED: Any = train_tokenizer([*WORDS, *SOURCES, *TARGETS], model_type="unigram"
 ALPHAS = pytest.mark.parametrize("alpha", [0.1, 0.5, 1.0, 3.0])
 
 
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vanilla_transformer.data.unigram_sampling._KNOWN_CHARACTERS", 100)
+    sampler = UnigramSampler(SHARED.backend_tokenizer, 0.5)
+    for word in WORDS:
+        sampler._cut(f"{word}")
+        assert sum(map(len, sampler._known)) <= 100
+
+
 def list_ways(text: str, scores: dict[str, float]) -> Iterator[tuple[tuple[str, ...], float]]:
     """All ways to cut a text into pieces, with the logarithms of their probabilities."""
     if not text:

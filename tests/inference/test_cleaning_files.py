@@ -167,7 +167,10 @@ def read_json_lines(path: Path) -> list[tuple[str, str]]:
         ("in.tsv", b"a\tx\ncaf\xe9\tkaffee\nb\ty\n", 2, ("caf\ufffd", "kaffee")),
         ("in.tsv", b"caf\xe9\tkaffee\na\tx\nb\ty\n", 1, ("caf\ufffd", "kaffee")),
         ("in.jsonl", b'{"en": "a\n{"en": "a", "de": "x"}\n{"en": "b", "de": "y"}\n', 1, ('{"en": "a', "")),
-        ("in.csv", b'a,x\none cell\n"a ""quote,y\n', 2, ("one cell", "")),
+        ("in.csv", b'a,x\none cell\nb,"y ""quote"\n', 2, ("one cell", "")),
+        ("in.csv", b'a,x\n"b,y\nc,z\n', 2, ('"b,y', "")),
+        ("in.csv", b'a,x\nb,"y\nc,"z"\n', 2, ("b", "y")),
+        ("in.csv", b"a,x\nb\rc,y\nd,z\n", 2, ("b c,y", "")),
         ("in.jsonl", b'{"en": "a", "de": "x"}\n{"en": "b"}\n{"en": "b", "de": "y"}\n', 2, ("b", "")),
         ("in.jsonl", b'{"en": "a", "de": "x"}\n{"en": "b", "de": "y"}\n{"en": "a', 3, ('{"en": "a', "")),
         ("in.jsonl", b'{"en": "a", "de": "x"}\n{"en": 3, "de": "d"}\n{"en": "b", "de": "y"}\n', 2, ("3 d", "")),
@@ -185,6 +188,28 @@ def test_damaged_lines_are_left_to_the_rules(
     assert len([record for record in caplog.records if f"{name}, line {line}" in record.message]) == 1
     with pytest.raises(ValueError, match=f"line {line}"):
         load_parallel_corpus(files=[tmp_path / name], source_lang="en", target_lang="de")
+
+
+def test_a_quote_that_is_left_open_costs_no_other_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [f'sentence {number},"Satz, {number}"' for number in range(1000)]
+    rows[3] = 'The screen has 12 inches,"Der Schirm'
+    rows[500] = '"two\nlines",zwei'
+    (tmp_path / "in.csv").write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+    report = clean_corpus([], [tmp_path / "out.jsonl"], files=[tmp_path / "in.csv"], progress=False)
+    assert report["pairs"] == 1000
+    found = read_json_lines(tmp_path / "out.jsonl")
+    assert found[2:5] == [
+        ("sentence 2", "Satz, 2"),
+        ("The screen has 12 inches", "Der Schirm"),
+        ("sentence 4", "Satz, 4"),
+    ]
+    assert found[500] == ("two\nlines", "zwei")
+    assert [record.message for record in caplog.records if "in.csv, line 4" in record.message]
+
+
+def test_cleaned_corpora_are_written_to_this_machine_only(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="local file system only"):
+        clean_corpus([], ["memory://x/out.tsv"], files=write_texts(tmp_path), progress=False)
 
 
 def test_bytes_that_are_not_utf8_in_aligned_files(tmp_path: Path) -> None:

@@ -82,6 +82,21 @@ def test_a_share_and_a_threshold(folders: list[str], share: float) -> None:
     assert list(rule.decide([])) == []
 
 
+def test_a_text_that_is_too_long_is_told_by_its_beginning(
+    folders: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = make(folders[:1], share=1.0)
+    monkeypatch.setattr(rule._models[0][1], "model_max_length", 3)
+    rule.find_values(PAIRS[:1])
+    assert [f"source {PAIRS[0][0]!r}: truncated to 3" in record.message for record in caplog.records] == [True, False]
+
+
+def test_a_threshold_is_a_number() -> None:
+    for name in ("threshold", "share"):
+        with pytest.raises(ValueError, match=f"{name} is '1e-3'; it must be a number"):
+            make(["model"], **{name: "1e-3"})
+
+
 def test_other_weights_are_another_rule(folders: list[str]) -> None:
     one, other = (make([folder], share=0.5).identify()["models"] for folder in folders)
     assert one != other

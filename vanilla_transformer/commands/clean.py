@@ -119,7 +119,11 @@ def choose_rules(arguments: CleaningArguments) -> list[Any]:
         if name not in names or not text:
             raise ValueError(f"--set {setting}: it must be RULE.PARAMETER=VALUE; the rules are {', '.join(names)}.")
         place = names.index(name)
-        changed = {**rules[place].parameters, "name": name, parameter: yaml.safe_load(text)}
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ValueError(f"--set {setting}: {' '.join(str(error).split())}.") from error
+        changed = {**rules[place].parameters, "name": name, parameter: value}
         rules[place] = make_rule(find_kind(rules[place]), changed, ALL_RULES)
     if wrong := [name for name in arguments.without if name not in names]:
         raise ValueError(f"--without {wrong[0]}: there is no such rule; the rules are {', '.join(names)}.")

@@ -150,7 +150,7 @@ class TokenBatchSampler(Sampler[list[int]]):
     def _report_left_out(self, source: IntArray, target: IntArray, budgets: tuple[int, int]) -> None:
         if not len(self._left_out):
             return
-        shown = [f"line {row + 1} ({source[row]} and {target[row]})" for row in self._left_out[:SHOWN_LEFT_OUT]]
+        shown = [f"pair {row + 1} ({source[row]} and {target[row]})" for row in self._left_out[:SHOWN_LEFT_OUT]]
         shown += ["..."] * (len(self._left_out) > SHOWN_LEFT_OUT)
         message = (
             f"{len(self._left_out):,} of {len(source):,} pairs have more tokens than a whole batch may have, "

@@ -46,7 +46,9 @@ _STEPS = {"filter": "filters", "preprocess": "preprocessors", "remove_duplicates
 _SCRIPTS = {"Hans": "Han", "Hant": "Han", "Jpan": "Han|Hiragana|Katakana", "Kore": "Hangul|Han"}
 # What is most often found in a wrong place: a choice among few languages is quicker and surer.
 _FREQUENT = ("en", "de", "fr", "es", "it", "pt", "nl", "pl", "ru", "zh")
-_WITHOUT_SPACES = {"Hans", "Hant", "Jpan", "Thai", "Laoo", "Khmr", "Mymr", "Tibt"}
+# Scripts that put no spaces between words: of characters that say about as much as a word elsewhere, and of letters.
+_IDEOGRAPHS = {"Hans", "Hant", "Jpan"}
+_UNDIVIDED = {"Thai", "Laoo", "Khmr", "Mymr", "Tibt"}
 
 
 def make_rule(kind: str, parameters: Mapping[str, Any] | None, known: Mapping[str, type[Rule]] = RULES) -> Rule:
@@ -66,7 +68,7 @@ def make_rules(config: Any, known: Mapping[str, type[Rule]] = RULES) -> Rules:
 
     Of these, the steps filter, preprocess and remove_duplicates are known; their inputs and outputs do not count.
     """
-    if isinstance(config, Mapping) and "steps" in config:
+    if isinstance(config, Mapping) and isinstance(config.get("steps"), list):
         config = [rule for step in config["steps"] for rule in _read_step(step)]
     elif isinstance(config, Mapping) and set(config) == {"filters"}:
         config = config["filters"]
@@ -92,6 +94,9 @@ def _read_step(step: Any) -> list[Any]:
     if key is None:
         own = {name: value for name, value in parameters.items() if name not in ("inputs", "outputs", "hash")}
         return [{"RemoveDuplicates": own}]
+    # Such as filterfalse, which keeps what the rules remove.
+    if others := [name for name, value in parameters.items() if name not in ("inputs", "outputs", key) and value]:
+        raise ValueError(f"The step {kind} has {others[0]}={parameters[others[0]]!r}, which is not known here.")
     rules = parameters.get(key)
     if not isinstance(rules, list):
         raise ValueError(f"The step {kind} has {key}={rules!r}; it must be a list of rules.")
@@ -125,15 +130,17 @@ def default_rules(source_lang: str, target_lang: str) -> list[dict[str, Any]]:
     """What suits most corpora of sentences in two languages, as [`make_rules`] takes it."""
     languages = [source_lang, target_lang]
     scripts = [find_script(language) for language in languages]
-    # Where no spaces divide words, a character says about as much as a word elsewhere.
-    units = ["char" if script in _WITHOUT_SPACES else "word" for script in scripts]
+    units = ["char" if script in _IDEOGRAPHS | _UNDIVIDED else "word" for script in scripts]
+    longest = [1000 if script in _UNDIVIDED else 200 for script in scripts]
+    # Letters are as many as letters, not as words.
+    ratio_units = ["char"] * 2 if _UNDIVIDED.intersection(scripts) else units
     rules: list[dict[str, Any]] = [
         {"FixEncoding": {}},
         {"WhitespaceNormalizer": {}},
         {"EncodingFilter": {}},
         {"HtmlTagFilter": {}},
-        {"LengthFilter": {"min_length": 1, "max_length": 200, "unit": units}},
-        {"LengthRatioFilter": {"threshold": 4, "unit": units}},
+        {"LengthFilter": {"min_length": 1, "max_length": longest, "unit": units}},
+        {"LengthRatioFilter": {"threshold": 4, "unit": ratio_units}},
         {"LongWordFilter": {"threshold": [40 if unit == "word" else 400 for unit in units]}},
         {"AlphabetRatioFilter": {"threshold": 0.4, "exclude_whitespace": True}},
         {"SimilarityFilter": {"threshold": 1.0, "lowercase": True}},
@@ -151,6 +158,13 @@ def default_rules(source_lang: str, target_lang: str) -> list[dict[str, Any]]:
         options = {"langid_languages": among, "lingua_mode": "high", "ratio": 2}
         rules.append({"LanguageIDFilter": {"languages": languages, **options}})
     return rules
+
+
+def tell_changes(rules: Rules) -> None:
+    """Tells the rules that compare a corpus with other files what is changed before: to be called before all else."""
+    for number, rule in enumerate(rules):
+        if isinstance(rule, RemoveDuplicates):
+            rule.changes = [each for each in rules[:number] if isinstance(each, Change)]
 
 
 @dataclass
@@ -221,6 +235,7 @@ def clean_pairs(rules: Rules, pairs: Iterable[tuple[str, str]]) -> tuple[list[tu
 
     [`inference.cleaning.clean_corpus`] does this with corpora of any size, from file to file.
     """
+    tell_changes(rules)
     outcome = apply_rules(rules, pairs)
     verdicts = decide(rules, lambda: [outcome])
     return [pair for pair, verdict in zip(outcome.pairs, verdicts, strict=True) if verdict == len(rules)], verdicts

@@ -83,7 +83,7 @@ def good_pairs(parts: Iterable[Part], *, empty_lines: EmptyLines, dropped: Tally
     for part in parts:
         for number, source, target in part.pairs():
             if isinstance(source, str) and isinstance(target, str) and source.strip() and target.strip():
-                yield number, source, target
+                yield number, without_surrogates(source), without_surrogates(target)
                 continue
             where = _check_texts(part, number, source, target)
             if empty_lines == "error":

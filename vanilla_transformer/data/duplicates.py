@@ -15,7 +15,7 @@ import numpy.typing as npt
 import regex
 
 from .corpora import read_pairs
-from .filters import Rule
+from .filters import Change, Rule
 from .readers import Columns, divide_files
 
 Flags = npt.NDArray[np.bool_]
@@ -69,6 +69,7 @@ class RemoveDuplicates(CorpusRule):
 
     `compare` are the sides that are looked at: all (the default), [0] for the source or [1] for the target. Near
     duplicates are equal but for what `lowercase`, `letters_only` or `alphanumeric_only` (letters, digits) leaves out.
+    What the rules before it change in the corpus, they change in the files of `overlap` too.
     """
 
     compare: Any = None
@@ -79,6 +80,7 @@ class RemoveDuplicates(CorpusRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.changes: list[Change] = []  # of the rules before it
         self.value_type = np.uint64
         self.compare = "all" if self.compare is None else self.compare
         if self.compare not in ("all", [0], [1], [0, 1]):
@@ -94,7 +96,13 @@ class RemoveDuplicates(CorpusRule):
     @cached_property
     def _others(self) -> npt.NDArray[np.uint64]:
         parts = divide_files(self.overlap, Columns(None, None, None, None))
-        return np.array([self.digest(*pair) for part in parts for pair in read_pairs(part)], dtype=np.uint64)
+        pairs = (pair for part in parts for pair in read_pairs(part))
+        return np.array([self.digest(*map(self._change, pair)) for pair in pairs], dtype=np.uint64)
+
+    def _change(self, text: str) -> str:
+        for rule in self.changes:
+            text = rule.change(text)
+        return text
 
     def digest(self, source: str, target: str) -> int:
         """That of the pair, as far as it is looked at."""

@@ -162,6 +162,9 @@ class SimilarityFilter(Filter):
         self._check("unit", self.unit, "", _UNITS["choices"])
         with explain_missing(f"{self} needs RapidFuzz", extra="clean", packages="rapidfuzz"):
             from rapidfuzz.distance.Levenshtein import normalized_similarity
+        is_list = isinstance(self.weights, list | tuple) and len(self.weights) == 3
+        if not is_list or not all(type(each) is int and each >= 0 for each in self.weights):
+            raise ValueError(f"{self}: weights is {self.weights!r}; it must be three whole numbers, none below 0.")
         self.weights = tuple(self.weights)
         self._compare = partial(normalized_similarity, weights=self.weights)
 
@@ -191,7 +194,7 @@ def find_tags(text: str) -> list[str]:
     if "<" not in text:
         return []
     # Python's parser fails at words behind it that it does not know; newer versions leave it out.
-    found, text = text.count("<![") * ["!["], text.replace("<![", "")
+    found, text = text.count("<![") * ["!["], text.replace("<![", " ")
     parser = _Tags()
     parser.feed(text)
     parser.close()
@@ -268,7 +271,7 @@ class CharacterScoreFilter(Filter):
 
 @dataclass(kw_only=True)
 class LanguageIDFilter(Filter):
-    """The likeliest language of each text is its own, with a confidence (0 to 1) above its threshold.
+    """The likeliest language of each text is its own; the confidence in that one (0 to 1) is above its threshold.
 
     `id_method` is lingua, or "module:function" of your own, which is given the languages, and returns a `Detector` as
     those of `detection.DETECTORS` do. `langid_languages` are those that lingua chooses among, all by default, which
@@ -286,6 +289,9 @@ class LanguageIDFilter(Filter):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check("lingua_mode", self.lingua_mode, "", ("low", "high"))
+        for language in [*self.languages, *(self.langid_languages or ())]:
+            if not isinstance(language, str):
+                raise ValueError(f'{self}: {language!r} is no language; in YAML, write "no" for Norwegian.')
         if self.id_method not in DETECTORS and ":" not in self.id_method:
             told = f"{self}: id_method is {self.id_method!r}"
             raise ValueError(f'{told}; it must be {" or ".join(DETECTORS)}, or "module:function" of your own.')
@@ -311,7 +317,8 @@ class LanguageIDFilter(Filter):
             if not found or not found[0].confidence:  # a text without letters is in no language
                 continue
             own = next((each.confidence for each in found if each.language == language), 0.0)
-            if own <= 100 * least if found[0].language == language else found[0].confidence > self.ratio * own:
+            is_other = found[0].language != language and found[0].confidence > self.ratio * own
+            if is_other or own <= 100 * least:
                 return False
         return True
 

@@ -10,7 +10,7 @@ import glob
 import json
 import os
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -134,7 +134,7 @@ class AlignedLines:
 def _records(lines: Lines) -> Iterator[tuple[int, Any]]:
     """Yields each record of a table, fields or a JSON object, with its line; None where there is nothing in it.
 
-    A line that is no JSON object is itself a record, where that is no error.
+    A line that is no JSON object, or no CSV, is itself a record, where that is no error.
     """
     kind = _kind(lines.path)
     if kind == ".csv":
@@ -156,16 +156,46 @@ def _records(lines: Lines) -> Iterator[tuple[int, Any]]:
             yield number, record
 
 
-def _csv_records(lines: Lines) -> Iterator[tuple[int, list[str] | None]]:
+def _csv_records(lines: Lines) -> Iterator[tuple[int, list[str] | str | None]]:
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CSV_FIELD))
-    reader = csv.reader(lines, strict=lines.on_damage is None)
-    start = 1
+    source = iter(lines)
+    waiting: deque[str] = deque()  # lines that are to be read again
+    taken: list[str] = []  # those of the record that is being read
+
+    def read() -> Iterator[str]:
+        while (line := waiting.popleft() if waiting else next(source, None)) is not None:
+            taken.append(line)
+            yield line
+
+    start, reader = 1, csv.reader(read(), strict=True)
+    while True:
+        taken.clear()
+        record: Any
+        try:
+            record = next(reader, None)
+        except csv.Error as error:
+            message = f"{lines.path}, line {start}: the record that begins here is not valid CSV: {error}."
+            if lines.on_damage is None:
+                raise ValueError(message) from error
+            lines.on_damage(message)
+            # A quote that is left open takes in the lines behind it: they are records of their own.
+            waiting.extendleft(reversed(taken[1:]))
+            del taken[1:]
+            record = _csv_row(taken[0])
+            reader = csv.reader(read(), strict=True)
+        if record is None:
+            return
+        yield start, record if any(field.strip() for field in record) else None
+        start += len(taken)
+
+
+def _csv_row(line: str) -> list[str] | str:
+    """The fields of a line that is not valid CSV; the line itself if it has no two."""
     try:
-        for row in reader:
-            yield start, row if any(field.strip() for field in row) else None
-            start = reader.line_num + 1
-    except csv.Error as error:
-        raise ValueError(f"{lines.path}: the record that begins at line {start} is not valid CSV: {error}.") from error
+        fields = next(csv.reader([strip_line_end(line)]), [])
+    except csv.Error:
+        return line
+    return fields if len(fields) > 1 else line
 
 
 def _json_record(line: str, where: str) -> dict[str, Any]:
@@ -374,7 +404,10 @@ def expand_files(files: Sequence[str | Path]) -> Iterator[str]:
     """The files behind paths, folders and patterns such as `train-*.parquet`, in the order given."""
     for entry in map(Path, files):
         if entry.is_dir():
-            yield from sorted(str(path) for path in entry.glob("[!._]*") if _is_table(path))
+            tables = sorted(str(path) for path in entry.glob("[!._]*") if _is_table(path))
+            if not tables:
+                raise FileNotFoundError(f"{entry}: a folder without tables ({', '.join(_TABLES)}); name text files.")
+            yield from tables
         elif entry.exists():
             yield str(entry)
         elif matches := sorted(glob.glob(str(entry), recursive=True)):

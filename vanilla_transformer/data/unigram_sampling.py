@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-_KNOWN_WORDS = 20_000  # whose sums are remembered
+_KNOWN_CHARACTERS = 200_000  # of words whose sums are remembered: up to 300 MB
 
 
 class _Ends(NamedTuple):
@@ -43,6 +43,7 @@ class UnigramSampler:
         self._pieces = {index: piece for piece, (index, _) in self._scores.items()}
         self._longest = max(map(len, self._scores), default=0)
         self._known: dict[str, list[_Ends]] = {}
+        self._known_characters = 0
 
     def draw(self, ids: Sequence[int], words: Sequence[int | None]) -> list[int]:
         """Cuts the text of `ids` anew, within words (their numbers); what is no usual piece, as an unknown, stays."""
@@ -77,7 +78,9 @@ class UnigramSampler:
             weights = [math.exp(each - largest) for each in logarithms] if largest > -math.inf else []
             sums.append(largest + math.log(sum(weights)) if weights else -math.inf)
             ends.append(_Ends([(start, index) for start, index, _ in possible], list(accumulate(weights))))
-        if len(self._known) >= _KNOWN_WORDS:
+        self._known_characters += len(text)
+        if self._known_characters > _KNOWN_CHARACTERS:
             self._known.clear()
+            self._known_characters = len(text)
         self._known[text] = ends
         return ends

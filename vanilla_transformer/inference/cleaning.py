@@ -10,6 +10,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from vanilla_transformer.data import readers
-from vanilla_transformer.data.cleaning import RULES, Outcome, Rules, apply_rules, decide
+from vanilla_transformer.data.cleaning import RULES, Outcome, Rules, apply_rules, decide, tell_changes
 from vanilla_transformer.data.corpora import Tally, open_corpus, read_pairs
 from vanilla_transformer.data.records import Part, find_kind
 from vanilla_transformer.files import check_new_file, locked, new_file
@@ -104,6 +105,9 @@ class CleanedCorpus:
 
     def check(self, inputs: Iterable[str]) -> None:
         """Makes sure that files are of kinds that can be written, and are different from each other and the input."""
+        for path in self.paths:
+            if re.match("[a-z][a-z0-9+]+:/", str(path)):
+                raise ValueError(f"{path}: cleaned corpora are written to the local file system only.")
         kinds = [find_kind(str(path)) for path in self.outputs]
         is_text = kinds == ["text", "text"]
         if not is_text and (len(kinds) != 1 or kinds == ["text"]):
@@ -285,6 +289,7 @@ def clean_corpus(
     """
     if window_size < 1:
         raise ValueError(f"window_size is {window_size}; it must be at least 1 pair.")
+    tell_changes(rules)
     outputs = [Path(path) for path in output_files]
     report = Path(f"{outputs[0]}.report.json" if report_file is None else report_file)
     removed = None if removed_file is None else Path(removed_file)

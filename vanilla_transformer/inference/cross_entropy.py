@@ -46,6 +46,9 @@ class DualCrossEntropyFilter(CorpusRule):
         if (self.threshold is None) == (self.share is None):
             given = f"threshold is {self.threshold} and share is {self.share}"
             raise ValueError(f"{self}: {given}; one of them must be given.")
+        for name in ("threshold", "share"):
+            if (value := getattr(self, name)) is not None:
+                self._check(name, value, 0.0, ())  # YAML takes 1e-3, without a point, for a string
         if self.share is not None and not 0 < self.share <= 1:
             raise ValueError(f"{self}: share is {self.share}; it must be above 0, and at most 1.")
 

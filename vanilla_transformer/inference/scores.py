@@ -496,7 +496,8 @@ def score_pairs(
     """
     losses = [0.0] * len(targets)
     with inference(model):
-        for batch, inputs, labels in _make_batches(model, tokenizer, sources, targets, batch_size=batch_size):
+        options: dict[str, Any] = {"batch_size": batch_size, "first_line": None}
+        for batch, inputs, labels in _make_batches(model, tokenizer, sources, targets, **options):
             sums = _find_losses(model, inputs, labels).sum(dim=1).tolist()
             counts = (labels != IGNORED_LABEL).sum(dim=1).tolist()
             for index, loss, count in zip(batch, sums, counts, strict=True):
@@ -513,12 +514,12 @@ def _make_batches(
     batch_size: int,
     max_source_length: int | None = None,
     max_target_length: int | None = None,
-    first_line: int = 1,
+    first_line: int | None = 1,
 ) -> Iterator[tuple[list[int], Any, torch.Tensor]]:
     """Yields the indices of pairs, longest first, with the model's inputs and their labels (batch, target_length)."""
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1 sentence pair.")
-    lines = range(first_line, first_line + len(sources))
+    lines = None if first_line is None else range(first_line, first_line + len(sources))
     limits = length_limit(tokenizer, max_source_length), length_limit(tokenizer, max_target_length)
     source_ids = encode_texts(tokenizer, sources, limit=limits[0], line_numbers=lines)
     target_ids = encode_texts(tokenizer, targets, limit=limits[1], line_numbers=lines, side="target")

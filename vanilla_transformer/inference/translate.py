@@ -84,10 +84,13 @@ def encode_texts(
     texts: Sequence[str],
     *,
     limit: int | None,
-    line_numbers: Sequence[int],
+    line_numbers: Sequence[int] | None,
     side: Literal["source", "target"] = "source",
 ) -> list[list[int]]:
-    """Token ids of each text, special tokens included; what is longer than `limit` is truncated with a warning."""
+    """Token ids of each text, special tokens included; what is longer than `limit` is truncated with a warning.
+
+    It names the line, or without `line_numbers` how the text begins.
+    """
     if not texts:
         return []
     if side == "target":
@@ -97,7 +100,8 @@ def encode_texts(
     token_ids: list[list[int]] = tokenizer(**{argument: list(texts)}, verbose=False)["input_ids"]
     for index, ids in enumerate(token_ids):
         if limit is not None and len(ids) > limit:
-            logger.warning("%s line %d: truncated to %d of its %d tokens", side, line_numbers[index], limit, len(ids))
+            where = repr(texts[index][:40]) if line_numbers is None else f"line {line_numbers[index]}"
+            logger.warning("%s %s: truncated to %d of its %d tokens", side, where, limit, len(ids))
             token_ids[index] = tokenizer(**{argument: texts[index]}, truncation=True, max_length=limit)["input_ids"]
     return token_ids
 
