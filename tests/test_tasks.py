@@ -17,7 +17,15 @@ from vanilla_transformer.data.streams import stream_parallel_corpus
 from vanilla_transformer.hub import checks
 from vanilla_transformer.hub.card import build_model_card
 from vanilla_transformer.inference.evaluate import score_summaries
-from vanilla_transformer.tasks import TASKS, TRANSLATION, find_prefix, find_task, get_task, record_task
+from vanilla_transformer.tasks import (
+    TASKS,
+    TRANSLATION,
+    find_prefix,
+    find_task,
+    get_task,
+    record_directions,
+    record_task,
+)
 from vanilla_transformer.training.arguments import DataArguments, ModelArguments, TranslationTrainingArguments
 from vanilla_transformer.training.examples import load_corpora
 from vanilla_transformer.training.setup import settle_prefix, settle_training_arguments
@@ -219,6 +227,14 @@ class TestConfiguration:
             assert find_prefix(found, task, langs=langs) == "do it: "
             assert find_prefix(found, task) == "do it: "
             assert find_prefix(found, TEXT2TEXT if task is not TEXT2TEXT else TRANSLATION) == ""
+
+    def test_one_pair_of_languages_needs_no_name(self) -> None:
+        config: Any = VanillaTransformerConfig()
+        record_directions(config, {("en", "de"): "<2de> "})
+        assert find_prefix(config, TRANSLATION) == "<2de> "
+        assert find_prefix(config, SUMMARIZATION) == ""
+        record_directions(config, {("en", "de"): "<2de> ", ("de", "en"): "<2en> "})
+        assert find_prefix(config, TRANSLATION) == ""
 
     def test_a_model_for_translation_says_nothing_and_of_several_tasks_none_is_the_one(self) -> None:
         config: Any = VanillaTransformerConfig(langs=["en", "de"])

@@ -109,7 +109,11 @@ def _entries_to_ask(task: Task, langs: Sequence[str] | None) -> list[str]:
 def find_prefix(config: PreTrainedConfig | Mapping[str, Any], task: Task, *, langs: Sequence[str] | None = None) -> str:
     """What a model wants before each source when used for the task; `langs` are its source and target language."""
     entries = _entries(config)
-    prefixes = (entries[name].get("prefix") for name in _entries_to_ask(task, langs) if name in entries)
+    names = _entries_to_ask(task, langs)
+    if task is TRANSLATION and langs is None:
+        pairs = [name for name in entries if name.startswith("translation_")]
+        names += pairs if len(pairs) == 1 else []  # the languages need no name
+    prefixes = (entries[name].get("prefix") for name in names if name in entries)
     return next((str(prefix) for prefix in prefixes if prefix), "")
 
 

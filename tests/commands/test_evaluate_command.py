@@ -1,5 +1,6 @@
 """`vanilla-transformer evaluate`: what it prints and writes, and what it refuses."""
 
+import copy
 import json
 import random
 from collections.abc import Callable
@@ -122,6 +123,17 @@ def test_scores_the_built_in_corpus(evaluate: Run, tmp_path: Path) -> None:
     assert metrics["loss"] == pytest.approx(expected["loss"])
 
 
+def test_the_built_in_corpus_has_the_model_s_languages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = copy.deepcopy(MODEL)
+    model.config.langs = ["fr", "en"]
+    for part in (model, TOKENIZER):
+        part.save_pretrained(tmp_path / "model")
+    words = ["--model_name_or_path", tmp_path / "model", "--builtin_corpus", "--max_samples", "2", "--no_ter"]
+    command.main([*map(str, words), "--device", "cpu", "--output_dir", str(tmp_path / "scores")])
+    expected = numbers_and_dates(source_lang="fr", target_lang="en", split="test")[:2]["source"]
+    assert (tmp_path / "scores" / "sources.txt").read_text(encoding="utf-8").splitlines() == expected
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -134,6 +146,10 @@ def test_scores_the_built_in_corpus(evaluate: Run, tmp_path: Path) -> None:
         (("--builtin_corpus", "--model_name_or_path", ""), "or --compare; got neither"),
         (("--builtin_corpus", "--model_name_or_path", "m", "--compare", "a", "b"), "or --compare; got both"),
         (("--builtin_corpus", "--source_lang", "en"), "give both or neither"),
+        (("--builtin_corpus", "--num_beams", "0"), "num_beams is 0; it must be at least 1"),
+        (("--builtin_corpus", "--device", "foo"), "device is 'foo'"),
+        (("--builtin_corpus", "--device", "cuda:99"), "device is 'cuda:99'"),
+        (("--builtin_corpus", "--bleu_tokenize", "ko-mecab"), "extra dependencies"),
     ],
     ids=str,
 )

@@ -1,5 +1,6 @@
 """Ensembles, against the mean of probabilities computed naively and the library's own searches over it."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         make_model(seed=seed, scale=0.6, vocab_size=len(tokenizer)).save_pretrained(root / name)
         tokenizer.save_pretrained(root / name)
     return [str(root / name) for name in names]
+
+
+def test_members_have_weights_of_one_type() -> None:
+    half = copy.deepcopy(MEMBERS[0]).to(torch.bfloat16)
+    with pytest.raises(ValueError, match=r"torch.float32 in the first, torch.bfloat16 in number 2.*--dtype"):
+        Ensemble([MEMBERS[0], half])
 
 
 def test_the_commands_take_several_models(

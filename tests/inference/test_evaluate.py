@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sacrebleu
+import tiny_vanilla
 import torch
 from datasets import Dataset
 from hypothesis import given, settings
@@ -155,6 +156,15 @@ def test_overlong_pairs_are_truncated_with_a_warning_that_names_the_line(caplog:
     expected = score_loss(MODEL, TOKENIZER, ["w1", cut], [shortened, "w2"], progress=False)
     assert scores["tokens"] == 7
     assert scores["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+
+
+def test_learned_positions_limit_what_is_scored(caplog: pytest.LogCaptureFixture) -> None:
+    sizes: Any = {"position_embedding_type": "learned", "max_position_embeddings": 8}
+    model = tiny_vanilla.make_model(vocab_size=len(TOKENIZER), **sizes)
+    long, cut = (" ".join(WORDS[:length]) for length in (20, 7))
+    scores = score_loss(model, TOKENIZER, [long, "w1"], ["w1", long], progress=False)
+    assert [message.split(":")[0] for message in caplog.messages] == ["source line 1", "target line 2"]
+    assert scores == score_loss(model, TOKENIZER, [cut, "w1"], ["w1", cut], progress=False)
 
 
 def test_metrics_of_a_trainer_are_those_of_its_translations(tmp_path: Path) -> None:

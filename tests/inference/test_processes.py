@@ -144,6 +144,10 @@ def test_a_launcher_is_known_by_what_it_sets(monkeypatch: pytest.MonkeyPatch) ->
     for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)
     assert Processes.from_environment() == Processes(0, 1)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert Processes.from_environment() == Processes(0, 1, restarted=True)
+    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT")
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(ValueError, match="RANK is missing: start the processes with torchrun"):
         Processes.from_environment()

@@ -117,11 +117,13 @@ def test_the_command(cluster: Any, corpus: Path, tmp_path: Path) -> None:
     words = [f"--model_name_or_path={save_model(tmp_path / 'model')}", "--ray", "--device=cpu", "--source_column=en"]
     command.main([*words, f"--input_file={corpus}/*.parquet", f"--output_file={tmp_path / 'out'}"])
     check_translations(tmp_path / "out")
-    (tmp_path / "plain.txt").write_text("".join(f"{sentence}\n" for sentence in SENTENCES))
+    sentences = [*SENTENCES, "w1\u2028w2", "w3\x0bw4"]  # a line ends at a line feed only
+    text = "".join(f"{sentence}\n" for sentence in sentences)
+    (tmp_path / "plain.txt").write_text(text, encoding="utf-8-sig")
     words = [word for word in words if "column" not in word]
     command.main([*words, f"--input_file={tmp_path / 'plain.txt'}", f"--output_file={tmp_path / 'new'}"])
     rows = pq.read_table(tmp_path / "new").to_pylist()
-    assert rows == [{"text": text, "translation": found} for text, found in zip(SENTENCES, EXPECTED, strict=True)]
+    assert rows == [{"text": sentence, "translation": translate_alone(sentence)} for sentence in sentences]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Files of translations: their kinds, what is taken up after an interruption, and what is refused."""
 
 import bz2
+import copy
 import csv
 import gzip
 import io
@@ -16,6 +17,7 @@ import fsspec
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
+import torch
 from tiny_seq2seq import MAX_TOKENS, make_model
 from tiny_translations import (
     MODEL,
@@ -112,6 +114,86 @@ def test_parts_of_other_settings_are_not_taken_up(source_file: Path, monkeypatch
     translate(source_file, output, overwrite=True)
     assert output.read_text(encoding="utf-8") == expected_translation(source_file)
     assert not folders_of_parts(source_file.parent)
+
+
+def test_other_precision_is_another_setting(source_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output, half = source_file.with_name("output.txt"), copy.deepcopy(MODEL).to(torch.bfloat16)
+    options = {**SETTINGS, "window_size": 5}
+    run_interrupted(1, monkeypatch, lambda: translate_file(half, TOKENIZER, source_file, output, **options))
+    with pytest.raises(FileExistsError, match=r"other settings \(dtype\)"):
+        translate_file(copy.deepcopy(half).float(), TOKENIZER, source_file, output, **options)
+
+
+def test_the_input_is_never_the_output_however_it_is_spelled(source_file: Path) -> None:
+    folder, before = source_file.parent, source_file.read_bytes()
+    (folder / "link").symlink_to(folder)
+    (folder / "x").mkdir()
+    for name in (folder / "link" / source_file.name, folder / "x" / ".." / source_file.name):
+        for pair in ((name, source_file), (source_file, name)):
+            with pytest.raises(ValueError, match="the output file is the input file"):
+                translate(*pair, overwrite=True)
+    assert source_file.read_bytes() == before
+
+
+def test_folders_of_others_stay(source_file: Path) -> None:
+    mine = source_file.with_name("output.txt.parts-mine")
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("important")
+    translate(source_file, source_file.with_name("output.txt"))
+    assert (mine / "thesis.txt").read_text() == "important"
+
+
+def test_outputs_of_one_name_share_a_folder_for_parts(source_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = source_file.parent
+    outputs = [folder / name / "output.txt" for name in ("one", "two")]
+    options: dict[str, Any] = {"parts_dir": folder / "parts"}
+    run_interrupted(2, monkeypatch, translate, source_file, outputs[0], **options)
+    translate(source_file, outputs[1], num_beams=2, **options)
+    run_interrupted(2, monkeypatch, translate, source_file, outputs[0], **options)
+    assert translate(source_file, outputs[0], **options) == 23
+    assert outputs[0].read_text(encoding="utf-8") == expected_translation(source_file)
+
+
+def test_a_key_that_holds_something_is_not_replaced(tmp_path: Path) -> None:
+    records = '{"source": "w1"}\n{"source": "w2", "translation": "by a person"}\n'
+    (tmp_path / "in.jsonl").write_text(records, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"in.jsonl, line 2: there is a key 'translation' already: .*--target_column"):
+        translate(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    translate(tmp_path / "in.jsonl", tmp_path / "out.jsonl", target_column="machine")
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert rows[1] == {"source": "w2", "translation": "by a person", "machine": translate_alone("w2")}
+
+
+def test_short_and_empty_lines_of_a_table_keep_their_columns(tmp_path: Path) -> None:
+    (tmp_path / "in.tsv").write_text("source\tnote\nw1\nw2\tn\n\t\n\n", encoding="utf-8")
+    translate(tmp_path / "in.tsv", tmp_path / "out.tsv")
+    lines = (tmp_path / "out.tsv").read_text().split("\n")
+    expected = ["source\tnote\ttranslation", f"w1\t\t{translate_alone('w1')}", f"w2\tn\t{translate_alone('w2')}"]
+    assert lines == [*expected, "\t\t", "", ""]
+
+
+def test_files_that_do_not_fit_together_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "in").mkdir()
+    monkeypatch.setattr(MODEL, "generate", None)
+    for number, header in enumerate(("source\tid", "id\tsource")):
+        (tmp_path / "in" / f"{number}.tsv").write_text(f"{header}\nw1\tw2\n")
+    with pytest.raises(ValueError, match=r"1.tsv: the columns are \['id', 'source'\], but \['source', 'id'\] in"):
+        translate(tmp_path / "in", tmp_path / "out.tsv")
+    (tmp_path / "tables").mkdir()
+    for number, value in enumerate((1, 1.5)):
+        pq.write_table(pa.table({"source": ["w1"], "id": [value]}), tmp_path / "tables" / f"{number}.parquet")
+    with pytest.raises(ValueError, match=r"1.parquet: the columns are .*'id: double'"):
+        translate(tmp_path / "tables", tmp_path / "out.parquet")
+
+
+def test_tables_without_records_keep_their_columns(tmp_path: Path) -> None:
+    (tmp_path / "in.tsv").write_text("source\tid\n")
+    translate(tmp_path / "in.tsv", tmp_path / "out.tsv")
+    assert (tmp_path / "out.tsv").read_text() == "source\tid\ttranslation\n"
+    empty = pa.table({"id": pa.array([], pa.int64()), "source": pa.array([], pa.string())})
+    pq.write_table(empty, tmp_path / "in.parquet")
+    translate(tmp_path / "in.parquet", tmp_path / "out.parquet")
+    assert pq.read_schema(tmp_path / "out.parquet").names == ["id", "source", "translation"]
 
 
 @pytest.mark.parametrize("pattern", ["", "/*"])

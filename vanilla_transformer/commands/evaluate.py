@@ -45,6 +45,8 @@ from vanilla_transformer.options import option
 from .command_line import explaining_errors, make_argument_parser, settled_bars
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
@@ -129,12 +131,14 @@ class EvaluationArguments(EngineArguments):
 make_parser = partial(make_argument_parser, EvaluationArguments, __doc__)
 
 
-def load_pairs(arguments: EvaluationArguments, task: Task) -> Dataset:
-    """The pairs of texts to score on, columns "source" and "target"."""
+def load_pairs(arguments: EvaluationArguments, task: Task, langs: Sequence[str] | None = None) -> Dataset:
+    """The pairs of texts to score on, columns "source" and "target"; `langs` are the model's."""
     if arguments.builtin_corpus:
         from vanilla_transformer.data.numbers_and_dates import numbers_and_dates
 
-        options: Any = {"source_lang": arguments.source_lang or "en", "target_lang": arguments.target_lang or "de"}
+        source, target = langs if langs and len(langs) == 2 else ("en", "de")
+        options: Any = {"source_lang": arguments.source_lang or source}
+        options["target_lang"] = arguments.target_lang or target
         pairs = numbers_and_dates(**options, split=cast(Any, arguments.dataset_split))
         return pairs.select(range(min(arguments.max_samples or len(pairs), len(pairs))))
     from vanilla_transformer.data.corpora import load_parallel_corpus
@@ -374,7 +378,7 @@ def run(arguments: EvaluationArguments, argv: list[str] | None) -> None:
         return
     # No folder is made for arguments that are wrong.
     results = compare(arguments, task) if arguments.compare else {}
-    pairs = None if arguments.compare else load_pairs(arguments, task)
+    pairs = None if arguments.compare else load_pairs(arguments, task, records[0].get("langs"))
     if output_dir is not None:
         output_dir.mkdir(parents=True, exist_ok=True)
     if pairs is not None:

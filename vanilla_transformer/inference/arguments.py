@@ -49,6 +49,8 @@ class InferenceArguments:
         if (self.source_lang is None) != (self.target_lang is None):
             langs = f"source_lang is {self.source_lang!r} and target_lang is {self.target_lang!r}"
             raise ValueError(f"{langs}; give both or neither.")
+        if self.num_beams is not None and self.num_beams < 1:
+            raise ValueError(f"num_beams is {self.num_beams}; it must be at least 1, which is greedy search.")
         if self.task is not None:
             from vanilla_transformer.tasks import get_task
 

@@ -144,6 +144,11 @@ def _check(members: Sequence[Any]) -> None:
                 f"Member {number} of the ensemble is a {type(member).__name__}; it must be a "
                 "VanillaTransformerForConditionalGeneration."
             )
+        if member.dtype != members[0].dtype:
+            raise ValueError(
+                f"The members of an ensemble need weights of one type: {members[0].dtype} in the first, {member.dtype} "
+                f"in number {number}. Load all with the same --dtype (dtype=)."
+            )
         for name in _SAME:
             first, other = getattr(members[0].config, name), getattr(member.config, name)
             if first != other:

@@ -179,7 +179,8 @@ def prepare(
     folder = product.place.parent.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     beginning = f"{product.place.name}.parts-"
-    left = sorted(path for path in folder.iterdir() if path.name.startswith(beginning) and path.is_dir())
+    found = sorted(path for path in folder.iterdir() if path.name.startswith(beginning) and path.is_dir())
+    left = [path for path in found if Work.owns(path)]
     if not left:
         product.check_new()  # before a corpus is read
     contents = read()
@@ -316,6 +317,7 @@ def describe_settings(
         vocabulary += json.dumps(sorted(target_vocabulary.items()))
     return {
         "model": weights.hexdigest(),
+        "dtype": str(model.dtype),
         "vocabulary": hashlib.sha256(vocabulary.encode()).hexdigest(),
         "generation_config": cast(Any, model).generation_config.to_json_string(),
         "options": {name: str(value) for name, value in sorted(options.items())},

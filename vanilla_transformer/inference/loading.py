@@ -18,7 +18,10 @@ def select_device(name: str = "auto") -> torch.device:
     Of several processes on a machine that torchrun or the like has started, each gets a CUDA device of its own.
     """
     if name != "auto":
-        return torch.device(name)
+        try:
+            return torch.empty(0, device=name).device
+        except (AssertionError, RuntimeError) as error:  # an unknown name, or a device that is not here
+            raise ValueError(f"device is {name!r}: {' '.join(str(error).split())}") from error
     if torch.cuda.is_available():
         return torch.device("cuda", find_own_device(torch.cuda.device_count()))
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

@@ -12,11 +12,12 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from fsspec.utils import infer_compression
 
-from vanilla_transformer.data.records import Part, RecordFile, Scan, find_kind
+from vanilla_transformer.data.records import EVERYTHING, Part, RecordFile, Scan, find_kind
 
 from .translate import Translation, format_lines, one_line
 
 Translations: TypeAlias = list[Translation]
+Files: TypeAlias = list[RecordFile]
 _ROWS = 10_000  # that are written together, a row group of parquet
 
 
@@ -31,14 +32,14 @@ class Piece(NamedTuple):
 class MakePairs(Protocol):
     """Makes a parallel corpus of translations; what it prints as (`str`) says all that decides how."""
 
-    def check(self, files: list[RecordFile], scans: list[Scan]) -> None:
+    def check(self, files: Files, scans: list[Scan]) -> None:
         """Makes sure, before anything is translated, that pairs can be made of these files."""
 
     def __call__(self, pieces: Iterable[Piece]) -> Iterable[tuple[str, str]]:
         """Returns the source and the target of each pair of a file."""
 
 
-def check_columns(files: list[RecordFile], target_column: str) -> None:
+def check_columns(files: Files, target_column: str) -> None:
     """Makes sure that translations are not written over a column that is there."""
     for file in files:
         if target_column in {name.partition(".")[0] for name in file.columns}:
@@ -48,19 +49,51 @@ def check_columns(files: list[RecordFile], target_column: str) -> None:
             )
 
 
+def check_objects(files: Files, target_column: str) -> None:
+    """The same of every object in lines of JSON, which need not have the same keys."""
+    for file in files:
+        lines = enumerate(file.lines(EVERYTHING), start=1) if file.kind == "jsonl" else ()
+        for number, line in lines:
+            if target_column in line and target_column in file.read_object(line, number):
+                raise ValueError(
+                    f"{file.path}, line {number}: there is a key {target_column!r} already: give another name for the "
+                    "translations (--target_column)."
+                )
+
+
+def check_alike(files: Files, kind: str) -> None:
+    """Makes sure that files, whose records are kept in one table of their kind, have the same columns."""
+    if {file.kind for file in files} != {kind} or kind not in ("tsv", "parquet"):
+        return
+    first, *others = files
+    for file in others:
+        columns, wanted = (_describe_columns(each) for each in (file, first))
+        if columns != wanted:
+            raise ValueError(f"{file.path}: the columns are {columns}, but {wanted} in {first.path}.")
+
+
+def _describe_columns(file: RecordFile) -> Any:
+    return file.header if file.kind == "tsv" else [f"{field.name}: {field.type}" for field in _read_schema(file)]
+
+
+def _read_schema(file: RecordFile) -> Any:
+    with fsspec.open(file.path) as opened:
+        return pq.read_schema(opened)
+
+
 def write_translations(
     path: Path,
     pieces: Iterable[Piece],
     *,
-    kinds: set[str],
+    files: Files,
     target_column: str,
     n_best: int | None,
     make_pairs: MakePairs | None = None,
 ) -> None:
     """Writes a file, whose suffix says its kind and compression.
 
-    Where the sources have the same kind, the only one of `kinds`, their records are written as they are, and the
-    translation added as the last column; else a table has the columns "source" and `target_column`, and text has the
+    Where all `files` of sources have the same kind, their records are written as they are, and the translation added as
+    the last column; else a table has the columns "source" and `target_column`, and text has the
     translation alone. With `n_best` there are so many lines for each source: its number, the score and the translation.
     With `make_pairs` a table has what that makes, in the columns "source" and "target".
     """
@@ -73,10 +106,11 @@ def write_translations(
     kind = find_kind(str(path))
     write = {"text": _write_text, "tsv": _write_tsv, "jsonl": _write_jsonl, "parquet": _write_parquet}[kind]
     with fsspec.open(str(path), "wb", compression=infer_compression(str(path))) as output:
-        write(output, pieces, kinds == {kind}, target_column, n_best)
+        kept = files if {file.kind for file in files} == {kind} else []
+        write(output, pieces, kept, target_column, n_best)
 
 
-def _write_text(output: Any, pieces: Iterable[Piece], keep: bool, target_column: str, n_best: int | None) -> None:
+def _write_text(output: Any, pieces: Iterable[Piece], kept: Files, target_column: str, n_best: int | None) -> None:
     found = chain.from_iterable(piece.translations for piece in pieces)
     for number, translations in enumerate(found, start=1):
         output.write("".join(f"{line}\n" for line in format_lines(number, translations, n_best)).encode())
@@ -94,39 +128,36 @@ def encode_json(record: dict[str, Any]) -> bytes:
         return (json.dumps(record) + "\n").encode()
 
 
-def _write_tsv(output: Any, pieces: Iterable[Piece], keep: bool, target_column: str, n_best: int | None) -> None:
-    header: list[str] | None = None
-    is_first = True
+def _write_tsv(output: Any, pieces: Iterable[Piece], kept: Files, target_column: str, n_best: int | None) -> None:
+    header = kept[0].header if kept else None
+    if header:
+        output.write(("\t".join([*header, target_column]) + "\n").encode())
     for file, part, translations in pieces:
-        if keep and (is_first or file.header != header):
-            if not is_first:
-                raise ValueError(f"{file.path}: the columns are {file.header}, but {header} in the files before it.")
-            header = file.header
-            if header:
-                output.write(("\t".join([*header, target_column]) + "\n").encode())
-        is_first = False
-        records = file.lines(part) if keep else map(_cell, file.texts(part))
+        records = file.lines(part) if kept else map(_cell, file.texts(part))
         for record, (best, *_) in zip(records, translations, strict=True):
-            output.write(f"{record}\t{_cell(best.text)}\n".encode() if record.strip() or not keep else b"\n")
+            # A line that has too few columns must not have the translation in one of them.
+            missing = "\t" * (len(header or []) - 1 - record.count("\t"))
+            line = f"{record}{missing}\t{_cell(best.text)}\n" if record or not kept else "\n"
+            output.write(line.encode())
 
 
-def _write_jsonl(output: Any, pieces: Iterable[Piece], keep: bool, target_column: str, n_best: int | None) -> None:
+def _write_jsonl(output: Any, pieces: Iterable[Piece], kept: Files, target_column: str, n_best: int | None) -> None:
     for file, part, translations in pieces:
         number = part.first
-        for record, (best, *_) in zip(file.lines(part) if keep else file.texts(part), translations, strict=True):
+        for record, (best, *_) in zip(file.lines(part) if kept else file.texts(part), translations, strict=True):
             number += 1
-            if keep and not record.strip():
+            if kept and not record.strip():
                 output.write(b"\n")
                 continue
-            fields = file.read_object(record, number) if keep else {"source": record}
+            fields = file.read_object(record, number) if kept else {"source": record}
             output.write(encode_json(fields | {target_column: best.text}))
 
 
-def _write_parquet(output: Any, pieces: Iterable[Piece], keep: bool, target_column: str, n_best: int | None) -> None:
+def _write_parquet(output: Any, pieces: Iterable[Piece], kept: Files, target_column: str, n_best: int | None) -> None:
     writer: Any = None
     for file, part, translations in pieces:
         texts = pa.array([best.text for best, *_ in translations], pa.string())
-        if keep:
+        if kept:
             table = pa.concat_tables(file.batches(part))
         else:
             table = pa.table({"source": pa.array(list(file.texts(part)), pa.string())})
@@ -134,8 +165,8 @@ def _write_parquet(output: Any, pieces: Iterable[Piece], keep: bool, target_colu
         writer = writer or pq.ParquetWriter(output, table.schema)
         writer.write_table(table)
     if writer is None:
-        columns = {"source": pa.array([], pa.string()), target_column: pa.array([], pa.string())}
-        pq.write_table(pa.table(columns), output)
+        schema = _read_schema(kept[0]) if kept else pa.schema([("source", pa.string())])
+        pq.write_table(schema.append(pa.field(target_column, pa.string())).empty_table(), output)
     else:
         writer.close()
 

@@ -1,8 +1,10 @@
 """Files that are made from parts, each of which is complete or absent: translations, or a corpus that is cleaned."""
 
 import errno
+import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 from collections.abc import Iterable, Iterator
@@ -15,9 +17,12 @@ from typing import Any, Protocol
 from vanilla_transformer.data.records import Part, RecordFile, find_kind, is_local, open_path
 from vanilla_transformer.files import check_new_file, check_new_folder, new_file, new_folder
 
-from .outputs import MakePairs, Piece, check_columns, write_translations
+from .outputs import MakePairs, Piece, check_alike, check_columns, check_objects, write_translations
 from .processes import Processes
 from .translate import Translation
+
+# What stands in a folder of parts.
+_OWN_NAME = re.compile(r"(plan|published)\.json|\d{6}\.(jsonl|lock)|unfinished|joined|\.(plan|\d{6})\.jsonl?-.+")
 
 
 class Product(Protocol):
@@ -81,8 +86,9 @@ class Output:
     @cached_property
     def place(self) -> Path:
         """What stands beside the unfinished parts."""
-        if self.parts_dir is not None:
-            return Path(self.parts_dir) / self.path.name
+        if self.parts_dir is not None:  # where outputs of other folders may have the same name
+            whole = str(self.path.absolute()) if self.is_local else self.name
+            return Path(self.parts_dir) / f"{self.path.name}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
         if not self.is_local:
             raise ValueError(f"{self}: give a folder for unfinished parts (--parts_dir), which all processes share.")
         return self.path
@@ -98,10 +104,15 @@ class Output:
         if self.is_folder and len(set(names)) < len(names):
             raise ValueError(f"{self}: several files of the input have the same name; translate them one by one.")
         targets = [self.path / name for name in names] if self.is_folder else [self.path]
-        if self.is_local and any(is_local(f.path) and Path(open_path(f.path)[1]) in targets for f in files):
+        sources = [os.path.realpath(open_path(file.path)[1]) for file in files if is_local(file.path)]
+        if self.is_local and not {*sources}.isdisjoint(map(os.path.realpath, targets)):
             raise ValueError(f"{self}: the output file is the input file.")
         if self.make_pairs is None:
             check_columns(files, self.target_column)
+            if kinds == {file.kind for file in files}:  # records are kept
+                check_objects(files, self.target_column)
+            if not self.is_folder:
+                check_alike(files, find_kind(self.name))
 
     def check_new(self) -> None:
         """Makes sure that nothing is overwritten unasked."""
@@ -131,7 +142,7 @@ class Output:
             )
             sources = [file for file in work.files if not self.is_folder or PurePosixPath(file.path).name == name]
             options: dict[str, Any] = {"target_column": self.target_column, "n_best": self.n_best}
-            options |= {"kinds": {file.kind for file in sources}, "make_pairs": self.make_pairs}
+            options |= {"files": sources, "make_pairs": self.make_pairs}
             write_translations(folder / name, pieces, **options)
         return folder if self.is_folder else folder / name
 
@@ -223,6 +234,11 @@ class Work:
         except FileNotFoundError:
             return set(range(len(self.parts)))
         return {int(stem) for stem, suffix in names if suffix == ".jsonl" and stem.isdigit()}
+
+    @staticmethod
+    def owns(folder: Path) -> bool:
+        """Whether a folder is one of these, and not somebody's that happens to be called so."""
+        return all(map(_OWN_NAME.fullmatch, os.listdir(folder)))
 
     def discard(self) -> None:
         """Removes the folder, which does not count any more as soon as it has no state."""

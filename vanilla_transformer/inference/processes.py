@@ -32,11 +32,12 @@ class Processes:
     def from_environment(cls) -> "Processes":
         """What the launcher announces in RANK and WORLD_SIZE; one process without a launcher."""
         count = int(os.environ.get("WORLD_SIZE") or 1)
+        restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
         if count == 1:
-            return cls()
+            return cls(restarted=restarted)
         if not os.environ.get("RANK"):
             raise ValueError(f"WORLD_SIZE is {count}, but RANK is missing: start the processes with torchrun.")
-        return cls(int(os.environ["RANK"]), count, int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0)
+        return cls(int(os.environ["RANK"]), count, restarted)
 
     def agree(self, function: Callable[[], Answer]) -> Answer:
         """What a function returns in the first process, for all; it is called there alone.

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from vanilla_transformer.data.records import RecordFile, find_files, is_local
+from vanilla_transformer.data.records import Part, RecordFile, find_files, is_local
 from vanilla_transformer.files import explain_missing, new_folder
 
 from . import translate as translation
@@ -82,6 +82,17 @@ class Translator:
         return {**batch, self.target_column: np.array(texts, dtype=object)}
 
 
+class _ReadText:
+    """Reads the sources of a part."""
+
+    def __init__(self, parts: list[tuple[RecordFile, Part]]) -> None:
+        self.parts = parts
+
+    def __call__(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+        file, part = self.parts[row["number"]]
+        return [{"text": text} for text in file.texts(part)]
+
+
 def translate_with_ray(
     model: str | Callable[[], Loaded],
     input_file: str | os.PathLike[str],
@@ -126,7 +137,10 @@ def translate_with_ray(
         if kinds == {"parquet"}:
             corpus = ray.data.read_parquet(paths)
         else:
-            corpus = ray.data.read_text(paths, drop_empty_lines=False)
+            # Ray's own reader of text also ends lines at U+2028 and the like, and keeps a byte order mark.
+            parts = [(file, part) for file in files for part in file.divide(file.scan(), batch_rows)]
+            corpus = ray.data.from_items([{"number": number} for number in range(len(parts))])
+            corpus = corpus.flat_map(_ReadText(parts))
         if "." in column:
             raise ValueError(f"{column!r} is a nested column; with Ray the sources must have a column of their own.")
         # Actors keep their CPUs: were none left, the corpus could not be read. Ray adds actors as it finds room.

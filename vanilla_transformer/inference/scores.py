@@ -180,7 +180,10 @@ class _SacrebleuMetric(_TextMetric):
     def make_scorer(cls, **options: Any) -> Any:
         """SacreBLEU's metric."""
         make = getattr(import_sacrebleu().metrics, cls.scorer)
-        return make(**{cls.new_names.get(name, name): value for name, value in options.items()})
+        try:
+            return make(**{cls.new_names.get(name, name): value for name, value in options.items()})
+        except RuntimeError as error:  # of a tokeniser whose package is missing
+            raise ImportError(" ".join(str(error).split())) from error
 
     def check_options(self, **options: Any) -> None:
         """Raises a TypeError or ValueError for wrong options."""
@@ -463,8 +466,8 @@ def score_loss(
 ) -> dict[str, float]:
     """Mean negative log-likelihood of the reference translations per target token, without label smoothing.
 
-    Batches do not matter, since the sum over all tokens is divided once. Texts longer than the limits, or than the
-    tokenizer's own, are truncated with a warning that names the line; the first is `first_line`. Returns
+    Batches do not matter, since the sum over all tokens is divided once. Texts longer than the limits, the tokenizer's
+    own or learned positions are truncated with a warning that names the line; the first is `first_line`. Returns
     `loss` in nats per token, `perplexity` = exp(loss), and `tokens`, the number of target tokens, `</s>` included. They
     depend on the tokenizer.
     """
@@ -520,7 +523,8 @@ def _make_batches(
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1 sentence pair.")
     lines = None if first_line is None else range(first_line, first_line + len(sources))
-    limits = length_limit(tokenizer, max_source_length), length_limit(tokenizer, max_target_length)
+    wanted = (max_source_length, max_target_length)
+    limits = [length_limit(tokenizer, each, model.config) for each in wanted]
     source_ids = encode_texts(tokenizer, sources, limit=limits[0], line_numbers=lines)
     target_ids = encode_texts(tokenizer, targets, limit=limits[1], line_numbers=lines, side="target")
     order = range(len(sources))
