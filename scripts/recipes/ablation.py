@@ -22,6 +22,8 @@ from typing import Any
 import yaml
 from steps import call, describe, format_table, make_parser
 
+from vanilla_transformer.commands.train import parse_given
+
 NUM_BEAMS = 4
 _PASSED_ON = ("bleu_tokenize", "remove_bpe", "source_lang", "target_lang", "source_column", "target_column")
 
@@ -39,28 +41,46 @@ def read_changes(path: Path, names: Sequence[str] | None) -> dict[str, dict[str,
     return {name: rows[name] or {} for name in names or rows}
 
 
-def merge_options(recipe: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, str]:
-    """Options for the command line; fields of the configuration that a row does not name stay the recipe's."""
-    merged = {name: json.dumps(value) if isinstance(value, bool) else str(value) for name, value in options.items()}
-    if "config_overrides" in merged and recipe.get("config_overrides"):
-        # Of a field that is named twice, `train` takes the last value.
-        merged["config_overrides"] = f"{recipe['config_overrides']},{merged['config_overrides']}"
+def merge_options(*all_options: Mapping[str, Any]) -> dict[str, Any]:
+    """Later ones take the place of earlier ones; fields of the configuration that they do not name stay."""
+    merged = {name: value for options in all_options for name, value in options.items()}
+    if overrides := [options["config_overrides"] for options in all_options if options.get("config_overrides")]:
+        merged["config_overrides"] = ",".join(overrides)  # of a field that is named twice, `train` takes the last value
     return merged
+
+
+def parse_options(words: list[str]) -> dict[str, Any]:
+    """What a command line says to `train`; of an option that may be given several times, its only value."""
+
+    def is_one(value: Any) -> bool:
+        return isinstance(value, list) and len(value) == 1 and isinstance(value[0], list)
+
+    return {name: value[0] if is_one(value) else value for name, value in parse_given(words).items()}
+
+
+def spell_options(options: Mapping[str, Any]) -> list[str]:
+    """As words of a command line."""
+    words = []
+    for name, value in options.items():
+        several = value if isinstance(value, list) else [value]
+        for each in several if any(isinstance(one, list) for one in several) else [several]:
+            words += [f"--{name}", *(json.dumps(one) if isinstance(one, bool) else str(one) for one in each)]
+    return words
 
 
 def measure(
     arguments: Namespace, recipe: Mapping[str, Any], row: Mapping[str, Any], folder: Path, seed: int
 ) -> dict[str, float]:
     """Trains and scores, as far as it is not done; returns what the table tells."""
+    settings = merge_options(recipe, arguments.options, row.get("options", {}))
     if not (folder / "metrics.json").is_file():
-        options = merge_options(recipe, row.get("options", {}))
-        words = [word for name, value in options.items() for word in (f"--{name}", value)]
-        call("train", arguments.recipe, *words, *arguments.options, "--seed", str(seed), "--output_dir", folder)
+        changed = {name: value for name, value in settings.items() if value != recipe.get(name)}
+        words = [*spell_options(changed), "--seed", str(seed), "--output_dir", str(folder)]
+        call("train", arguments.recipe, *words)
     metrics = folder / "validation" / "metrics.json"
     if not metrics.is_file():
-        words = ["--test_file", *recipe["validation_file"], "--num_beams", str(NUM_BEAMS)]
-        for name in _PASSED_ON:
-            words += [f"--{name}", recipe[name]] if recipe.get(name) else []
+        words = ["--test_file", *settings["validation_file"], "--num_beams", str(NUM_BEAMS)]
+        words += spell_options({name: settings[name] for name in _PASSED_ON if settings.get(name)})
         call("evaluate", "--model_name_or_path", folder, *words, "--output_dir", metrics.parent, "--overwrite")
     scores, costs = (json.loads(path.read_text(encoding="utf-8")) for path in (metrics, folder / "metrics.json"))
     return {
@@ -91,13 +111,16 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--changes", type=Path, required=True, help="a YAML file of rows")
     parser.add_argument("--rows", nargs="+", help="names of rows, in this order (default: all)")
     arguments, options = parser.parse_known_args(argv)
-    arguments.options = options
+    arguments.options = parse_options(options)
     rows = read_changes(arguments.changes, arguments.rows)
     recipe = yaml.safe_load(arguments.recipe.read_text(encoding="utf-8"))
-    files = recipe.get("validation_file")
-    is_one = files and not recipe.get("lang_pairs") and not any(isinstance(each, list) for each in files)
-    if not is_one or recipe.get("task", "translation") != "translation":
-        raise SystemExit(f"{arguments.recipe} must be of a translation, with one validation_file to compare on.")
+    for name, row in {"": {}, **rows}.items():
+        settings = merge_options(recipe, arguments.options, row.get("options", {}))
+        files = settings.get("validation_file")
+        is_one = files and not settings.get("lang_pairs") and not any(isinstance(each, list) for each in files)
+        if not is_one or settings.get("task", "translation") != "translation":
+            where = f"{arguments.changes}, row {name}," if name else str(arguments.recipe)
+            raise SystemExit(f"{where} must be of a translation, with one validation_file to compare on.")
     results: dict[str, list[dict[str, float]]] = {}
     for seed in arguments.seeds:
         for name, row in rows.items():

@@ -157,9 +157,26 @@ class TestClients:
         for told in ("; charset=utf-16", "; charset=punycode"):
             kind = {"Content-Type": f"multipart/form-data; boundary=x{told}"}
             assert served.ask("/translate", f"{parts}--x--\r\n".encode(), kind)[:2] == (200, {"translatedText": "cba"})
+        latin = f"{parts}--x--\r\n".replace("abc", "\xe9t\xe9").encode("latin-1")
+        kind = {"Content-Type": "multipart/form-data; boundary=x"}
+        assert served.ask("/translate", latin, kind)[0] == 400, "as in the other forms"
         for told in ('boundary="x\\"; charset=punycode"', "boundary*=punycode''x", "boundary=" + 71 * "x", ""):
             kind = {"Content-Type": f"multipart/form-data; {told}"}
             assert served.ask("/translate", f"{parts}--x--\r\n".encode(), kind)[0] == 400
+
+    def test_a_format_that_is_empty_is_text(self, served: Served) -> None:
+        for kind in (None, ""):
+            assert served.translate("abc", format=kind) == (200, {"translatedText": "cba"})
+
+    def test_pages_of_other_servers_may_ask(self, served: Served) -> None:
+        origin = {"Origin": "https://a.example"}
+        asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+        status, _, headers = served.ask("/translate", None, {**origin, **asked}, "OPTIONS")
+        assert status == 200
+        assert headers["access-control-allow-headers"] == "content-type"
+        body = json.dumps({"q": "abc", **PAIR}).encode()
+        status, answer, headers = served.ask("/translate", body, {**JSON, **origin})
+        assert (status, answer["translatedText"], headers["access-control-allow-origin"]) == (200, "cba", "*")
 
     def test_markup_and_white_space_stay(self, served: Served) -> None:
         assert served.translate("\n ab  \r\n\r\n\tcd\n")[1] == {"translatedText": "\n ba  \r\n\r\n\tdc\n"}
@@ -357,6 +374,8 @@ class TestDetection:
         assert [each["language"] for each in answer["detectedLanguage"]] == ["de", "en", "de"]
         expected = detecting.translate(GERMAN, source="de", target="en")[1]["translatedText"]
         assert answer["translatedText"] == [expected, ENGLISH, expected], "what is English already stays"
+        page = f'<img alt="1 < 2">{ENGLISH}&nbsp;&quot;<b>My </b>friend.&quot;'
+        assert detecting.translate(page, source="auto", target="en", format="html")[1]["translatedText"] == page
         assert detecting.translate([], source="auto") == (200, {"translatedText": [], "detectedLanguage": []})
         assert detecting.translate("", source="auto")[1]["translatedText"] == ""
         assert detecting.translate("ab", source="auto", target="fr")[0] == 400
@@ -365,6 +384,8 @@ class TestDetection:
         assert {each.language for each in load_lingua(["deu_Latn", "pt-BR"])(GERMAN)} == {"deu_Latn", "pt-BR"}
         with pytest.raises(ValueError, match="needs two languages that it knows; of those given: en"):
             load_lingua(["en", "tlh"])
+        text = "Kumusta ka? Maganda ang panahon ngayon."
+        assert load_lingua(["en", "de", "tl"])(text)[0].language == "tl"
 
 
 class TestPage:
@@ -568,6 +589,9 @@ class TestCommand:
             ([folders[0], "--max_wait", "-1"], "max_wait is -1"),
             ([folders[0], "--api_keys", str(tmp_path / "keys")], "holds no key"),
             ([folders[0], "--engine", "onnx"], "onnx"),
+            ([folders[0], "--length_penalty_type", "none"], "length_penalty_type must be one of"),
+            ([folders[0], "--max_new_tokens", "0"], "max_new_tokens"),
+            ([folders[0], "--num_beams", "0"], "num_beams is 0"),
         ):
             with pytest.raises(SystemExit) as end:
                 main(["--port", "0", "--model_name_or_path", *options])

@@ -30,8 +30,16 @@ class TestPieces:
     )
     def test_markup_comes_together_as_it_was(self, parts: list[str]) -> None:
         pieces = Pieces("".join(parts), "en", is_html=True)
-        assert pieces.join(pieces.sentences) == "".join(parts)
+        joined = pieces.join(pieces.sentences)
+        assert re.sub(r"\s+", " ", joined) == re.sub(r"\s+", " ", "".join(parts)), "a line break is a space"
         assert not any("<" in sentence or "&amp;" in sentence for sentence in pieces.sentences)
+
+    def test_a_line_break_of_html_ends_no_sentence(self) -> None:
+        page = "<div>\n <p>This is\n  <b>a long</b>\nsentence.</p>\n<pre>one\n two</pre><p>a\nb</p>\n</div>"
+        pieces = Pieces(page, "en", is_html=True)
+        assert pieces.sentences == ["This is a long sentence.", "This is", "a long", "sentence.", "one", "two", "a b"]
+        expected = page.replace("is\n  <b>", "is <b>").replace("</b>\n", "</b> ").replace("a\nb", "a b")
+        assert pieces.join(pieces.sentences) == expected
 
     def test_lines_are_cut_by_the_rules_of_the_language(self) -> None:
         text = "Mr. Smith came.  He left.\n\nWhy?"
@@ -49,6 +57,8 @@ class TestPieces:
             ("<img alt=\"a > b\"> y <a href='?a>b'>z</a>", "<img alt=\"a > b\"> Y <a href='?a>b'>Z</a>"),
             ("<button @click=\"() => f('x')\">go</button>", "<button @click=\"() => f('x')\">GO</button>"),
             ("<p title=don't>it's</p>", "<p title=don't>IT'S</p>"),
+            ('<img alt="3 < 4">hi', '<img alt="3 < 4">HI'),
+            ("<p onclick='if (a<b) f()'>hi</p>", "<p onclick='if (a<b) f()'>HI</p>"),
             ("<!-- a <!-- b --> c -->", "<!-- a <!-- b --> C --&gt;"),
             ("a <!-- no end", "A &lt;!-- NO END"),
         ],
@@ -60,6 +70,8 @@ class TestPieces:
     def test_time_grows_with_the_length_alone(self) -> None:
         for text in (
             "<a " * 20_000,
+            '<a "<' * 12_000,
+            "<a '" + "<" * 60_000,
             '<a "' * 15_000,
             "<!--" * 15_000,
             "<!-- -->" * 7_500,
@@ -88,7 +100,8 @@ class TestPieces:
         assert Pieces(" ".join(sentences), "en").sentences == sentences
 
     def test_languages_have_names(self) -> None:
-        assert [find_iso_code(code) for code in ("en", "deu_Latn", "pt-BR", "tlh")] == ["en", "de", "pt", "tlh"]
+        codes = {"en": "en", "deu_Latn": "de", "pt-BR": "pt", "tlh": "tlh", "tl": "tl", "sh": "sr", "prs_Arab": "fa"}
+        assert {code: find_iso_code(code) for code in codes} == codes
         assert [name_language(code) for code in ("en", "deu_Latn", "q-none")] == ["English", "German", "q-none"]
 
 
@@ -150,6 +163,17 @@ class TestWhatIsKept:
                 pieces.join([lost, "Ein Mann in", "blauem", "sitzt"])
                 == "<p>Ein Mann in <b>blauem</b> <i>sitzt</i>.</p>"
             )
+
+    def test_tags_are_not_put_into_what_is_kept(self) -> None:
+        for source, whole, expected in (
+            ("<b>name</b> to {name}.", "{name} zum Namen.", "<b>Name</b> zu {name}."),
+            ("Read <a>docs</a> at www.a.org/docs now.", "Docs: www.a.org/docs.", "<a>Docs</a>: www.a.org/docs."),
+        ):
+            pieces = Pieces(source, "en")
+            known = {"name": "Name", "to": "zu", "docs": "docs"}
+            runs = [known.get(run, run) for run in pieces.sentences[1:]]
+            assert pieces.join([whole, *runs]) == expected
+        assert Pieces("See <b>{x}</b> now.", "en").join(["Jetzt {x}.", "a", "b"]) == "Jetzt <b>{x}</b>."
 
     def test_tags_at_the_edges_leave_a_sentence_whole(self) -> None:
         page = "<ul><li><b>Two <u>men</u>.</b> <i>They sit.</i></li></ul>"

@@ -504,6 +504,30 @@ class TestWords:
         assert "default: None" not in text
         assert "Default: vocab_size. (default" not in " ".join(text.split())
 
+    def test_a_file_says_no_and_has_numbers(self, tmp_path: Path, refuse: Refuse) -> None:
+        path = tmp_path / "words.yaml"
+        path.write_text("eval_strategy: no\nsource_lang: no\nbf16: no\nmax_steps: 7\n")
+        read = {"eval_strategy": "no", "source_lang": "no", "bf16": False, "max_steps": 7}
+        assert script.read_settings(str(path)) == read
+        for text, message in (
+            ("max_source_tokens: 4k\n", "words.yaml: max_source_tokens is '4k'; it must be a number"),
+            ("preset: [\n", "words.yaml: while parsing"),
+        ):
+            path.write_text(text)
+            assert message in refuse([path])
+
+    def test_options_that_would_do_nothing_are_refused(self, tmp_path: Path, refuse: Refuse) -> None:
+        words = ["--output_dir", tmp_path / "out", "--builtin_corpus"]
+        own = ["--model_name_or_path", "out/x"]
+        for more, message in (
+            ([*own, "--added_tokens", "<BT>"], "added_tokens is for a new tokenizer, and that of out/x exists"),
+            ([*own, "--separate_vocabularies"], "separate_vocabularies is for a new tokenizer"),
+            (["--preset", "tiny", "--validation_file", "a.tsv"], "the built-in corpus has validation pairs of its own"),
+        ):
+            assert message in refuse([*words, *more])
+        (tmp_path / "a.yaml").write_text(f"output_dir: {tmp_path}/out\npreset: tiny\nadded_tokens: <BT>\n")
+        assert "added_tokens='<BT>': must be a list" in refuse([tmp_path / "a.yaml"])
+
     def test_a_misspelt_option_is_corrected(self, tmp_path: Path, refuse: Refuse) -> None:
         (tmp_path / "words.yaml").write_text("presett: tiny\nbuiltin_corpus: true\n")
         for words in (["--presett", "tiny", "--builtin_corpus"], ["--presett=tiny"], [str(tmp_path / "words.yaml")]):

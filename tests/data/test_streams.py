@@ -360,10 +360,11 @@ def test_what_is_no_corpus_is_refused(tmp_path: Path) -> None:
         (["a.txt"], r"give two aligned text files, .*a\.txt is no table"),
         (["empty.tsv"], r"empty\.tsv: the file is empty"),
         *(([name], f"{name}: no pair of source and target in it") for name in without_pairs),
-        (["nothing"], r"nothing'\]: give two aligned text files"),
     ):
         with pytest.raises(ValueError, match=message):
             stream_parallel_corpus(files=[tmp_path / file for file in files])
+    with pytest.raises(FileNotFoundError, match="nothing: a folder without tables"):
+        stream_parallel_corpus(files=[tmp_path / "nothing"])
     for names in (["missing.tsv"], ["missing-*.parquet"], ["a.txt", "missing.de"]):
         with pytest.raises(FileNotFoundError, match=r"missing.*: no such file, and no file matches"):
             stream_parallel_corpus(files=[tmp_path / name for name in names])

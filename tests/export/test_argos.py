@@ -26,6 +26,7 @@ from vanilla_transformer.export.argos import export_argos
 from vanilla_transformer.export.ctranslate2 import export_ctranslate2
 from vanilla_transformer.export.ctranslate2_model import CTranslate2Model
 from vanilla_transformer.inference.translate import translate
+from vanilla_transformer.tasks import record_directions
 
 pytest.importorskip("ctranslate2")
 sentencepiece = pytest.importorskip("sentencepiece")
@@ -198,6 +199,9 @@ class TestRefusals:
         ):
             assert part in message, message
         assert not (tmp_path / "new").exists()
+        record_directions(model.config, {("en", "de"): "<2de>", ("en", "fr"): "<2fr>"})
+        with pytest.raises(ConversionError, match="it translates several pairs of languages"):
+            export_argos(model, tmp_path / "new", tokenizer=tokenizer, **options)
 
     def test_other_tokenizers(self, tmp_path: Path) -> None:
         tokenizer = train_tokenizer(SENTENCES, vocab_size=300, show_progress=False)

@@ -115,7 +115,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_members_have_weights_of_one_type() -> None:
-    half = copy.deepcopy(MEMBERS[0]).to(torch.bfloat16)
+    half: Any = copy.deepcopy(MEMBERS[0]).bfloat16()
     with pytest.raises(ValueError, match=r"torch.float32 in the first, torch.bfloat16 in number 2.*--dtype"):
         Ensemble([MEMBERS[0], half])
 

@@ -22,11 +22,13 @@ from tiny_translations import (
     TOKENIZER,
     random_sentences,
     run_interrupted,
+    save_model,
     translate_alone,
     write_sources,
 )
 from translating_programs import run_until
 
+from vanilla_transformer.commands import distill as distill_command
 from vanilla_transformer.data.records import EVERYTHING, Part, RecordFile
 from vanilla_transformer.inference.files import translate_file
 from vanilla_transformer.inference.outputs import Piece
@@ -90,6 +92,14 @@ class TestNoise:
         noised = add_noise("我们去北京", random.Random(1), drop=0, replace=0)
         assert sorted(noised) == sorted("我们去北京")
         assert noised != "我们去北京"
+
+    def test_words_among_such_characters_stay_whole(self) -> None:
+        for seed in range(20):
+            noised = add_noise("He visited 李 yesterday", random.Random(seed), drop=0, replace=0)
+            assert sorted(noised.split()) == sorted(["He", "visited", "李", "yesterday"])
+            noised = add_noise("我的iPhone坏了", random.Random(seed), drop=0, replace=0)
+            assert " " not in noised
+            assert sorted(noised.replace("iPhone", "")) == sorted("我的坏了")
 
 
 class TestBackTranslation:
@@ -245,6 +255,15 @@ class TestDistillation:
         found = self.distill(texts, texts.with_name("out.tsv"), made, n_best=None, num_beams=1, max_new_tokens=8)
         assert found == [(target, source) for source, target in EXPECTED]
 
+    def test_a_source_that_was_cut_is_dropped(self, texts: Path, capsys: Any) -> None:
+        folder = save_model(texts.with_name("model"))
+        out = texts.with_name("out.tsv")
+        words = ["--model_name_or_path", folder, "--device", "cpu", "--input_file", texts, "--output_file", out]
+        distill_command.main([*map(str, words), "--select", "best", "--num_beams", "1", "--max_source_length", "3"])
+        kept = [source for source, _ in read_tsv(out)]
+        assert kept == [text for _, text in EXPECTED if len(TOKENIZER(text)["input_ids"]) <= 3]
+        assert 0 < len(kept) < len(SENTENCES) - 1
+
     def test_references_are_other_files_or_another_column(self, tmp_path: Path) -> None:
         for number in range(2):
             rows = [{"en": f"w{number}", "target": f"t{number} {row}"} for row in range(9)]
@@ -291,6 +310,8 @@ class TestDistillation:
             self.distill(tmp_path / "a.en", tmp_path / "out.tsv", Distillation(references * 2))
         with pytest.raises(ValueError, match=r"a\.en has no references: name a file of them"):
             find_references(str(tmp_path / "a.en"))
+        with pytest.raises(ValueError, match=r"a\.en has no references: name a file of them"):
+            find_references(str(tmp_path / "a.en"), column="target")
         with pytest.raises(ValueError, match="min_similarity is 101"):
             Distillation(references, min_similarity=101)
         with pytest.raises(ValueError, match="Without references select must be best, and is chrf"):

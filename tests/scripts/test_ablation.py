@@ -61,6 +61,44 @@ def test_rows_are_trained_and_scored_once(recipe: Path, tmp_path: Path, monkeypa
     assert len(calls) == 8, "what is finished is not done again"
 
 
+def test_options_of_the_command_line_are_those_of_all_rows(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[list[str]] = []
+
+    def call(*words: str | Path) -> None:
+        calls.append(list(map(str, words)))
+        folder = Path(calls[-1][calls[-1].index("--output_dir") + 1])
+        folder.mkdir(parents=True)
+        names = ("perplexity", "bleu", "parameters", "steps", "runtime_seconds")
+        (folder / "metrics.json").write_text(json.dumps(dict.fromkeys(names, 1)))
+
+    monkeypatch.setattr(ablation, "call", call)
+    rows = {"base": None, "wide": {"options": {"config_overrides": "d_model=32", "train_file": ["a.en", "a.de"]}}}
+    (tmp_path / "changes.yaml").write_text(yaml.safe_dump(rows))
+    words = [
+        "--recipe",
+        str(recipe),
+        "--changes",
+        str(tmp_path / "changes.yaml"),
+        "--output_dir",
+        str(tmp_path / "out"),
+    ]
+    more = ["--config_overrides", "dropout=0.5", "--validation_file", "b.en", "b.fr", "--target_lang", "fr"]
+    ablation.main([*words, *more, "--bf16", "false"])
+    trains = [words for words in calls if words[0] == "train"]
+    overrides = [words[words.index("--config_overrides") + 1] for words in trains]
+    own = "encoder_layers=1,dropout=0.2,dropout=0.5"
+    assert overrides == [own, f"{own},d_model=32"]
+    assert [words.count("--config_overrides") for words in trains] == [1, 1]
+    assert all(words[words.index("--bf16") + 1] == "false" for words in trains)
+    assert trains[1][trains[1].index("--train_file") :][:3] == ["--train_file", "a.en", "a.de"]
+    for words in calls:
+        if words[0] == "evaluate":
+            assert words[words.index("--test_file") :][:3] == ["--test_file", "b.en", "b.fr"]
+            assert words[words.index("--target_lang") + 1] == "fr"
+
+
 @pytest.mark.parametrize(
     ("text", "more", "message"),
     [

@@ -24,6 +24,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 from vanilla_transformer.commands import average
 from vanilla_transformer.training import averaging
 from vanilla_transformer.training.averaging import AverageCheckpoints, average_checkpoints, select_checkpoints
+from vanilla_transformer.training.checkpoints import RecordWorldSize
 
 IDS = torch.tensor([[5, 9, 2], [7, 2, 1]])
 
@@ -342,6 +343,13 @@ class TestCallback:
         averaging._replace_average(select_checkpoints(run, last=2), run / "averaged", progress=False)
         assert load_file(run / "averaged" / "model.safetensors")["x"].item() == 5
 
+    def test_checkpoints_of_an_abandoned_branch_are_left_out(self, tmp_path: Path) -> None:
+        make_trainer(tmp_path, AverageCheckpoints(last=2)).train()
+        trainer = make_trainer(tmp_path, AverageCheckpoints(last=2), max_steps=4)
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+        assert (tmp_path / "checkpoint-6").is_dir()
+        assert self.record(tmp_path) == [3, 4]
+
     def test_fewer_than_asked_for_are_averaged_with_a_warning(self, tmp_path: Path, caplog: Any) -> None:
         make_trainer(tmp_path, AverageCheckpoints(last=9), max_steps=2).train()
         assert self.record(tmp_path) == [1, 2]
@@ -350,6 +358,7 @@ class TestCallback:
     def test_only_the_main_process_averages(self, tmp_path: Path) -> None:
         trainer = make_trainer(tmp_path, AverageCheckpoints(last=2))
         write_run(tmp_path, {1: {}, 2: {}})
+        trainer.state.global_step = 2
         for is_main in (False, True):
             trainer.state.is_world_process_zero = is_main
             trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
@@ -381,6 +390,22 @@ class TestCallback:
         assert (trainer.state.best_global_step or 9) < 4
         assert (tmp_path / f"checkpoint-{trainer.state.best_global_step}").is_dir()
         assert self.record(tmp_path) == [4, 5, 6]
+
+
+def test_a_finished_run_may_have_other_weights_than_its_last_checkpoint(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    trainer = make_trainer(run, RecordWorldSize(), AverageCheckpoints(last=2))
+    trainer.train()
+    trainer.model = AutoModelForSeq2SeqLM.from_pretrained(run / "averaged")
+    trainer.save_model()
+    trainer.save_state()
+    average_checkpoints([run], tmp_path / "out")
+    assert_close = torch.testing.assert_close
+    assert_close(load_file(tmp_path / "out/model.safetensors"), load_file(run / "model.safetensors"), rtol=0, atol=0)
+    weights = run / "checkpoint-6" / "model.safetensors"
+    save_file({name: tensor + 1 for name, tensor in load_file(weights).items()}, weights, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"checkpoint-6 cannot be averaged: model\.safetensors is damaged"):
+        average_checkpoints([run / "checkpoint-6"], tmp_path / "new")
 
 
 class TestScript:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from library_models import make_marian
 from many_processes import write_pairs
-from test_trainer import make_model, make_rows, make_trainer
+from test_trainer import TOKENIZER, make_model, make_rows, make_trainer
 
 from vanilla_transformer.commands import train as script
 from vanilla_transformer.training.arguments import TranslationTrainingArguments
@@ -98,6 +99,46 @@ def test_a_training_with_a_teacher(tmp_path: Path, capsys: pytest.CaptureFixture
         script.main([*words, *taught, "--output_dir", str(tmp_path / "other")])
     assert "has another vocabulary: train with tokenizer_name=" in capsys.readouterr().err
     assert not (tmp_path / "other").exists() or not list((tmp_path / "other").glob("*.json"))
+
+
+def test_a_teacher_reads_what_it_wants_before_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = ["--train_file", *write_pairs(tmp_path, "train", 12)]
+    words = ["--preset", "tiny", *files, "--vocab_size", "280", "--report_to", "none"]
+    words += ["--max_steps", "1", "--use_cpu", "--learning_rate", "0.001", "--warmup_steps", "1"]
+    script.main([*words, "--lang_pairs", "en-de", "--both_directions", "true", "--output_dir", str(tmp_path / "many")])
+    taught = [*words, "--tokenizer_name", str(tmp_path / "many"), "--teacher_model", str(tmp_path / "many")]
+    for more, message in (
+        (["--source_lang", "en", "--target_lang", "de"], "wants '<2de> ' before each source, and here '' stands there"),
+        ([], ": name source_lang and target_lang"),
+    ):
+        with pytest.raises(SystemExit):
+            script.main([*taught, *more, "--output_dir", str(tmp_path / "one")])
+        assert message in capsys.readouterr().err
+    script.main([*taught, "--lang_pairs", "en-de", "--output_dir", str(tmp_path / "one")])
+    assert (tmp_path / "one" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("passes", [1, 4])
+def test_a_model_of_the_library_has_the_same_share_however_many_passes(tmp_path: Path, passes: int) -> None:
+    rows = [{**row, "labels": (row["labels"] * 9)[:9]} for row in make_rows(8)]  # a mean of means is the mean
+    torch.manual_seed(3)
+    student, teacher = make_marian(), make_marian()
+    for model in (student, teacher):
+        model.resize_token_embeddings(len(TOKENIZER))
+    for module in student.modules():
+        vars(module).update({name: 0.0 for name in vars(module) if name.endswith("dropout")})
+    with torch.no_grad():
+        teacher.model.shared.weight.add_(torch.randn_like(teacher.model.shared.weight))
+    sizes = {"per_device_train_batch_size": 8 // passes, "gradient_accumulation_steps": passes}
+    options: Any = {**sizes, "max_source_tokens": None, "teacher_weight": 0.3, "max_steps": 1}
+    trainer = make_trainer(tmp_path, Dataset.from_list(rows), model=student, **options)
+    trainer.teacher = teacher.eval()
+    batch = trainer.data_collator(rows)
+    with torch.no_grad():
+        logits, wanted = (model.eval()(**batch).logits for model in (student, teacher))
+    trainer.train()
+    logged = trainer.state.log_history[0]["loss"]
+    assert logged == pytest.approx(naive_loss(logits, wanted, batch["labels"], 0.0, 0.3), rel=1e-3)
 
 
 @pytest.mark.parametrize(

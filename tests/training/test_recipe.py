@@ -12,6 +12,7 @@ from tiny_trainer import make_trainer
 from transformers import Seq2SeqTrainingArguments, get_scheduler
 
 from vanilla_transformer import PRESETS, VanillaTransformerConfig
+from vanilla_transformer.tasks import TRANSLATION
 from vanilla_transformer.training.arguments import TranslationTrainingArguments
 from vanilla_transformer.training.recipe import (
     find_num_devices,
@@ -46,7 +47,8 @@ class TestLearningRate:
 
     def test_an_update_is_made_with_the_rate_of_the_step_before(self, tmp_path: Path) -> None:
         lengths: dict[str, Any] = {"warmup_steps": 3, "max_steps": 6, "logging_steps": 1, "save_strategy": "no"}
-        trainer = make_trainer(tmp_path, args=make_arguments(tmp_path, **lengths, eval_strategy="no"))
+        lengths |= {"average_checkpoints": 0, "eval_strategy": "no"}
+        trainer = make_trainer(tmp_path, args=make_arguments(tmp_path, **lengths))
         used: list[float] = []
         trainer.create_optimizer_and_scheduler(num_training_steps=6)
         optimizer = trainer.optimizer
@@ -166,6 +168,27 @@ class TestArguments:
             with pytest.raises(ValueError, match=f"learning_rate must be given with warmup_steps={share}"):
                 make_arguments(tmp_path, warmup_steps=share)
         assert make_arguments(tmp_path, warmup_steps=0.1, learning_rate=0.01).learning_rate == 0.01
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"train_sampling_strategy": "nonsense"}, "train_sampling_strategy='nonsense': must be one of random"),
+            ({"average_checkpoints": 2, "save_strategy": "no"}, "average_checkpoints=2 needs checkpoints"),
+        ],
+    )
+    def test_what_makes_no_sense_is_refused(self, options: Any, message: str, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=message):
+            TranslationTrainingArguments(output_dir=str(tmp_path), use_cpu=True, **options)
+
+    def test_a_schedule_that_looks_at_the_loss_keeps_its_best_checkpoint_too(self, tmp_path: Path) -> None:
+        options: Any = {"average_checkpoints": 2, "lr_scheduler_type": "reduce_lr_on_plateau"}
+        arguments = TranslationTrainingArguments(output_dir=str(tmp_path), use_cpu=True, **options)
+        assert (arguments.metric_for_best_model, arguments.save_total_limit) == ("loss", 3)
+
+    def test_scores_of_translations_choose_only_where_there_are_translations(self, tmp_path: Path) -> None:
+        options: Any = {"metric_for_best_model": "bleu", "predict_with_generate": False, "use_cpu": True}
+        with pytest.raises(ValueError, match="metric_for_best_model=bleu needs predict_with_generate"):
+            TranslationTrainingArguments(output_dir=str(tmp_path), **options).choose_metric(TRANSLATION)
 
     def test_overrides_win_and_more_averaged_checkpoints_are_also_kept(self, tmp_path: Path) -> None:
         changes: dict[str, Any] = {"learning_rate": 0.5, "max_steps": 7, "adam_beta2": 0.9, "save_steps": 3}

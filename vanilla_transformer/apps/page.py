@@ -179,7 +179,12 @@ class _Page:
             "source_lang": {"choices": languages, "value": settings.source_lang or ""},
             "target_lang": {"choices": languages, "value": settings.target_lang or ""},
             "num_beams": {"value": settings.num_beams},
-            "length_penalty": {"value": settings.length_penalty},
+            # Gradio refuses what is beyond a slider's ends, the model's own value too.
+            "length_penalty": {
+                "value": settings.length_penalty,
+                "minimum": min(0, settings.length_penalty),
+                "maximum": max(3, settings.length_penalty),
+            },
             "source_prefix": {"value": settings.source_prefix, "max_length": most},
         }
 
@@ -199,7 +204,7 @@ class _Page:
         with gr.Row():
             beams = {"minimum": 1, "maximum": MAX_BEAMS, "step": 1, "buttons": [], **look["num_beams"]}
             self.num_beams = gr.Slider(label="Beam size", info="1 is greedy search.", elem_id="beams", **beams)
-            penalty = {"minimum": 0, "maximum": 3, "step": 0.1, "buttons": [], **look["length_penalty"]}
+            penalty = {"step": 0.1, "buttons": [], **look["length_penalty"]}
             label, info = "Length penalty", "More: longer translations."
             self.length_penalty = gr.Slider(label=label, info=info, elem_id="length-penalty", **penalty)
 

@@ -149,11 +149,20 @@ def _has_words(text: str) -> bool:
 
 
 def _find(text: str, whole: str) -> list[tuple[int, int]]:
-    """Where a text stands in a whole, as words of it, whether its letters are capital or not."""
+    """Where a text stands in a whole, as words of it, whether its letters are capital or not; not within what is kept.
+
+    What is kept may be the text.
+    """
     if not text:
         return []
+    kept = [found.span() for found in KEPT.finditer(whole)]
     spans = (found.span() for found in re.finditer(re.escape(text), whole, re.IGNORECASE))
-    return [span for span in spans if not any(0 < edge < len(whole) and _is_in_word(whole, edge) for edge in span)]
+    return [
+        span
+        for span in spans
+        if not any(0 < edge < len(whole) and _is_in_word(whole, edge) for edge in span)
+        and all(last <= span[0] or span[1] <= first or span == (first, last) for first, last in kept)
+    ]
 
 
 def _is_in_word(text: str, position: int) -> bool:

@@ -1,4 +1,4 @@
-"""A server with LibreTranslate's API: texts of many clients in, translations out. Endpoints and errors are as there."""
+"""A server with LibreTranslate's API: texts of many clients in, translations out, by the same endpoints and fields."""
 
 import asyncio
 import hmac
@@ -20,6 +20,7 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -124,6 +125,7 @@ async def _read_parts(request: Request, body: bytes) -> dict[str, Any]:
     async def stream() -> AsyncGenerator[bytes, None]:
         yield body
 
+    body.decode("utf-8")  # or the parser would read it as Latin-1
     _, told = parse_options_header(request.headers["content-type"])
     boundary = told.get(b"boundary", b"").decode("latin-1")
     if not _BOUNDARY.fullmatch(boundary):
@@ -248,7 +250,7 @@ class _Server:
         """Translates a text or a list of texts."""
         fields = await self.read(request)
         texts, source, target = get_texts(fields), get_text(fields, "source"), get_text(fields, "target")
-        kind = get_text(fields, "format", "text")
+        kind = "text" if fields.get("format") in (None, "") else get_text(fields, "format")
         if kind not in ("text", "html"):
             raise HTTPException(400, f"format is {kind[:50]!r}; it must be text or html.")
         count = get_count(fields, "alternatives", self.limits.alternatives)
@@ -276,7 +278,8 @@ class _Server:
             return list(dict.fromkeys(text.join([each[min(rank, len(each) - 1)] for each in own]) for rank in ranks))
 
         def join_all() -> list[list[str]]:
-            return [join(text, own) for text, own in zip(pieces, translations, strict=True)]
+            parts = zip(texts, pairs, pieces, translations, strict=True)
+            return [[text] if pair[0] == pair[1] else join(each, own) for text, pair, each, own in parts]
 
         joined = join_all() if is_quick else await asyncio.to_thread(join_all)
         answer: dict[str, Any] = {"translatedText": [best for best, *_ in joined]}
@@ -427,6 +430,8 @@ def make_app(
         redoc_url=None, title="vanilla_transformer", lifespan=lifespan, swagger_ui_parameters={"validatorUrl": None}
     )
     _add_errors(app)
+    # Pages of other servers may ask, as they may ask LibreTranslate.
+    app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["GET", "POST"], allow_headers=["*"])
     app.add_middleware(_Gate, metrics=metrics)
     app.post("/translate", openapi_extra=_describe_body(("q", "source", "target"), _FIELDS))(server.translate)
     app.post("/detect", openapi_extra=_describe_body(("q",), _DETECTED))(server.detect)

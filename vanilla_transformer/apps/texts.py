@@ -13,8 +13,8 @@ from vanilla_transformer.data.detection import find_iso_code
 from .sentences import KEPT, Kind, Piece, Sentence, divide_text
 
 # What has no end before the next `<` is no tag, so that the time grows with the length of a text and no faster.
-# In quotes there may be `>`; where they have no end before that either, they are none.
-_TAG = re.compile(r"""(<[A-Za-z/!?](?:[^<>"']++|"[^"<]*+"|'[^'<]*+')*+>|<[A-Za-z/!?][^<>]*>)""")
+# In quotes there may be both; where they have no end within some hundred characters, they are none.
+_TAG = re.compile(r"""(<[A-Za-z/!?](?:[^<>"']++|"[^"]{0,500}+"|'[^']{0,500}+')*+>|<[A-Za-z/!?][^<>]*>)""")
 # What is surely a tag where a text is no HTML, rather than "a <b and c> d".
 _PLAIN_TAG = re.compile(r"""(</?[A-Za-z][\w:-]*(?:\s+[\w:-]+=(?:"[^"<>]*"|'[^'<>]*'|[\w:%#./-]+))*\s*/?>)""")
 _NAME = re.compile(r"</?([A-Za-z][\w:-]*)")
@@ -23,6 +23,8 @@ _CODE = frozenset({"code", "kbd", "samp", "script", "style", "var"})
 _INLINE = frozenset({"code", "kbd", "samp", "var", "a", "abbr", "acronym", "b", "bdi", "bdo", "big", "cite", "data"})
 _INLINE |= {"del", "dfn", "em", "font", "i", "ins", "mark", "q", "s", "small", "span", "strike", "strong", "sub", "sup"}
 _INLINE |= {"time", "tt", "u"}
+_PREFORMATTED = frozenset({"pre", "textarea"})
+_BREAK = re.compile(r"[^\S\n]*\n\s*")
 _CHARACTERS = 2000  # given to sentencex at a time, whose time grows with their square in the worst case
 
 
@@ -64,8 +66,9 @@ def _cut_html(text: str) -> list[str]:
 class Pieces:
     """A text, cut into sentences and what is between them.
 
-    Each line is cut by the rules of its language. In HTML code is left alone, and most tags end a sentence; those of
-    words and phrases, and in other texts whatever is surely a tag, belong to it.
+    Each line is cut by the rules of its language. In HTML code is left alone, a line break is a space unless the text
+    is preformatted, and most tags end a sentence; those of words and phrases, and in other texts whatever is surely a
+    tag, belong to it.
 
     Attributes:
         sentences: What to translate of the text; runs of sentences, too (see `Sentence`).
@@ -77,6 +80,7 @@ class Pieces:
         self.cuts_lines = cuts_lines
         self._parts: list[str | Sentence] = []  # strings stay as they are
         self._read: list[Piece] = []  # text and tags that have no sentence yet
+        self._has_lines = not is_html
         if is_html:
             self._read_html(text)
         else:
@@ -106,10 +110,14 @@ class Pieces:
             else:
                 self._end()
                 self._parts.append(part)
+                if name in _PREFORMATTED:
+                    self._has_lines = not part.startswith("</")
         self._read.append(Piece("empty", "".join(code)))
 
     def _end(self) -> None:
         """Cuts what has been read into sentences."""
+        if not self._has_lines:
+            self._join_lines()
         text = "".join(piece.text for piece in self._read if piece.kind == "text")
         ends = self._find_ends(text)
         sentence: list[Piece] = []
@@ -136,6 +144,19 @@ class Pieces:
                 position = last
         finish()
         self._read = []
+
+    def _join_lines(self) -> None:
+        """Makes spaces of line breaks, but for those around all of the text."""
+        text = "".join(piece.text for piece in self._read if piece.kind == "text")
+        first, last = len(text) - len(text.lstrip()), len(text.rstrip())
+        start = 0
+        for index, piece in enumerate(self._read):
+            if piece.kind == "text":
+                size = len(piece.text)
+                begin, end = (min(max(edge - start, 0), size) for edge in (first, last))
+                inside = _BREAK.sub(" ", piece.text[begin:end])
+                self._read[index] = Piece("text", piece.text[:begin] + inside + piece.text[max(begin, end) :])
+                start += size
 
     def _find_ends(self, text: str) -> Iterator[int]:
         """Where the sentences of a text end: with lines, and between them, but not within what is kept."""

@@ -129,6 +129,8 @@ def load_translator(
     if n_best is not None and n_best > translator.num_beams:
         found = f"max_alternatives is {arguments.max_alternatives} and num_beams of {name} is {translator.num_beams}"
         raise ValueError(f"{found}; alternatives need more beams than there are of them.")
+    # Settings that this engine cannot follow are found out now, and not by the first client.
+    translator.run(translator.encode(["a"], 1, next(iter(directions.values()))))
     most = find_max_tokens(model, tokenizer, arguments.max_source_length)
     queue: Any = {"max_queue": arguments.max_queue, "max_wait": arguments.max_wait / 1000}
     return directions, BatchingTranslator(translator, max_tokens=most, on_batch=on_batch, **queue)

@@ -118,14 +118,23 @@ def make_parser() -> HfArgumentParser:
 def read_settings(path: str) -> dict[str, Any]:
     """Reads a JSON or YAML file of arguments."""
     text = Path(path).read_text(encoding="utf-8")
-    settings = json.loads(text) if path.endswith(".json") else yaml.safe_load(text)
+    try:
+        settings = json.loads(text) if path.endswith(".json") else yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: {' '.join(str(error).split())}.") from error
     if not isinstance(settings, dict):
         raise ValueError(f"{path} holds a {type(settings).__name__}: it must hold names and values of arguments.")
     check_spelling(make_parser(), [f"--{name}" for name in settings])
-    numbers = {item.name for item in fields(TranslationTrainingArguments) if "float" in str(item.type)}
-    for name in numbers & settings.keys():
-        if isinstance(settings[name], str):
-            settings[name] = float(settings[name])  # YAML takes 1e-3 for text
+    types = {action.dest: action.type for action in make_parser()._actions}
+    for name, value in settings.items():
+        kind = types.get(name)
+        if isinstance(value, str) and kind in (int, float):
+            try:
+                settings[name] = kind(value)  # YAML takes 1e-3 for text
+            except ValueError as error:
+                raise ValueError(f"{path}: {name} is {value!r}; it must be a number.") from error
+        elif value is False and kind is str:
+            settings[name] = "no"  # which YAML takes for false: no validation, or Norwegian
     return settings
 
 
@@ -205,7 +214,9 @@ def prepare(
         elif langs is None or getattr(config, "langs", langs) is not None:  # else it has several pairs, and keeps them
             record_task(config, task, prefix=prefix, langs=langs)
         if arguments.teacher_model:
-            check_teacher(arguments.teacher_model, config, tokenizer)
+            prefixes: Any = {pair: directions[pair] for pair in data_arguments.directions}
+            own: Any = {None if langs is None else tuple(langs): prefix}
+            check_teacher(arguments.teacher_model, config, tokenizer, task, prefixes or own)
         if arguments.should_save:
             held.enter_context(locked(Path(output_dir) / LOCK_FILE, output_dir))
         files = describe_files(data_arguments) if arguments.should_save else None

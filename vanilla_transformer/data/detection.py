@@ -26,7 +26,8 @@ def find_iso_code(language: str) -> str:
     from babel.core import get_global
 
     base = re.split("[-_]", language)[0].lower()
-    return str(get_global("language_aliases").get(base, base))
+    alias = re.split("[-_]", get_global("language_aliases").get(base, base))[0]
+    return alias if len(alias) == 2 or len(base) != 2 else base
 
 
 def is_known_to_lingua(language: str) -> bool:

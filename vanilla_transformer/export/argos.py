@@ -26,6 +26,7 @@ from vanilla_transformer.data.vocabularies import get_vocabularies, load_tokeniz
 from vanilla_transformer.files import check_new_folder, new_folder
 from vanilla_transformer.hub.words import name_language
 from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.model.pipeline_vanilla_transformer import find_directions
 from vanilla_transformer.tasks import TRANSLATION, find_prefix
 
 from .ctranslate2 import export_ctranslate2
@@ -122,7 +123,9 @@ def _find_reasons(model: Any, tokenizer: PreTrainedTokenizerBase | None) -> Iter
         yield "its target's sentencepiece model spells characters in bytes, and the source's, which is packed, does not"
     if codes := getattr(tokenizer, "supported_language_codes", None):
         yield f"it wants one of {', '.join(codes)} before each source, which Argos Translate does not put there"
-    if prefix := find_prefix(model.config, TRANSLATION, langs=getattr(model.config, "langs", None)):
+    if len(find_directions(model.config)) > 1:
+        yield "it translates several pairs of languages, and a package is for one"
+    elif prefix := find_prefix(model.config, TRANSLATION, langs=getattr(model.config, "langs", None)):
         yield f"it wants {prefix!r} before each source, which Argos Translate does not put there"
 
     if _list_forbidden(model) and not model.config.lm_head_bias:

@@ -317,7 +317,7 @@ def describe_settings(
         vocabulary += json.dumps(sorted(target_vocabulary.items()))
     return {
         "model": weights.hexdigest(),
-        "dtype": str(model.dtype),
+        "dtype": str(cast(Any, model).dtype),
         "vocabulary": hashlib.sha256(vocabulary.encode()).hexdigest(),
         "generation_config": cast(Any, model).generation_config.to_json_string(),
         "options": {name: str(value) for name, value in sorted(options.items())},

@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby, repeat
+from itertools import groupby, pairwise, repeat
 from operator import itemgetter
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from transformers import PreTrainedTokenizerBase
 
@@ -28,8 +28,9 @@ from .scores import import_sacrebleu
 logger = logging.getLogger(__name__)
 
 BLANK = "<BLANK>"
-# Scripts that put no space between words: Thai, Lao, Burmese, Khmer, kana, Han.
-_SPACELESS = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
+# Scripts that put no space between words: Thai, Lao, Burmese, Khmer, kana, Han. Then words, and the space behind them.
+_SPACELESS = "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]"
+_WORD = re.compile(rf"(?:({_SPACELESS})|(?:(?!{_SPACELESS})\S)+)(\s*)")
 
 Pairs = Iterator[tuple[str, str]]
 
@@ -46,7 +47,7 @@ def add_noise(
     """Drops words, puts `blank` in the place of others, and shuffles them, none over more than `distance` others.
 
     That is the noise of Edunov et al. (2018, "Understanding Back-Translation at Scale"), with their values. At least
-    one word stays. Words are what stands between spaces; in a text of a script without spaces, its characters.
+    one word stays. Words are what stands between spaces, and characters of scripts that put none between words.
 
     Args:
         text: The text.
@@ -56,11 +57,20 @@ def add_noise(
         distance: How many places a word may move.
         blank: What replaces words.
     """
-    words, space = (list(text), "") if _SPACELESS.search(text) else (text.split(), " ")
+    words = [_Word(found[0].rstrip(), bool(found[1]), bool(found[2])) for found in _WORD.finditer(text)]
+    words[-1:] = [words[-1]._replace(is_followed=words[-2].is_followed)] if len(words) > 1 else words
     kept = [word for word in words if generator.random() >= drop] or [generator.choice(words)]
-    kept = [blank if generator.random() < replace else word for word in kept]
+    kept = [word._replace(text=blank) if generator.random() < replace else word for word in kept]
     places = [place + generator.uniform(0, distance + 1) for place in range(len(kept))]
-    return space.join(word for _, word in sorted(zip(places, kept, strict=True), key=itemgetter(0)))
+    shuffled = [word for _, word in sorted(zip(places, kept, strict=True), key=itemgetter(0))]
+    gaps = [one.is_followed or not (one.is_character or other.is_character) for one, other in pairwise(shuffled)]
+    return "".join(word.text + " " * gap for word, gap in zip(shuffled, [*gaps, False], strict=True))
+
+
+class _Word(NamedTuple):
+    text: str
+    is_character: bool  # of a script without spaces
+    is_followed: bool  # by a space
 
 
 def _report(dropped: Counter[str], kept: int) -> None:
@@ -138,13 +148,15 @@ def find_references(
     Without a `column`, it is "target", the only one of a file of references, or the second of a `.tsv` without names.
     `source_column` is the input's, if it was named.
     """
-    if column is not None:
-        return [RecordFile(path, column) for path in find_files(reference_file or input_file)]
+    if column is not None and reference_file is not None:
+        return [RecordFile(path, column) for path in find_files(reference_file)]
     if reference_file is not None:
         return [_choose_references(RecordFile(path), is_input=False) for path in find_files(reference_file)]
-    files = [RecordFile(path, source_column) for path in find_files(input_file)]
+    files = [RecordFile(path, column or source_column) for path in find_files(input_file)]
     if texts := [file.path for file in files if file.kind == "text"]:
         raise ValueError(f"{texts[0]} has no references: name a file of them (--reference_file), or give a table.")
+    if column is not None:
+        return files
     return [_choose_references(file, is_input=True) for file in files]
 
 
@@ -169,12 +181,16 @@ class Distillation:
             `"best"`: the first translation. Of equal ones the first is taken.
         min_similarity: A pair is dropped whose translation has less (by chrF with `"best"`).
         tokenize: How BLEU cuts words.
+        count_tokens: Counts the tokens of sources as the model reads them.
+        max_length: A pair is dropped if its source has more tokens, of which the model has read the first ones alone.
     """
 
     references: Sequence[RecordFile] | None
     select: Literal["chrf", "bleu", "best"] = "chrf"
     min_similarity: float = 0.0
     tokenize: str = "13a"
+    count_tokens: Callable[[list[str]], list[int]] | None = field(default=None, repr=False)
+    max_length: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_similarity <= 100:
@@ -209,17 +225,27 @@ class Distillation:
             references: Iterator[str | None]
             references = repeat(None) if self.references is None else self.references[number].texts(EVERYTHING)
             for file, part, translations in own:
+                sources = list(file.texts(part))
                 # The sources come first: they end with their part, and no reference is lost.
-                for source, reference, found in zip(file.texts(part), references, translations, strict=False):
+                rows = zip(sources, self._find_cut(sources), references, translations, strict=False)
+                for source, is_cut, reference, found in rows:
                     texts = [each.text for each in found if each.text.strip()]
                     if not (texts and source.strip()) or (reference is not None and not reference.strip()):
                         dropped["empty"] += 1
+                    elif is_cut:
+                        dropped["too long"] += 1
                     elif (chosen := self._choose(texts, reference)) is None:
                         dropped[f"less like their reference than {self.min_similarity:g}"] += 1
                     else:
                         kept += 1
                         yield source, chosen
         _report(dropped, kept)
+
+    def _find_cut(self, sources: list[str]) -> list[bool]:
+        """Which sources were cut to `max_length` before they were translated."""
+        if self.count_tokens is None or self.max_length is None:
+            return [False] * len(sources)
+        return [count > self.max_length for count in self.count_tokens(sources)]
 
     def _choose(self, texts: list[str], reference: str | None) -> str | None:
         texts = texts[:1] if self.select == "best" else texts

@@ -66,6 +66,12 @@ class ModelArguments:
         for name in ("target_vocab_size", "target_tokenizer_type"):
             if (value := getattr(self, name)) is not None and not self.separate_vocabularies:
                 raise ValueError(f"{name}={value} needs separate_vocabularies.")
+        if self.added_tokens is not None and not isinstance(self.added_tokens, list):
+            raise ValueError(f"added_tokens={self.added_tokens!r}: must be a list of tokens.")
+        if existing := self.tokenizer_name or self.model_name_or_path:
+            for name in ("added_tokens", "separate_vocabularies"):
+                if getattr(self, name):
+                    raise ValueError(f"{name} is for a new tokenizer, and that of {existing} exists.")
         for name in ("tokenizer_type", "target_tokenizer_type"):
             if (value := getattr(self, name)) is not None and value not in get_args(ModelType):
                 raise ValueError(f"{name}={value}: must be one of {', '.join(get_args(ModelType))}.")
@@ -185,6 +191,8 @@ class DataArguments:
     def _check_corpora(self) -> None:
         if self.builtin_corpus or not (self.train_file and self.dataset_name):
             _check_one(self, "builtin_corpus", "train_file", "dataset_name")
+        if self.builtin_corpus and self.validation_file:
+            raise ValueError("validation_file: the built-in corpus has validation pairs of its own.")
         count = self.num_corpora
         if self.dataset_weights is not None:
             if self.dataset_temperature is not None:
@@ -352,13 +360,20 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         if self.metric_for_best_model is None and (self.load_best_model_at_end or self.early_stopping_patience):
             self.is_best_by_task = self.predict_with_generate
             self.metric_for_best_model = TRANSLATION.best_by if self.predict_with_generate else "loss"
-        # The Trainer keeps the best one as well.
-        needed = self.average_checkpoints + bool(self.metric_for_best_model)
-        if self.average_checkpoints and 0 < (self.save_total_limit or 0) < needed:
-            self.save_total_limit = needed
+        if self.average_checkpoints and self.save_strategy == "no":
+            raise ValueError(f"average_checkpoints={self.average_checkpoints} needs checkpoints: save_strategy is no.")
+        known = Seq2SeqTrainingArguments.__dataclass_fields__["train_sampling_strategy"].metadata.get("choices", ())
+        if known and self.train_sampling_strategy not in known:
+            raise ValueError(
+                f"train_sampling_strategy={self.train_sampling_strategy!r}: must be one of {', '.join(known)}."
+            )
         if self.metric_for_best_model and self.greater_is_better is None:
             self.greater_is_better = not self.metric_for_best_model.endswith(LOWER_IS_BETTER)
         super().__post_init__()
+        # The Trainer keeps the best one as well, which some schedules choose, too.
+        needed = self.average_checkpoints + bool(self.metric_for_best_model)
+        if self.average_checkpoints and 0 < (self.save_total_limit or 0) < needed:
+            self.save_total_limit = needed
 
     def choose_metric(self, task: Task) -> None:
         """Chooses the best checkpoint by the task's score if the user named none; another task's score is refused."""
@@ -366,6 +381,8 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
             self.metric_for_best_model = task.best_by
         known = {score for each in TASKS.values() for score in each.scores}
         chosen = (self.metric_for_best_model or "").removeprefix("eval_")
+        if chosen in known and not self.predict_with_generate:
+            raise ValueError(f"metric_for_best_model={self.metric_for_best_model} needs predict_with_generate.")
         if chosen in known - {*task.scores}:
             raise ValueError(
                 f"metric_for_best_model={self.metric_for_best_model}: task {task.name} has {', '.join(task.scores)}, "

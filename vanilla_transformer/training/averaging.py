@@ -31,7 +31,7 @@ from vanilla_transformer.files import (
 )
 
 from .arguments import LOWER_IS_BETTER
-from .checkpoints import list_changed_weights, list_checkpoints
+from .checkpoints import is_checkpoint, list_changed_weights, list_checkpoints
 
 logger = logging.get_logger(__name__)
 
@@ -160,7 +160,8 @@ class AverageCheckpoints(TrainerCallback):
         if not state.is_world_process_zero:
             return
         run = Path(str(args.output_dir))
-        checkpoints = list(_usable_checkpoints(run).values())
+        # Later ones may be left of a training from which this one has branched off.
+        checkpoints = [folder for step, folder in _usable_checkpoints(run).items() if step <= state.global_step]
         if len(checkpoints) < self.last:
             logger.warning(f"{run} has {len(checkpoints)} checkpoint(s) to average, not {self.last}.")
         if checkpoints:
@@ -265,7 +266,8 @@ def _describe(folders: Sequence[Path]) -> dict[str, Any]:
     checkpoints = []
     for folder in folders:
         sums = digest_files(_Weights(folder).files)
-        if problems := list_changed_weights(folder, sums):
+        # The state of a finished run is of its last checkpoint, whose weights it need not have.
+        if is_checkpoint(folder) and (problems := list_changed_weights(folder, sums)):
             raise ValueError(f"{folder} cannot be averaged: {'; '.join(problems)}.")
         step = _read_state(folder).get("global_step")
         checkpoints.append({"name": folder.resolve().name, "step": step, "sha256": sums})

@@ -71,6 +71,11 @@ def list_changed_weights(checkpoint: Path, digests: Mapping[str, str]) -> list[s
     return [f"{name} is damaged: it has changed since it was saved" for name in changed]
 
 
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder is one of a run's checkpoints, by its name, and not the run's own."""
+    return _CHECKPOINT.fullmatch(folder.resolve().name) is not None
+
+
 def list_checkpoints(output_dir: str | os.PathLike[str]) -> dict[int, Path]:
     """The checkpoints of a run by step, the first step first, whole or not. The folder need not exist."""
     entries = Path(output_dir).glob("checkpoint-*")

@@ -380,13 +380,32 @@ def build_trainer(
     return trainer
 
 
-def check_teacher(name: str, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuses a model to learn from that writes other tokens than the one to train."""
+def check_teacher(
+    name: str,
+    config: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task,
+    prefixes: Mapping[Pair | None, str],
+) -> None:
+    """Refuses a model to learn from that writes other tokens than the one to train, or reads others before sources.
+
+    `prefixes` are what stands before sources, by the pair of languages, or None.
+    """
     with explain_missing_model(name):
         teacher: Any = AutoConfig.from_pretrained(name)
     sizes = [getattr(each, "decoder_vocab_size", None) or each.vocab_size for each in (teacher, config)]
     if sizes[0] != sizes[1] or get_vocabularies(load_needed_tokenizer(name)) != get_vocabularies(tokenizer):
         raise ValueError(f"teacher_model={name} has another vocabulary: train with tokenizer_name={name}.")
+    for langs, prefix in prefixes.items():
+        if langs is None and len(known := find_directions(teacher)) > 1:
+            pairs = ", ".join(map(" to ".join, known))
+            raise ValueError(f"teacher_model={name} translates {pairs}: name source_lang and target_lang.")
+        wanted = find_prefix(teacher, task, langs=langs)
+        if wanted != prefix:
+            raise ValueError(
+                f"teacher_model={name} wants {wanted!r} before each source, and here {prefix!r} stands there: give "
+                f"source_prefix={wanted!r}."
+            )
 
 
 def check_streaming(data_arguments: DataArguments, arguments: TranslationTrainingArguments) -> None:

@@ -96,6 +96,11 @@ class TranslationTrainer(Seq2SeqTrainer):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
+        # Models of the library take the number of targets of an update, and then divide by that of a pass.
+        own = self._unwrapped_model
+        own = own.get_base_model() if hasattr(own, "get_base_model") else own  # peft's
+        is_own = isinstance(own, VanillaTransformerPreTrainedModel)
+        self.model_accepts_loss_kwargs = self.model_accepts_loss_kwargs and is_own
         self.train_lengths = train_lengths
         self.teacher: Any = None if teacher is None else cast(Any, teacher).to(self.args.device).eval()
         if self.args.learning_rate is None:
@@ -294,7 +299,9 @@ class TranslationTrainer(Seq2SeqTrainer):
         if not (model.training and (weight or self.teacher)):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         count = inputs["labels"].ne(IGNORED_LABEL).sum() if num_items_in_batch is None else num_items_in_batch
-        processes = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1  # as the loss is
+        # As the loss is.
+        is_of_all = self.args.average_tokens_across_devices and num_items_in_batch is not None
+        processes = self.accelerator.num_processes if is_of_all else 1
         if self.teacher is not None:
             weight, labels = getattr(self.args, "teacher_weight", 0.5), inputs["labels"]
             with torch.no_grad():
