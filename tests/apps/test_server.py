@@ -177,6 +177,7 @@ class TestClients:
         body = json.dumps({"q": "abc", **PAIR}).encode()
         status, answer, headers = served.ask("/translate", body, {**JSON, **origin})
         assert (status, answer["translatedText"], headers["access-control-allow-origin"]) == (200, "cba", "*")
+        assert served.ask("/translate", b"[", {**JSON, **origin})[2]["access-control-allow-origin"] == "*"
 
     def test_markup_and_white_space_stay(self, served: Served) -> None:
         assert served.translate("\n ab  \r\n\r\n\tcd\n")[1] == {"translatedText": "\n ba  \r\n\r\n\tdc\n"}
@@ -635,6 +636,14 @@ class TestCommand:
         with serve([str(tmp_path), folders[0]]) as served:
             assert served.translate("w4 w5", source="fr", target="en") == (200, {"translatedText": expected})
             assert served.translate("abc") == (200, {"translatedText": "cba"})
+
+    def test_a_model_may_write_the_language_that_it_reads(self, folders: list[str], tmp_path: Path) -> None:
+        model, tokenizer = load_model_and_tokenizer(folders[0])
+        model.config.langs = ["en", "en"]
+        for part in (model, tokenizer):
+            part.save_pretrained(tmp_path)
+        with serve([str(tmp_path)]) as served:
+            assert served.translate("abc", target="en") == (200, {"translatedText": "cba"})
 
     def test_a_model_that_is_mute_is_told_its_languages(self, tmp_path: Path) -> None:
         make_letters_model().save_pretrained(tmp_path / "mute")

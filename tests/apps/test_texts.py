@@ -35,6 +35,7 @@ class TestPieces:
         assert not any("<" in sentence or "&amp;" in sentence for sentence in pieces.sentences)
 
     def test_a_line_break_of_html_ends_no_sentence(self) -> None:
+        assert Pieces("10&nbsp;\nkm 5&nbsp;m", "en", is_html=True).sentences == ["10\xa0 km 5\xa0m"]
         page = "<div>\n <p>This is\n  <b>a long</b>\nsentence.</p>\n<pre>one\n two</pre><p>a\nb</p>\n</div>"
         pieces = Pieces(page, "en", is_html=True)
         assert pieces.sentences == ["This is a long sentence.", "This is", "a long", "sentence.", "one", "two", "a b"]
@@ -72,6 +73,8 @@ class TestPieces:
             "<a " * 20_000,
             '<a "<' * 12_000,
             "<a '" + "<" * 60_000,
+            "a" + " " * 60_000 + "b",
+            "a" + " \n" * 30_000 + "b",
             '<a "' * 15_000,
             "<!--" * 15_000,
             "<!-- -->" * 7_500,

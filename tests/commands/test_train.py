@@ -509,8 +509,10 @@ class TestWords:
         path.write_text("eval_strategy: no\nsource_lang: no\nbf16: no\nmax_steps: 7\n")
         read = {"eval_strategy": "no", "source_lang": "no", "bf16": False, "max_steps": 7}
         assert script.read_settings(str(path)) == read
+        path.write_text("resume_from_checkpoint: false\nfsdp: false\n")
+        assert script.read_settings(str(path)) == {"resume_from_checkpoint": False, "fsdp": False}
         for text, message in (
-            ("max_source_tokens: 4k\n", "words.yaml: max_source_tokens is '4k'; it must be a number"),
+            ("max_source_tokens: 4k\n", "words.yaml: max_source_tokens is '4k'; it must be a whole number"),
             ("preset: [\n", "words.yaml: while parsing"),
         ):
             path.write_text(text)

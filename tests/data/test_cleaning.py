@@ -123,7 +123,10 @@ def test_wrong_files_of_rules_are_refused(tmp_path: Path, text: str, message: st
 
 @pytest.mark.parametrize(
     ("language", "script"),
-    [("de", "Latn"), ("deu_Latn", "Latn"), ("ru", "Cyrl"), ("zh", "Hans"), ("zh-Hant", "Hant"), ("jpn", "Jpan")],
+    [
+        *(("de", "Latn"), ("deu_Latn", "Latn"), ("ru", "Cyrl"), ("zh", "Hans"), ("zh-Hant", "Hant"), ("jpn", "Jpan")),
+        *(("sh", "Latn"), ("tl", "Latn"), ("bh", "Deva"), ("prs", "Arab"), ("sr-Latn", "Latn"), ("sr", "Cyrl")),
+    ],
 )
 def test_languages_have_scripts(language: str, script: str) -> None:
     assert find_script(language) == script

@@ -149,7 +149,10 @@ def test_outputs_of_one_name_share_a_folder_for_parts(source_file: Path, monkeyp
     options: dict[str, Any] = {"parts_dir": folder / "parts"}
     run_interrupted(2, monkeypatch, translate, source_file, outputs[0], **options)
     translate(source_file, outputs[1], num_beams=2, **options)
+    (folder / "link").symlink_to(folder)
+    outputs[0] = folder / "link" / "one" / "output.txt"  # another name of the same
     run_interrupted(2, monkeypatch, translate, source_file, outputs[0], **options)
+    assert len(folders_of_parts(folder / "parts")) == 1
     assert translate(source_file, outputs[0], **options) == 23
     assert outputs[0].read_text(encoding="utf-8") == expected_translation(source_file)
 
@@ -184,6 +187,19 @@ def test_files_that_do_not_fit_together_are_refused_at_once(tmp_path: Path, monk
         pq.write_table(pa.table({"source": ["w1"], "id": [value]}), tmp_path / "tables" / f"{number}.parquet")
     with pytest.raises(ValueError, match=r"1.parquet: the columns are .*'id: double'"):
         translate(tmp_path / "tables", tmp_path / "out.parquet")
+
+
+def test_empty_files_among_tables_do_not_count(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for number, text in enumerate(("", "source\tid\nw1\t7\n", "")):
+        (tmp_path / "in" / f"{number}.tsv").write_text(text)
+    translate(tmp_path / "in", tmp_path / "out.tsv")
+    expected = f"source\tid\ttranslation\nw1\t7\t{translate_alone('w1')}\n"
+    assert (tmp_path / "out.tsv").read_text() == expected
+    (tmp_path / "tables").mkdir()
+    for number, column in enumerate((pa.array([], pa.null()), pa.array(["w1"]))):
+        pq.write_table(pa.table({"source": column}), tmp_path / "tables" / f"{number}.parquet")
+    assert translate(tmp_path / "tables", tmp_path / "out.parquet") == 1
 
 
 def test_tables_without_records_keep_their_columns(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Word-level distillation: the loss against the publication's formula written as loops, and what a teacher must be."""
 
+import inspect
 import math
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from datasets import Dataset
 from library_models import make_marian
 from many_processes import write_pairs
 from test_trainer import TOKENIZER, make_model, make_rows, make_trainer
+from transformers.trainer_pt_utils import LabelSmoother
 
 from vanilla_transformer.commands import train as script
 from vanilla_transformer.training.arguments import TranslationTrainingArguments
@@ -108,7 +110,10 @@ def test_a_teacher_reads_what_it_wants_before_sources(tmp_path: Path, capsys: py
     script.main([*words, "--lang_pairs", "en-de", "--both_directions", "true", "--output_dir", str(tmp_path / "many")])
     taught = [*words, "--tokenizer_name", str(tmp_path / "many"), "--teacher_model", str(tmp_path / "many")]
     for more, message in (
-        (["--source_lang", "en", "--target_lang", "de"], "wants '<2de> ' before each source, and here '' stands there"),
+        (
+            ["--source_lang", "en", "--target_lang", "de"],
+            "wants '<2de> ' before each source of en to de, and",
+        ),
         ([], ": name source_lang and target_lang"),
     ):
         with pytest.raises(SystemExit):
@@ -139,6 +144,28 @@ def test_a_model_of_the_library_has_the_same_share_however_many_passes(tmp_path:
     trainer.train()
     logged = trainer.state.log_history[0]["loss"]
     assert logged == pytest.approx(naive_loss(logits, wanted, batch["labels"], 0.0, 0.3), rel=1e-3)
+
+
+@pytest.mark.skipif(
+    "num_items_in_batch" not in inspect.signature(LabelSmoother.__call__).parameters,
+    reason="this version of transformers smooths labels by passes",
+)
+def test_smoothed_losses_of_the_library_s_models_are_means_over_all_targets(tmp_path: Path) -> None:
+    rows = [{**row, "labels": (row["labels"] * 9)[:length]} for row, length in zip(make_rows(2), (9, 2), strict=True)]
+    torch.manual_seed(3)
+    model = make_marian()
+    model.resize_token_embeddings(len(TOKENIZER))
+    for module in model.modules():
+        vars(module).update({name: 0.0 for name in vars(module) if name.endswith("dropout")})
+    options: Any = {"max_source_tokens": None, "max_steps": 1, "per_device_train_batch_size": 1}
+    options |= {"gradient_accumulation_steps": 2, "label_smoothing_factor": 0.2}
+    trainer = make_trainer(tmp_path, Dataset.from_list(rows), model=model, **options)
+    batch = trainer.data_collator(rows)
+    with torch.no_grad():
+        logits = model.eval()(**batch).logits
+    trainer.train()
+    expected = naive_loss(logits, logits, batch["labels"], 0.2, 0.0)
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize(

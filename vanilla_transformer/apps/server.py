@@ -255,7 +255,7 @@ class _Server:
             raise HTTPException(400, f"format is {kind[:50]!r}; it must be text or html.")
         count = get_count(fields, "alternatives", self.limits.alternatives)
 
-        def prepare() -> tuple[list[Detection] | None, list[Pair], list[Pieces]]:
+        def prepare() -> tuple[list[Detection] | None, list[bool], list[Pair], list[Pieces]]:
             found = self.detect_sources(texts, kind == "html") if source == "auto" else None
             sources = [source] * len(texts) if found is None else [each.language for each in found]
             if found is None:
@@ -267,10 +267,15 @@ class _Server:
                 for each, done in zip(sources, is_done, strict=True)
             ]
             options = {"is_html": kind == "html", "cuts_lines": self.limits.cuts_lines}
-            return found, pairs, [Pieces(text, each, **options) for text, each in zip(texts, sources, strict=True)]
+            return (
+                found,
+                is_done,
+                pairs,
+                [Pieces(text, each, **options) for text, each in zip(texts, sources, strict=True)],
+            )
 
         is_quick = sum(map(len, texts)) + _TEXT * len(texts) <= _QUICK
-        found, pairs, pieces = prepare() if is_quick else await asyncio.to_thread(prepare)
+        found, is_done, pairs, pieces = prepare() if is_quick else await asyncio.to_thread(prepare)
         translations = await self._translate(pairs, pieces)
 
         def join(text: Pieces, own: list[list[str]]) -> list[str]:
@@ -278,8 +283,8 @@ class _Server:
             return list(dict.fromkeys(text.join([each[min(rank, len(each) - 1)] for each in own]) for rank in ranks))
 
         def join_all() -> list[list[str]]:
-            parts = zip(texts, pairs, pieces, translations, strict=True)
-            return [[text] if pair[0] == pair[1] else join(each, own) for text, pair, each, own in parts]
+            parts = zip(texts, is_done, pieces, translations, strict=True)
+            return [[text] if done else join(each, own) for text, done, each, own in parts]
 
         joined = join_all() if is_quick else await asyncio.to_thread(join_all)
         answer: dict[str, Any] = {"translatedText": [best for best, *_ in joined]}
@@ -357,7 +362,10 @@ def _add_errors(app: FastAPI) -> None:
         return JSONResponse({"error": str(error)}, 503, {"Retry-After": seconds[type(error)]})
 
     async def answer_failure(request: Request, error: Any) -> JSONResponse:
-        return JSONResponse({"error": "The server failed; its log says why."}, 500)
+        # What answers here is outside of what adds such headers.
+        return JSONResponse(
+            {"error": "The server failed; its log says why."}, 500, {"Access-Control-Allow-Origin": "*"}
+        )
 
     app.add_exception_handler(Exception, answer_failure)
     app.add_exception_handler(AnyHTTPException, answer_refusal)
@@ -430,9 +438,10 @@ def make_app(
         redoc_url=None, title="vanilla_transformer", lifespan=lifespan, swagger_ui_parameters={"validatorUrl": None}
     )
     _add_errors(app)
-    # Pages of other servers may ask, as they may ask LibreTranslate.
-    app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["GET", "POST"], allow_headers=["*"])
     app.add_middleware(_Gate, metrics=metrics)
+    # Pages of other servers may ask, as they may ask LibreTranslate.
+    everybody: Any = {"allow_origins": ["*"], "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
+    app.add_middleware(CORSMiddleware, **everybody, expose_headers=["Retry-After"])
     app.post("/translate", openapi_extra=_describe_body(("q", "source", "target"), _FIELDS))(server.translate)
     app.post("/detect", openapi_extra=_describe_body(("q",), _DETECTED))(server.detect)
     app.get("/languages")(server.languages)

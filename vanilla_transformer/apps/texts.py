@@ -24,7 +24,7 @@ _INLINE = frozenset({"code", "kbd", "samp", "var", "a", "abbr", "acronym", "b", 
 _INLINE |= {"del", "dfn", "em", "font", "i", "ins", "mark", "q", "s", "small", "span", "strike", "strong", "sub", "sup"}
 _INLINE |= {"time", "tt", "u"}
 _PREFORMATTED = frozenset({"pre", "textarea"})
-_BREAK = re.compile(r"[^\S\n]*\n\s*")
+_SPACES = re.compile(r"[ \t\r\f\n]+")  # HTML's, of which a no-break space is none
 _CHARACTERS = 2000  # given to sentencex at a time, whose time grows with their square in the worst case
 
 
@@ -154,7 +154,7 @@ class Pieces:
             if piece.kind == "text":
                 size = len(piece.text)
                 begin, end = (min(max(edge - start, 0), size) for edge in (first, last))
-                inside = _BREAK.sub(" ", piece.text[begin:end])
+                inside = _SPACES.sub(lambda found: " " if "\n" in found[0] else found[0], piece.text[begin:end])
                 self._read[index] = Piece("text", piece.text[:begin] + inside + piece.text[max(begin, end) :])
                 start += size
 

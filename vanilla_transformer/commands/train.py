@@ -115,6 +115,10 @@ def make_parser() -> HfArgumentParser:
     return parser
 
 
+# Strategies, and Norwegian.
+_MAY_BE_NO = frozenset({"eval_strategy", "save_strategy", "logging_strategy", "source_lang", "target_lang"})
+
+
 def read_settings(path: str) -> dict[str, Any]:
     """Reads a JSON or YAML file of arguments."""
     text = Path(path).read_text(encoding="utf-8")
@@ -132,9 +136,10 @@ def read_settings(path: str) -> dict[str, Any]:
             try:
                 settings[name] = kind(value)  # YAML takes 1e-3 for text
             except ValueError as error:
-                raise ValueError(f"{path}: {name} is {value!r}; it must be a number.") from error
-        elif value is False and kind is str:
-            settings[name] = "no"  # which YAML takes for false: no validation, or Norwegian
+                wanted = "a number" if kind is float else "a whole number"
+                raise ValueError(f"{path}: {name} is {value!r}; it must be {wanted}.") from error
+        elif value is False and name in _MAY_BE_NO:
+            settings[name] = "no"  # which YAML takes for false
     return settings
 
 

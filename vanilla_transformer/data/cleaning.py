@@ -116,11 +116,16 @@ def find_script(language: str) -> str:
     with explain_missing("The scripts of languages need Babel", extra="clean", packages="Babel"):
         from babel.core import get_global
 
+    def find_named(parts: list[str]) -> str | None:
+        return next((part.title() for part in parts[1:] if len(part) == 4 and part.isalpha()), None)
+
     parts = language.replace("-", "_").split("_")
-    if named := next((part.title() for part in parts[1:] if len(part) == 4 and part.isalpha()), None):
+    # Such as sr_Latn for Serbo-Croatian.
+    alias = get_global("language_aliases").get(parts[0].lower(), parts[0].lower()).split("_")
+    if named := find_named(parts) or find_named(alias):
         return named
     likely = get_global("likely_subtags")
-    found = likely.get(find_iso_code(language))
+    found = likely.get(alias[0]) or likely.get(find_iso_code(language))
     if found is None:
         raise ValueError(f"The language {language!r} is not known: give a code such as de, or deu_Latn.")
     return next(part for part in str(found).split("_")[1:] if len(part) == 4)

@@ -33,6 +33,7 @@ _SEPARATORS = {".tsv": "tab", ".csv": "comma"}
 _TABLES = (".tsv", ".csv", ".json", ".jsonl", ".parquet")
 # Python's own limit of 131,072 is too low for a document; without any, a quote left open takes in the whole file.
 _LONGEST_CSV_FIELD = 10_000_000
+_MOST_CSV_LINES = 1000  # of a record where damage is expected: what they hold is read again
 # With the names and codes of languages, the words of which names of columns are made.
 _NAMING_WORDS = {
     *("id", "index", "nr", "number", "line", "source", "src", "target", "tgt", "trg", "text", "texts", "sentence"),
@@ -164,6 +165,9 @@ def _csv_records(lines: Lines) -> Iterator[tuple[int, list[str] | str | None]]:
 
     def read() -> Iterator[str]:
         while (line := waiting.popleft() if waiting else next(source, None)) is not None:
+            if lines.on_damage is not None and len(taken) == _MOST_CSV_LINES:
+                waiting.appendleft(line)
+                raise csv.Error(f"no quote ends within {_MOST_CSV_LINES} lines")
             taken.append(line)
             yield line
 

@@ -117,10 +117,14 @@ def translate_file(
             stack.enter_context(locked(find_lock(output), str(output)))
             files = [RecordFile(path, source_column) for path in find_files(os.fspath(input_file))]
             output.check(files)
+
+            def read() -> Contents:
+                contents = _scan(files, make_pairs)
+                output.check_records(files)
+                return contents
+
             is_exact = seed is not None  # samples depend on the parts
-            return prepare(
-                output, settings, lambda: _scan(files, make_pairs), window_size, processes, is_exact=is_exact
-            )
+            return prepare(output, settings, read, window_size, processes, is_exact=is_exact)
 
         def translate_part(number: int, bar: Progress) -> Iterator[str]:
             part = work.parts[number]

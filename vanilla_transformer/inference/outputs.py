@@ -65,15 +65,21 @@ def check_alike(files: Files, kind: str) -> None:
     """Makes sure that files, whose records are kept in one table of their kind, have the same columns."""
     if {file.kind for file in files} != {kind} or kind not in ("tsv", "parquet"):
         return
-    first, *others = files
-    for file in others:
-        columns, wanted = (_describe_columns(each) for each in (file, first))
-        if columns != wanted:
+    filled = ((file, columns) for file in files if (columns := _describe_columns(file)) is not None)
+    first, wanted = next(filled, (None, None))
+    for file, columns in filled:
+        if first is not None and columns != wanted:
             raise ValueError(f"{file.path}: the columns are {columns}, but {wanted} in {first.path}.")
 
 
-def _describe_columns(file: RecordFile) -> Any:
-    return file.header if file.kind == "tsv" else [f"{field.name}: {field.type}" for field in _read_schema(file)]
+def _describe_columns(file: RecordFile) -> list[str] | None:
+    """None for a file without records, whose columns say nothing."""
+    if file.kind == "tsv":
+        return None if next(file.lines(EVERYTHING), None) is None else file.header or []
+    with fsspec.open(file.path) as opened:
+        parquet = pq.ParquetFile(opened)
+        fields = parquet.schema_arrow
+        return [f"{field.name}: {field.type}" for field in fields] if parquet.metadata.num_rows else None
 
 
 def _read_schema(file: RecordFile) -> Any:
@@ -129,7 +135,7 @@ def encode_json(record: dict[str, Any]) -> bytes:
 
 
 def _write_tsv(output: Any, pieces: Iterable[Piece], kept: Files, target_column: str, n_best: int | None) -> None:
-    header = kept[0].header if kept else None
+    header = next((file.header for file in kept if file.header), None)
     if header:
         output.write(("\t".join([*header, target_column]) + "\n").encode())
     for file, part, translations in pieces:

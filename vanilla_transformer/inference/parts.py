@@ -22,7 +22,9 @@ from .processes import Processes
 from .translate import Translation
 
 # What stands in a folder of parts.
-_OWN_NAME = re.compile(r"(plan|published)\.json|\d{6}\.(jsonl|lock)|unfinished|joined|\.(plan|\d{6})\.jsonl?-.+")
+_OWN_NAME = re.compile(
+    r"(plan|published)\.json|\d{6,}\.(jsonl|lock)|unfinished|joined|\.(plan|\d{6,})\.jsonl?-.+|\.nfs.+"
+)
 
 
 class Product(Protocol):
@@ -87,7 +89,7 @@ class Output:
     def place(self) -> Path:
         """What stands beside the unfinished parts."""
         if self.parts_dir is not None:  # where outputs of other folders may have the same name
-            whole = str(self.path.absolute()) if self.is_local else self.name
+            whole = os.path.realpath(self.path) if self.is_local else self.name
             return Path(self.parts_dir) / f"{self.path.name}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
         if not self.is_local:
             raise ValueError(f"{self}: give a folder for unfinished parts (--parts_dir), which all processes share.")
@@ -109,10 +111,14 @@ class Output:
             raise ValueError(f"{self}: the output file is the input file.")
         if self.make_pairs is None:
             check_columns(files, self.target_column)
-            if kinds == {file.kind for file in files}:  # records are kept
-                check_objects(files, self.target_column)
             if not self.is_folder:
                 check_alike(files, find_kind(self.name))
+
+    def check_records(self, files: list[RecordFile]) -> None:
+        """Reads all records that are kept, and makes sure that none of them has the translation's key."""
+        kinds = {file.kind for file in files}
+        if self.make_pairs is None and (self.is_folder or kinds == {find_kind(self.name)}):
+            check_objects(files, self.target_column)
 
     def check_new(self) -> None:
         """Makes sure that nothing is overwritten unasked."""

@@ -397,14 +397,16 @@ def check_teacher(
     if sizes[0] != sizes[1] or get_vocabularies(load_needed_tokenizer(name)) != get_vocabularies(tokenizer):
         raise ValueError(f"teacher_model={name} has another vocabulary: train with tokenizer_name={name}.")
     for langs, prefix in prefixes.items():
-        if langs is None and len(known := find_directions(teacher)) > 1:
+        if task is TRANSLATION and langs is None and len(known := find_directions(teacher)) > 1:
             pairs = ", ".join(map(" to ".join, known))
             raise ValueError(f"teacher_model={name} translates {pairs}: name source_lang and target_lang.")
         wanted = find_prefix(teacher, task, langs=langs)
         if wanted != prefix:
+            where = "" if langs is None else f" of {' to '.join(langs)}"
+            advice = f": give source_prefix={wanted!r}" if len(prefixes) == 1 else ""
             raise ValueError(
-                f"teacher_model={name} wants {wanted!r} before each source, and here {prefix!r} stands there: give "
-                f"source_prefix={wanted!r}."
+                f"teacher_model={name} wants {wanted!r} before each source{where}, and here {prefix!r} stands "
+                f"there{advice}."
             )
 
 

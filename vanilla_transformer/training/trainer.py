@@ -1,6 +1,7 @@
 """`TranslationTrainer`: a `Seq2SeqTrainer` that can fill batches by tokens, and that counts them."""
 
 import copy
+import inspect
 import json
 import math
 import shutil
@@ -96,11 +97,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        # Models of the library take the number of targets of an update, and then divide by that of a pass.
-        own = self._unwrapped_model
-        own = own.get_base_model() if hasattr(own, "get_base_model") else own  # peft's
-        is_own = isinstance(own, VanillaTransformerPreTrainedModel)
-        self.model_accepts_loss_kwargs = self.model_accepts_loss_kwargs and is_own
+        self.model_accepts_loss_kwargs = self.model_accepts_loss_kwargs and self._divides_by_targets()
         self.train_lengths = train_lengths
         self.teacher: Any = None if teacher is None else cast(Any, teacher).to(self.args.device).eval()
         if self.args.learning_rate is None:
@@ -122,6 +119,19 @@ class TranslationTrainer(Seq2SeqTrainer):
         self._interval_start: float | None = None
         self._pause = 0.0
         self._loss_sums: list[torch.Tensor] = []
+
+    def _divides_by_targets(self) -> bool:
+        """Whether a pass's loss is divided by the targets of the whole update, and not by its own.
+
+        Many models of the library, as MarianMT, take the number of the update's targets, and do nothing with it.
+        """
+        if self.label_smoother is not None:
+            return "num_items_in_batch" in inspect.signature(type(self.label_smoother).__call__).parameters
+        model = self._unwrapped_model
+        model = model.get_base_model() if hasattr(model, "get_base_model") else model  # peft's
+        if isinstance(model, VanillaTransformerPreTrainedModel) or hasattr(model, "accepts_loss_kwargs"):
+            return True
+        return "loss_function" in inspect.unwrap(type(model).forward).__code__.co_names  # the library's, which does
 
     @property
     def stream(self) -> StreamingTokenBatches | None:
