@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser, make_main
 from vanilla_transformer.data.records import EVERYTHING, RecordFile
@@ -103,8 +104,8 @@ def measure_files(arguments: BenchmarkArguments, folder: Path) -> tuple[float, f
     file.divide(file.scan(), 4096)
     divided = time.perf_counter()
     translations = ([Translation(text)] for text in file.texts(EVERYTHING))
-    options = {"kinds": {"text"}, "target_column": "translation", "n_best": None}
-    write_translations(folder / "joined.txt", [Piece(file, EVERYTHING, translations)], **options)  # type: ignore[arg-type]
+    options: Any = {"files": [file], "target_column": "translation", "n_best": None}
+    write_translations(folder / "joined.txt", [Piece(file, EVERYTHING, translations)], **options)
     return count / (divided - start), count / (time.perf_counter() - divided)
 
 

@@ -1,6 +1,8 @@
 """A model and its tokenizer, loaded to translate with, and the languages of a multilingual tokenizer."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,13 +20,20 @@ def select_device(name: str = "auto") -> torch.device:
     Of several processes on a machine that torchrun or the like has started, each gets a CUDA device of its own.
     """
     if name != "auto":
-        try:
-            return torch.empty(0, device=name).device
-        except (AssertionError, RuntimeError) as error:  # an unknown name, or a device that is not here
-            raise ValueError(f"device is {name!r}: {' '.join(str(error).split())}") from error
+        with _explaining(name):
+            return torch.device(name)
     if torch.cuda.is_available():
         return torch.device("cuda", find_own_device(torch.cuda.device_count()))
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+@contextmanager
+def _explaining(device: str) -> Iterator[None]:
+    """Torch has errors of several kinds for names that it does not know, and for devices that are not here."""
+    try:
+        yield
+    except (AssertionError, RuntimeError) as error:
+        raise ValueError(f"device is {device!r}: {' '.join(str(error).split())}") from error
 
 
 def find_own_device(count: int) -> int:
@@ -46,11 +55,14 @@ def load_model_and_tokenizer(
     """
     if dtype != "auto" and dtype not in _DTYPES:
         raise ValueError(f"dtype is {dtype!r}; it must be one of {['auto', *_DTYPES]}.")
+    place = select_device(device)
+    with _explaining(device):
+        torch.empty(0, device=place)  # found out now, and not when the model is loaded
     source: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     with explain_missing_model(model_name_or_path):
         model = AutoModelForSeq2SeqLM.from_pretrained(model_name_or_path, dtype=_DTYPES.get(dtype, "auto"), **source)
         tokenizer = load_needed_tokenizer(model_name_or_path, **source)
-    return model.to(select_device(device)).eval(), tokenizer
+    return model.to(place).eval(), tokenizer
 
 
 def is_multilingual(tokenizer: PreTrainedTokenizerBase) -> bool:
