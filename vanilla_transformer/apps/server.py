@@ -255,7 +255,7 @@ class _Server:
             raise HTTPException(400, f"format is {kind[:50]!r}; it must be text or html.")
         count = get_count(fields, "alternatives", self.limits.alternatives)
 
-        def prepare() -> tuple[list[Detection] | None, list[bool], list[Pair], list[Pieces]]:
+        def prepare() -> tuple[list[Detection] | None, list[Pair], list[Pieces]]:
             found = self.detect_sources(texts, kind == "html") if source == "auto" else None
             sources = [source] * len(texts) if found is None else [each.language for each in found]
             if found is None:
@@ -267,15 +267,10 @@ class _Server:
                 for each, done in zip(sources, is_done, strict=True)
             ]
             options = {"is_html": kind == "html", "cuts_lines": self.limits.cuts_lines}
-            return (
-                found,
-                is_done,
-                pairs,
-                [Pieces(text, each, **options) for text, each in zip(texts, sources, strict=True)],
-            )
+            return found, pairs, [Pieces(text, each, **options) for text, each in zip(texts, sources, strict=True)]
 
         is_quick = sum(map(len, texts)) + _TEXT * len(texts) <= _QUICK
-        found, is_done, pairs, pieces = prepare() if is_quick else await asyncio.to_thread(prepare)
+        found, pairs, pieces = prepare() if is_quick else await asyncio.to_thread(prepare)
         translations = await self._translate(pairs, pieces)
 
         def join(text: Pieces, own: list[list[str]]) -> list[str]:
@@ -283,8 +278,11 @@ class _Server:
             return list(dict.fromkeys(text.join([each[min(rank, len(each) - 1)] for each in own]) for rank in ranks))
 
         def join_all() -> list[list[str]]:
-            parts = zip(texts, is_done, pieces, translations, strict=True)
-            return [[text] if done else join(each, own) for text, done, each, own in parts]
+            parts = zip(texts, pairs, pieces, translations, strict=True)
+            return [
+                [text] if found is not None and pair[0] == pair[1] else join(each, own)
+                for text, pair, each, own in parts
+            ]
 
         joined = join_all() if is_quick else await asyncio.to_thread(join_all)
         answer: dict[str, Any] = {"translatedText": [best for best, *_ in joined]}

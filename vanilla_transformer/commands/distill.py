@@ -20,7 +20,7 @@ from __future__ import annotations  # the types are not imported: --help does no
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from vanilla_transformer.options import option
 
@@ -56,7 +56,7 @@ def run(arguments: DistillationArguments) -> None:
     """Translates the sources, chooses, and writes the pairs."""
     from vanilla_transformer.inference.files import translate_file
     from vanilla_transformer.inference.scores import find_bleu_tokenizer
-    from vanilla_transformer.inference.synthetic import Distillation, find_references
+    from vanilla_transformer.inference.synthetic import Distillation, count_tokens, find_references
     from vanilla_transformer.inference.translate import length_limit
 
     names = (arguments.input_file, arguments.reference_file, arguments.reference_column)
@@ -65,14 +65,14 @@ def run(arguments: DistillationArguments) -> None:
     model, tokenizer, options = arguments.load_all()
     target_lang = [arguments.target_lang] if arguments.target_lang else getattr(model.config, "langs", None)
     tokenize = arguments.bleu_tokenize or find_bleu_tokenizer(target_lang)
-    prefix = options.get("source_prefix", "")
-
-    def count_tokens(texts: list[str]) -> list[int]:
-        return list(map(len, tokenizer([prefix + text for text in texts], verbose=False)["input_ids"]))
-
-    limit: Any = {"max_length": length_limit(tokenizer, arguments.max_source_length, model.config)}
-    limit["count_tokens"] = count_tokens
-    make_pairs = Distillation(references, arguments.select, arguments.min_similarity, tokenize, **limit)
+    make_pairs = Distillation(
+        references,
+        arguments.select,
+        arguments.min_similarity,
+        tokenize,
+        count_tokens=lambda texts: count_tokens(tokenizer, text=[options["source_prefix"] + text for text in texts]),
+        max_length=length_limit(tokenizer, arguments.max_source_length, model.config),
+    )
     translate_file(
         model,
         tokenizer,

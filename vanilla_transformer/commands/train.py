@@ -128,8 +128,9 @@ def read_settings(path: str) -> dict[str, Any]:
         raise ValueError(f"{path}: {' '.join(str(error).split())}.") from error
     if not isinstance(settings, dict):
         raise ValueError(f"{path} holds a {type(settings).__name__}: it must hold names and values of arguments.")
-    check_spelling(make_parser(), [f"--{name}" for name in settings])
-    types = {action.dest: action.type for action in make_parser()._actions}
+    parser = make_parser()
+    check_spelling(parser, [f"--{name}" for name in settings])
+    types = {action.dest: action.type for action in parser._actions}
     for name, value in settings.items():
         kind = types.get(name)
         if isinstance(value, str) and kind in (int, float):

@@ -73,6 +73,11 @@ class _Word(NamedTuple):
     is_followed: bool  # by a space
 
 
+def count_tokens(tokenizer: PreTrainedTokenizerBase, **texts: list[str]) -> list[int]:
+    """The tokens of each text, special ones included; `text` or `text_target` says of which side they are."""
+    return list(map(len, tokenizer(**texts, verbose=False)["input_ids"]))
+
+
 def _report(dropped: Counter[str], kept: int) -> None:
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(dropped.items()))
     logger.log(logging.INFO if kept else logging.WARNING, "%s pairs; dropped: %s", f"{kept:,}", reasons or "none")
@@ -120,7 +125,8 @@ class BackTranslation:
         kept = 0
         for file, part, translations in pieces:
             targets, sources = list(file.texts(part)), [best.text for best, *_ in translations]
-            rows = zip(sources, targets, self._count(text_target=sources), self._count(text=targets), strict=True)
+            lengths = (count_tokens(self.tokenizer, **side) for side in ({"text_target": sources}, {"text": targets}))
+            rows = zip(sources, targets, *lengths, strict=True)
             for number, (source, target, source_length, target_length) in enumerate(rows, start=part.first):
                 if not source.strip() or not target.strip():
                     dropped["empty"] += 1
@@ -135,9 +141,6 @@ class BackTranslation:
                         source = add_noise(source, generator, blank=self.blank)
                     yield source if self.tag is None else f"{self.tag} {source}", target
         _report(dropped, kept)
-
-    def _count(self, **texts: list[str]) -> list[int]:
-        return list(map(len, self.tokenizer(**texts, verbose=False)["input_ids"]))
 
 
 def find_references(
