@@ -152,7 +152,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
         share_encoder_decoder_embeddings: Whether encoder and decoder have one embedding table.
         tie_word_embeddings: Whether the output layer is the decoder's embedding table (3.4).
         initializer_gain: What the bounds of Xavier's initial values are multiplied by, in all projections and
-            feed-forward networks. 1 is tensor2tensor's; with less, a post-LN model learns faster from the start.
+            feed-forward networks; the paper names none. 1 is tensor2tensor's; with the half, a post-LN model learns
+            faster from the start.
         label_smoothing: Label smoothing of the model's own loss, in training mode only (5.4); in evaluation mode the
             loss is the plain negative log-likelihood per token.
         langs: The languages translated from and to, such as `["en", "de"]`. They add the task `"translation_en_to_de"`
@@ -211,7 +212,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     max_position_embeddings: int = 1024
     share_encoder_decoder_embeddings: bool = True
     tie_word_embeddings: bool = True
-    initializer_gain: float | int = 1.0
+    initializer_gain: float | int = 0.5
     label_smoothing: float | int = 0.0
     langs: list[str] | None = None
     use_cache: bool = True
