@@ -30,8 +30,8 @@ _SHARD = re.compile(r"(.+)-\d+-of-\d+\.safetensors")
 # What a config.json says that changes no translation: it is for training, for the library, or about other files.
 _NOT_ARCHITECTURE = {
     *("activation_dropout", "architectures", "attention_dropout", "auto_map", "config_version", "custom_pipelines"),
-    *("dropout", "dtype", "is_decoder", "label_smoothing", "langs", "processor_class", "task_specific_params"),
-    *("tokenizer_class", "torch_dtype", "transformers_version", "use_cache"),
+    *("dropout", "dtype", "initializer_gain", "is_decoder", "label_smoothing", "langs", "processor_class"),
+    *("task_specific_params", "tokenizer_class", "torch_dtype", "transformers_version", "use_cache"),
 }
 
 
@@ -225,6 +225,15 @@ def read_json(path: Path) -> Any:
         return None
 
 
+LFS_POINTER = "is a pointer of git-lfs and not the weights: run `git lfs pull` in the folder"
+
+
+def is_lfs_pointer(path: str | os.PathLike[str]) -> bool:
+    """Whether a file only names what git-lfs is to put in its place; an `OSError` if it may not be read."""
+    with Path(path).open("rb") as file:
+        return file.read(8) == b"version "
+
+
 def find_damage(path: str | os.PathLike[str]) -> str | None:
     """Says what is wrong with a file of safetensors, as the end of a sentence; no tensor is read.
 
@@ -232,9 +241,8 @@ def find_damage(path: str | os.PathLike[str]) -> str | None:
     """
     if not Path(path).is_file():
         return "is missing"
-    with Path(path).open("rb") as file:  # safetensors says of a file that may not be read that it is not there
-        if file.read(8) == b"version ":
-            return "is a pointer of git-lfs and not the weights: run `git lfs pull` in the folder"
+    if is_lfs_pointer(path):
+        return LFS_POINTER
     try:
         with safe_open(path, framework="pt"):
             return None

@@ -441,3 +441,17 @@ def test_files_that_cut_texts_must_belong_together(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConversionError, match=message):
             convert_fairseq(checkpoint, **files)
+    one, _ = write_checkpoint(tmp_path / "one", {"share_all_embeddings": True})
+    with pytest.raises(ConversionError, match="one dictionary, and so one sentencepiece model"):
+        convert_fairseq(one, sentencepiece_model="it", target_sentencepiece_model="other")
+
+
+def test_label_smoothing_is_that_of_the_criterion_or_among_the_arguments(tmp_path: Path) -> None:
+    checkpoint, _ = write_checkpoint(tmp_path)
+    state = torch.load(checkpoint, weights_only=False)
+    for criterion, expected in ((None, 0.0), ({"_name": "label_smoothed_cross_entropy", "label_smoothing": 0.1}, 0.1)):
+        edit(checkpoint, cfg={**state["cfg"], "criterion": criterion})
+        assert convert_fairseq(checkpoint).model.config.label_smoothing == expected
+    model = Namespace(**vars(state["cfg"]["model"]), label_smoothing=0.2)
+    edit(checkpoint, cfg={**state["cfg"], "model": model})
+    assert convert_fairseq(checkpoint).model.config.label_smoothing == 0.2

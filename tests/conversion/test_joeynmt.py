@@ -143,7 +143,12 @@ def test_all_of_it_is_saved_and_found_again(tmp_path: Path) -> None:
     options = {"data.trg.level": "bpe", "data.trg.tokenizer_type": "subword-nmt", "data.src.lowercase": True}
     write(tmp_path / "model", {**options, "testing.repetition_penalty": 1.5, "testing.no_repeat_ngram_size": 3})
     converted = convert_joeynmt(tmp_path / "model" / "3.ckpt")
-    for part in ("level: word, lowercase", "testing.repetition_penalty", "testing.no_repeat_ngram_size"):
+    for part in (
+        "level: word, lowercase",
+        "the target (level: bpe, tokenizer_type: subword-nmt)",
+        "testing.repetition_penalty",
+        "testing.no_repeat_ngram_size",
+    ):
         assert part in " ".join(converted.notes)
     config = converted.model.config
     assert (config.dropout, config.activation_dropout, config.attention_dropout) == (0.2, 0.2, 0.2)
@@ -258,6 +263,11 @@ def test_folders_that_are_no_trainings(tmp_path: Path) -> None:
     texts |= {"data: {src: {}}\nmodel: {encoder: {}}": absent, "- data": "no section data"}
     without_embeddings = yaml.safe_dump(change(SETTINGS, {"model.decoder.embeddings": 3}))
     texts |= {without_embeddings: r"config\.yaml is no .*\n  - there is no section embeddings in model\.decoder"}
+    numbers = {"testing.beam_size": "5", "testing.beam_alpha": None, "data.special_symbols": ["<s>"]}
+    strange = r"beam_size is '5'.*\n.*beam_alpha is None.*\n.*special_symbols is \['<s>'\] \(can be: names"
+    texts |= {yaml.safe_dump(change(SETTINGS, numbers)): strange}
+    tags = yaml.safe_dump(change(SETTINGS, {"data.special_symbols": {"lang_tags": None}}))
+    texts |= {tags: r"lang_tags is None \(can be: a list\)"}
     texts |= {"[" * 600: r"config\.yaml, the model's configuration, cannot be read"}
     write(tmp_path)
     for text, message in texts.items():

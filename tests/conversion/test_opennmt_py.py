@@ -148,6 +148,18 @@ def test_all_of_it_is_saved_and_found_again(tmp_path: Path) -> None:
         ({"transforms": ["onmt_tokenize"], "tgt_onmttok_kwargs": "{'mode': 'none'}"}, "ru@@ ns ￭. ▁a"),
         ({"transforms": ["onmt_tokenize"], "tgt_onmttok_kwargs": "{'joiner_annotate': True}"}, "ru@@ ns. ▁a"),
         ({"transforms": ["onmt_tokenize"], "tgt_onmttok_kwargs": "{'spacer_annotate': True}"}, "ru@@ns￭. a"),
+        # What a training writes is read already.
+        ({"transforms": ["onmt_tokenize"], "tgt_onmttok_kwargs": {"spacer_annotate": True}}, "ru@@ns￭. a"),
+        ({"transforms": ["onmt_tokenize"], "tgt_subword_type": "sentencepiece"}, "ru@@ns￭. a"),
+        (
+            {"transforms": ["onmt_tokenize"], "share_vocab": True, "src_onmttok_kwargs": {"joiner_annotate": True}},
+            "ru@@ ns. ▁a",
+        ),
+        (
+            {"transforms": ["onmt_tokenize"], "src_onmttok_kwargs": {"joiner_annotate": True}, "share_vocab": True}
+            | {"src_subword_vocab": "own.txt"},
+            "ru@@ ns ￭. ▁a",
+        ),
     ],
 )
 def test_words_are_put_together_as_they_were_split(options: dict[str, Any], joined: str, tmp_path: Path) -> None:
@@ -155,6 +167,17 @@ def test_words_are_put_together_as_they_were_split(options: dict[str, Any], join
     tokenizer = convert_opennmt_py(save(make_checkpoint(target=target, **options), tmp_path)).tokenizer
     assert tokenizer is not None
     assert tokenizer.decode([6, 7, 8, 9, 3], skip_special_tokens=True) == joined
+
+
+def test_marks_that_stay_in_translations_are_said(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "transforms": ["onmt_tokenize"],
+        "tgt_onmttok_kwargs": {"case_markup": True},
+        "gpt2_pretok": True,
+    }
+    for given, is_said in (({}, False), (options, True)):
+        notes = convert_opennmt_py(save(make_checkpoint(**given), tmp_path)).notes
+        assert ("What case_markup and gpt2_pretok did" in " ".join(notes)) == is_said
 
 
 @pytest.mark.parametrize("shards", [[""], [".00", ".01"]])

@@ -89,6 +89,7 @@ def test_a_saved_folder_has_all_that_the_way_back_needs(tmp_path: Path, position
     """What is told by no weight is other than torch's defaults here."""
     changes: dict[str, Any] = {"attention_bias": True, "normalize_before": True, "activation_function": "gelu"}
     changes |= {"layer_norm_eps": 1e-3, "scale_embedding": False, "position_embedding_type": positions}
+    changes |= {"dropout": 0.2, "attention_dropout": 0.0, "activation_dropout": 0.3}
     changes |= {"position_offset": 2, "bos_token_id": 5, "eos_token_id": 4, "decoder_start_token_id": 6}
     vocab_size = len(make_tokenizer())
     model = random_model(**ALL_SHARING["separate-untied"], **EQUAL_HEADS, vocab_size=vocab_size, **changes)
@@ -101,7 +102,8 @@ def test_a_saved_folder_has_all_that_the_way_back_needs(tmp_path: Path, position
         torch.testing.assert_close(back.model.state_dict()[name], expected, rtol=0.0, atol=0.0)
     for name in ("bos", "pad", "eos", "decoder_start"):
         assert getattr(back.model.config, f"{name}_token_id") == getattr(model.config, f"{name}_token_id")
-    assert (back.model.config.dropout, back.model.config.layer_norm_eps) == (0.1, 1e-3)
+    for name in ("dropout", "attention_dropout", "activation_dropout", "layer_norm_eps"):
+        assert getattr(back.model.config, name) == changes[name]
     assert back.tokenizer is not None
     assert back.tokenizer("Hallo").input_ids == make_tokenizer()("Hallo").input_ids
     assert not any("Assumed" in note or "no tokenizer" in note for note in back.notes)

@@ -198,6 +198,10 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
         (tmp_path / "it.pt").write_bytes(content)
         with pytest.raises(ConversionError, match=r"it\.pt"):
             read_checkpoint(tmp_path / "it.pt")
+    for name in ("pointer.pt", "pointer.safetensors"):
+        (tmp_path / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+        with pytest.raises(ConversionError, match=f"{name} is a pointer of git-lfs .* `git lfs pull`"):
+            read_checkpoint(tmp_path / name)
     for path, message in ((tmp_path, "is a folder"), (tmp_path / "absent.pt", "is no file")):
         with pytest.raises(ConversionError, match=message):
             read_checkpoint(path)

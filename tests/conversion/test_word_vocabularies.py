@@ -114,3 +114,25 @@ def test_both_models_get_the_same_batch_in_float32() -> None:
     assert (targets[:, 0] == config.decoder_start_token_id).all()
     assert targets.max() < 9
     assert all(torch.equal(tensor, draw_batch(config)[name]) for name, tensor in batch.items())
+
+
+def test_a_flag_that_is_set_changes_nothing_else_of_the_target() -> None:
+    """Only the target ends with `</s>`, as in OpenNMT-py: that stays, whatever is said of `<s>`."""
+    tokenizer: Any = make_word_tokenizer(
+        [*SPECIALS, *WORDS], target_tokens=[*SPECIALS, *WORDS], **NAMES, end_source=False
+    )
+    word, bos, eos = tokenizer.convert_tokens_to_ids([WORDS[0], tokenizer.bos_token, tokenizer.eos_token])
+
+    def read() -> tuple[list[int], list[int]]:
+        batch = tokenizer(WORDS[0], text_target=WORDS[0])
+        return batch["input_ids"], batch["labels"]
+
+    assert read() == ([word], [word, eos])
+    tokenizer.add_bos_token = True
+    assert read() == ([bos, word], [bos, word, eos])
+    tokenizer.add_bos_token = False
+    assert read() == ([word], [word, eos])
+    tokenizer.add_eos_token = True
+    assert read() == ([word, eos], [word, eos])
+    tokenizer.add_eos_token = False
+    assert read() == ([word], [word])

@@ -55,16 +55,14 @@ class ConvertedModel:
             return None
         return check_logits(*self.compare(), f"The converted model computes something else than {self.source}")
 
-    def save(
-        self, folder: str | os.PathLike[str], *, max_shard_size: int | str = "50GB", difference: float | None = None
-    ) -> Path:
+    def save(self, folder: str | os.PathLike[str], *, difference: float | None = None) -> Path:
         """Saves model, generation config, tokenizer and origin as this package does; the folder is complete or absent.
 
-        Where there is something already, it is a `FileExistsError`. `max_shard_size` is as in `save_pretrained`;
-        `difference`, what `check` found, is saved with the origin.
+        Where there is something already, it is a `FileExistsError`. `difference`, what `check` found, is saved with the
+        origin.
         """
         with new_folder(folder) as partial:
-            self.model.save_pretrained(partial, max_shard_size=max_shard_size)
+            self.model.save_pretrained(partial)
             if self.tokenizer is not None:
                 self.tokenizer.save_pretrained(partial)
             if self.origin is not None:

@@ -25,6 +25,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from vanilla_transformer.files import LFS_POINTER, is_lfs_pointer
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
 
@@ -45,6 +46,8 @@ def read_checkpoint(path: str | os.PathLike[str], *, allowed: Sequence[Any] = ()
     if not path.is_file():
         kind = "a folder" if path.is_dir() else "no file"
         raise ConversionError(f"{path} is {kind}: name the file of the checkpoint.")
+    if is_lfs_pointer(path):
+        raise ConversionError(f"{path} {LFS_POINTER}.")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)

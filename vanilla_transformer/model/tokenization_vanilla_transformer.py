@@ -281,14 +281,23 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         return "ByteLevel" in repr(self.backend_tokenizer.decoder)
 
     def update_post_processor(self) -> None:
-        """Makes the post-processor follow `add_bos_token` and `add_eos_token`, and trims spaces off the offsets."""
+        """Makes the post-processor follow `add_bos_token` and `add_eos_token`, and trims spaces off the offsets.
+
+        Where the target adds other tokens than the source, it follows only the flag that has changed.
+        """
+        before = self.backend_tokenizer.encode("").ids
         super().update_post_processor()
         if self._is_byte_level:
             # add_prefix_space tells it that the first token's space is not in the text, so that none is trimmed.
             trim = processors.ByteLevel(add_prefix_space=True, trim_offsets=True, use_regex=False)
             self.backend_tokenizer.post_processor = processors.Sequence([trim, self.backend_tokenizer.post_processor])
         if self._target_backend is not None:
-            self.target_tokenizer.update_post_processor()
+            target = self.target_tokenizer
+            own = self._target_backend.encode("").ids
+            for flag, token in (("_add_bos_token", self.bos_token_id), ("_add_eos_token", self.eos_token_id)):
+                has_changed = getattr(self, flag) != (token in before)
+                setattr(target, flag, getattr(self, flag) if has_changed else token in own)
+            target.update_post_processor()
 
     def train_new_from_iterator(self, *args: Any, **kwargs: Any) -> Self:
         """Trains a tokenizer of one vocabulary, with this one's settings, on other texts, as in the library."""

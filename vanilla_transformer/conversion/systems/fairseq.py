@@ -159,6 +159,8 @@ def _make_tokenizer(
 ) -> tuple[VanillaTransformerTokenizer, list[str]]:
     """Returns the tokenizer of codes or sentencepiece models (the source's, the target's), or of words; and notes."""
     (codes, target_codes), (sentencepiece_model, target_sentencepiece_model) = files.values()
+    if vocabularies.separate_target is None and target_sentencepiece_model is not None:
+        raise ConversionError("Source and target have one dictionary, and so one sentencepiece model, not two.")
     if codes is not None and sentencepiece_model is not None:
         raise ConversionError("Texts are cut by codes or by a sentencepiece model, not by both: give one of them.")
     for name, (file, target_file) in files.items():
@@ -297,6 +299,7 @@ def _make_config(
         share_encoder_decoder_embeddings=one_table,
         tie_word_embeddings=one_table or bool(settings["share_decoder_input_output_embed"]),
         langs=vocabularies.languages,
+        label_smoothing=read.label_smoothing,
         **_SPECIAL_IDS,
     )
 

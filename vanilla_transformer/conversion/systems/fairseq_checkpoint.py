@@ -70,6 +70,7 @@ class FairseqCheckpoint:
     model: dict[str, Any]
     task: dict[str, Any]
     generation: dict[str, Any]
+    label_smoothing: float
     absent: dict[str, Any]
 
 
@@ -87,8 +88,10 @@ def read_fairseq(path: str | os.PathLike[str]) -> FairseqCheckpoint:
         raise ConversionError(f"{path} holds weights and no settings ('args' or 'cfg'): it has {entries} only.")
     weights = check_weights(content["model"], path, "its entry 'model'")
     parts = {name: settings.get(name) or {} for name in ("task", "generation")}
+    criterion = settings.get("criterion") or settings["model"]
     model, absent = _complete(_flatten(settings["model"]))
-    return FairseqCheckpoint(path=path, weights=weights, model=model, absent=absent, **parts)
+    smoothing = criterion.get("label_smoothing") or 0.0
+    return FairseqCheckpoint(path=path, weights=weights, model=model, label_smoothing=smoothing, absent=absent, **parts)
 
 
 def _find_classes(path: Path) -> set[str]:

@@ -102,7 +102,7 @@ def convert_joeynmt(path: str | os.PathLike[str]) -> ConvertedModel:
     )
     generation_config, notes = _translate_search(settings["testing"], config, tokens, symbols)
     model = build_model(config, weights, _RULES, source=source, generation_config=generation_config)
-    notes = [_describe_tokens(settings["data"]["src"]), *notes]
+    notes = [_describe_tokens(settings["data"]), *notes]
     return ConvertedModel(source=source, model=model, tokenizer=tokenizer, notes=tuple(notes))
 
 
@@ -136,8 +136,26 @@ def read_settings(path: Path) -> dict[str, Any]:
         for name in _STACKS
         if not reasons and not isinstance(found["model"][name].get("embeddings"), dict)
     ]
+    reasons += _find_strange_values(found) if not reasons else []
     refuse(f"{path} is no configuration of JoeyNMT", reasons)
     return found
+
+
+def _find_strange_values(settings: Mapping[str, Any]) -> list[str]:
+    """Names what is of another type than the search and the special tokens need."""
+    testing, symbols = settings["testing"], settings["data"].get("special_symbols") or {}
+    numbers = ["beam_size", "alpha", "beam_alpha", "min_output_length", "max_output_length"]
+    numbers += ["repetition_penalty", "no_repeat_ngram_size"]
+    reasons = [
+        f"testing.{name} is {testing[name]!r} (can be: a number)"
+        for name in numbers
+        if name in testing and not isinstance(testing[name], int | float)
+    ]
+    if not isinstance(symbols, dict):
+        reasons.append(f"data.special_symbols is {symbols!r} (can be: names and tokens)")
+    elif not isinstance(symbols.get("lang_tags", []), list):
+        reasons.append(f"data.special_symbols.lang_tags is {symbols['lang_tags']!r} (can be: a list)")
+    return reasons
 
 
 def _check_settings(settings: Mapping[str, Any], source: str) -> list[SimpleNamespace]:
@@ -239,9 +257,16 @@ def _find_joiner(settings: Mapping[str, Any]) -> str | None:
     return "▁" if kind == "sentencepiece" else (target.get("tokenizer_cfg") or {}).get("separator", "@@")
 
 
-def _describe_tokens(source: Mapping[str, Any]) -> str:
-    steps = [f"level: {source.get('level', 'word')}"]
-    steps += [name for name in ("lowercase", "normalize") if source.get(name)]
-    options = {"tokenizer_type": source.get("tokenizer_type"), **(source.get("tokenizer_cfg") or {})}
-    steps += [f"{name}: {value}" for name, value in options.items() if value is not None]
-    return f"The tokenizer takes texts that JoeyNMT's own has cut ({', '.join(steps)}), with spaces between tokens."
+def _describe_tokens(data: Mapping[str, Any]) -> str:
+    described = []
+    for side in ("src", "trg"):
+        steps = [f"level: {data[side].get('level', 'word')}"]
+        steps += [name for name in ("lowercase", "normalize") if data[side].get(name)]
+        options = {"tokenizer_type": data[side].get("tokenizer_type"), **(data[side].get("tokenizer_cfg") or {})}
+        steps += [f"{name}: {value}" for name, value in options.items() if value is not None]
+        described.append(", ".join(steps))
+    source, target = described
+    return (
+        f"The tokenizer takes texts that JoeyNMT's own has cut ({source}), with spaces between tokens, and joins pieces"
+        f" of words again; what else was done to the target ({target}) is not undone in translations."
+    )

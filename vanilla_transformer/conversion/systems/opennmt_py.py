@@ -58,7 +58,11 @@ _DEFAULTS: dict[str, object] = {
     **dict.fromkeys(("share_embeddings", "share_decoder_embeddings"), False),
     **dict.fromkeys(("src_lang", "tgt_lang"), ""),
     **{name: [] for name in ("transforms", "_all_transform")},
-    "tgt_onmttok_kwargs": "{}",
+    **dict.fromkeys(("src_onmttok_kwargs", "tgt_onmttok_kwargs"), "{}"),
+    **dict.fromkeys(("src_subword_type", "tgt_subword_type"), "none"),
+    **{f"{side}_subword_vocab": "" for side in ("src", "tgt")},
+    **{f"{side}_vocab_threshold": 0 for side in ("src", "tgt")},
+    **dict.fromkeys(("share_vocab", "gpt2_pretok"), False),
 }
 
 _EMBEDDING = "embeddings.make_embedding.emb_luts.0.weight"
@@ -111,7 +115,9 @@ def convert_opennmt_py(checkpoint: str | os.PathLike[str]) -> ConvertedModel:
     notes = (
         f"The tokenizer takes texts that are cut into tokens as the training's were{cut}, with spaces between them.",
         "Beam search is onmt_translate's default of 5 beams, with scores divided by the length. OpenNMT-py counts the"
-        " start symbol as well, and stops when the best beam has ended, so that translations may differ.",
+        " start symbol as well, and stops when the best beam has ended, so that translations may differ. onmt_translate"
+        " ends a translation at 1.25 times the source's length + 5, and at 250 tokens; here it is the length + 50.",
+        *_find_unjoined(settings),
     )
     return ConvertedModel(source=source, model=model, tokenizer=tokenizer, notes=notes)
 
@@ -206,11 +212,34 @@ def _find_joiner(settings: SimpleNamespace) -> str | None:
         return "@@"
     if "onmt_tokenize" not in settings.transforms:
         return None
-    given = settings.tgt_onmttok_kwargs
+    kind, options = _read_tokenization(settings)
+    if options.get("joiner_annotate"):
+        return str(options.get("joiner", "￭"))
+    # Its tokenizer marks spaces for sentencepiece by itself, where nothing else cuts the text.
+    marks = kind == "sentencepiece" and options.get("mode", "none") == "none"
+    return "▁" if options.get("spacer_annotate") or marks else None
+
+
+def _read_tokenization(settings: SimpleNamespace) -> tuple[str, dict[str, Any]]:
+    """The kind of subwords and the options by which `onmt_tokenize` cuts the target."""
+    alike = all(
+        getattr(settings, f"src_{name}") == getattr(settings, f"tgt_{name}")
+        for name in ("subword_vocab", "vocab_threshold")
+    )
+    side = "src" if settings.share_vocab and alike else "tgt"  # one vocabulary: the source's tokenizer cuts both
+    name = f"{side}_onmttok_kwargs"
+    given = getattr(settings, name)  # written as Python spells it, or read already
     try:
-        options = dict(ast.literal_eval(given))
+        options = dict(given if isinstance(given, Mapping) else ast.literal_eval(given))
     except (SyntaxError, TypeError, ValueError) as error:
-        raise ConversionError(f"The setting tgt_onmttok_kwargs is no dictionary: {given!r}.") from error
-    if options.get("spacer_annotate"):
-        return "▁"
-    return str(options.get("joiner", "￭")) if options.get("joiner_annotate") else None
+        raise ConversionError(f"The setting {name} is no dictionary: {given!r}.") from error
+    return getattr(settings, f"{side}_subword_type"), options
+
+
+def _find_unjoined(settings: SimpleNamespace) -> list[str]:
+    """Says what `onmt_tokenize` has done to the target that the tokenizer does not undo."""
+    if "onmt_tokenize" not in settings.transforms:
+        return []
+    marked = "case_markup" if _read_tokenization(settings)[1].get("case_markup") else None
+    names = [name for name in (marked, "gpt2_pretok" if settings.gpt2_pretok else None) if name]
+    return [f"What {' and '.join(names)} did to the training's texts is not undone in translations."] if names else []

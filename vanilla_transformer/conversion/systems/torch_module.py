@@ -39,6 +39,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"relu": F.relu
 SYNONYMS = {"swish": "silu"}  # the library's name for the same function
 # The files that `save_as_torch_nn` writes.
 WEIGHTS_NAME, SETTINGS_NAME = "model.pt", "settings.json"
+DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 # Of one layer: our names and torch's.
 ATTENTIONS = {"self_attn": "self_attn", "encoder_attn": "multihead_attn"}
 NORMS = {
@@ -194,7 +195,7 @@ def save_as_torch_nn(
     refuse("The tokenizer does not belong to the model", find_excess_tokens(tokenizer, config))
     ends = [f"eos_token_id is {config.eos_token_id} (can be: one number)"]
     refuse(f"{SETTINGS_NAME} names one end of sentences", ends if isinstance(config.eos_token_id, list) else [])
-    same = ["layer_norm_eps", "dropout", "scale_embedding", "position_embedding_type"]
+    same = ["layer_norm_eps", "scale_embedding", "position_embedding_type", *DROPOUTS]
     same += [f"{name}_token_id" for name in ("bos", "pad", "eos", "decoder_start")]
     settings = {
         "nhead": heads[0],

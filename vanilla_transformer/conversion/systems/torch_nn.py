@@ -37,7 +37,16 @@ from vanilla_transformer.model.configuration_vanilla_transformer import VanillaT
 from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
 
 from .library import check_tokenizer
-from .torch_module import ACTIVATIONS, ATTENTIONS, LINEAR_MAPS, NORMS, SETTINGS_NAME, WEIGHTS_NAME, TorchTransformer
+from .torch_module import (
+    ACTIVATIONS,
+    ATTENTIONS,
+    DROPOUTS,
+    LINEAR_MAPS,
+    NORMS,
+    SETTINGS_NAME,
+    WEIGHTS_NAME,
+    TorchTransformer,
+)
 
 # What tells a stack among other weights: only the decoder's layers attend to something else.
 _FIRST_WEIGHTS = {"encoder": "layers.0.self_attn.in_proj_weight", "decoder": "layers.0.multihead_attn.in_proj_weight"}
@@ -54,7 +63,7 @@ _AROUND = {
 # What is taken for a state dict where nobody says more. Heads are not among them: a check with a wrong number of them,
 # that divides d_model too, finds nothing.
 TORCH_DEFAULTS: dict[str, Any] = {"activation": "relu", "norm_first": False, "layer_norm_eps": 1e-5, "dropout": 0.1}
-_LAYER_SETTINGS = ("nhead", *TORCH_DEFAULTS)
+_LAYER_SETTINGS = ("nhead", *TORCH_DEFAULTS, *DROPOUTS[1:])
 
 
 def _make_rules() -> list[Rule]:
@@ -85,8 +94,9 @@ class TorchSettings:
             module such as `nn.GELU()`, its decoder took relu all the same, and such a model cannot be converted.
         norm_first: Whether norms come before sub-layers (pre-LN). `None`: as in the module; for a state dict, no.
         layer_norm_eps: Added to the variance in every norm. `None`: the module's; for a state dict 1e-5.
-        dropout: Probability of dropping, in training; torch drops attention weights and inner activations too. `None`:
-            the module's; for a state dict 0.1.
+        dropout: Probability of dropping, in training. `None`: the module's; for a state dict 0.1.
+        attention_dropout: The same of attention weights. `None`: the module's; for a state dict `dropout`, as in torch.
+        activation_dropout: The same of inner activations, likewise.
         scale_embedding: Whether embeddings are multiplied by sqrt(d_model).
         position_embedding_type: As in `VanillaTransformerConfig`. `None`: the sinusoids that the table holds, and
             "sinusoidal" if there is no table.
@@ -107,6 +117,8 @@ class TorchSettings:
     norm_first: bool | None = None
     layer_norm_eps: float | None = None
     dropout: float | None = None
+    attention_dropout: float | None = None
+    activation_dropout: float | None = None
     scale_embedding: bool = True
     position_embedding_type: str | None = None
     position_offset: int = 0
@@ -460,7 +472,8 @@ def _make_notes(settings: TorchSettings, weights: StateDict, *, is_module: bool,
         if assumed := {name: value for name, value in TORCH_DEFAULTS.items() if getattr(settings, name) is None}:
             notes.append(f"Assumed, torch's defaults, since a state dict does not tell: {_list_values(assumed)}.")
         chosen = _choose_settings(settings)
-        chosen.pop("dropout")  # which is off where logits are compared
+        for name in DROPOUTS:  # which are off where logits are compared
+            chosen.pop(name, None)
         unseen = chosen | unseen
     if not has_forward:
         place = "in the code around torch.nn.Transformer" if is_module else "not in the weights"
