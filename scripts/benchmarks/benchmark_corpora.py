@@ -93,7 +93,10 @@ def measure(arguments: BenchmarkArguments, folder: Path) -> dict[Setting, float]
         for setting in settings:
             short, long = (time_translation(arguments, setting, path, folder / "target.txt") for path in sources)
             seconds[setting].append(long - short)
-    return {setting: count / max(median(found), 1e-9) for setting, found in seconds.items()}
+    medians = {setting: median(found) for setting, found in seconds.items()}
+    if min(medians.values()) <= 0:
+        raise ValueError(f"--num_sentences is {count}, too few: twice as many did not take longer.")
+    return {setting: count / found for setting, found in medians.items()}
 
 
 def measure_files(arguments: BenchmarkArguments, folder: Path) -> tuple[float, float]:

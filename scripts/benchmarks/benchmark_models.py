@@ -124,6 +124,7 @@ def make_t5(size: Size) -> Any:
         pad_token_id=PAD,
         eos_token_id=END,
     )
+    config.decoder_start_token_id = START
     return drop_outputs_only(T5ForConditionalGeneration(config))
 
 
@@ -235,15 +236,16 @@ def set_search(model: Any, *, ends: bool, length_penalty: float = 1.0) -> None:
     the number of new tokens.
 
     Args:
-        model: One of `MODELS`.
+        model: One of `MODELS`, or another encoder-decoder; the special tokens are its own.
         ends: Whether the end symbol ends a translation; otherwise it is a token like any other.
         length_penalty: Of beam search.
     """
+    config = model.config
     model.generation_config = GenerationConfig(
-        bos_token_id=START,
-        pad_token_id=PAD,
-        eos_token_id=END if ends else None,
-        decoder_start_token_id=START,
+        bos_token_id=config.decoder_start_token_id,
+        pad_token_id=config.pad_token_id,
+        eos_token_id=config.eos_token_id if ends else None,
+        decoder_start_token_id=config.decoder_start_token_id,
         length_penalty=length_penalty,
     )
 

@@ -79,13 +79,15 @@ class Side:
     """A checkout, and the process that runs its code."""
 
     def __init__(self, tree: Path, folder: Path) -> None:
-        self.environment = {**os.environ, "PYTHONPATH": str(tree.resolve()), "HF_HUB_OFFLINE": "1"}
+        self.tree = tree.resolve()
+        if not (self.tree / "vanilla_transformer" / "__init__.py").is_file():
+            raise SystemExit(f"{tree} is no checkout: there is no vanilla_transformer/__init__.py.")
+        self.environment = {**os.environ, "PYTHONPATH": str(self.tree), "HF_HUB_OFFLINE": "1"}
         self.process = subprocess.Popen(
             [sys.executable, __file__, "--serve", str(folder)],
             env=self.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
             text=True,
         )
         self.parts: list[str] = json.loads(self.process.stdout.readline())  # type: ignore[union-attr]
@@ -93,8 +95,9 @@ class Side:
     def measure(self, part: str) -> float:
         """Seconds of one part."""
         if part == FRESH:
-            command = [sys.executable, "-c", _IMPORT]
-            return float(subprocess.run(command, env=self.environment, capture_output=True, check=True).stdout)
+            command = [sys.executable, "-c", _IMPORT]  # which looks into the current folder first
+            done = subprocess.run(command, env=self.environment, cwd=self.tree, stdout=subprocess.PIPE, check=True)
+            return float(done.stdout)
         print(part, file=self.process.stdin, flush=True)
         return float(self.process.stdout.readline())  # type: ignore[union-attr]
 

@@ -30,8 +30,7 @@ class ServerProcess:
 
     def __init__(self, options: Sequence[str]) -> None:
         command = [sys.executable, "-m", "vanilla_transformer", "serve", "--host", HOST, "--port", "0", *options]
-        root = Path(__file__).resolve().parents[2]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root)
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []
         self._output = cast(IO[str], self.process.stdout)
         # Read all the while, or the server would wait once the pipe is full.

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from steps import call, describe, format_table, make_parser
+from steps import describe, format_table, make_parser, run_once
 
 from vanilla_transformer.commands.train import parse_given
 
@@ -73,15 +73,14 @@ def measure(
 ) -> dict[str, float]:
     """Trains and scores, as far as it is not done; returns what the table tells."""
     settings = merge_options(recipe, arguments.options, row.get("options", {}))
-    if not (folder / "metrics.json").is_file():
-        changed = {name: value for name, value in settings.items() if value != recipe.get(name)}
-        words = [*spell_options(changed), "--seed", str(seed), "--output_dir", str(folder)]
-        call("train", arguments.recipe, *words)
+    changed = {name: value for name, value in settings.items() if value != recipe.get(name)}
+    words = ["train", str(arguments.recipe), *spell_options(changed), "--seed", str(seed), "--output_dir", str(folder)]
+    run_once(arguments.output_dir, folder / "metrics.json", *words)
     metrics = folder / "validation" / "metrics.json"
-    if not metrics.is_file():
-        words = ["--test_file", *settings["validation_file"], "--num_beams", str(NUM_BEAMS)]
-        words += spell_options({name: settings[name] for name in _PASSED_ON if settings.get(name)})
-        call("evaluate", "--model_name_or_path", folder, *words, "--output_dir", metrics.parent, "--overwrite")
+    words = ["evaluate", "--model_name_or_path", str(folder), "--test_file", *settings["validation_file"]]
+    words += spell_options({name: settings[name] for name in _PASSED_ON if settings.get(name)})
+    words += ["--num_beams", str(NUM_BEAMS), "--output_dir", str(metrics.parent), "--overwrite"]
+    run_once(arguments.output_dir, metrics, *words)
     scores, costs = (json.loads(path.read_text(encoding="utf-8")) for path in (metrics, folder / "metrics.json"))
     return {
         "perplexity": scores["perplexity"],

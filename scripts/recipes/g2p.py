@@ -18,7 +18,7 @@ import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
-from steps import call, describe, format_table, make_parser
+from steps import describe, format_table, make_parser, run_once
 
 RECIPE = Path(__file__).with_suffix(".yaml")
 
@@ -59,14 +59,14 @@ def write_data(data: Path, folder: Path) -> list[str]:
     return languages
 
 
-def score(models: Sequence[Path], languages: Sequence[str], data: Path, folder: Path) -> dict[str, tuple[float, float]]:
-    """WER and PER of each language; several models answer together."""
+def score(models: Sequence[Path], languages: Sequence[str], out: Path, folder: Path) -> dict[str, tuple[float, float]]:
+    """WER and PER of each language; several models answer together. `folder`, a folder of `out`, gets the answers."""
     scores = {}
     for language in languages:
         metrics = folder / language / "metrics.json"
-        if not metrics.is_file():
-            test: list[str | Path] = ["--test_file", data / f"test.{language}.tsv", "--num_beams", "5"]
-            call("evaluate", "--model_name_or_path", *models, *test, "--output_dir", metrics.parent, "--overwrite")
+        test: list[str | Path] = ["--test_file", out / "data" / f"test.{language}.tsv", "--num_beams", "5"]
+        test += ["--output_dir", metrics.parent, "--overwrite"]
+        run_once(out, metrics, "evaluate", "--model_name_or_path", *models, *test)
         values = json.loads(metrics.read_text(encoding="utf-8"))
         scores[language] = values["wer"], values["per"]
     return scores
@@ -99,13 +99,13 @@ def main(argv: list[str] | None = None) -> None:
     models = []
     for seed in arguments.seeds:
         models.append(out / f"seed{seed}")
-        if not (models[-1] / "metrics.json").is_file():
-            files = ["--train_file", out / "data" / "train.tsv", "--validation_file", out / "data" / "dev.tsv"]
-            call("train", RECIPE, "--seed", str(seed), "--output_dir", models[-1], *files, *options)
-    runs = [score([model], languages, out / "data", model / "test") for model in models]
+        files = ["--train_file", out / "data" / "train.tsv", "--validation_file", out / "data" / "dev.tsv"]
+        words = ["--seed", str(seed), "--output_dir", models[-1], *files, *options]
+        run_once(out, models[-1] / "metrics.json", "train", RECIPE, *words)
+    runs = [score([model], languages, out, model / "test") for model in models]
     if together := len(models) > 1:
         name = "-".join(["together", *map(str, arguments.seeds)])
-        runs.append(score(models, languages, out / "data", out / name))
+        runs.append(score(models, languages, out, out / name))
     table = make_table(languages, runs, together)
     (out / "results.md").write_text(table + "\n", encoding="utf-8")
     print(table)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
 
-from steps import call, describe, format_table, make_parser
+from steps import describe, format_table, make_parser, run_once
 
 RECIPE = Path(__file__).with_suffix(".yaml")
 LANGUAGES = ("en", "de", "fr")
@@ -27,26 +27,26 @@ def find_files(data: Path, part: str, pair: Sequence[str]) -> list[Path]:
     return [data / f"{part}.{language}.gz" for language in pair]
 
 
-def train(data: Path, folder: Path, seed: int, pairs: Sequence[Sequence[str]], options: Sequence[str]) -> None:
-    """Trains on these pairs of languages, several of them both ways."""
-    if (folder / "metrics.json").is_file():
-        return
+def train(
+    data: Path, out: Path, folder: Path, seed: int, pairs: Sequence[Sequence[str]], options: Sequence[str]
+) -> None:
+    """Trains on these pairs of languages, several of them both ways, into a folder of `out`."""
     files: list[str | Path] = []
     for option, part in (("--train_file", "train"), ("--validation_file", "val")):
         for pair in pairs:
             files += [option, *find_files(data, part, pair)]
     both = str(len(pairs) > 1).lower()
     languages = ["--lang_pairs", *("-".join(pair) for pair in pairs), "--both_directions", both]
-    call("train", RECIPE, "--seed", str(seed), "--output_dir", folder, *languages, *files, *options)
+    words = ["--seed", str(seed), "--output_dir", folder, *languages, *files, *options]
+    run_once(out, folder / "metrics.json", "train", RECIPE, *words)
 
 
-def score(data: Path, model: Path, pair: Sequence[str]) -> float:
+def score(data: Path, out: Path, model: Path, pair: Sequence[str]) -> float:
     """BLEU of a direction, in percent."""
     metrics = model / f"test.{'-'.join(pair)}" / "metrics.json"
-    if not metrics.is_file():
-        test: list[str | Path] = ["--test_file", *find_files(data, "test_2016_flickr", pair)]
-        test += ["--source_lang", pair[0], "--target_lang", pair[1], "--output_dir", metrics.parent, "--overwrite"]
-        call("evaluate", "--model_name_or_path", model, *test)
+    test: list[str | Path] = ["--test_file", *find_files(data, "test_2016_flickr", pair)]
+    test += ["--source_lang", pair[0], "--target_lang", pair[1], "--output_dir", metrics.parent, "--overwrite"]
+    run_once(out, metrics, "evaluate", "--model_name_or_path", model, *test)
     return float(json.loads(metrics.read_text(encoding="utf-8"))["bleu"])
 
 
@@ -73,12 +73,12 @@ def main(argv: list[str] | None = None) -> None:
     scores: dict[tuple[str, str], dict[str, list[float]]] = {pair: {MANY: [], "single": []} for pair in directions}
     for seed in arguments.seeds:
         many = out / MANY / f"seed{seed}"
-        train(data, many, seed, [("en", "de"), ("en", "fr")], options)
+        train(data, out, many, seed, [("en", "de"), ("en", "fr")], options)
         for pair, found in scores.items():
             single = out / "-".join(pair) / f"seed{seed}"
-            train(data, single, seed, [pair], options)
-            found[MANY].append(score(data, many, pair))
-            found["single"].append(score(data, single, pair))
+            train(data, out, single, seed, [pair], options)
+            found[MANY].append(score(data, out, many, pair))
+            found["single"].append(score(data, out, single, pair))
     table = make_table(scores)
     (out / "results.md").write_text(table + "\n", encoding="utf-8")
     print(table)

@@ -1,12 +1,16 @@
 """What the recipes of several trainings share: their command line, their steps, and means over seeds."""
 
 import argparse
+import json
+import math
 import shlex
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 
 def make_parser(description: str | None, seeds: str) -> argparse.ArgumentParser:
@@ -17,15 +21,50 @@ def make_parser(description: str | None, seeds: str) -> argparse.ArgumentParser:
     return parser
 
 
-def call(*words: str | Path) -> None:
+def call(*words: str) -> None:
     """Runs a command of the package, and shows it."""
-    command = [str(word) for word in words]
-    print("vanilla-transformer", shlex.join(command), flush=True)
-    subprocess.run([sys.executable, "-m", "vanilla_transformer", *command], check=True)
+    print("vanilla-transformer", shlex.join(words), flush=True)
+    status = subprocess.run([sys.executable, "-m", "vanilla_transformer", *words], check=False).returncode
+    if status:
+        raise SystemExit(f"That ended with status {status}. What is finished stays: the same command goes on.")
+
+
+def run_once(folder: Path, output: Path, *words: str | Path) -> None:
+    """Runs a command that makes a file, unless the file is there.
+
+    Args:
+        folder: That of the recipe's outputs; its steps.json keeps the command that made each, and the time it took.
+        output: The file, which the command writes last.
+        words: The command and its arguments.
+
+    Raises:
+        SystemExit: If the file is there but another command made it, or if the command fails.
+    """
+    spelled = [str(word) for word in words]
+    # Of paths only the names count: the same folder may be written in another way.
+    command = shlex.join(word.rpartition("/")[2] for word in spelled)
+    steps, name = read_steps(folder), output.relative_to(folder).as_posix()
+    if output.is_file():
+        made_by = steps.get(name, {}).get("command", command)
+        if made_by != command:
+            raise SystemExit(f"{output} was made by\n  {made_by}\nnot by\n  {command}\nGive another output folder.")
+        return
+    start = time.monotonic()
+    call(*spelled)
+    steps = read_steps(folder) | {name: {"command": command, "seconds": time.monotonic() - start}}
+    (folder / "steps.json").write_text(json.dumps(steps, indent=2) + "\n", encoding="utf-8")
+
+
+def read_steps(folder: Path) -> dict[str, Any]:
+    """What `run_once` has done so far, by output."""
+    path = folder / "steps.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found
 
 
 def describe(values: Sequence[float], digits: int) -> str:
-    """The mean, and of several values their standard deviation."""
+    """The mean of those that are known (not nan), and of several their standard deviation."""
+    values = [value for value in values if not math.isnan(value)] or [math.nan]
     spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.{digits}f}{spread}"
 

@@ -4,7 +4,7 @@ r"""From two text files to a served model: 20,000 noisy pairs of Tatoeba, Englis
     PAIRS=500 TEXTS=500 STEPS=8 PRESET=tiny RATIO=99 SIMILARITY=0 OUT=out/trial \
         python scripts/recipes/tatoeba_en_de.py    # a trial, of models that learn nothing
 
-COMMANDS below run in OUT; one whose output is there is not run again. DATA holds
+COMMANDS below run in OUT; one whose output is there is not run again. Other settings need another OUT. DATA holds
 train.en-de.tsv.gz, val.en-de.tsv.gz and test.en-de.tsv.gz: a sentence, a tab, its translation. The first PAIRS of the
 shuffled training pairs are kept, and noise is put among them; of the others only TEXTS targets are, which are in no
 other set. For text of your own, put train.en, train.de, val.en, val.de, test.en, test.de and mono.de into OUT: DATA is
@@ -17,11 +17,10 @@ import os
 import random
 import re
 import shlex
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import NamedTuple
+
+from steps import read_steps, run_once
 
 
 def count(name: str, default: int, least: int = 1) -> int:
@@ -38,6 +37,7 @@ OUT = Path(os.environ.get("OUT", "out/tatoeba_en_de"))
 PAIRS = count("PAIRS", 20_000)  # that are right
 NOISE = count("NOISE", 30, least=0)  # percent of the lines of train.en and train.de; below 100
 TEXTS = count("TEXTS", 100_000)  # in German alone
+SIZES = {"PAIRS": PAIRS, "NOISE": NOISE, "TEXTS": TEXTS}
 VOCABULARY = count("VOCABULARY", 6000)  # tokens
 STEPS = count("STEPS", 3600)  # updates of 2,048 source and 2,048 target tokens, padding included
 PRESET = os.environ.get("PRESET", "small")  # 3 + 3 layers, d_model 256
@@ -175,10 +175,23 @@ def add_noise(pairs: Pairs, *, noise: float, seed: int) -> Pairs:
     return generator.sample([*pairs, *wrong], len(pairs) + len(wrong))
 
 
+def find_missing() -> list[str]:
+    """Those of FILES that must still be made here of Tatoeba; data.json says of what size they are.
+
+    Raises:
+        SystemExit: If some were put here, but not all, or if they are of other sizes.
+    """
+    missing = [name for name in FILES if not Path(name).is_file()]
+    if not Path("data.json").is_file():
+        if 0 < len(missing) < len(FILES):
+            raise SystemExit(f"{OUT} holds some files of text, but no {' and no '.join(missing)}.")
+    elif (made := json.loads(Path("data.json").read_text(encoding="utf-8"))) != SIZES:
+        raise SystemExit(f"{OUT} holds data of {made}, not of {SIZES}: give another OUT.")
+    return missing
+
+
 def write_data() -> None:
-    """Writes FILES here, unless they are there; each has all its lines or is not there."""
-    if all(Path(name).is_file() for name in FILES):
-        return
+    """Writes FILES here; each has all its lines or is not there."""
     train, val, test = (read_pairs(DATA / f"{part}.en-de.tsv.gz") for part in ("train", "val", "test"))
     kept, mono = divide(train, [*val, *test], pairs=PAIRS, texts=TEXTS, seed=1)
     if len(kept) < PAIRS or len(mono) < TEXTS:
@@ -191,6 +204,7 @@ def write_data() -> None:
         for part, rows in parts.items()
         for side, name in enumerate(("en", "de"))
     }
+    Path("data.json").write_text(json.dumps(SIZES), encoding="utf-8")
     for name, lines in (texts | {"mono.de": mono}).items():
         part = Path(f"{name}.part")
         part.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -200,39 +214,22 @@ def write_data() -> None:
     )
 
 
-def call(words: list[str]) -> None:
-    """Runs a command of the package."""
-    status = subprocess.run([sys.executable, "-m", "vanilla_transformer", *words], check=False).returncode
-    if status:
-        raise SystemExit(f"That ended with status {status}. What is finished stays: the same command goes on.")
-
-
-def run(step: Step) -> None:
-    """Runs a command and adds its time to its row's, unless its output is there; a training counts all its parts."""
-    if Path(step.output).exists():
-        return
-    print(f"\n{step.command}", flush=True)
-    start = time.monotonic()
-    call(shlex.split(step.command.replace("\\\n", " "))[1:])
-    spent = time.monotonic() - start
-    if Path(step.output).name == "metrics.json":
-        spent = max(spent, json.loads(Path(step.output).read_text(encoding="utf-8")).get("runtime_seconds") or 0)
-    seconds = read_seconds()
-    seconds[step.row] = seconds.get(step.row, 0) + spent
-    Path("seconds.json").write_text(json.dumps(seconds), encoding="utf-8")
-
-
-def read_seconds() -> dict[str, float]:
-    """The time of each row so far."""
-    path = Path("seconds.json")
-    found: dict[str, float] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found
+def read_minutes() -> dict[str, float]:
+    """How long each row's steps took; a training counts all its parts."""
+    minutes: dict[str, float] = dict.fromkeys(MODELS, 0)
+    steps = read_steps(Path())
+    for step in list_steps():
+        spent = steps.get(step.output, {}).get("seconds", 0)
+        if Path(step.output).name == "metrics.json":
+            spent = max(spent, json.loads(Path(step.output).read_text(encoding="utf-8")).get("runtime_seconds") or 0)
+        minutes[step.row] += spent / 60
+    return minutes
 
 
 def make_table() -> str:
     """The rows in Markdown; a gain is over the row before, and p the chance of it by the luck of the test set."""
     lines = ["| step | BLEU | chrF | gain in BLEU | sentences/s | minutes |", "|---|---|---|---|---|---|"]
-    seconds = read_seconds()
+    minutes = read_minutes()
     for row, model in MODELS.items():
         folder = f"{model}/test"
         metrics = json.loads(Path(folder, "metrics.json").read_text(encoding="utf-8"))
@@ -242,25 +239,25 @@ def make_table() -> str:
             gain = f"{own['score'] - before['score']:+.2f} (p = {own['p_value']:.3f})"
         scores = f"{metrics['bleu']:.2f} | {metrics['chrf']:.2f} | {gain}"
         speed = f"{metrics['sentences_per_second']:.1f}"
-        lines.append(f"| {row} | {scores} | {speed} | {seconds.get(row, 0) / 60:.1f} |")
+        lines.append(f"| {row} | {scores} | {speed} | {minutes[row]:.1f} |")
     return "\n".join(lines)
 
 
 def main() -> None:
     """Does every step that is not done, and prints the table and how to serve the model."""
-    here = all((OUT / name).is_file() for name in FILES)
-    sources = [DATA / f"{part}.en-de.tsv.gz" for part in ("train", "val", "test")]
-    if not here and (absent := [str(path) for path in sources if not path.is_file()]):
-        print(f"Skipped, since there is no {' and no '.join(absent)}.")
-        return
     if NOISE > 99:
         raise SystemExit(f"NOISE is {NOISE}; it must be below 100.")
     (OUT / "corpora").mkdir(parents=True, exist_ok=True)
-    print(f"cd {shlex.quote(str(OUT))}")
     os.chdir(OUT)
-    write_data()
+    if find_missing():
+        sources = [DATA / f"{part}.en-de.tsv.gz" for part in ("train", "val", "test")]
+        if absent := [str(path) for path in sources if not path.is_file()]:
+            print(f"Skipped, since there is no {' and no '.join(absent)}.")
+            return
+        write_data()
+    print(f"cd {shlex.quote(str(OUT))}")
     for step in list_steps():
-        run(step)
+        run_once(Path(), Path(step.output), *shlex.split(step.command.replace("\\\n", " "))[1:])
     print(f"{make_table()}\n\n{SERVE}")
 
 

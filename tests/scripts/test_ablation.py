@@ -13,6 +13,7 @@ from vanilla_transformer.commands import evaluate, train
 from vanilla_transformer.training.setup import parse_overrides
 
 ablation: Any = importlib.import_module("ablation")
+steps: Any = importlib.import_module("steps")
 pytestmark = pytest.mark.usefixtures("no_curves")
 
 RECIPES = Path(ablation.__file__).parent
@@ -35,11 +36,11 @@ def recipe(tmp_path: Path) -> Path:
 def test_rows_are_trained_and_scored_once(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[list[str]] = []
 
-    def call(name: str, *words: str | Path) -> None:
-        calls.append([name, *map(str, words)])
-        {"train": train, "evaluate": evaluate}[name].main(calls[-1][1:])
+    def call(*words: str) -> None:
+        calls.append([*words])
+        {"train": train, "evaluate": evaluate}[words[0]].main(calls[-1][1:])
 
-    monkeypatch.setattr(ablation, "call", call)
+    monkeypatch.setattr(steps, "call", call)
     changes, out = tmp_path / "changes.yaml", tmp_path / "out"
     options = {"config_overrides": "dropout=0", "max_steps": 2, "bf16": True}
     changes.write_text(yaml.safe_dump({"base": None, "other": {"options": options, "columns": {"paper": 5.5}}}))
@@ -59,6 +60,12 @@ def test_rows_are_trained_and_scored_once(recipe: Path, tmp_path: Path, monkeypa
     assert [cell.strip() for cell in other.split("|")[1:-1]][::5] == ["other", "2 ± 0"]
     ablation.main([*arguments, "--rows", "other"])
     assert len(calls) == 8, "what is finished is not done again"
+    with pytest.raises(SystemExit, match=r"made by[^$]*not by[^$]*--learning_rate 0\.1[^$]*another output folder"):
+        ablation.main([*arguments, "--learning_rate", "0.1"])
+    metrics = out / "other" / "seed2" / "metrics.json"  # of a training that was killed after its last update
+    metrics.write_text(json.dumps(json.loads(metrics.read_text()) | {"runtime_seconds": None}))
+    ablation.main(arguments)
+    assert [row.split("|")[-3].strip() for row in (out / "results.md").read_text().splitlines()[2:]] == ["0 ± 0", "0"]
 
 
 def test_options_of_the_command_line_are_those_of_all_rows(
@@ -66,14 +73,14 @@ def test_options_of_the_command_line_are_those_of_all_rows(
 ) -> None:
     calls: list[list[str]] = []
 
-    def call(*words: str | Path) -> None:
-        calls.append(list(map(str, words)))
+    def call(*words: str) -> None:
+        calls.append([*words])
         folder = Path(calls[-1][calls[-1].index("--output_dir") + 1])
         folder.mkdir(parents=True)
         names = ("perplexity", "bleu", "parameters", "steps", "runtime_seconds")
         (folder / "metrics.json").write_text(json.dumps(dict.fromkeys(names, 1)))
 
-    monkeypatch.setattr(ablation, "call", call)
+    monkeypatch.setattr(steps, "call", call)
     rows = {"base": None, "wide": {"options": {"config_overrides": "d_model=32", "train_file": ["a.en", "a.de"]}}}
     (tmp_path / "changes.yaml").write_text(yaml.safe_dump(rows))
     words = [

@@ -71,7 +71,7 @@ def test_from_text_to_server(data: Path, monkeypatch: pytest.MonkeyPatch, capsys
     importlib.reload(script)
     called: list[str] = []
 
-    def call(words: list[str]) -> None:
+    def call(*words: str) -> None:
         """Runs the command in this process, which has imported everything; the fifth is interrupted, once."""
         if len(called) == 4 and called[-1] != "interrupted":
             called.append("interrupted")
@@ -79,7 +79,7 @@ def test_from_text_to_server(data: Path, monkeypatch: pytest.MonkeyPatch, capsys
         called.append(words[0])
         command([*words, *(["--report_to", "none"] if words[0] == "train" else [])])
 
-    monkeypatch.setattr(script, "call", call)
+    monkeypatch.setattr(importlib.import_module("steps"), "call", call)
     with pytest.raises(KeyboardInterrupt):
         script.main()
     script.main()
@@ -110,6 +110,14 @@ def test_from_text_to_server(data: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert settings["langs"] == ["de", "en"]
 
     called.clear()
+    for name, value in {"STEPS": 3, "TEXTS": 21}.items():
+        with monkeypatch.context() as changed:
+            changed.setenv(name, str(value))
+            changed.setenv("OUT", ".")
+            importlib.reload(script)
+            with pytest.raises(SystemExit, match=r"(not by[^$]*max_steps 3|not of .*'TEXTS': 21)[^$]*another"):
+                script.main()
+    importlib.reload(script)
     monkeypatch.setattr(script, "DATA", data / "nowhere")  # which own text has no need of
     script.main()
     assert not called
@@ -133,10 +141,13 @@ def test_missing_data_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     (tmp_path / "train.en-de.tsv.gz").touch()
     monkeypatch.setattr(script, "DATA", tmp_path)
     monkeypatch.setattr(script, "OUT", tmp_path / "out")
+    monkeypatch.chdir(tmp_path)
     script.main()
     absent = " and no ".join(str(tmp_path / f"{part}.en-de.tsv.gz") for part in ("val", "test"))
     assert capsys.readouterr().out == f"Skipped, since there is no {absent}.\n"
-    assert not (tmp_path / "out").exists()
+    (tmp_path / "out" / "mono.de").touch()
+    with pytest.raises(SystemExit, match=r"holds some files of text, but no train\.en and no .* and no test\.de\."):
+        script.main()
 
 
 @pytest.mark.parametrize(
