@@ -311,7 +311,7 @@ def test_a_batch_is_divided_among_the_threads(
 def test_all_settings_without_a_counterpart_are_refused_together(tmp_path: Path) -> None:
     theirs = export(make(), tmp_path)
     wrong: dict[str, Any] = {"do_sample": True, "repetition_penalty": 1.2, "output_scores": True}
-    wrong |= {"length_penalty_type": "none"}
+    wrong |= {"length_penalty_type": "none", "decoder_start_token_id": 5}
     with pytest.raises(ConversionError) as error:
         theirs.generate(torch.tensor([[5, 6]]), **wrong, num_return_sequences=3, decoder_input_ids=torch.tensor([[0]]))
     assert str(error.value).splitlines() == [
@@ -322,7 +322,26 @@ def test_all_settings_without_a_counterpart_are_refused_together(tmp_path: Path)
         "  - output_scores is True, of which it has no counterpart",
         "  - length_penalty_type is 'none' (can be: gnmt, transformers)",
         "  - num_return_sequences is 3, more than num_beams, 1",
+        f"  - decoder_start_token_id is 5; it was exported with {theirs.target_tokens[0]!r}",
     ]
+
+
+def test_what_a_training_with_generation_leaves_is_no_setting(tmp_path: Path) -> None:
+    """`Seq2SeqTrainer` writes the library's defaults into the model's settings, a limit of 20 tokens among them."""
+    ours = make(seed=4)
+    expected = ours.generate(torch.tensor([[5, 6, 7]]), suppress_tokens=[ours.config.eos_token_id])
+    ours.generation_config.update(**GenerationConfig._get_default_generation_params(), defaults_only=True)
+    theirs = export(ours, tmp_path)
+    assert not theirs.find_refused({})
+    found = theirs.generate(torch.tensor([[5, 6, 7]]), suppress_tokens=[ours.config.eos_token_id])
+    assert found.shape == expected.shape == (1, 1 + 3 + 50)
+
+
+def test_the_end_is_no_bad_word(tmp_path: Path) -> None:
+    ours = make(seed=4)
+    theirs, end = export(ours, tmp_path), ours.config.eos_token_id
+    found = [each.generate(torch.tensor([[5, 6, 7]]), bad_words_ids=[[end], [9]]) for each in (ours, theirs)]
+    assert found[0].equal(found[1])
 
 
 def test_beam_search_refuses_to_forbid_tokens_in_another_way_than_the_library(tmp_path: Path) -> None:

@@ -97,6 +97,8 @@ def test_the_export_is_of_the_very_weights(copied: Path, taken: Any, caplog: pyt
     settings = json.loads(path.read_text())
     path.write_text(json.dumps(settings | {"langs": ["en", "de"], "dropout": 0.3}))  # changes no translation
     assert taken(copied)[0] == "ctranslate2"
+    path.write_text(json.dumps({name: value for name, value in settings.items() if name != "initializer_gain"}))
+    assert taken(copied)[0] == "ctranslate2"  # which code before this field has saved
     path.write_text(json.dumps(settings | {"scale_embedding": False}))
     assert taken(copied)[0] == "transformers"
     path.write_text(json.dumps(settings))

@@ -60,7 +60,7 @@ def test_pages_are_for_one_pair_of_languages() -> None:
     model = make_letters_model()
     assert not find_page_reasons(model)
     model.config.task_specific_params = {"translation_en_to_de": {}, "translation_de_to_en": {}}
-    assert find_page_reasons(model) == ["it translates several pairs of languages, and the page has no choice of them"]
+    assert find_page_reasons(model) == ["it translates several pairs of languages, of which JavaScript can choose none"]
 
 
 def test_the_folder_is_whole(page: Path) -> None:

@@ -261,6 +261,25 @@ class TestContent:
         for name, is_own in (("alice/numbers", True), ("bob/numbers", False), (None, False)):
             assert ("66.66" in build_model_card(trained, repo_id=name).content) == is_own
 
+    def test_scores_of_several_models_together_are_not_its_own(self, trained: Path) -> None:
+        path = trained / "test" / "metrics.json"
+        arguments = {**read(path)["arguments"], "model_name_or_path": "alice/numbers"}
+        change(path, arguments=arguments, bleu=66.66, weights_sha256={}, ensemble=["alice/numbers", "alice/other"])
+        assert "66.66" not in build_model_card(trained, repo_id="alice/numbers").content
+
+    def test_what_else_the_loss_was_made_of_is_told(self, trained: Path) -> None:
+        arguments = read(trained / "arguments.json")
+        assert "teacher" not in build_model_card(trained).content
+        for changed, row in (
+            ({"r_drop": 5.0}, "| R-Drop | 5"),
+            (
+                {"teacher_model": "/home/me/big", "teacher_weight": 0.5},
+                "| teacher | `big`, whose probabilities have 0.5",
+            ),
+        ):
+            change(trained / "arguments.json", training=arguments["training"] | changed)
+            assert row in build_model_card(trained).content
+
     def test_examples_are_the_first_ones_with_their_sources_if_these_are_there(self, trained: Path) -> None:
         (trained / "test" / "hypotheses.txt").write_text(
             "a|b <!-- end of what is generated -->\n" * 7, encoding="utf-8"

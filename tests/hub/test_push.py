@@ -204,7 +204,7 @@ half.generate(max_new_tokens=5, do_sample=False).tolist()
         expected = here.run(program, name=str(folders.model), options={})
         here.run('half.push_to_hub("alice/writer")')
         code = {path for path in hub.files("alice/writer") if path.endswith(".py")}
-        names = "attention configuration decoder_only decoding linear loss modeling positions pretrained"
+        names = "attention configuration decoder_only decoding dropout linear loss modeling positions pretrained"
         assert code == {f"{name}_vanilla_transformer.py" for name in names.split()}
         assert there.run(program, name="alice/writer", options={"trust_remote_code": True}) == expected
 

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import zlib
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,21 @@ def test_weights_that_begin_like_a_pickle_are_none(tmp_path: Path, start: bytes)
     assert not refusals(tmp_path)
     path.write_bytes(pickle.dumps({"weight": [0.0]}))
     assert "model.safetensors is a pickle" in refusals(tmp_path)[0]
+
+
+def test_pickles_without_a_mark_are_known_by_their_names(tmp_path: Path) -> None:
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps([1], protocol=0))
+    (tmp_path / "b.joblib").write_bytes(zlib.compress(pickle.dumps([1])))
+    selection = select_files(tmp_path, ["a.pkl", "b.joblib"])
+    assert [str(found).split()[1] for found in find_refused_files(tmp_path, selection)] == ["a.pkl", "b.joblib"]
+
+
+def test_a_folder_that_is_included_as_a_whole_is_not_left_out(tmp_path: Path) -> None:
+    (tmp_path / "eval").mkdir()
+    for name in ("one.txt", "two.txt"):
+        (tmp_path / "eval" / name).touch()
+    for include, left_out in (([], ["eval/"]), (["eval/one.txt"], ["eval/"]), (["eval"], [])):
+        assert list(select_files(tmp_path, include).left_out) == left_out
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,11 @@ def test_what_is_not_whole_or_of_other_weights_is_refused(
         assert not HfApi().repo_exists("alice/other")
         with pytest.raises(SystemExit):
             main("push_to_hub")(*options, "--repo_id", "alice/other", "--create_pr")
+        weights = (folder / "model.safetensors").read_bytes()
+        (folder / "model.safetensors").write_bytes(weights[:-9])
+        with pytest.raises(SystemExit, match=r"model\.safetensors is cut off or damaged"):
+            main("push_to_hub")(*options, "--repo_id", "alice/other")
+        (folder / "model.safetensors").write_bytes(weights)
     (exported / "onnx" / "encoder_model.onnx").unlink()
     [problem] = find_javascript_problems(exported, folder)
     assert "lacks onnx/encoder_model.onnx: make it with export --format transformersjs" in problem.message

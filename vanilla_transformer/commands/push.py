@@ -63,7 +63,7 @@ def run(arguments: PushArguments) -> None:
         raise ValueError("--transformersjs pushes to a branch of its own; leave out --create_pr and --revision.")
     try:
         plan = plan_push(folder, repo_id, **options)
-        if javascript is not None:
+        if javascript is not None and not plan.problems:  # of damaged weights there is nothing to compare
             plan.problems += find_javascript_problems(javascript, folder)
         if plan.problems:
             raise SystemExit(plan.describe_problems())

@@ -21,7 +21,7 @@ from vanilla_transformer.data.vocabularies import load_needed_tokenizer
 from vanilla_transformer.files import digest_files, digest_weights, read_architecture, read_json
 from vanilla_transformer.inference.loading import find_own_device, load_model_and_tokenizer, select_device
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.model.generation_vanilla_transformer import MAX_EXTRA_TOKENS
+from vanilla_transformer.model.generation_vanilla_transformer import MAX_EXTRA_TOKENS, remove_trainers_defaults
 from vanilla_transformer.model.loss_vanilla_transformer import IGNORED_LABEL
 from vanilla_transformer.model.search_vanilla_transformer import LENGTH_PENALTIES
 
@@ -113,7 +113,9 @@ class _Search:
         self.limit = _find_limit(chosen)  # None: as many as the source has, and 50 more
         least = (chosen.min_length or 0) - 1 if chosen.min_new_tokens is None else chosen.min_new_tokens
         self.min_new_tokens = max(least, 0)
-        self.suppressed = [*(chosen.bad_words_ids or []), *([token_id] for token_id in chosen.suppress_tokens or [])]
+        # As in the library, the end symbol alone is not forbidden among words.
+        words = [ids for ids in chosen.bad_words_ids or [] if not (len(ids) == 1 and ids[0] in self.end_ids)]
+        self.suppressed = [*words, *([token_id] for token_id in chosen.suppress_tokens or [])]
         self.no_repeat_ngram_size = chosen.no_repeat_ngram_size or 0
 
 
@@ -209,7 +211,9 @@ class CTranslate2Model(nn.Module):
         """Reads what is in the folder beside CTranslate2's model."""
         self.config = VanillaTransformerConfig.from_json_file(path / CONFIG_FILE)
         self.generation_config = GenerationConfig.from_pretrained(path)
+        remove_trainers_defaults(self.generation_config)
         exported = _read_json(path / "config.json")
+        self._start_token: str = exported["decoder_start_token"]
         self.max_positions: int = exported["max_positions"]
         self._num_parameters: int = exported["num_parameters"]
         self._end_token: str = exported["eos_token"]
@@ -299,6 +303,9 @@ class CTranslate2Model(nn.Module):
         if "length_penalty_type" in unknown:
             chosen.update(length_penalty_type=unknown.pop("length_penalty_type"), allow_custom_entries=True)
         reasons = [f"{name} is none of its settings" for name in unknown] + _find_reasons(chosen, self.max_positions)
+        start = chosen.decoder_start_token_id
+        if start is not None and _name_tokens([start], self.target_tokens) != [self._start_token]:
+            reasons.append(f"decoder_start_token_id is {start}; it was exported with {self._start_token!r}")
         return chosen, reasons
 
     def _read_sources(
@@ -396,6 +403,7 @@ def load_for_ctranslate2(
         exported.config = VanillaTransformerConfig.from_pretrained(model_name_or_path)
         if Path(model_name_or_path, "generation_config.json").is_file():
             exported.generation_config = GenerationConfig.from_pretrained(model_name_or_path)
+            remove_trainers_defaults(exported.generation_config)
         return exported, load_needed_tokenizer(model_name_or_path, **code)
     logger.info(
         "%s is converted for CTranslate2, this time only, since %s. To have it converted once and for all: "

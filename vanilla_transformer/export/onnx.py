@@ -131,7 +131,9 @@ def compare_onnx(model: VanillaTransformerForConditionalGeneration, folder: str 
     input_ids = torch.randint(model.config.vocab_size, (3, min(longest, 19)), generator=generator)
     targets = torch.randint(model.config.target_vocab_size, (3, min(max(longest - 1, 1), 13)), generator=generator)
     # What follows the end of a text, or the last position, is never asked for.
-    targets[targets == model.config.eos_token_id] = model.config.decoder_start_token_id
+    ends = model.config.eos_token_id if isinstance(model.config.eos_token_id, list) else [model.config.eos_token_id]
+    other = next(token for token in reversed(range(model.config.target_vocab_size)) if token not in ends)
+    targets.apply_(lambda token: other if token in ends else token)
     mask = torch.ones_like(input_ids)
     mask[1, input_ids.shape[1] // 2 :] = 0
     mask[2, : input_ids.shape[1] // 3] = 0

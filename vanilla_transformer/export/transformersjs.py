@@ -22,7 +22,9 @@ from vanilla_transformer.conversion.errors import refuse
 from vanilla_transformer.files import new_folder
 from vanilla_transformer.hub.javascript import DIGEST_FIELD, digest_tensors
 from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.model.pipeline_vanilla_transformer import find_directions
 from vanilla_transformer.model.positions_vanilla_transformer import count_learned_positions
+from vanilla_transformer.tasks import TRANSLATION, find_prefix
 
 from .eight_bits import quantize_graph
 from .graphs import DecoderGraph, Past
@@ -143,6 +145,8 @@ def find_reasons(
         reasons.append("the generation config has another eos_token_id than the configuration")
     if config.target_vocab_size != config.vocab_size:
         reasons.append("source and target have a vocabulary each")
+    if len(find_directions(config)) > 1:
+        reasons.append("it translates several pairs of languages, of which JavaScript can choose none")
     settings = model.generation_config.to_diff_dict()
     foreign = sorted(settings.keys() - set(known) - _NOT_GREEDY)
     reasons += [f"the generation config sets {name} (can be: {', '.join(sorted(known))})" for name in foreign]
@@ -160,6 +164,8 @@ def find_reasons(
 
 def _make_config(model: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:
     found = {name: getattr(model.config, name, None) for name in _CONFIG}
+    if prefix := find_prefix(model.config, TRANSLATION):
+        found["task_specific_params"] = {"translation": {"prefix": prefix}}  # where transformers.js looks
     return _MARIAN | {name: value for name, value in found.items() if value is not None}
 
 

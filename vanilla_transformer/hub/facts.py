@@ -253,6 +253,8 @@ class ModelFolder:
         recorded = _mapping(scores, "architecture").items()
         if any(architecture.get(name) != value for name, value in recorded):
             return False
+        if scores.get("ensemble"):
+            return False
         if digests := scores.get("weights_sha256"):
             return bool(digests == self._digests)
         return self.repo_id is not None and _mapping(scores, "arguments").get("model_name_or_path") == self.repo_id

@@ -28,7 +28,8 @@ _RECORDS = "arguments.json averaging.json conversion.json metrics.json *_results
 _TRAINING_ONLY = (
     "optimizer*.pt optimizer*.bin scheduler.pt scaler.pt rng_state*.pth training_args.bin data_state_*.json"
 )
-_PICKLES = "*.bin *.pt *.pth *.pkl *.pickle *.ckpt *.joblib *.dill"
+_ALWAYS_PICKLES = "*.pkl *.pickle *.joblib *.dill"  # perhaps compressed, or of a protocol without a mark
+_PICKLES = f"{_ALWAYS_PICKLES} *.bin *.pt *.pth *.ckpt"
 _PICKLE_START = re.compile(rb"\x80[\x02-\x05]")
 
 _SECRET_FILES = (
@@ -118,6 +119,10 @@ def select_files(folder: str | os.PathLike[str], include: Sequence[str] = ()) ->
             name = path.relative_to(root).as_posix()
             selection.files[name] = path
             selection.left_out.pop(name, None)
+    for name in [name for name in selection.left_out if name.endswith("/")]:
+        inner = [path for path in (root / name).rglob("*") if path.is_file()]
+        if inner and all(path in selection.files.values() for path in inner):
+            selection.left_out.pop(name)
     return selection
 
 
@@ -141,7 +146,9 @@ def find_refused_files(folder: Path, selection: Selection) -> Iterator[Problem]:
     for entry in sorted({*folder.iterdir(), *selection.files.values()}):
         name = entry.relative_to(folder).as_posix()
         named = _matches(name, _PICKLES) and not _matches(name, _TRAINING_ONLY)
-        if entry.is_file() and (_is_pickle(entry) if name in selection.files else named):
+        if name in selection.files:
+            named = _matches(name, _ALWAYS_PICKLES) or (entry.is_file() and _is_pickle(entry))
+        if entry.is_file() and named:
             reason = "which can run code when it is loaded; only safetensors are pushed"
             yield Problem("files", f"{name} is a pickle, {reason}. Delete it, or move it away.")
     for path in _walk(folder):

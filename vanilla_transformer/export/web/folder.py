@@ -25,7 +25,6 @@ from vanilla_transformer.model.generation_vanilla_transformer import (
     MAX_EXTRA_TOKENS,
     VanillaTransformerForConditionalGeneration,
 )
-from vanilla_transformer.model.pipeline_vanilla_transformer import find_directions
 from vanilla_transformer.model.positions_vanilla_transformer import count_learned_positions
 from vanilla_transformer.tasks import find_prefix, find_task
 
@@ -145,10 +144,7 @@ def find_runtime(node_modules: str | os.PathLike[str]) -> list[Path]:
 
 def find_page_reasons(model: VanillaTransformerForConditionalGeneration) -> list[str]:
     """Why a page cannot run a model, if so."""
-    reasons = [*find_reasons(model, KNOWN)]
-    if len(find_directions(model.config)) > 1:
-        reasons.append("it translates several pairs of languages, and the page has no choice of them")
-    return reasons
+    return find_reasons(model, KNOWN)
 
 
 def make_settings(
