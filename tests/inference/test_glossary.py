@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import re
@@ -104,6 +105,18 @@ def test_options_say_what_a_term_is(options: Any, text: str, expected: list[str]
     terms = ["cat", "big cat", "catfish", "os"]
     found = Glossary({term: term for term in terms}, **options).find(text)
     assert [alternatives[0] for alternatives in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("match", "terms", "text", "expected"),
+    [
+        ("endings", ["किताब", "कलम"], "किताबें कलमें", ["किताब", "कलम"]),  # vowel signs are marks on letters
+        ("endings", ["كتاب"], "كتابٌ", ["كتاب"]),
+        ("words", ["サーバー"], "サーバー1台とサーバーA。サーバー、ｻｰﾊﾞｰ", ["サーバー"] * 3),
+    ],
+)
+def test_marks_and_signs_without_a_script(match: Any, terms: list[str], text: str, expected: list[str]) -> None:
+    assert [found[0] for found in Glossary({term: term for term in terms}, match=match).find(text)] == expected
 
 
 def test_a_text_s_own_words_come_before_other_forms_of_them() -> None:
@@ -334,12 +347,29 @@ def test_a_glossary_of_the_constructor_and_one_of_the_call() -> None:
     plain = pipeline("translation", model=model, tokenizer=TOKENIZER, device="cpu", num_beams=4)(SOURCES)
     check_terms([each["translation_text"] for each in pipe(SOURCES)])
     assert pipe(SOURCES, glossary={}) == plain
+    assert pipe(SOURCES[0], glossary={}, num_beams=1)
     assert has_words(pipe("a term", glossary=Glossary({"a": "hh"}))[0]["translation_text"], "hh")
     streamed = [each[0]["translation_text"] for each in pipe(iter(SOURCES), num_return_sequences=1)]
     assert streamed == [each["translation_text"] for each in pipe(SOURCES)]
     records = pipe(SOURCES[0], num_return_sequences=2, return_scores=True)
     assert len(records) == 2
     assert has_words(records[0]["translation_text"], "ab") or has_words(records[0]["translation_text"], "cde")
+
+
+def test_terms_that_were_truncated_away_are_not_asked_for() -> None:
+    model, tokenizer = make_vanilla(), copy.deepcopy(TOKENIZER)
+    tokenizer.model_max_length = 8
+    pipe: Any = pipeline("translation", model=model, tokenizer=tokenizer, device="cpu", num_beams=4)
+    for text, is_kept in (("abcdef term", False), ("a term", True)):
+        tokens = tokenizer(text, truncation=True).input_ids
+        assert ("term" in tokenizer.decode(tokens)) == is_kept
+        plain, found = (pipe(text, truncation=True, **given) for given in ({}, {"glossary": {"term": "hh"}}))
+        assert has_words(found[0]["translation_text"], "hh") == is_kept
+        assert (found == plain) != is_kept
+        (found_by_function,) = translate(
+            model, tokenizer, [text], glossary={"term": "hh"}, num_beams=4, max_source_length=8, progress=False
+        )
+        assert has_words(found_by_function, "hh") == is_kept
 
 
 def test_the_pipeline_of_nllb_and_its_languages() -> None:

@@ -139,6 +139,14 @@ class TestGeneration:
             assert row[: len(tokens)] == tokens
             assert set(row[len(tokens) :]) <= {1}
 
+    def test_layers_that_are_computed_again_keep_no_tokens(self) -> None:
+        model: Any = make_single_stack("VanillaTransformerForCausalLM", seed=1, dropout=0.0)
+        arguments: Any = {"inputs": torch.tensor([[0, 5, 6]]), "max_new_tokens": 8, "do_sample": False}
+        arguments["eos_token_id"] = None
+        expected = model.generate(**arguments)
+        model.train().gradient_checkpointing_enable()
+        assert torch.equal(model.generate(**arguments), expected)
+
     def test_beams_are_the_best_of_all(self, model: Any) -> None:
         prompt = [0, 5]
         size = model.config.vocab_size

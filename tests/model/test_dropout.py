@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vanilla_transformer.model.modeling_vanilla_transformer import Dropout
+from vanilla_transformer.model.dropout_vanilla_transformer import Dropout
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])

@@ -251,14 +251,18 @@ def test_default_limit_counts_padding_embeddings_and_encoder_outputs() -> None:
     for search in ({"num_beams": 1}, {"num_beams": 3}):
         outputs = [
             call_generate(model, **source, attention_mask=mask, suppress_tokens=[EOS], **search)
-            for source in ({"input_ids": ids}, {"inputs_embeds": embeddings}, {"encoder_outputs": encoded})
+            for source in (
+                {"input_ids": ids},
+                {"inputs_embeds": embeddings},
+                {"encoder_outputs": encoded},
+                {"encoder_outputs": encoded.to_tuple()},
+            )
         ]
         whole = {"inputs_embeds": embeddings, "attention_mask": mask.bool()[:, None, None]}
         # A mask of another form is not counted: all may be as long as the longest.
         assert call_generate(model, **whole, suppress_tokens=[EOS], **search).shape == outputs[0].shape
         assert outputs[0].shape == (2, 1 + 57)
-        assert outputs[0].equal(outputs[1])
-        assert outputs[0].equal(outputs[2])
+        assert all(outputs[0].equal(each) for each in outputs[1:])
     assert new_tokens(model, source_length=3, decoder_input_ids=torch.tensor([[BOS, 4, 5]])) == 53
 
 
@@ -282,6 +286,17 @@ def test_layers_that_keep_nothing_for_gradients_search_as_others(model: Model) -
     model.train()
     model.gradient_checkpointing_enable()
     assert call_generate(model, **inputs).equal(expected)
+
+
+def test_the_default_type_of_tensors_may_be_another() -> None:
+    model, inputs = make_model(seed=4), {"input_ids": torch.tensor([[5, 6, 7]]), "num_beams": 3, "max_new_tokens": 9}
+    expected = call_generate(model, **inputs)
+    for dtype in (torch.bfloat16, torch.float16):
+        torch.set_default_dtype(dtype)
+        try:
+            assert call_generate(model, **inputs).equal(expected)
+        finally:
+            torch.set_default_dtype(torch.float32)
 
 
 def test_explicit_limits_win() -> None:

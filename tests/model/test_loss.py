@@ -259,6 +259,14 @@ def test_no_tensor_as_large_as_the_logits_is_allocated() -> None:
     assert largest_allocation(step) == logits * MINIMUM_ROWS // rows
 
 
+def test_labels_of_another_length_are_named() -> None:
+    model = make_model().train()
+    inputs = {"input_ids": torch.tensor([[5, 6]]), "decoder_input_ids": torch.tensor([[0, 5, 6]])}
+    for skip_logits in (True, False):
+        with pytest.raises(ValueError, match=r"labels have the shape \(1, 2\), and the decoder's inputs \(1, 3\)"):
+            model(**inputs, labels=torch.tensor([[5, 6]]), skip_logits=skip_logits)
+
+
 def test_the_second_derivative_needs_the_logits() -> None:
     """Against finite differences of the first one, along a random direction."""
     model = make_model(attention="eager", activation_function="gelu").double().train()

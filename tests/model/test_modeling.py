@@ -394,6 +394,11 @@ def test_wrong_inputs_are_refused() -> None:
     for inputs, message in wrong:
         with pytest.raises(ValueError, match=message):
             model(**inputs)
+    for side, name in (("", "input_ids"), ("decoder_", "decoder_input_ids")):
+        length = INPUTS[name].shape[1]
+        mask = torch.ones(1, length - 1)
+        with pytest.raises(ValueError, match=f"mask has {length - 1} positions; it must have {length}: 0 of the cache"):
+            model(**INPUTS, **{f"{side}attention_mask": mask})
     with pytest.raises(ValueError, match="encoder_hidden_states must be given"):
         model.get_decoder()(input_ids=target)
 

@@ -58,6 +58,11 @@ def drop_everything(model: Any) -> None:
     model.model.decoder.layers[1].activation_dropout.train()
 
 
+class Negation(nn.Module):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return -inputs
+
+
 def patch_class(model: Any) -> None:
     """What libraries do that bring kernels of their own."""
     kind = type(model.model.decoder.layers[0])
@@ -85,6 +90,8 @@ REPLACEMENTS: dict[str, Callable[[Any], Any]] = {
     "RMSNorm": lambda model: replace_norms(model, nn.RMSNorm),
     "no norm": lambda model: replace_norms(model, lambda _: nn.Identity()),
     "dropout": drop_everything,
+    "another dropout": lambda model: setattr(first_layer(model), "dropout", Negation().eval()),
+    "another inner dropout": lambda model: setattr(first_layer(model), "activation_dropout", Negation().eval()),
     "fewer layers": lambda model: setattr(model.model.decoder, "layers", model.model.decoder.layers[:1]),
 }
 

@@ -16,6 +16,8 @@ from transformers.generation.utils import GenerationMixin
 from vanilla_transformer.model.decoding_vanilla_transformer import (
     IMPOSSIBLE,
     SharedHistoryDecoder,
+    follow_beams,
+    make_additive,
     step_fast,
 )
 from vanilla_transformer.model.linear_vanilla_transformer import project
@@ -93,15 +95,12 @@ class GrowingDecoder:
         positions = self.visible.sum(dim=2).view(-1, 1) - 1
         embeddings = decoder.embed_tokens(sequences[:, :, -1:].flatten(0, 1))
         hidden_states = decoder.embed(embeddings, positions, int(positions.max()) + 1)[:, 0]
-        mask = torch.zeros(self.visible.shape, dtype=hidden_states.dtype, device=self.visible.device)
-        mask = mask.masked_fill_(~self.visible, torch.finfo(mask.dtype).min)[:, None]
+        mask = make_additive(self.visible, hidden_states.dtype)
         return step_fast(self.model, hidden_states, self.histories, self.sources, mask, self.source_mask)
 
     def follow(self, beams: torch.Tensor) -> None:
         """Makes beam n of a sentence the continuation of beam `beams[:, n]`, (B, N)."""
-        history = self.visible.gather(1, beams[:, :, None].expand(-1, -1, self.visible.shape[2]))
-        own = torch.eye(self.num_beams, dtype=torch.bool, device=beams.device).expand(len(beams), -1, -1)
-        self.visible = torch.cat([history, own], dim=2)
+        self.visible = follow_beams(self.visible, beams)
 
     def take_places(self, staying: torch.Tensor, num_new: int) -> None:
         """Goes on with these places, and new ones behind them."""

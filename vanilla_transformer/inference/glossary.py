@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from tokenizers import Regex, pre_tokenizers
@@ -37,8 +37,8 @@ _LONGEST_ENDING, _SHORTEST_WORD = 3, 3  # letters that may follow a word, and th
 
 _AT_ONCE = 128  # tokens whose texts are read together
 
-# Scripts that put no space between words.
-_SPACELESS = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
+# Scripts that put no space between words, and Japanese marks that Unicode counts to no script.
+_SPACELESS = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\x{30FC}\x{FF70}\x{FF9E}\x{FF9F}"
 _UNITS = pre_tokenizers.Sequence(
     [
         pre_tokenizers.Split(pattern=Regex(r"\s+"), behavior="removed"),
@@ -179,7 +179,8 @@ class Glossary:
         """What a term's word may be where this word stands in a text; the first is what it is as a term's word."""
         if self._stem is not None:
             return [self._stem(unit)]
-        endings = range(1, _LONGEST_ENDING + 1 if self.match == "endings" and unit.isalpha() else 1)
+        is_word = all(unicodedata.category(character)[0] in "LM" for character in unit)  # letters, and marks on them
+        endings = range(1, _LONGEST_ENDING + 1 if self.match == "endings" and is_word else 1)
         return [unit, *(unit[:-count] for count in endings if len(unit) - count >= _SHORTEST_WORD)]
 
 
@@ -339,11 +340,15 @@ class ModelGlossary:
                 "model itself (--engine transformers), not what was exported."
             )
         self.model: Any = model
+        self.tokenizer = tokenizer
         self.glossary = glossary if isinstance(glossary, Glossary) else Glossary(glossary)
         self.phrases = (terms or make_terms(model, tokenizer)).write(self.glossary.translations)
 
-    def find(self, text: str) -> SourceWords:
-        """What must appear in the translation of a text."""
+    def find(self, text: str, token_ids: Any, limit: int | None) -> SourceWords:
+        """What must appear in the translation of a text, whose tokens may have been cut at a limit."""
+        if limit is not None and len(token_ids) >= limit:
+            reader = getattr(self.tokenizer, "source_tokenizer", self.tokenizer)
+            text = cast(str, reader.decode(token_ids, skip_special_tokens=True))  # nobody translates the rest
         found = self.glossary.find(text)
         return SourceWords([[phrase for each in texts for phrase in self.phrases[each]] for texts in found])
 
@@ -417,8 +422,10 @@ class TranslationPipeline(pipeline_vanilla_transformer.TranslationPipeline):
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
         if glossary is not None:
-            self._terms = self._terms or make_terms(self.model, self.tokenizer)
-            found = {"glossary": ModelGlossary(glossary, self.model, self.tokenizer, self._terms)}
+            found: dict[str, Any] = {"glossary": None}  # instead of the constructor's
+            if glossary != {}:
+                self._terms = self._terms or make_terms(self.model, self.tokenizer)
+                found = {"glossary": ModelGlossary(glossary, self.model, self.tokenizer, self._terms)}
             preprocess, forward = preprocess | found, forward | found
         return preprocess, forward, postprocess
 
@@ -428,7 +435,7 @@ class TranslationPipeline(pipeline_vanilla_transformer.TranslationPipeline):
         """Tokenizes one text, and finds its terms."""
         inputs = super().preprocess(text, truncation, **languages)
         if glossary is not None:
-            inputs["forced"] = glossary.find(text)
+            inputs["forced"] = glossary.find(text, inputs["input_ids"][0], self._truncation_limit(truncation))
         return inputs
 
     def _forward(  # type: ignore[override]

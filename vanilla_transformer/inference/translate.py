@@ -210,7 +210,7 @@ class Translator:
             token_ids[index] = ids
             if self.glossary is not None:
                 token_ids[index] = source = SourceTokens(ids)
-                source.forced = self.glossary.find(texts[index])
+                source.forced = self.glossary.find(texts[index], ids, self.limit)
         return token_ids
 
     def run(self, token_ids: list[list[int]]) -> list[list[Translation]]:

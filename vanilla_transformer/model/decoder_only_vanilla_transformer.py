@@ -23,12 +23,18 @@ from .attention_vanilla_transformer import SelfAttention, check_cache_implementa
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .linear_vanilla_transformer import project
 from .loss_vanilla_transformer import IGNORED_LABEL, compute_logits_and_loss, should_skip_logits
-from .modeling_vanilla_transformer import TransformerLayer, TransformerStack, VanillaTransformerEncoderLayer
+from .modeling_vanilla_transformer import (
+    TransformerLayer,
+    TransformerStack,
+    VanillaTransformerEncoderLayer,
+    is_checkpointing,
+)
 from .positions_vanilla_transformer import count_positions, count_tokens_before
 from .pretrained_vanilla_transformer import SingleStackModel
 
-if TYPE_CHECKING:  # see generation_vanilla_transformer.py: the file that only other files import
+if TYPE_CHECKING:  # see generation_vanilla_transformer.py: the files that only other files import
     from .decoding_vanilla_transformer import match_rows as match_rows
+    from .dropout_vanilla_transformer import Dropout as Dropout
 
 logger = logging.get_logger(__name__)
 
@@ -191,6 +197,11 @@ class VanillaTransformerForCausalLM(SingleStackModel, GenerationMixin):
         settings, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)  # type: ignore[misc]
         check_cache_implementation(self.config._attn_implementation, settings.cache_implementation)
         return settings, model_kwargs
+
+    def _prepare_cache_for_generation(self, generation_config: GenerationConfig, *args: Any, **kwargs: Any) -> Any:
+        if is_checkpointing(self):
+            generation_config.use_cache = False
+        return super()._prepare_cache_for_generation(generation_config, *args, **kwargs)  # type: ignore[misc]
 
     def _find_ended(self, prompts: torch.Tensor) -> bool:
         """Whether some prompt (B, T) has tokens and then `</s>`, which without any may be what begins a text."""

@@ -17,6 +17,7 @@ from transformers.generation.configuration_utils import GenerationConfig
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutput
 
+from .dropout_vanilla_transformer import Dropout
 from .linear_vanilla_transformer import is_watched, linear
 
 IMPOSSIBLE = -1.0e9  # the library's score for what must not be chosen
@@ -151,21 +152,23 @@ def _enlarge(states: torch.Tensor, capacity: int) -> torch.Tensor:
 
 
 def can_step_fast(model: Any) -> bool:
-    """Whether `step_fast` does what the model would: nothing is hooked, wrapped, quantised or in training mode."""
+    """Whether `step_fast` does what the model would: nothing is hooked, replaced, quantised or in training mode."""
     if model.config._attn_implementation != "sdpa":
         return False
     decoder = model.model.decoder
-    maps, norms = [model.lm_head], []
+    maps, norms, dropouts = [model.lm_head], [], []
     for layer in decoder.layers:
         for attention in (layer.self_attn, layer.encoder_attn):
             maps += [attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj]
         maps += [layer.fc1, layer.fc2]
         norms += [layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm]
+        dropouts += [layer.dropout, layer.activation_dropout]
     modules = [model, model.model, *decoder.modules(), *model.lm_head.modules()]
     return (
         not any(module.training or is_watched(module) for module in modules)
         and all(type(module) is nn.Linear for module in maps)
         and all(type(module) is nn.LayerNorm for module in norms)
+        and all(type(module) in (Dropout, nn.Dropout) for module in dropouts)
     )
 
 
@@ -241,6 +244,19 @@ def _normalize(norm: nn.LayerNorm, inputs: torch.Tensor) -> torch.Tensor:
 # The model, step by step
 
 
+def make_additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What is added to the scores (B, 1, N, entries) so that beams see only their entries, (B, N, entries)."""
+    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return mask.masked_fill_(~visible, torch.finfo(dtype).min)[:, None]
+
+
+def follow_beams(visible: torch.Tensor, beams: torch.Tensor) -> torch.Tensor:
+    """What the continuations of `beams` (B, N) see of the entries (B, N, entries), and of their own N new ones."""
+    history = visible.gather(1, beams[:, :, None].expand(-1, -1, visible.shape[2]))
+    own = torch.eye(beams.shape[1], dtype=torch.bool, device=beams.device).expand(len(beams), -1, -1)
+    return torch.cat([history, own], dim=2)
+
+
 class SharedHistoryDecoder:
     """Runs the model over beams whose histories lie in one place, so that a change of beams copies nothing.
 
@@ -278,8 +294,7 @@ class SharedHistoryDecoder:
             return self._call_model(sequences[:, 0], self.prompt_mask)
         rows, mask = sequences[:, :, -1:].flatten(0, 1), None
         if self.visible is not None:
-            mask = torch.zeros(self.visible.shape, dtype=self.model.dtype, device=self.visible.device)
-            mask = mask.masked_fill_(~self.visible, torch.finfo(mask.dtype).min)[:, None]
+            mask = make_additive(self.visible, self.model.dtype)
         return self._step_fast(rows[:, 0], mask) if self.is_fast else self._call_model(rows, mask)
 
     def _call_model(self, rows: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -307,9 +322,7 @@ class SharedHistoryDecoder:
     def follow(self, beams: torch.Tensor) -> None:
         """Makes beam n of a sentence the continuation of beam `beams[:, n]`, (B, N)."""
         if self.visible is not None:
-            history = self.visible.gather(1, beams[:, :, None].expand(-1, -1, self.visible.shape[2]))
-            own = torch.eye(self.num_beams, dtype=torch.bool, device=beams.device).expand(len(beams), -1, -1)
-            self.visible = torch.cat([history, own], dim=2)
+            self.visible = follow_beams(self.visible, beams)
 
     def keep_sentences(self, indices: torch.Tensor) -> None:
         """Goes on with these sentences only."""

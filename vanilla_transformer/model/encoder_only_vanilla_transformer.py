@@ -30,6 +30,7 @@ from .pretrained_vanilla_transformer import SingleStackModel
 if TYPE_CHECKING:  # see generation_vanilla_transformer.py: the files that only other files import
     from .attention_vanilla_transformer import SelfAttention as SelfAttention
     from .decoding_vanilla_transformer import match_rows as match_rows
+    from .dropout_vanilla_transformer import Dropout as Dropout
     from .linear_vanilla_transformer import linear as linear
     from .positions_vanilla_transformer import SinusoidalPositions as SinusoidalPositions
 

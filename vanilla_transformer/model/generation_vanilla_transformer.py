@@ -26,6 +26,7 @@ from .modeling_vanilla_transformer import (
     VanillaTransformerDecoder,
     VanillaTransformerDecoderLayer,
     VanillaTransformerModel,
+    is_checkpointing,
 )
 from .positions_vanilla_transformer import count_learned_positions
 from .pretrained_vanilla_transformer import VanillaTransformerPreTrainedModel
@@ -40,8 +41,9 @@ from .static_decoding_vanilla_transformer import SharingDecoder, make_sharing_de
 
 if TYPE_CHECKING:
     # Never executed. Saving a model copies the files that import lines name, and a process without this package finds
-    # there the pipelines that config.json names. The other two are named for models of the Hub: the library copies the
-    # files that this one names wherever one is missing, but what those import only together with them.
+    # there the pipelines that config.json names. The other three are named for models of the Hub: the library copies
+    # the files that this one names wherever one is missing, but what those import only together with them.
+    from .dropout_vanilla_transformer import Dropout as Dropout
     from .linear_vanilla_transformer import linear as linear
     from .pipeline_vanilla_transformer import TranslationPipeline as TranslationPipeline
     from .positions_vanilla_transformer import SinusoidalPositions as SinusoidalPositions
@@ -88,7 +90,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         """Lets `length_penalty_type` be given to `generate` like the settings that the library knows."""
         configs = (self.generation_config, generation_config or self.generation_config)
         for each in configs:
-            _remove_trainers_limit(each)
+            remove_trainers_defaults(each)
         has_no_limit = kwargs.get("max_length") is None and all(each.max_length is None for each in configs)
         length_penalty_type = kwargs.pop("length_penalty_type", None)
         forced = {name: kwargs.pop(name, None) for name in _FORCED_WORDS}
@@ -104,6 +106,8 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             )
         if model_kwargs.get("decoder_inputs_embeds") is not None:
             raise ValueError("generate() goes on with tokens: give decoder_input_ids instead of decoder_inputs_embeds.")
+        if isinstance(outputs := model_kwargs.get("encoder_outputs"), tuple):
+            model_kwargs["encoder_outputs"] = BaseModelOutput(*outputs)  # the library reads lengths from no tuple
         self._set_forced_words(settings, forced)
         check_cache_implementation(self.config._attn_implementation, settings.cache_implementation)
         if settings.decoder_start_token_id is None:  # as where the settings came from an encoder-only model
@@ -218,10 +222,8 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
     ) -> Any:
         """Makes the library's cache one in which beams may share their source."""
         given = model_kwargs.get("past_key_values")
-        model = cast(Any, self)
-        modules = model.get_decoder().modules() if model.training else []
-        if any(getattr(each, "gradient_checkpointing", False) for each in modules):
-            generation_config.use_cache = False  # such layers keep nothing: they would see the last token alone
+        if is_checkpointing(self):
+            generation_config.use_cache = False
         with _PREPARING_CACHE:
             result = super()._prepare_cache_for_generation(  # type: ignore[misc]
                 generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
@@ -349,8 +351,8 @@ class VanillaTransformerForConditionalGeneration(
         self.post_init()
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """Saves as the library does, without the limit of 20 tokens that `Seq2SeqTrainer` sets."""
-        _remove_trainers_limit(self.generation_config)
+        """Saves as the library does, without the settings that `Seq2SeqTrainer` makes, such as a limit of 20 tokens."""
+        remove_trainers_defaults(self.generation_config)
         super().save_pretrained(*args, **kwargs)
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
@@ -434,9 +436,12 @@ class VanillaTransformerForConditionalGeneration(
         )
 
 
-def _remove_trainers_limit(config: GenerationConfig) -> None:
-    if config.max_length == 20 and all(getattr(config, name, None) is not None for name in _TRAINERS_DEFAULTS):
-        config.max_length = None
+def remove_trainers_defaults(config: GenerationConfig) -> None:
+    """Takes from the settings what `Seq2SeqTrainer` has put among them (see `_TRAINERS_DEFAULTS`)."""
+    if all(getattr(config, name, None) is not None for name in _TRAINERS_DEFAULTS):
+        for name, value in GenerationConfig._get_default_generation_params().items():
+            if getattr(config, name, None) == value:
+                setattr(config, name, None)
 
 
 def _read_words(name: str, words: Any, vocab_size: int, ends: list[int]) -> list[list[Phrase]]:

@@ -40,6 +40,9 @@ def compute_logits_and_loss(
     skip_logits: bool,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Projects (B, T, D) to logits (B, T, V), or `None` with `skip_logits`, and compares them with labels (B, T)."""
+    if labels is not None and not torch.compiler.is_compiling() and labels.shape != hidden_states.shape[:2]:
+        shapes = f"{tuple(labels.shape)}, and the decoder's inputs {tuple(hidden_states.shape[:2])}"
+        raise ValueError(f"labels have the shape {shapes}: they must have the same.")
     if skip_logits and labels is not None and has_plain_weights(output_layer, hidden_states):
         loss = fused_cross_entropy(output_layer, hidden_states, labels, label_smoothing, num_items_in_batch)
         return None, loss

@@ -6,7 +6,7 @@
     3.4  embeddings                                          TransformerStack.embed
     3.4  output layer and softmax                            generation_vanilla_transformer.py
     3.5  positional encoding                                 positions_vanilla_transformer.py
-    5.4  dropout, label smoothing                            Dropout; loss_vanilla_transformer.py
+    5.4  dropout, label smoothing                            dropout_vanilla_transformer.py, loss_vanilla_transformer.py
 
 Shapes are written as
     B  batch, S  source length, T  target length, L  either length, D  d_model, V  vocabulary.
@@ -36,36 +36,10 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .attention_vanilla_transformer import CrossAttention, SelfAttention, fold_rows
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .decoding_vanilla_transformer import SourceSharingCache, count_source_rows, match_rows
+from .dropout_vanilla_transformer import Dropout
 from .linear_vanilla_transformer import project
 from .positions_vanilla_transformer import LearnedPositions, SinusoidalPositions, count_positions, count_tokens_before
 from .pretrained_vanilla_transformer import VanillaTransformerPreTrainedModel
-
-# 5.4  Regularization
-
-
-class Dropout(nn.Dropout):
-    """torch's dropout, whose mask takes a quarter of the time on a CPU: torch draws a float64 for each element."""
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Drops elements, of any shape, with probability p to the nearest 1 / 65,536, and scales the others."""
-        is_plain = type(inputs) is torch.Tensor and inputs.device.type == "cpu" and inputs.is_floating_point()
-        if not (self.training and 0 < self.p < 1 and is_plain) or _is_transformed():
-            return super().forward(inputs)
-        limit = round(self.p * 2**16)
-        # Four numbers of 16 bits from each one of 64.
-        drawn = torch.randint(-(2**63), 2**63 - 1, ((inputs.numel() + 3) // 4,)).view(torch.int16)
-        kept = drawn[: inputs.numel()].view(inputs.shape) >= limit - 2**15
-        return inputs * kept.to(inputs.dtype).mul_(2**16 / max(2**16 - limit, 1))
-
-
-def _is_transformed() -> bool:
-    """Whether torch compiles, traces or transforms the model, and must see its own operator."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._are_functorch_transforms_active()
-    )
-
 
 # 3.1  Encoder and decoder stacks
 
@@ -404,3 +378,9 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             encoder_hidden_states=encoded.hidden_states,
             encoder_attentions=encoded.attentions,
         )
+
+
+def is_checkpointing(model: Any) -> bool:
+    """Whether a decoder's layers are computed again in the backward pass: they keep no keys and values of tokens."""
+    modules = model.get_decoder().modules() if model.training else []
+    return any(getattr(each, "gradient_checkpointing", False) for each in modules)

@@ -337,14 +337,8 @@ class Text2TextGenerationPipeline(Pipeline):
                 f" {type(text).__name__}: {text!r:.100}. For one column of a dataset pass"
                 " transformers.pipelines.pt_utils.KeyDataset(dataset, column)."
             )
-        arguments = {"truncation": truncation, "return_tensors": "pt"}
-        if truncation and truncation != "do_not_truncate":
-            # Otherwise a tokenizer saved without its limit would truncate nothing, and one that allows more too little.
-            limits = [self._tokenizer_limit()]
-            if limits == [None] or getattr(self.model.config, "position_embedding_type", None) == "learned":
-                limits.append(self._position_limit())
-            arguments["max_length"] = min(filter(None, limits), default=None)
-        inputs = self._tokenize(text, **arguments, **languages)
+        limit = self._truncation_limit(truncation)
+        inputs = self._tokenize(text, truncation=truncation, return_tensors="pt", max_length=limit, **languages)
         if inputs["input_ids"].shape[-1] == 0:
             raise ValueError(f"The input {text!r} has no tokens, not even an end-of-sequence token: nothing to encode")
         inputs.pop("token_type_ids", None)  # some tokenizers make them, generate() refuses them
@@ -394,6 +388,16 @@ class Text2TextGenerationPipeline(Pipeline):
         postprocess = {"return_type": return_type, "clean_up_tokenization_spaces": clean_up_tokenization_spaces}
         preprocess = {} if truncation is None else {"truncation": truncation}
         return preprocess, generate_kwargs, {name: value for name, value in postprocess.items() if value is not None}
+
+    def _truncation_limit(self, truncation: Any) -> int | None:
+        """How many tokens are left of a longer text, if it is truncated."""
+        if not truncation or truncation == "do_not_truncate":
+            return None
+        # Otherwise a tokenizer saved without its limit would truncate nothing, and one that allows more too little.
+        limits = [self._tokenizer_limit()]
+        if limits == [None] or getattr(self.model.config, "position_embedding_type", None) == "learned":
+            limits.append(self._position_limit())
+        return min(filter(None, limits), default=None)
 
     def _tokenize(self, text: str, **arguments: Any) -> BatchEncoding:
         return self.tokenizer((self.prefix or "") + text, **arguments)

@@ -144,6 +144,13 @@ def count_tokens_before(
     if attention_mask is None:
         return (torch.arange(length, device=device) + past_length)[None]
     if attention_mask.ndim == 2:
+        if isinstance(past_length, int) and not torch.compiler.is_compiling():
+            expected = past_length + length
+            if attention_mask.shape[1] != expected:
+                raise ValueError(
+                    f"The mask has {attention_mask.shape[1]} positions; it must have {expected}: {past_length} of the"
+                    f" cache and {length} new ones."
+                )
         counts = attention_mask.to(device=device, dtype=torch.long).cumsum(dim=-1)[:, -length:]
     else:
         allowed = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0

@@ -101,13 +101,17 @@ class SafeLoadingMixin(PreTrainedModel):
             if loading_info.mismatched_keys or disagrees:
                 loading_info.missing_keys = missing
                 report = loading_info.create_loading_report().partition("\n\nNotes:")[0]
-                raise RuntimeError(
+                raise WeightsDisagreeError(
                     f"The weights of {load_config.pretrained_model_name_or_path} disagree with "
                     f"{type(model.config).__name__}:\n{report}\nLoad them into {type(model).__name__} with the "
                     "configuration that they were saved with. With ignore_mismatched_sizes=True what does not fit is "
                     "left out and the gaps are filled with random values."
                 )
         return super()._finalize_model_loading(model, load_config, loading_info)
+
+
+class WeightsDisagreeError(RuntimeError, ValueError):
+    """Weights are not those of the configuration: the library's kind of error, and one that commands explain."""
 
 
 _PICKLES = (
@@ -288,7 +292,7 @@ class VanillaTransformerPreTrainedModel(SafeLoadingMixin, ResizableVocabulariesM
 
         | module                        | initial value                                                       |
         |-------------------------------|---------------------------------------------------------------------|
-        | projections, feed-forward     | Xavier uniform, times `initializer_gain`; biases zero               |
+        | projections, feed-forward     | Xavier uniform, times `xavier_gain`; biases zero                    |
         | embeddings, learned positions | normal, standard deviation d_model^-0.5; the padding row zero       |
         | untied output layer           | as the embeddings it stands for                                     |
         | sinusoids                     | their formula                                                       |
@@ -306,7 +310,7 @@ class VanillaTransformerPreTrainedModel(SafeLoadingMixin, ResizableVocabulariesM
             if module is self.get_output_embeddings():
                 init.normal_(module.weight, mean=0.0, std=std)
             else:
-                init.xavier_uniform_(module.weight, gain=self.config.initializer_gain)
+                init.xavier_uniform_(module.weight, gain=self.config.xavier_gain)
             if module.bias is not None:
                 init.zeros_(module.bias)
         else:

@@ -327,7 +327,7 @@ class BeamSearch:
         if self.config.return_dict_in_generate:
             shape = (*places, self.config.max_length - self.length)
             origins = torch.full(shape, -1, dtype=torch.int32, device=self.device)
-        scores = torch.full(places, IMPOSSIBLE, device=self.device)
+        scores = torch.full(places, IMPOSSIBLE, dtype=torch.float32, device=self.device)
         lengths = tokens.new_zeros(places)
         unmet = None if self.words is None else torch.full_like(lengths, MANY_WORDS)
         self.open = Hypotheses(tokens, scores, lengths, origins, unmet)

@@ -23,7 +23,13 @@ from torch import nn
 from transformers.cache_utils import DynamicLayer, StaticLayer
 from transformers.generation.configuration_utils import CompileConfig, GenerationConfig
 
-from .decoding_vanilla_transformer import SharedHistoryDecoder, SourceSharingCache, can_step_fast, step_fast
+from .decoding_vanilla_transformer import (
+    SharedHistoryDecoder,
+    SourceSharingCache,
+    can_step_fast,
+    make_additive,
+    step_fast,
+)
 from .linear_vanilla_transformer import project
 from .positions_vanilla_transformer import LearnedPositions
 
@@ -107,8 +113,7 @@ def decode_step(model: Any, state: StepState) -> torch.Tensor:
     token_indices = (state.visible.sum(dim=2) - 1).clamp(min=0).view(-1, 1)
     embeddings = decoder.embed_tokens(state.tokens.view(-1, 1))
     hidden_states = decoder.embed(embeddings, token_indices, state.bound)[:, 0]
-    mask = torch.zeros(seen_now.shape, dtype=hidden_states.dtype, device=slots.device)
-    mask = mask.masked_fill(~seen_now, torch.finfo(mask.dtype).min)[:, None]
+    mask = make_additive(seen_now, hidden_states.dtype)
     histories = [StaticHistory(held, slots) for held in state.histories]
     logits = step_fast(model, hidden_states, histories, state.sources, mask, ~state.is_padding[:, None])
     state.start.add_(num_beams)
